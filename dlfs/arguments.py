@@ -1,8 +1,9 @@
-"""The types of options that take one of several words, and the checks of arguments.
+"""The types of options with a fixed set of values, and the checks of arguments.
 
 The literal types are for annotations, here and in users' code: ``shuffle: dlfs.Shuffle | None``.
-Every check raises a ``UsageError`` that names the option, the values allowed and the value given,
-whatever its type. Nothing here has state; any thread may use it.
+Every check raises a ``UsageError`` that names the option, the allowed values and the given value.
+
+Threads: any; no state.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from dlfs.errors import UsageError
 from dlfs.wording import close_matches, join_words, show_value
 
 Shuffle = Literal["global", "chunk"]
-"""How an epoch is permuted; None in its place is storage order."""
+"""Permutation of an epoch; None stands for storage order."""
 
 OnError = Literal["raise", "skip", "replace"]
-"""What a read does about a sample that cannot be read."""
+"""Policy for samples that cannot be read."""
 
 ReadPlan = Literal["auto", "direct", "chunks", "harvest"]
-"""How an epoch is read ahead."""
+"""Plan by which the samples of an epoch are read ahead."""
 
 Engine = Literal["auto", "uring", "threads"]
-"""How file devices are read: by io_uring, or by threads."""
+"""Engine that reads file devices: io_uring, or threads."""
 
 Layout = Literal["shuffled", "path"]
-"""The order in which a writer packs samples."""
+"""Order in which a writer packs samples."""
 
 SHUFFLES: tuple[Shuffle, ...] = get_args(Shuffle)
 ON_ERROR: tuple[OnError, ...] = get_args(OnError)
@@ -43,20 +44,20 @@ def check_choice(
     action: str,
     otherwise: str = "",
 ) -> None:
-    """Refuse a value that is not one of those allowed.
+    """Refuse a value that is not among the allowed ones.
 
     Args:
-        value: as given, of any type.
-        allowed: what it may be.
-        option: its name.
-        action: what the call does, for the message.
-        otherwise: what else is allowed and was checked by the caller, such as ``a function``.
+        value: value as the caller gave it, of any type.
+        allowed: allowed values.
+        option: name of the option.
+        action: action of the call, for the message.
+        otherwise: other allowed values that the caller has checked, such as ``a function``.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: it is not among them.
     """
     for one in allowed:
-        if value is one:  # the usual case, on the way of every read
+        if value is one:  # the usual case, on every read
             return
     words = [one for one in allowed if isinstance(one, str)]
     if isinstance(value, str) and value in words:
@@ -79,14 +80,14 @@ def check_on_error(on_error: object) -> None:
 def check_integer(
     value: SupportsIndex, low: int, high: int | None = None, *, option: str, action: str
 ) -> int:
-    """Refuse what is not an integer in a range; numpy's integers are integers, bools are not.
+    """Refuse a value that is no integer in a range; numpy's integers are integers, bools are not.
 
     Args:
-        value: as given, of any type.
-        low: the least allowed.
-        high: the greatest allowed; None: there is none.
-        option: its name.
-        action: what the call does, for the message.
+        value: value as the caller gave it, of any type.
+        low: least allowed value.
+        high: greatest allowed value; None if there is none.
+        option: name of the option.
+        action: action of the call, for the message.
 
     Returns:
         The integer.
@@ -104,7 +105,7 @@ def check_integer(
 
 
 def as_integer(value: object) -> int | None:
-    """Return the integer that a value of any type is; None for bools and for everything else."""
+    """Return the integer that a value of any type represents; None for bools and non-integers."""
     # numpy's bool is no integer by itself: operator.index refuses it. Arrays are no scalars here.
     if isinstance(value, bool) or getattr(value, "ndim", None):
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, overload
 from uuid import UUID
@@ -82,7 +83,7 @@ class Dataset(ColumnAccess):
         self._closed = False
         self._mutex = threading.Lock()
         self._owner = OwnerProcess()
-        self._access: DatasetSession | None = None
+        self._session: DatasetSession | None = None
         self._inherited: list[DatasetSession] = []
         self.uuid: UUID = identity.uuid
         self.name = identity.name
@@ -109,37 +110,37 @@ class Dataset(ColumnAccess):
         return self
 
     def _opened(self) -> DatasetSession:
-        access = self._access
-        if access is not None and self._owner.is_current() and not access.is_lost():
-            return access
+        session = self._session
+        if session is not None and self._owner.is_current() and not session.is_lost():
+            return session
         if self._closed:
             raise ClosedError(f"use dataset {self.name!r}: it is closed")
         if not self._owner.is_current():
             self._adopt()
         with self._mutex:
-            if self._access is None or self._access.is_lost():
+            if self._session is None or self._session.is_lost():
                 # A lost session is not closed: another thread may be in one of its calls.
-                self._access = self._connection.open_dataset(
+                self._session = self._connection.open_dataset(
                     self._identity, self._known_directory()
                 )
-            return self._access
+            return self._session
 
     @property
-    def access(self) -> DatasetSession:
+    def session(self) -> DatasetSession:
         """Session of this process: the open reader, directory and devices, for the node service."""
         return self._opened()
 
     def _known_directory(self) -> FrozenDirectory | None:
         """Return the directory that this process or its parent has open already, or None."""
-        known = [*self._inherited, *filter(None, [self._access])]
+        known = [*self._inherited, *filter(None, [self._session])]
         return known[-1].directory if known else None
 
     def _adopt(self) -> None:
         """Set the parent's session and lock aside in a forked child, without using them."""
         self._mutex = threading.Lock()
-        if self._access is not None:
-            self._inherited.append(self._access)
-        self._access = None
+        if self._session is not None:
+            self._inherited.append(self._session)
+        self._session = None
         self._owner = OwnerProcess()
 
     def close(self) -> None:
@@ -148,10 +149,10 @@ class Dataset(ColumnAccess):
         An epoch in progress raises ``ClosedError`` at its next batch.
         """
         self._closed = True
-        access, self._access = self._access, None
-        if access is None or not self._owner.is_current():
+        session, self._session = self._session, None
+        if session is None or not self._owner.is_current():
             return
-        access.close(with_directory=not self._inherited)
+        session.close(with_directory=not self._inherited)
 
     def __enter__(self) -> Self:
         return self
@@ -164,8 +165,8 @@ class Dataset(ColumnAccess):
     @property
     def info(self) -> DatasetInfo:
         """Catalog entry of the dataset."""
-        access = self._opened()
-        return describe_dataset(access.record, access.geometry)
+        session = self._opened()
+        return describe_dataset(session.record, session.geometry)
 
     @property
     def sample_bytes(self) -> int:
@@ -274,9 +275,11 @@ class Dataset(ColumnAccess):
         """
         return self._opened().reader.get(self.index(path))
 
-    def get_kept(self, index: int) -> bytes | None:
+    def get_if_cached(self, index: int) -> bytes | None:
         """Return a sample of at most 1 MiB if it is cached; None if it must be read first."""
-        return self._opened().reader.get_kept(self._position(index))
+        return self._opened().reader.get_if_cached(self._position(index))
+
+    get_kept = get_if_cached  # the name of earlier releases
 
     def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
         """Read samples as one batch, in the order of the indices.
@@ -452,11 +455,8 @@ class Dataset(ColumnAccess):
     def _find_elsewhere(self, uuid: str) -> DatasetRecord | None:
         """Return the record of another dataset of the volume as of now; None if there is none."""
         try:
-            volume = self._connection.open_volume()
-            try:
+            with closing(self._connection.open_volume()) as volume:
                 return find_record(volume.catalog, UUID(uuid))
-            finally:
-                volume.close()
         except (DlfsError, ValueError):
             return None
 
@@ -563,9 +563,9 @@ class Dataset(ColumnAccess):
             IndexError: there is no such sample.
         """
         position = self._position(index)
-        access = self._opened()
-        directory = access.directory
-        space = DataSpace(access.geometry, access.record.data_runs)
+        session = self._opened()
+        directory = session.directory
+        space = DataSpace(session.geometry, session.record.data_runs)
         address = int(directory.addresses([position])[0])
         if address >= space.size_bytes:  # an empty sample behind the last byte
             address = max(0, space.size_bytes - 1)
@@ -575,7 +575,7 @@ class Dataset(ColumnAccess):
             directory.name(position),
             int(directory.lengths([position])[0]),
             int(directory.crcs([position])[0]),
-            access.members[member],
+            session.members[member],
             offset_bytes,
         )
 

@@ -1,4 +1,4 @@
-"""Every error that DLFS raises on purpose, in one tree.
+"""Every error that DLFS raises, as one tree of classes.
 
 ::
 
@@ -6,25 +6,25 @@
     ├── UsageError (ValueError)            the call is wrong: arguments, URIs, an object's state
     │   └── ClosedError                    the object was closed by its user
     ├── NotFoundError (LookupError)        no such dataset, sample or member
-    ├── ExistsError (FileExistsError)      what was to be made is there already
-    ├── LockedError (BlockingIOError)      another writer, which the message names, holds the volume
+    ├── ExistsError (FileExistsError)      the object to create already exists
+    ├── LockedError (BlockingIOError)      another writer, which the message names, has the lock
     ├── SpaceError (OSError)               the volume, or a file system, has too little free space
-    ├── StaleError                         the dataset was removed under its reader
+    ├── StaleError                         the dataset was removed while it was open
     ├── LimitError                         a stated limit would be exceeded
     ├── TransformError                     a user's transform raised; the message names the sample
-    ├── DeviceError (OSError)              the world did it: a device failed
+    ├── DeviceError (OSError)              a device failed
     │   ├── DeviceLostError                ... it is gone (retryable)
     │   ├── DeviceTimeoutError             ... it does not answer (retryable)
     │   ├── DegradedError                  ... a member is missing: the volume is read-only
-    │   └── LeaseLostError                 ... this writer's hold on it is over, or was taken away
-    ├── FormatError                        what is on media is not what FORMAT.md says
-    │   ├── ChecksumError                  ... its CRC32C does not match
-    │   ├── VersionError                   ... it is of a version this code cannot read
-    │   └── TruncatedError                 ... it ends too early
+    │   └── LeaseLostError                 ... this writer's lease has expired, or was taken over
+    ├── FormatError                        the bytes on media violate the format (FORMAT.md)
+    │   ├── ChecksumError                  ... their CRC32C does not match
+    │   ├── VersionError                   ... their version is unknown to this release
+    │   └── TruncatedError                 ... they end too early
     ├── ServiceLostError                   the node service is gone (retryable: it may be back)
     └── NativeError                        libdlfs is missing, of another version, or misbehaved
 
-A message says the action, the object, the offset with its unit, what was expected and what was got.
+A message names the action, the object, the offset with its unit, the expected and the actual value.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ import errno
 
 
 class DlfsError(Exception):
-    """Base of every error of this package."""
+    """Base class of every error of this package."""
 
     retryable: bool = False
-    """Whether the same call may succeed later without anything being changed."""
+    """True if the same call may succeed later without any change by the caller."""
 
 
 class UsageError(DlfsError, ValueError):
@@ -52,17 +52,17 @@ class NotFoundError(DlfsError, LookupError):
 
 
 class ExistsError(DlfsError, FileExistsError):
-    """What was to be made is there already."""
+    """The object to create already exists."""
 
 
 class LockedError(DlfsError, BlockingIOError):
-    """Another writer holds the volume."""
+    """Another writer has locked the volume."""
 
     retryable = True
 
 
 class SpaceError(DlfsError, OSError):
-    """The volume, or the file system that is written to, has too little free space."""
+    """The volume, or the file system of the target, has too little free space."""
 
     def __init__(self, message: str) -> None:
         super().__init__(errno.ENOSPC, message)
@@ -72,7 +72,7 @@ class SpaceError(DlfsError, OSError):
 
 
 class StaleError(DlfsError):
-    """The dataset was removed, and its space possibly reused, under its reader."""
+    """The dataset was removed while it was open, and its space may be in use again."""
 
 
 class LimitError(DlfsError):
@@ -87,8 +87,8 @@ class DeviceError(DlfsError, OSError):
     """A device failed.
 
     Args:
-        message: action, device, offset and length in bytes, what was got.
-        code: the errno of the failure.
+        message: action, device, offset and length in bytes, and the cause.
+        code: errno of the failure.
     """
 
     def __init__(self, message: str, code: int = errno.EIO) -> None:
@@ -111,15 +111,15 @@ class DeviceTimeoutError(DeviceError):
 
 
 class DegradedError(DeviceError):
-    """A volume can be read, and not written, because a member is missing or stale."""
+    """The volume can be read but not written, because a member is missing or stale."""
 
 
 class LeaseLostError(DeviceError):
-    """A writer's hold on a shared device is over: not renewed in time, or taken by another."""
+    """The writer's lease on a shared device has expired, or another writer took it over."""
 
 
 class FormatError(DlfsError):
-    """What is on media is not what FORMAT.md says."""
+    """The bytes on media violate the format (FORMAT.md)."""
 
 
 class ChecksumError(FormatError):
@@ -127,29 +127,29 @@ class ChecksumError(FormatError):
 
 
 class VersionError(FormatError):
-    """What is on media is of a version that this code cannot read."""
+    """The bytes on media are of a version that this release cannot read."""
 
 
 class TruncatedError(FormatError):
-    """What is on media ends too early."""
+    """The bytes on media end too early."""
 
 
 class ServiceLostError(DlfsError):
-    """The node service is gone, or has closed the connection to it."""
+    """The node service is gone, or has closed the connection."""
 
     retryable = True
 
 
 class NativeError(DlfsError):
-    """libdlfs is missing, of another version, or failed in a way it never should."""
+    """libdlfs is missing, of another version, or failed unexpectedly."""
 
 
 def write_error(message: str, code: int) -> SpaceError | DeviceError:
-    """The error of a write that the system refused: a SpaceError where there is no room for it.
+    """Return the error for a write that the system refused: a SpaceError if space is lacking.
 
     Args:
-        message: action, what was written, why it failed.
-        code: the errno; 0 for none.
+        message: action, object and cause.
+        code: errno of the write; 0 for none.
     """
     if code in (errno.ENOSPC, errno.EDQUOT):
         return SpaceError(message)

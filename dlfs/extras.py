@@ -1,7 +1,7 @@
-"""The optional packages: which command installs those of an extra.
+"""The shell command that installs the optional packages of an extra.
 
-The command names the packages themselves, with the versions that the metadata of this copy asks
-for. So it is right for a wheel, a checkout and an installation from an index alike, and it neither
+The command names the packages themselves, with the versions in the metadata of this installation.
+It is therefore right for a wheel, a checkout and an installation from an index, and it neither
 fetches nor changes DLFS.
 """
 
@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 
 DISTRIBUTION = "dlfs-storage"
-"""Name of the distribution; the name ``dlfs`` in the public index is another project's."""
+"""Name of the distribution; in the public index, ``dlfs`` is another project."""
 
 _REQUIREMENT = re.compile(r"""(?P<package>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[^"']+)["']""")
 _OWN = re.compile(rf"{DISTRIBUTION}\[(?P<extras>[^]]+)\]")

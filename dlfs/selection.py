@@ -1,14 +1,14 @@
-"""Which samples an epoch goes over: all of them, a selection, draws by weight, or a given list.
+"""Chooses the samples of an epoch: all of them, a selection, draws by weight, or a given list.
 
-A ``Selection`` is a list of indices, perhaps with a weight each, and how an order is made of it:
+A ``Selection`` is a list of indices, with weights if there are any, and the kind of order:
 
-- ``list``: the order as it stands;
-- ``selected``: a permutation of them, another one for each (seed, epoch): exact, each once;
+- ``list``: the list itself is the order;
+- ``selected``: a permutation of the list, which depends on (seed, epoch); each sample occurs once;
 - ``weighted``: draws with replacement, each sample in proportion to its weight. Draw number p of an
-  epoch is a function of (seed, epoch, p), so nothing is stored but the weights.
+  epoch is a function of (seed, epoch, p), so that only the weights are stored.
 
-Positions in any of them are dealt out to ranks and resumed as in the order of all samples. A state
-carries the selection's fingerprint, since positions mean nothing in another one.
+Ranks share the positions of a selection, and resume at them, as in the order of all samples. A
+state has the fingerprint of its selection, because positions have no meaning in another selection.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
 
 DRAWS_MAX = (1 << 62) - 1
-"""Samples of a weighted epoch."""
+"""Most samples of a weighted epoch."""
 
 _FINGERPRINT_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The samples that an epoch goes over.
+    """The samples of an epoch.
 
     Attributes:
         kind: ``list``, ``selected`` or ``weighted``.
-        indices: ``uint64[n]``, of the samples; not to be changed.
-        weights: ``float64[n]``, of ``weighted``.
-        draws: of ``weighted``: samples of an epoch.
-        fingerprint: of all this.
+        indices: indices of the samples, ``uint64[n]``; must not be changed.
+        weights: weights of the samples, ``float64[n]``, if ``kind`` is ``weighted``.
+        draws: samples of an epoch, if ``kind`` is ``weighted``.
+        fingerprint: hash of all these values.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Selection:
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def __len__(self) -> int:
-        """Samples of an epoch."""
+        """Return the number of samples of an epoch."""
         return self.draws if self.kind == "weighted" else len(self.indices)
 
 
@@ -113,12 +113,12 @@ def select(
 
 
 def _indices(values: ArrayLike, count: int, name: str) -> NDArray[np.uint64]:
-    # A copy: later changes of the caller's array do not matter.
+    # A copy, because the caller may change its array later.
     return check_indices(values, count, option=name, action="order an epoch")
 
 
 def _chosen(where: ArrayLike, count: int) -> NDArray[np.uint64]:
-    """The indices of a mask or of a list, in rising order."""
+    """Return the indices of a mask or a list, in rising order."""
     array = as_array(where, option="where", action="order an epoch")
     if array.dtype != np.bool_ or not array.ndim:
         return np.unique(_indices(where, count, "where"))

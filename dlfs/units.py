@@ -1,4 +1,4 @@
-"""Byte units: named constants, and reading and writing sizes as people do."""
+"""Named byte units, and conversion of sizes and counts to and from text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Write a size for people: ``512 B``, ``1.5 MiB``."""
+    """Format a size for a message: ``512 B``, ``1.5 MiB``."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
@@ -55,11 +55,11 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: int, noun: str, plural: str = "") -> str:
-    """Write a count for people: ``1 sample``, ``1,797 samples``.
+    """Format a count for a message: ``1 sample``, ``1,797 samples``.
 
     Args:
-        count: of the things.
-        noun: what one of them is called.
-        plural: what several are called; the noun with an s by default.
+        count: number of things.
+        noun: noun for one thing.
+        plural: noun for several things; by default the noun with an s.
     """
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -1,12 +1,12 @@
-"""Checking a whole volume: every superblock copy, the catalog, every directory block, every sample.
+"""Verifies a whole volume: every superblock copy, the catalog, every directory block, every sample.
 
-Samples are read as whole chunks in storage order, at the devices' sequential speed, and summed in
-native code. Nothing that a cache or another process holds is trusted: all is read from media now.
-Padding and free chunks are not looked at, nothing depends on them. A dataset that is removed
-meanwhile is left out from there on.
+Samples are read as whole chunks in storage order, at the sequential speed of the devices. Native
+code computes their checksums. All bytes are read from media; caches are not used. Padding and free
+chunks are not checked, because nothing depends on them. A dataset that is removed during the
+verification is left out from then on.
 
-With replicas, every copy is checked by itself, and what is wrong names the member where it lies. A
-member that is missing or degraded, or lost meanwhile, is one finding; its copies are none.
+With replicas, every copy is checked separately, and a finding names the member. A member that is
+missing, degraded or lost during the verification is one finding; its copies add none.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from dlfs.store.segments import read_segment
 from dlfs.store.transaction import Generation, load_generation, read_catalog
 
 Progress = Callable[[int, int], None]
-Places = NDArray[np.int64]
+Int64Array = NDArray[np.int64]
 Lost = dict[int, DlfsError]
-"""Members that nothing can be read of, by number."""
+"""Errors of the members that cannot be read, by member number."""
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong.
+    """One defect.
 
     Attributes:
         kind: ``member``, ``superblock``, ``catalog``, ``directory``, ``attributes`` or ``sample``.
-        message: all of it, for people.
-        dataset: name of the dataset concerned.
-        version: of that dataset.
-        path: of the sample concerned.
-        index: of that sample.
-        member: URI of the member where it lies, or begins.
-        offset_bytes: on that member.
+        message: complete description of the defect.
+        dataset: name of the dataset, if the defect is in one.
+        version: version of that dataset.
+        path: path of the sample, if the defect is in one.
+        index: index of that sample.
+        member: URI of the member where the defect lies or begins.
+        offset_bytes: offset on that member, in bytes.
     """
 
     kind: str
@@ -69,15 +69,15 @@ class Finding:
 def verify_volume(
     generation: Generation, records: Sequence[DatasetRecord], progress: Progress
 ) -> Iterator[Finding]:
-    """Check a volume's superblocks, and these datasets of it.
+    """Verify the superblocks of a volume, and some of its datasets.
 
     Args:
-        generation: with the open devices; its catalog has just been read and checked.
-        records: of the datasets to check.
-        progress: told bytes done and bytes in all.
+        generation: generation with open devices; its catalog has just been read and checked.
+        records: records of the datasets to verify.
+        progress: called with the bytes done and the total bytes.
 
     Yields:
-        What is wrong.
+        One finding for each defect.
     """
     yield from _verify_members(generation)
     yield from _verify_superblocks(generation)
@@ -94,11 +94,11 @@ def verify_volume(
             yield finding
         done += _size_of(generation, record)
         progress(done, total)
-    yield from _tell_lost(generation, lost)
+    yield from _report_lost(generation, lost)
 
 
-def _tell_lost(generation: Generation, lost: Lost) -> Iterator[Finding]:
-    """The members that were there at first, and whose copies could not be checked then."""
+def _report_lost(generation: Generation, lost: Lost) -> Iterator[Finding]:
+    """Yield the members that were readable at first and were lost during the verification."""
     for number, error in sorted(lost.items()):
         member = generation.members[number]
         if member.reason is None:
@@ -107,19 +107,19 @@ def _tell_lost(generation: Generation, lost: Lost) -> Iterator[Finding]:
 
 
 def _size_of(generation: Generation, record: DatasetRecord) -> int:
-    """What there is to read of a dataset: all copies of its data, and its directory."""
+    """Return the bytes to read for a dataset: all copies of its data, and its directory."""
     data_bytes = record.data_bytes * generation.geometry.replicas
     return data_bytes + record.entries_bytes + record.names_bytes
 
 
 def _verify_members(generation: Generation) -> Iterator[Finding]:
-    doubt = "" if generation.unproven is None else f"; {generation.unproven}"
+    generation_note = "" if generation.unproven is None else f"; {generation.unproven}"
     for member in generation.absent:
-        yield Finding(kind="member", message=f"{member}{doubt}", member=member.device.uri)
+        yield Finding(kind="member", message=f"{member}{generation_note}", member=member.device.uri)
 
 
 def _verify_catalog(generation: Generation, lost: Lost) -> Iterator[Finding]:
-    """The copies of the catalog beside the one that was read to open the volume."""
+    """Verify the copies of the catalog other than the one that was read at opening."""
     superblock, geometry = generation.superblock, generation.geometry
     if geometry.replicas == 1:
         return
@@ -129,28 +129,28 @@ def _verify_catalog(generation: Generation, lost: Lost) -> Iterator[Finding]:
 
 
 def _compare_copies(
-    generation: Generation, space: DataSpace, right: Bytes, lost: Lost, what: str, **fields: Any
+    generation: Generation, space: DataSpace, correct: Bytes, lost: Lost, what: str, **fields: Any
 ) -> Iterator[Finding]:
-    """Compare each chunk's copies with what is right; one finding for each chunk of each copy."""
+    """Compare each copy with the correct bytes; yield one finding for each bad chunk."""
     for copy in range(space.geometry.replicas):
         for window in scan_space(generation.sources, space, CopyOrder(copy=copy, only=True)):
             lost |= _absent(window.failures)
-            yield from _compare_window(generation, space, right, copy, window, what, fields)
+            yield from _compare_window(generation, space, correct, copy, window, what, fields)
 
 
 def _compare_window(
     generation: Generation,
     space: DataSpace,
-    right: Bytes,
+    correct: Bytes,
     copy: int,
     window: Window,
     what: str,
     fields: dict[str, Any],
 ) -> Iterator[Finding]:
     chunk_bytes = space.geometry.chunk_bytes
-    end = min(window.address + window.memory.nbytes, right.nbytes)
+    end = min(window.address + window.memory.nbytes, correct.nbytes)
     for address in range(window.address, end, chunk_bytes):
-        expected = right[address : min(address + chunk_bytes, end)]
+        expected = correct[address : min(address + chunk_bytes, end)]
         got = window.memory[address - window.address :][: expected.nbytes]
         failure = next((f for f in window.failures if _overlaps(f, address, chunk_bytes)), None)
         if failure is not None and failure.absent:
@@ -204,7 +204,7 @@ def _is_removed(generation: Generation, record: DatasetRecord) -> bool:
 
 
 class _DatasetCheck:
-    """The check of one dataset."""
+    """The verification of one dataset."""
 
     def __init__(self, generation: Generation, record: DatasetRecord, lost: Lost) -> None:
         self._generation = generation
@@ -214,7 +214,7 @@ class _DatasetCheck:
         self._space = DataSpace(generation.geometry, samples_runs)
         self._attributes_space = DataSpace(generation.geometry, attributes_runs)
         self._name = f"dataset {display(record.name)!r} version {record.version}"
-        self._copy = 0  # that is being checked
+        self._copy = 0  # number of the copy that is being checked
 
     def run(self, progress: Callable[[int], None]) -> Iterator[Finding]:
         yield from self._check_attributes()
@@ -270,18 +270,18 @@ class _DatasetCheck:
         if geometry.replicas == 1:
             return
         try:
-            right = read_segment(self._generation.sources, geometry, self._record)
+            correct = read_segment(self._generation.sources, geometry, self._record)
         except (FormatError, DeviceError):
-            return  # found, and told, already
-        right = right[: self._record.entries_bytes + self._record.names_bytes]
+            return  # reported already
+        correct = correct[: self._record.entries_bytes + self._record.names_bytes]
         space = DataSpace(geometry, self._record.directory_runs)
-        yield from self._compare_segments("directory", space, right)
+        yield from self._compare_segments("directory", space, correct)
 
-    def _compare_segments(self, kind: str, space: DataSpace, right: Bytes) -> Iterator[Finding]:
+    def _compare_segments(self, kind: str, space: DataSpace, correct: Bytes) -> Iterator[Finding]:
         yield from _compare_copies(
             self._generation,
             space,
-            right,
+            correct,
             self._lost,
             f"{self._name}: the {kind}",
             kind=kind,
@@ -290,20 +290,20 @@ class _DatasetCheck:
         )
 
     def _check_attributes(self) -> Iterator[Finding]:
-        """Every block of the attributes, in all copies, and what the columns hold."""
+        """Verify every block of the attributes in all copies, and the columns."""
         extent, generation = self._record.attribute_extent, self._generation
         if extent is None:
             return
         geometry, space = self._space.geometry, self._attributes_space
         try:
-            right = read_attributes(generation.sources, geometry, self._record)
-            assert right is not None
-            AttributeTable.over(right, extent.head_bytes, where=self._name, verify=False).verify()
+            correct = read_attributes(generation.sources, geometry, self._record)
+            assert correct is not None
+            AttributeTable.over(correct, extent.head_bytes, where=self._name, verify=False).verify()
         except (FormatError, DeviceError) as error:
             yield self._segment_finding("attributes", space, error)
             return
         if geometry.replicas > 1:
-            yield from self._compare_segments("attributes", space, right[: extent.segment_bytes])
+            yield from self._compare_segments("attributes", space, correct[: extent.segment_bytes])
 
     def _check_samples(
         self, directory: FrozenDirectory, progress: Callable[[int], None]
@@ -320,12 +320,12 @@ class _DatasetCheck:
     def _scan(
         self,
         directory: FrozenDirectory,
-        addresses: Places,
-        lengths: Places,
+        addresses: Int64Array,
+        lengths: Int64Array,
         order: NDArray[np.uint64],
         progress: Callable[[int], None],
     ) -> Iterator[Finding]:
-        """Sum the samples as their chunks pass by."""
+        """Compute and compare the checksums of the samples, window by window."""
         geometry = self._generation.geometry
         checker = Checker(
             chunk_bytes=geometry.chunk_bytes,
@@ -385,8 +385,8 @@ class _DatasetCheck:
         )
 
 
-def _touches(failure: FailedRead, addresses: Places, lengths: Places) -> NDArray[np.bool_]:
-    """Which samples have bytes in a piece that could not be read."""
+def _touches(failure: FailedRead, addresses: Int64Array, lengths: Int64Array) -> NDArray[np.bool_]:
+    """Return a mask of the samples with bytes in a range that could not be read."""
     end = failure.address + failure.length_bytes
     touched: NDArray[np.bool_] = (
         (lengths > 0) & (addresses < end) & (addresses + lengths > failure.address)

@@ -1,8 +1,10 @@
-"""A volume: what datasets it holds, writing new ones, removing old ones, checking all of it.
+"""``Volume``: lists, opens, writes, removes and verifies the datasets of a volume.
 
-A ``Volume`` sees the generation it was opened at until ``refresh``, or until a write of its own. It
-holds its devices read-only; a writer opens them again, for itself. In a forked child it opens
-itself anew on first use. Any thread may use it.
+A ``Volume`` sees the generation at which it was opened, until ``refresh`` or a write of its own. It
+has its devices open for reading; a writer opens them again. In a forked child it opens another
+session on first use.
+
+Threads: any at once.
 """
 
 from __future__ import annotations
@@ -52,24 +54,24 @@ def open(
 ) -> Volume:
     """Open a volume.
 
-    A volume with replicas is opened for reading although members are missing or degraded, as long
-    as fewer are than there are copies; ``members`` of the result and the log ``dlfs`` say which.
+    A volume with replicas is opened for reading while fewer members are missing or degraded than
+    there are copies. ``members`` of the result and the log ``dlfs`` name them.
 
     Args:
-        members: URIs of its members, in any order; or one text with commas between them. A
-            discovery controller's stands for all of them that it lists.
-        memory_bytes: budget of each open dataset in each process, in bytes: samples that are
-            cached, read ahead and lent to batches; at least four chunks. By default the
-            environment variable DLFS_MEMORY, such as ``1GiB``, or 256 MiB. ``Volume`` says what a
-            training script takes in all.
+        members: URIs of its members, in any order, or one text with commas between them. The URI of
+            a discovery controller stands for all members that it lists.
+        memory_bytes: sample memory of each open dataset in each process, in bytes: samples that are
+            cached, read ahead and pinned by batches; at least four chunks. By default the
+            environment variable DLFS_MEMORY, such as ``1GiB``, or 256 MiB. ``Volume`` describes the
+            total of a training script.
         depth: operations in flight per member and thread, 1..4096.
-        engine: of file devices: ``auto`` (io_uring where the kernel allows it), ``uring``,
+        engine: engine for file devices: ``auto`` (io_uring if the kernel allows it), ``uring``,
             ``threads``.
 
     Raises:
-        NotFoundError: a device is missing, or a member.
-        UsageError: a member is foreign, or given twice.
-        FormatError: a device holds no volume, or it is damaged.
+        NotFoundError: a device or a member is missing.
+        UsageError: a member is of another volume, or given twice.
+        FormatError: a device has no volume, or a damaged one.
         DeviceError: a device cannot be read.
     """
     if memory_bytes is None:
@@ -91,44 +93,45 @@ def _default_memory_bytes() -> int:
 class Volume:
     """An open volume. A context manager; ``dlfs.open`` makes one.
 
-    Memory: each ``Dataset`` object has a budget of ``memory_bytes`` for samples in each process
-    that reads from it, taken as it fills, and given back when it is closed. A training script with
-    D datasets and W worker processes takes up to D * W * ``memory_bytes``: 2 GiB for two datasets,
-    four workers and the default of 256 MiB. A training process that reads from them itself, too,
-    takes D * ``memory_bytes`` more. The same dataset opened twice has two budgets. Processes of
-    one machine share the sample directories, which are not part of a budget. Behind
-    ``dlfs.connect`` all clients share the memory of the service (``dlfs serve --cache``).
+    Memory: each ``Dataset`` object has ``memory_bytes`` of sample memory in each process that reads
+    from it. The memory is allocated as it fills and freed when the dataset is closed. A training
+    script with D datasets and W worker processes takes up to D * W * ``memory_bytes``: 2 GiB for
+    two datasets, four workers and the default of 256 MiB. A training process that reads as well
+    takes D * ``memory_bytes`` more. The same dataset opened twice has two memories. Processes of
+    one machine share the sample directories, which are not part of the sample memory. With
+    ``dlfs.connect``, all clients share the memory of the service (``dlfs serve --cache``).
 
-    What an epoch has read stays in that memory for later epochs, of ``Dataset.batches`` and of what
-    is built on it: single samples, or whole chunks where an epoch takes them whole. Of an epoch
-    that takes n bytes (of all ranks together, each sample once):
+    Samples that an epoch has read stay in that memory for later epochs of ``Dataset.batches``:
+    single samples, or whole chunks if the epoch needs whole chunks. For an epoch of n bytes (of all
+    ranks together, each sample once):
 
-    - With memory for all of it, later epochs read nothing. A cached sample takes 12 bytes more than
-      its own and up to 43 in an index (at least 16 KiB); at most one sample in 33 is lost at the
-      ends of the pieces of memory that samples are packed in, or in small memories five. Each
-      stream, one for every ``batches`` under way, needs four chunks and two of its largest samples
-      besides.
-    - With memory for less, each later epoch reads less by the share (memory - reserve) / n of what
-      it would read without. A stream's reserve is what it needs above, and room for batches and
-      reads under way for the samples that are not cached: as many batches as the consumer holds at
-      a time (at least two), or reads for twice ``depth``, at most an eighth of the memory. With
-      ``shuffle="chunk"`` it is the window's chunks that are not cached, and chunks read ahead (8
-      MiB, or an eighth of the memory). More memory never reads more, within a few chunks, in the
-      second epoch and later; the first one may read up to a quarter more where the memory takes the
-      whole dataset, for it then reads whole chunks.
-    - Two samples nearer than 16 KiB are read by one request, with what lies between them: it counts
-      as taken by the epoch.
-    - Samples below 2 KiB in a global order of the whole dataset are read by whole chunks where that
-      costs less than one request each. With memory for a share s of the data an epoch then reads
+    - With memory for all of it, later epochs read nothing. A cached sample takes 12 bytes in
+      addition to its own and up to 43 in an index (at least 16 KiB). At most one sample in 33 is
+      lost at the ends of the memory blocks in which samples are packed, or five in small memories.
+      Each stream, one for every ``batches`` in progress, needs four chunks and two of its largest
+      samples in addition.
+    - With less memory, each later epoch reads less by the share (memory - reserve) / n of what it
+      would read without. The reserve of a stream is its need above, and space for the batches and
+      reads in progress of samples that are not cached: as many batches as the consumer has at a
+      time (at least two), or reads for twice ``depth``, at most an eighth of the memory. With
+      ``shuffle="chunk"`` it is the chunks of the window that are not cached, and chunks read ahead
+      (8 MiB, or an eighth of the memory). In the second epoch and later, more memory never reads
+      more, within a few chunks. The first epoch may read up to a quarter more if the memory holds
+      the whole dataset, because it then reads whole chunks.
+    - Two samples nearer than 16 KiB are read by one request, with the bytes between them, which
+      count as part of the epoch.
+    - Samples below 2 KiB in a global order of the whole dataset are read by whole chunks if that
+      costs less than one request each. With memory for a share s of the data, an epoch then reads
       several times the data: up to 1.6 / s times below s = 0.5, up to 9 * (1 - s) times above
       (measured with 512 bytes). This falls with memory, too, but exceeds (1 - s).
-    - Draws with ``weights`` differ from epoch to epoch, and so do a rank's samples where each rank
-      has a memory of its own: with memory for all that any rank may draw, each sample is read once.
-    - After another ``where``, the new selection replaces what the old one left within about three
-      epochs. Memory of which three quarters are still in use stays as it is.
+    - Draws with ``weights`` differ from epoch to epoch, and so do the samples of a rank if each
+      rank has a memory of its own. With memory for all samples that any rank may draw, each is read
+      once.
+    - After another ``where``, the new selection replaces the old one in the memory within about
+      three epochs. Memory of which three quarters are still in use is not replaced.
 
     Args:
-        connection: what opens it.
+        connection: opens the sessions of this volume.
 
     Raises:
         DlfsError: as ``dlfs.open``.
@@ -140,12 +143,12 @@ class Volume:
         self._mutex = threading.Lock()
         self._closed = False
         self._owner = OwnerProcess()
-        self._access: VolumeSession | None = connection.open_volume()
-        self._connection = self._access.connection
+        self._session: VolumeSession | None = connection.open_volume()
+        self._connection = self._session.connection
 
     def __repr__(self) -> str:
-        access = self._access
-        label = f" {access.superblock.label!r}" if access and access.superblock.label else ""
+        session = self._session
+        label = f" {session.superblock.label!r}" if session and session.superblock.label else ""
         state = ", closed" if self._closed else ""
         way = "through" if self.uri.startswith("unix:") else "on"
         return f"<Volume{label} {way} {self.uri}{state}>"
@@ -156,42 +159,43 @@ class Volume:
     # ---- opening ---------------------------------------------------------------------------------
 
     def _opened(self) -> VolumeSession:
-        access = self._access
+        session = self._session
         if self._closed:
             raise ClosedError(f"use volume {self.uri}: it is closed")
-        if access is not None and self._owner.is_current():
-            return access
+        if session is not None and self._owner.is_current():
+            return session
         return self._reopen()
 
     def _reopen(self) -> VolumeSession:
-        """In a forked child: open anew; the parent's handles stay as they are."""
+        """Open another session in a forked child; the parent's handles stay as they are."""
         self._mutex = threading.Lock()
-        self._inherited = self._access
-        self._access = self._connection.open_volume()
+        self._inherited = self._session
+        self._session = self._connection.open_volume()
         self._owner = OwnerProcess()
-        return self._access
+        return self._session
 
     def refresh(self) -> None:
-        """See the newest generation, and members that are back; open datasets stay as they are.
+        """See the newest generation and the members that have returned; open datasets do not
+        change.
 
         Raises:
             DlfsError: as ``dlfs.open``.
         """
-        access = self._opened()  # in a forked child, with a lock of its own
+        session = self._opened()  # in a forked child, with a lock of its own
         with self._mutex:
-            access.refresh()
+            session.refresh()
 
     @property
-    def access(self) -> VolumeSession:
-        """What this object stands on, in this process: for a service of the volume."""
+    def session(self) -> VolumeSession:
+        """Session of this process, with the open devices and the catalog."""
         return self._opened()
 
     def close(self) -> None:
-        """Close the devices. Idempotent; datasets that were opened stay open."""
-        access, self._access = self._access, None
+        """Close the devices. Idempotent. Datasets that were opened stay open."""
+        session, self._session = self._session, None
         self._closed = True
-        if access is not None and self._owner.is_current():
-            access.close()
+        if session is not None and self._owner.is_current():
+            session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -204,65 +208,66 @@ class Volume:
     ) -> None:
         self.close()
 
-    # ---- what it is ------------------------------------------------------------------------------
+    # ---- properties ------------------------------------------------------------------------------
 
     @property
     def uri(self) -> str:
-        """What opens the volume again: the members' URIs, with commas between."""
+        """URI that opens the volume again: the members' URIs, with commas between."""
         return self._connection.uri
 
     @property
     def uuid(self) -> UUID:
-        """Of the volume."""
+        """UUID of the volume."""
         return self._opened().superblock.volume_uuid
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Human-readable name given when the volume was formatted; may be empty."""
         return self._opened().superblock.label
 
     @property
     def generation(self) -> int:
-        """The generation that this object sees."""
+        """Generation that this object sees."""
         return self._opened().superblock.generation
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:
-        """In order of their numbers."""
+        """Members of the volume, by number."""
         return self.info().members
 
     @property
     def chunk_bytes(self) -> int:
-        """The unit of layout."""
+        """Size of a chunk, the unit of layout, in bytes."""
         return self._opened().superblock.geometry.chunk_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """Of all chunks."""
+        """Size of all chunks, in bytes."""
         return self._opened().superblock.geometry.capacity_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Of the chunks that nothing holds."""
+        """Size of the unused chunks, in bytes."""
         return self._opened().catalog.free_chunks * self.chunk_bytes
 
     def info(self) -> VolumeInfo:
-        """All of it, with the state of every superblock copy as found at opening."""
+        """Describe the volume, with the state of every superblock copy as found at opening."""
         return self._opened().describe()
 
     # ---- datasets --------------------------------------------------------------------------------
 
     def datasets(self) -> list[DatasetInfo]:
-        """All versions of all datasets, by name and version."""
-        access = self._opened()
-        return [describe_dataset(r, access.superblock.geometry) for r in access.catalog.datasets]
+        """List all versions of all datasets, by name and version."""
+        session = self._opened()
+        return [describe_dataset(r, session.superblock.geometry) for r in session.catalog.datasets]
 
     def dataset(self, name: str | bytes | None = None, version: int | None = None) -> Dataset:
         """Open a dataset.
 
         Args:
-            name: the dataset, or ``NAME@VERSION``; may be left out when there is only one name.
-            version: the newest by default; with it, ``name`` is the name alone.
+            name: name of the dataset, or ``NAME@VERSION``; optional if the volume has only one
+                name.
+            version: version to open, with a plain ``name``; by default the newest.
 
         Raises:
             NotFoundError: there is no such dataset or version.
@@ -274,7 +279,7 @@ class Volume:
         return Dataset(self._connection, DatasetIdentity.of(record, self.uuid)).open()
 
     def __getitem__(self, name: str | bytes) -> Dataset:
-        """Open the newest version of a dataset, or that of ``NAME@VERSION``; see ``dataset``."""
+        """Open the newest version of a dataset, or that of ``NAME@VERSION``."""
         return self.dataset(name)
 
     def __contains__(self, name: object) -> bool:
@@ -283,31 +288,31 @@ class Volume:
         return bool(self._matching(self._parsed(name)))
 
     def versions(self, name: str | bytes) -> list[DatasetInfo]:
-        """The versions of a dataset, by number; of ``NAME@VERSION`` only that one.
+        """List the versions of a dataset, by number; for ``NAME@VERSION`` only that one.
 
         Raises:
             NotFoundError: there is no such dataset or version.
-            UsageError: the name can be no dataset's.
+            UsageError: the name is not allowed for a dataset.
         """
         geometry = self._opened().superblock.geometry
         return [describe_dataset(record, geometry) for record in self._find(name, None)]
 
-    def _wanted(self, name: str | bytes, version: int | None) -> DatasetName:
-        """Read a name, which may carry its version where none is given beside it."""
+    def _parse_request(self, name: str | bytes, version: int | None) -> DatasetName:
+        """Parse a name, which may contain a version if none is given separately."""
         if version is None:
-            wanted = self._parsed(name)
-            name, version = wanted.name, wanted.version
+            requested = self._parsed(name)
+            name, version = requested.name, requested.version
         return DatasetName(dataset_name_bytes(name), version)
 
     def _parsed(self, name: str | bytes) -> DatasetName:
         return parse_dataset(name, {record.name for record in self._opened().catalog.datasets})
 
-    def _matching(self, wanted: DatasetName) -> list[DatasetRecord]:
-        """The versions that a name means, in order; may be none."""
-        return [record for record in self._opened().catalog.datasets if _is_meant(record, wanted)]
+    def _matching(self, requested: DatasetName) -> list[DatasetRecord]:
+        """Return the records that a name refers to, by version; may be none."""
+        return [record for record in self._opened().catalog.datasets if _matches(record, requested)]
 
     def _find(self, name: str | bytes | None, version: int | None) -> list[DatasetRecord]:
-        """The versions of a dataset that are meant, in order; at least one."""
+        """Return the records of a dataset, by version; at least one."""
         records = self._opened().catalog.datasets
         if name is None:
             names = {record.name for record in records}
@@ -319,12 +324,12 @@ class Volume:
             raw = next(iter(names), None)
             if raw is None:
                 raise NotFoundError(f"find a dataset on {self.uri}: {NO_DATASETS}")
-            wanted = DatasetName(raw, version)
+            requested = DatasetName(raw, version)
         else:
-            wanted = self._wanted(name, version)
-        found = self._matching(wanted)
+            requested = self._parse_request(name, version)
+        found = self._matching(requested)
         if not found:
-            raise no_such_dataset(records, wanted.name, wanted.version, where=self.uri)
+            raise no_such_dataset(records, requested.name, requested.version, where=self.uri)
         return found
 
     # ---- changes ---------------------------------------------------------------------------------
@@ -341,27 +346,30 @@ class Volume:
         stage_bytes: int | None = None,
         uuid: UUID | None = None,
     ) -> DatasetWriter:
-        """Start a new version of a dataset; the volume is locked until the writer ends.
+        """Start a new version of a dataset. The volume is locked until the writer ends.
 
-        Its number is above every version that the volume has or had of this name, so that
-        ``NAME@VERSION`` never means other samples again.
+        The number of the version is above every version that the volume has or had of this name.
+        ``NAME@VERSION`` therefore never means other samples.
 
         Args:
-            name: of the dataset; an existing one gets a new version, the old ones stay. 1 to 244
-                bytes of UTF-8 without ``/``, ``@`` and control characters, no space at either end,
-                no ``-`` at the beginning, and not ``.``, ``..`` or ``incoming``.
-            layout: ``shuffled``: packed in an order permuted by the seed; ``path``: as they are
-                added, which should be in path order. The index of a sample does not depend on it.
-            seed: of the shuffled order, 64 bits.
-            source_shuffled: samples are added in a shuffled order already; nothing is held back.
-            expected_bytes: sum of the samples' lengths, if known: space is checked now.
-            expected_samples: likewise their number.
-            stage_bytes: how much is held back to be shuffled; 256 MiB by default.
-            uuid: of the new version, for who must know it before it is sealed; random by default.
+            name: name of the dataset; an existing dataset gets a new version, the old ones stay. 1
+                to 244 bytes of UTF-8 without ``/``, ``@`` and control characters, no space at
+                either end, no ``-`` at the beginning, and not ``.``, ``..`` or ``incoming``.
+            layout: ``shuffled``: samples are packed in an order permuted by the seed; ``path``: in
+                the order of the calls, which should be path order. Sample indices do not depend on
+                it.
+            seed: seed of the shuffled order, 64 bits.
+            source_shuffled: True if samples are added in a shuffled order already; none is
+                buffered.
+            expected_bytes: sum of the samples' lengths, if known: free space is checked now.
+            expected_samples: number of samples, if known: free space is checked now.
+            stage_bytes: size of the buffer in which samples are shuffled; 256 MiB by default.
+            uuid: UUID of the new version, for callers that need it before the seal; random by
+                default.
 
         Raises:
-            LockedError: another writer holds the volume; the message names it.
-            SpaceError: what is expected does not fit.
+            LockedError: another writer has locked the volume; the message names it.
+            SpaceError: the expected samples do not fit.
             UsageError: the name or another argument is not allowed.
             DeviceError: a device cannot be written.
         """
@@ -393,30 +401,30 @@ class Volume:
             self.refresh()
 
     def remove(self, name: str | bytes, version: int | None = None) -> None:
-        """Remove a dataset. Its space is free for later writers; readers of it get StaleError then.
+        """Remove a dataset. Its space becomes free for writers; its readers then get StaleError.
 
         Args:
-            name: the dataset, or ``NAME@VERSION``.
-            version: the one to remove; all by default.
+            name: name of the dataset, or ``NAME@VERSION``.
+            version: version to remove; all by default.
 
         Raises:
             NotFoundError: there is no such dataset or version.
-            LockedError: a writer holds the volume; the message names it.
+            LockedError: a writer has locked the volume; the message names it.
             DeviceError: a device failed.
         """
         self.refresh()
         self._find(name, version)
-        wanted = self._wanted(name, version)
-        with self._transaction(f"dlfs removing dataset {wanted}") as transaction:
+        requested = self._parse_request(name, version)
+        with self._transaction(f"dlfs removing dataset {requested}") as transaction:
             records = transaction.base.catalog.datasets
-            transaction.commit([record for record in records if not _is_meant(record, wanted)])
+            transaction.commit([record for record in records if not _matches(record, requested)])
         self.refresh()
 
     def check_writable(self) -> None:
-        """Check that a writer could open the volume now; takes no lock and writes nothing.
+        """Check that a writer could open the volume now, without a lock and without writing.
 
         Raises:
-            UsageError: it was opened through a service, or this code may only read it.
+            UsageError: it was opened through a service, or this release may only read it.
             DegradedError: a member is missing, stale or cannot be opened for writing.
             DeviceError: no member can be opened for writing.
         """
@@ -439,13 +447,13 @@ class Volume:
         )
 
     def _local(self, action: str) -> LocalVolume:
-        """The devices, for what needs them.
+        """Return the session with the devices, for operations that need them.
 
         Raises:
-            UsageError: they are not this process's.
+            UsageError: the volume was opened through a service.
         """
-        access = self._opened()
-        if not isinstance(access, LocalVolume):
+        session = self._opened()
+        if not isinstance(session, LocalVolume):
             members = ",".join(member.uri for member in self.members)
             why = (
                 "a service is read-only"
@@ -456,7 +464,7 @@ class Volume:
                 f"{action} volume {self.label or self.uuid} through {self.uri}: {why}; open the "
                 f"volume itself: {members}"
             )
-        return access
+        return session
 
     # ---- checking --------------------------------------------------------------------------------
 
@@ -470,22 +478,22 @@ class Volume:
         """Check superblocks, catalog, directories and every sample, as they are on media now.
 
         Args:
-            name: of one dataset, or ``NAME@VERSION``; all by default.
-            version: of that dataset; all by default.
-            progress: told bytes done and bytes in all, as it goes.
+            name: name of one dataset, or ``NAME@VERSION``; all by default.
+            version: version of that dataset; all by default.
+            progress: called with the bytes done and the total bytes.
 
         Yields:
-            What is wrong, as it is found. Nothing: all is well.
+            One finding for each defect; none if everything is valid.
 
         Raises:
             NotFoundError: there is no such dataset.
             DlfsError: as ``refresh``.
         """
         self.refresh()
-        access = self._local("verify")
-        records = list(access.catalog.datasets) if name is None else self._find(name, version)
-        return verify_volume(access.generation, records, progress or (lambda _done, _total: None))
+        session = self._local("verify")
+        records = list(session.catalog.datasets) if name is None else self._find(name, version)
+        return verify_volume(session.generation, records, progress or (lambda _done, _total: None))
 
 
-def _is_meant(record: DatasetRecord, wanted: DatasetName) -> bool:
-    return record.name == wanted.name and wanted.version in (None, record.version)
+def _matches(record: DatasetRecord, requested: DatasetName) -> bool:
+    return record.name == requested.name and requested.version in (None, record.version)

@@ -1,7 +1,7 @@
-r"""How error texts show values, names and choices: quoted, bounded, the likely ones first.
+r"""Formats values, names and choices for messages: quoted, cut to a length, likely ones first.
 
-Names and paths are bytes of whatever encoding; a message shows them as text in quotes, with bytes
-that are not UTF-8 as ``\xff``. Lists are cut, for there may be thousands of datasets.
+Names and paths are bytes of any encoding. A message shows them as text in quotes, with bytes that
+are not UTF-8 as ``\xff``. Lists are cut, because a volume may have thousands of datasets.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Iterable, Sequence
 VALUE_CHARACTERS_MAX = 80
 NAME_CHARACTERS_MAX = 100
 LISTED_MAX = 8
-"""Names that a message lists."""
+"""Most names in a list of a message."""
 
 _SURROGATE = re.compile(r"\\udc([89a-f][0-9a-f])")
 
 
 def quote(name: bytes | str) -> str:
-    """Write a name or a path for a message: in quotes, on one line, cut when it is long."""
+    """Format a name or a path for a message: in quotes, on one line, cut if it is long."""
     text = name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
     cut = text if len(text) <= NAME_CHARACTERS_MAX else text[: NAME_CHARACTERS_MAX - 3] + "..."
     return _SURROGATE.sub(r"\\x\1", repr(cut))
 
 
 def show_value(value: object) -> str:
-    """Write a value of any type for a message: quoted if it is text, and cut when it is long."""
+    """Format a value of any type for a message: text in quotes, cut if it is long."""
     text = " ".join(repr(value).split("\n"))
     long = len(text) > VALUE_CHARACTERS_MAX
     cut = text[: VALUE_CHARACTERS_MAX - 3] + "..." if long else text
@@ -35,12 +35,12 @@ def show_value(value: object) -> str:
 
 
 def join_words(words: Sequence[str], last: str) -> str:
-    """Join words as prose does: ``a, b or c``."""
+    """Join words as in prose: ``a, b or c``."""
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def close_matches(wanted: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return the names that a user may have meant, the nearest first."""
+    """Return the names that a user may have meant, nearest first."""
     lower: dict[str, str] = {}
     for name in names:
         lower.setdefault(name.lower(), name)
@@ -48,10 +48,10 @@ def close_matches(wanted: str, names: Iterable[str], count: int = 3) -> list[str
 
 
 def list_names(names: Iterable[str], *, wanted: str = "") -> str:
-    """List names for a message, those near the one wanted first, at most ``LISTED_MAX``.
+    """Format a list of names for a message, names close to ``wanted`` first.
 
     Returns:
-        Such as ``'photos', 'scans' and 12 more``; ``none`` if there are none.
+        At most ``LISTED_MAX`` names, such as ``'photos', 'scans' and 12 more``; or ``none``.
     """
     every = sorted(set(names))
     near = close_matches(wanted, every) if wanted else []
@@ -62,7 +62,7 @@ def list_names(names: Iterable[str], *, wanted: str = "") -> str:
 
 
 def list_numbers(numbers: Iterable[int]) -> str:
-    """List numbers for a message, the last ``LISTED_MAX`` of them: ``1, 2 and 5``."""
+    """Format a list of numbers for a message, the last ``LISTED_MAX``: ``1, 2 and 5``."""
     every = sorted(set(numbers))
     listed = [str(number) for number in every[-LISTED_MAX:]]
     before = len(every) - len(listed)

@@ -1,21 +1,21 @@
-"""The dataset writer: takes samples, packs them into chunks, seals them as one new dataset version.
+"""``DatasetWriter``: packs samples into chunks and seals them as one new dataset version.
 
-Small samples are gathered in a stage in memory; when it is full they are packed in one native call,
-in a shuffled order or as they came, straight into the windows of a ``ChunkWriter``, which writes
-them at full queue depth while the next ones are packed. The order of packing is apart from the
-index: samples may come in any order of paths.
+Small samples are buffered in a stage in memory. A full stage is packed by one native call, in a
+shuffled order or in the order of the calls, into the windows of a ``ChunkWriter``. The windows are
+written at full queue depth while the next ones are packed. The packing order does not affect the
+index: samples may be added in any order of paths.
 
 Layout ``shuffled`` permutes the samples of each stage of ``STAGE_BYTES_SHUFFLED`` by the seed, so
-that neighbours in a chunk come from anywhere in that stage: an exact shuffle of data sets up to
-that size, and of larger ones as good as the order they came in. A source that comes shuffled
-already says so, and nothing is held back. Layout ``path`` packs in the order of the calls.
+that neighbours in a chunk come from anywhere in that stage. This is an exact shuffle for datasets
+up to that size; larger datasets are as well shuffled as their source. A source that is shuffled
+already is packed without the buffer. Layout ``path`` packs in the order of the calls.
 
 Attributes are collected in columns, in the order of the calls, and written behind the samples in
-index order. A sample that is given none of a column has its default: NaN, 0, False or "".
+index order. A sample without a value in a column gets the default: NaN, 0, False or "".
 
-Nothing of the volume changes before ``seal``; what was written until then lies in free chunks. One
-thread. Memory: the stage, the windows, the columns, and the directory, which holds every path until
-the end.
+Nothing changes on the volume before ``seal``; earlier writes go to free chunks.
+
+Threads: one. Memory: the stage, the windows, the columns, and the directory with every path.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
 
 STAGE_BYTES_SHUFFLED = 256 * MIB
-"""What is held back to be shuffled."""
+"""Size of the stage in which samples are shuffled, in bytes."""
 
 STAGE_BYTES_ORDERED = 8 * MIB
-"""What is held back to be packed in one call."""
+"""Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
 
 STAGE_SAMPLES_MAX = 1 << 20
-"""Samples in one stage, however small."""
+"""Most samples in one stage."""
 
 DIRECTORY_SAMPLE_BYTES = 32
-"""What a sample takes in the directory beside its path, generously."""
+"""Upper bound of a sample's directory entry without its path, in bytes."""
 
 SEED_MAX = (1 << 64) - 1
 
@@ -68,14 +68,14 @@ _NO_ATTRIBUTES: Attributes = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDescription:
-    """What a new dataset is to be called, and how it is to be packed."""
+    """The name, version and packing of a new dataset."""
 
     name: bytes
     version: int
     layout: Layout = "shuffled"
     seed: int = 0
     source_shuffled: bool = False
-    """The samples come in a shuffled order: pack them as they come."""
+    """True if samples arrive in a shuffled order and are packed in it."""
 
     def __post_init__(self) -> None:
         action = f"write {display(self.name)!r}"
@@ -84,12 +84,12 @@ class DatasetDescription:
 
     @property
     def shuffles(self) -> bool:
-        """Whether the writer itself permutes the samples."""
+        """True if the writer itself permutes the samples."""
         return self.layout == "shuffled" and not self.source_shuffled
 
 
 class _Stage:
-    """Samples held back: their bytes one behind the other in one buffer, their paths and places."""
+    """Buffered samples: their bytes in one buffer, with paths, offsets and lengths."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._memory = np.empty(capacity_bytes, np.uint8)
@@ -126,7 +126,7 @@ class _Stage:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> None:
-        """Take a run of samples over with what lies between them; offsets count in the span."""
+        """Copy a run of samples and the bytes between them; offsets count from its start."""
         start = self.used_bytes
         self._memory[start : start + span.size] = span
         self.paths.extend(paths)
@@ -147,17 +147,16 @@ class DatasetWriter:
     """Writes one dataset. A context manager: a clean exit seals it, an exception aborts it.
 
     Args:
-        transaction: the hold on the volume; the writer ends it.
-        description: of the new dataset.
-        expected_bytes: sum of the samples' lengths, if known: space is checked before anything is
-            written.
-        expected_samples: likewise their number.
-        stage_bytes: what is held back; by default as the layout needs.
-        uuid: of the new dataset, for who must know it before it is sealed; a random one by default.
-        on_end: called once with the new generation, or None after an abort.
+        transaction: transaction with the lock on the volume; the writer ends it.
+        description: name, version and packing of the new dataset.
+        expected_bytes: sum of the samples' lengths, if known: free space is checked first.
+        expected_samples: number of samples, if known: free space is checked first.
+        stage_bytes: size of the stage; by default it depends on the layout.
+        uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
+        on_end: called once with the new generation, or with None after an abort.
 
     Raises:
-        SpaceError: what is expected does not fit.
+        SpaceError: the expected samples do not fit.
 
     Threads: one at a time.
     """
@@ -203,22 +202,22 @@ class DatasetWriter:
     ) -> None:
         """Add one sample.
 
+        After a SpaceError, a DeviceError or a late ExistsError the writer has aborted.
+
         Args:
-            path: of the sample; bytes, or text in UTF-8.
-            data: its bytes, up to 2^40 - 1; copied before the call returns.
-            attributes: its value of each column: bool, number or string. The first value of a
-                column decides its type.
+            path: path of the sample; bytes, or text in UTF-8.
+            data: bytes of the sample, at most 2^40 - 1; copied before the call returns.
+            attributes: value of each column: bool, number or string. The first value of a column
+                determines its type.
 
         Raises:
-            ExistsError: the path was added already, or is a directory of another. A clash within
-                what is held back may be told by a later call.
-            UsageError: the path is malformed, or an attribute's type is not its column's.
+            ExistsError: the path was added already, or is a directory of another path. A clash
+                between buffered samples may be reported by a later call.
+            UsageError: the path is malformed, or an attribute has another type than its column.
             LimitError: the path or the sample is too long.
             SpaceError: the volume is full.
             DeviceError: a write failed.
             ClosedError: the writer has ended.
-
-        After a SpaceError, a DeviceError or a clash told late the writer has aborted.
         """
         self._check_open()
         raw = path_bytes(path)
@@ -251,16 +250,16 @@ class DatasetWriter:
         """Add many samples at once.
 
         Args:
-            paths: one for each sample.
-            data: a contiguous buffer that holds them; copied or packed before the call returns.
-            offsets: int64[n_samples], where each begins in ``data``.
-            lengths: int64[n_samples], in bytes.
-            attributes: of each column ``[n_samples]`` values: bool, integers, floats or strings.
+            paths: paths of the samples.
+            data: contiguous buffer with the samples; copied or packed before the call returns.
+            offsets: offset of each sample in ``data``, ``int64[n_samples]``.
+            lengths: length of each sample in bytes, ``int64[n_samples]``.
+            attributes: ``[n_samples]`` values of each column: bool, integers, floats or strings.
 
         Raises:
-            UsageError: the arrays are not of one length, a sample lies outside ``data``, or
-                attributes are of another type than their column.
-            DlfsError: as ``add``; a clash of paths in the batch may be told by a later call.
+            UsageError: the arrays differ in length, a sample lies outside ``data``, or attributes
+                have another type than their column.
+            DlfsError: as ``add``; a clash of paths in the batch may be reported by a later call.
         """
         self._check_open()
         source = as_bytes_array(data)
@@ -283,7 +282,7 @@ class DatasetWriter:
         lengths: NDArray[np.int64],
         first: int,
     ) -> int:
-        """Stage as many samples as fit, at least one; returns the next one."""
+        """Stage as many samples as fit, at least one; return the position of the next one."""
         if not self._stage.fits(int(lengths[first])):
             self._drain_stage()
         if not self._stage.fits(int(lengths[first])):
@@ -310,7 +309,7 @@ class DatasetWriter:
     def _note(
         self, samples: int, sample_bytes: int, path_bytes: int, attributes: Attributes
     ) -> None:
-        """Count samples, and keep their attributes: their rows are those of the directory."""
+        """Count samples and record their attributes, in the row order of the directory."""
         if attributes:
             values = self._attributes.prepare(attributes, samples)
             self._attributes.append(values, self.sample_count)
@@ -341,9 +340,9 @@ class DatasetWriter:
         lengths: NDArray[np.int64],
         order: NDArray[np.uint64] | None,
     ) -> None:
-        """Pack samples into windows and start writing the full ones.
+        """Pack samples into windows and start writing the full windows.
 
-        What fails half-way cannot be taken back: the writer is aborted then.
+        A failure leaves a part of the samples packed, so it aborts the writer.
         """
         try:
             if self.description.layout == "shuffled":
@@ -363,7 +362,7 @@ class DatasetWriter:
         lengths: NDArray[np.int64],
         order: NDArray[np.uint64] | None,
     ) -> NDArray[Any]:
-        """Returns the locations, LOCATION[n_samples], in the order of offsets and lengths."""
+        """Return the locations, LOCATION[n_samples], in the order of offsets and lengths."""
         chunks = self._open_chunks()
         self._reserve()
         locations: NDArray[Any] = np.zeros(count, LOCATION)
@@ -395,18 +394,18 @@ class DatasetWriter:
     # ---- the end ---------------------------------------------------------------------------------
 
     def seal(self) -> DatasetInfo:
-        """Make what was added a dataset of the volume, at once and whole.
+        """Commit the added samples as one dataset, atomically.
 
-        A writer to which nothing was added makes an empty dataset; an import or the seal of a
-        mount's ``incoming`` does so only where it is asked to (``allow_empty``).
+        A writer without samples makes an empty dataset. An import, or the seal of a mount's
+        ``incoming``, does so only with ``allow_empty``.
 
         Returns:
             The new dataset.
 
         Raises:
-            DlfsError: as ``add``, and as committing raises; the volume is as it was (only a device
-                error in the very last writes leaves it to the next opening which generation it
-                has).
+            DlfsError: as ``add`` and as a commit; the volume is unchanged. Only after a device
+                error in the last writes does the next opening decide whether it has the new
+                generation.
             ClosedError: the writer has ended.
         """
         self._check_open()
@@ -422,7 +421,7 @@ class DatasetWriter:
         return describe_dataset(record, self._transaction.geometry)
 
     def _finish_data(self) -> tuple[AttributeExtent | None, FrozenParts]:
-        """Write the last window and the attributes; freeze the directory once all is durable."""
+        """Write the last window and the attributes; freeze the directory when all is durable."""
         chunks = self._open_chunks()
         rest = self._packer.address - chunks.address
         if rest:
@@ -434,7 +433,7 @@ class DatasetWriter:
         return extent, self._directory.freeze(self.uuid, data_bytes)
 
     def _write_attributes(self, chunks: ChunkWriter) -> AttributeExtent:
-        """Write the columns to chunks of their own, behind the samples."""
+        """Write the columns to separate chunks behind the samples."""
         address = chunks.address
         parts = self._attributes.freeze(self.uuid, self._directory.rows())
         self._reserve()
@@ -461,7 +460,7 @@ class DatasetWriter:
         )
 
     def abort(self) -> None:
-        """Give up: the volume stays as it was. Idempotent; does nothing after ``seal``."""
+        """Discard the new dataset. The volume is unchanged. Idempotent."""
         if self._state == "open":
             self._end("aborted", None)
 
@@ -483,12 +482,12 @@ class DatasetWriter:
     # ---- space -----------------------------------------------------------------------------------
 
     def _reserve(self) -> None:
-        """Keep what the samples so far need beside their data."""
+        """Reserve free chunks for the directory and the catalog of the samples so far."""
         overhead = self._overhead_chunks(self.sample_count, self._path_bytes)
         self._transaction.space.reserve = overhead
 
     def _overhead_chunks(self, samples: int, path_bytes: int) -> int:
-        """Chunks to keep for the attributes, the directory and the catalog."""
+        """Return the chunks to reserve for attributes, directory and catalog."""
         directory = samples * DIRECTORY_SAMPLE_BYTES + path_bytes + 10 * 4096
         chunk_bytes = self._transaction.geometry.chunk_bytes
         attributes = -(-self._attributes.size_bytes // chunk_bytes)

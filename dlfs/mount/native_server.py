@@ -250,7 +250,7 @@ class NativeMount:
         """Raise the error of a failure, which logs it."""
         loaded = await self._view.load(self._view.dataset(upcall.dataset))
         failure = upcall.failure
-        reader = loaded.dataset.access.reader
+        reader = loaded.dataset.session.reader
         if failure.member == native.NO_MEMBER:
             raise await trio.to_thread.run_sync(reader.explain_code, failure.code)
         raise await trio.to_thread.run_sync(reader.explain, failure)
@@ -280,11 +280,11 @@ class NativeMount:
             await trio.sleep(_UPKEEP_SECONDS)
             self._fuse.expire_cache(CACHE_SECONDS)
             for loaded in self._view.loaded():
-                loaded.dataset.access.reader.watch_members()
+                loaded.dataset.session.reader.watch_members()
 
 
 def _native_reader(loaded: LoadedDataset) -> NativeReader:
-    reader = loaded.dataset.access.reader.native
+    reader = loaded.dataset.session.reader.native
     if not isinstance(reader, NativeReader):
         raise NativeError(
             f"serve {loaded.dataset!r}: expected its devices in this process; use --fuse=pyfuse3"

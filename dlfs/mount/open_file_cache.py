@@ -45,11 +45,11 @@ class SampleSource(Protocol):
     def __getitem__(self, index: int, /) -> bytes:
         """Read one sample."""
 
-    def get_kept(self, index: int) -> bytes | None:
+    def get_if_cached(self, index: int) -> bytes | None:
         """Return a sample if it is in memory, without I/O."""
 
     @property
-    def access(self) -> DatasetSession:
+    def session(self) -> DatasetSession:
         """The open reader of the dataset."""
 
 
@@ -195,7 +195,7 @@ class OpenFileCache:
         sample.was_read = True
         async with sample.verify_lock:
             if sample.verified is None:
-                large = LargeSample(sample.source.access.reader, sample.index)
+                large = LargeSample(sample.source.session.reader, sample.index)
                 await trio.to_thread.run_sync(large.verify, limiter=self._large_reads)
                 sample.verified = large
         buffer = bytearray(max(0, min(size_bytes, sample.length_bytes - offset_bytes)))
@@ -262,6 +262,6 @@ def _from_memory(sample: OpenSample) -> bytes | None:
     if sample.length_bytes > SMALL_BYTES_MAX:
         return None
     try:
-        return sample.source.get_kept(sample.index)
+        return sample.source.get_if_cached(sample.index)
     except DlfsError:
         return None  # the read that follows raises the error

@@ -1,8 +1,9 @@
-"""Reading samples: batches on demand, and epochs read ahead.
+"""Reads samples: batches on demand, and epochs that are read ahead.
 
-``SampleReader`` reads one dataset through native code; a ``Batch`` is the samples of one read,
-where they landed; an ``Epoch`` gives the batches of one rank in the epoch's order. What can be
-wrong with a single sample is told by ``failures``.
+``SampleReader`` reads one dataset through native code (``ReaderBackend``), in this process or in a
+node service. A ``Batch`` has the samples of one read, in the memory into which they were read. An
+``Epoch`` gives the batches of one rank in the order of an epoch. ``failures`` describes samples
+that could not be read, and ``parts`` reads samples that are too large for a batch.
 """
 
 from dlfs.reader.batch import Batch

@@ -1,7 +1,7 @@
-"""What array the bytes of a sample are: the columns ``dlfs:dtype`` and ``dlfs:shape``.
+"""The array that a sample contains, as the columns ``dlfs:dtype`` and ``dlfs:shape`` describe it.
 
-Their strings are read from media, so they are looked at before numpy sees them: no Python objects,
-no structures, sizes that are numbers.
+The strings of these columns come from media. They are checked before numpy parses them: no Python
+objects, no structures, plain numbers as sizes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ DTYPE_COLUMN = "dlfs:dtype"
 SHAPE_COLUMN = "dlfs:shape"
 
 KINDS = "biufcmMSU"
-"""numpy's kinds of types that arrays of samples can have."""
+"""Kinds of numpy dtypes that arrays of samples can have."""
 
 DIMENSIONS_MAX = 32
-"""Of an array; numpy before 2 had no more."""
+"""Most dimensions of an array; numpy before 2 had no more."""
 
 _TEXT_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """Type and shape of a sample's array, its elements in row-major order."""
+    """Dtype and shape of a sample's array, whose elements are in row-major order."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -41,24 +41,24 @@ class ArrayForm:
 
     @property
     def length_bytes(self) -> int:
-        """Of the sample."""
+        """Length of the sample in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def texts(self) -> tuple[str, str]:
-        """As the columns have it: the type and the shape."""
+        """Dtype and shape as the two columns have them."""
         return self.dtype.str, ",".join(map(str, self.shape))
 
     @classmethod
     def of(cls, dtype: DTypeLike, shape: tuple[int, ...]) -> ArrayForm:
-        """The form of arrays of a type and a shape.
+        """Return the form of arrays with a dtype and a shape.
 
         Raises:
-            UsageError: there are no such arrays, or their type cannot be recorded.
+            UsageError: there are no such arrays, or their dtype cannot be stored.
         """
         try:
             element = np.dtype(dtype)
-        except (TypeError, ValueError, SyntaxError) as error:  # by what numpy makes of the text
+        except (TypeError, ValueError, SyntaxError) as error:  # numpy evaluates some texts
             raise UsageError(f"describe arrays: expected a numpy dtype, got {dtype!r}") from error
         if element.kind not in KINDS or not element.itemsize:
             raise UsageError(
@@ -70,7 +70,7 @@ class ArrayForm:
                 f"describe arrays: expected at most {DIMENSIONS_MAX} dimensions of 0 or more "
                 f"elements, got {shape}"
             )
-        # Such a length is no sample's, unless it is 0; and numpy makes no such array even then.
+        # Too long for a sample unless a dimension is 0, and numpy refuses it even then.
         others = math.prod(length for length in shape if length)
         if 0 in shape and others * element.itemsize > SAMPLE_BYTES_MAX:
             raise UsageError(
@@ -81,10 +81,10 @@ class ArrayForm:
 
     @classmethod
     def parse(cls, dtype: str, shape: str) -> ArrayForm:
-        """Read what ``texts`` gives.
+        """Parse the values of the two columns, as ``texts`` gives them.
 
         Raises:
-            UsageError: it is nothing of the kind.
+            UsageError: they describe no array.
         """
         lengths = shape.split(",") if shape else []
         if len(dtype) > _TEXT_MAX or len(shape) > _TEXT_MAX:
@@ -97,18 +97,18 @@ class ArrayForm:
 def forms_of(
     table: AttributeTable, indices: NDArray[Any]
 ) -> tuple[list[ArrayForm], NDArray[np.intp]]:
-    """What arrays some samples are.
+    """Return the forms of some samples' arrays.
 
     Args:
-        table: of the dataset.
-        indices: of the samples, ``[n]``, at least one.
+        table: columns of the dataset.
+        indices: indices of the samples, ``[n]``, at least one.
 
     Returns:
-        The different forms, and for each sample which one it has, ``intp[n]``.
+        The different forms, and the position of each sample's form among them, ``intp[n]``.
 
     Raises:
         UsageError: a sample is no array; the message names it.
-        FormatError: the columns say what cannot be.
+        FormatError: the columns have invalid values.
     """
     if DTYPE_COLUMN not in table or SHAPE_COLUMN not in table:
         raise UsageError(

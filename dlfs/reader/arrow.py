@@ -1,10 +1,10 @@
-"""A batch as an Arrow array, without copying its samples.
+"""Makes an Arrow array of a batch without copying its samples.
 
-Samples lie in a batch in the order of the device, with gaps between them, so Arrow's type for them
+Samples lie in a batch in the order of the device, with gaps between them. The Arrow type for that
 is the binary view: an array of 16-byte views, each with the length, the first four bytes and the
-place of one sample. A place is a data buffer and an offset of 31 bits in it; windows of the
-batch's memory, 1 GiB apart, are those buffers. Samples of up to 12 bytes are copied into their
-views, as the type demands.
+location of one sample. A location is the number of a data buffer and an offset of 31 bits in it.
+The buffers are windows of 1 GiB of the batch's memory. Samples of up to 12 bytes are copied into
+their views, as the type requires.
 
 Source: Arrow Columnar Format 1.4, "Variable-size Binary View Layout".
 """
@@ -33,19 +33,19 @@ LENGTH_BYTES_MAX = (1 << 31) - 1
 def binary_views(
     memory: memoryview, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> pyarrow.Array[Any]:
-    """Make an Arrow array of samples that stay where they are.
+    """Make an Arrow array of samples that stay in their memory.
 
     Args:
-        memory: what they lie in; the array keeps it alive.
-        offsets: ``int64[n]``, of each in the memory.
-        lengths: ``int64[n]``, in bytes; negative for what becomes null.
+        memory: memory of the samples; the array keeps it alive.
+        offsets: offset of each sample in the memory, ``int64[n]``.
+        lengths: length of each sample in bytes, ``int64[n]``; negative for null.
 
     Returns:
         ``binary_view[n]``.
 
     Raises:
         UsageError: pyarrow is not installed.
-        LimitError: a sample is over 2 GiB - 1 long.
+        LimitError: a sample is longer than 2 GiB - 1.
     """
     try:
         import pyarrow
@@ -71,7 +71,7 @@ def binary_views(
 def _views(
     memory: memoryview, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[Any]:
-    """The views of samples, ``VIEW[n]``."""
+    """Return the views of some samples, ``VIEW[n]``."""
     views = np.zeros(len(lengths), VIEW)
     views["length"] = np.maximum(lengths, 0)
     far = lengths > INLINE_BYTES_MAX

@@ -1,9 +1,9 @@
-"""The samples of one read, where they landed.
+"""``Batch``: the samples of one read, in the memory into which they were read.
 
-A batch is one buffer with the offset and length of each sample in it. The buffer is memory that the
-reader lends: it stays as it is while the batch or any view of it is alive, and goes back to the
-reader when the last one is gone. Batches kept for long are memory that the reader cannot read ahead
-into; ``pack`` copies one out.
+A batch is one buffer with the offset and length of each sample. The buffer belongs to the reader,
+which does not change it while the batch or a view of it is alive. The memory returns to the reader
+with the last of them. The reader cannot use the memory of retained batches for reading ahead;
+``pack`` copies a batch out of it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Samples in the order in which they were asked for.
+    """Samples in the order of the indices that were read.
 
     Attributes:
-        indices: ``uint64[n]``, of each sample.
-        offsets: ``int64[n]``, of each sample in ``data``.
-        lengths: ``int64[n]``, of each sample in bytes; -1 for one that failed.
-        failures: the samples that could not be read; empty unless ``on_error`` let them pass.
+        indices: index of each sample, ``uint64[n]``.
+        offsets: offset of each sample in ``data``, ``int64[n]``.
+        lengths: length of each sample in bytes, ``int64[n]``; -1 for one that failed.
+        failures: samples that could not be read; empty unless ``on_error`` allows failures.
 
     Threads: any at once; ``release`` by one.
     """
@@ -43,7 +43,7 @@ class Batch:
     def __init__(
         self,
         native: NativeBatch,
-        keep: npt.NDArray[np.bool_] | None = None,
+        readable: npt.NDArray[np.bool_] | None = None,
         failures: tuple[SampleFailure, ...] = (),
         attributes: Callable[[], AttributeTable] | None = None,
         *,
@@ -53,9 +53,9 @@ class Batch:
         self._attributes = attributes
         self._native: NativeBatch | None = native
         self._memory: memoryview | None = memoryview(native.memory).cast("B").toreadonly()
-        self.indices = native.indices if keep is None else native.indices[keep]
-        self.offsets = native.offsets if keep is None else native.offsets[keep]
-        self.lengths = native.lengths if keep is None else native.lengths[keep]
+        self.indices = native.indices if readable is None else native.indices[readable]
+        self.offsets = native.offsets if readable is None else native.offsets[readable]
+        self.lengths = native.lengths if readable is None else native.lengths[readable]
         self.failures = failures
 
     @property
@@ -74,7 +74,7 @@ class Batch:
         return len(self.indices)
 
     def __getitem__(self, position: int) -> memoryview:
-        """The bytes of the sample at a position of the batch, without a copy, read-only.
+        """Return the bytes of the sample at a position of the batch, read-only and without a copy.
 
         Raises:
             IndexError: there is no such position.
@@ -89,19 +89,19 @@ class Batch:
             yield memory[offset:end]
 
     def tobytes(self, position: int) -> bytes:
-        """A copy of one sample."""
+        """Return a copy of one sample."""
         return bytes(self[position])
 
     def to_list(self) -> list[bytes]:
-        """A copy of every sample."""
+        """Return a copy of every sample."""
         return [bytes(view) for view in self]
 
     def pack(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """Copy the samples one behind the other.
+        """Copy the samples to one array, one after the other.
 
         Returns:
-            The bytes, ``uint8[sum of lengths]``, and ``int64[n + 1]`` offsets around the samples:
-            the layout of an Arrow binary array.
+            The bytes, ``uint8[sum of lengths]``, and the ``int64[n + 1]`` offsets around the
+            samples: the layout of an Arrow binary array.
         """
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(np.maximum(self.lengths, 0), out=offsets[1:])
@@ -112,17 +112,17 @@ class Batch:
     def stack(
         self, dtype: npt.DTypeLike = np.uint8, shape: tuple[int, ...] | None = None
     ) -> npt.NDArray[Any]:
-        """Copy samples of one length into one array.
+        """Copy samples of equal length to one array.
 
         Args:
-            dtype: of the elements.
-            shape: of one sample; one dimension by default.
+            dtype: dtype of the elements.
+            shape: shape of one sample; one dimension by default.
 
         Returns:
             ``dtype[n, *shape]``, contiguous.
 
         Raises:
-            UsageError: the lengths differ, or are not what dtype and shape need.
+            UsageError: the lengths differ, or do not fit dtype and shape.
         """
         element = np.dtype(dtype)
         length = int(self.lengths[0]) if len(self) else 0
@@ -147,18 +147,18 @@ class Batch:
     def arrays(self, *, stack: Literal[False]) -> list[npt.NDArray[Any]]: ...
 
     def arrays(self, *, stack: bool = True) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-        """The samples as the arrays that the columns ``dlfs:dtype`` and ``dlfs:shape`` say.
+        """Return the samples as the arrays that ``dlfs:dtype`` and ``dlfs:shape`` describe.
 
         Args:
-            stack: copy them into one array: all must be of one type and shape. Else give a list of
-                views of the batch's memory.
+            stack: True to copy them to one array, which requires one dtype and shape; False for a
+                list of views of the batch's memory.
 
         Returns:
             ``dtype[n, *shape]``, contiguous; or with ``stack=False`` a list of read-only views.
 
         Raises:
-            UsageError: a sample is no array, failed, or has another length than its type and shape
-                need, or they differ and are to be stacked; the message names it.
+            UsageError: a sample is no array, has failed or has a wrong length, or the forms differ
+                and are to be stacked; the message names the sample.
             DlfsError: the columns cannot be read.
         """
         forms, chosen = self._forms()
@@ -187,7 +187,7 @@ class Batch:
         ]
 
     def _forms(self) -> tuple[list[ArrayForm], npt.NDArray[np.intp]]:
-        """What arrays there are, and which of them each sample is."""
+        """Return the different forms of the arrays, and the form number of each sample."""
         if self._attributes is None:
             raise UsageError("read arrays: expected a dataset's batch, got one of a bare reader")
         if not len(self):
@@ -195,17 +195,17 @@ class Batch:
         return forms_of(self._attributes(), self.indices)
 
     def pad(self, length_bytes: int | None = None, fill: int = 0) -> npt.NDArray[np.uint8]:
-        """Copy samples of any lengths into the rows of one array.
+        """Copy samples of any lengths to the rows of one array.
 
         Args:
-            length_bytes: of a row; that of the longest sample by default.
-            fill: the byte behind a sample that is shorter, and all of one that failed, 0..255.
+            length_bytes: length of a row; by default that of the longest sample.
+            fill: value of the bytes behind a shorter sample, and of a failed sample's row, 0..255.
 
         Returns:
-            ``uint8[n, length_bytes]``, contiguous; ``lengths`` says where each sample ends.
+            ``uint8[n, length_bytes]``, contiguous; ``lengths`` has the end of each sample.
 
         Raises:
-            UsageError: a sample is longer than a row, or fill is no byte.
+            UsageError: a sample is longer than a row, or ``fill`` is no byte.
         """
         longest = int(self.lengths.max(initial=0))
         row_bytes = longest if length_bytes is None else length_bytes
@@ -219,22 +219,22 @@ class Batch:
         return padded
 
     def to_arrow(self) -> pyarrow.Array[Any]:
-        """The samples as an Arrow array, without a copy.
+        """Return the samples as an Arrow array, without a copy.
 
-        The array keeps the batch's memory, also when the batch is released. Where Arrow has no
-        function for views yet, ``cast(pyarrow.large_binary())`` copies.
+        The array keeps the batch's memory, even after ``release``. For Arrow functions that do not
+        support views yet, ``cast(pyarrow.large_binary())`` makes a copy.
 
         Returns:
             ``binary_view[n]``; null for a sample that failed.
 
         Raises:
             UsageError: pyarrow is not installed.
-            LimitError: a sample is over 2 GiB - 1 long.
+            LimitError: a sample is longer than 2 GiB - 1.
         """
         return binary_views(self._open(), self.offsets, self.lengths)
 
     def release(self) -> None:
-        """Drop this batch's hold on its memory now; views taken from it keep theirs. Idempotent."""
+        """Release the batch's memory now; views of it stay valid. Idempotent."""
         self._native = None
         self._memory = None
 

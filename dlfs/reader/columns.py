@@ -1,6 +1,7 @@
-"""What a dataset says of its samples beside their bytes: columns of attributes, by index.
+"""Access to the columns of a dataset: attributes of its samples, by index.
 
-Two of these columns say what arrays the samples are, and they can be read as such.
+The columns ``dlfs:dtype`` and ``dlfs:shape`` describe samples that are arrays, which can be read as
+such.
 
 Threads: any at once.
 """
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class ColumnAccess(ABC):
-    """The columns of what has an ``AttributeTable``: a base of ``Dataset``."""
+    """Base class of ``Dataset`` with the methods for columns and arrays."""
 
     @property
     @abstractmethod
     def attributes(self) -> AttributeTable:
-        """The columns as they are stored."""
+        """Columns of attributes as stored."""
 
     @abstractmethod
     def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
@@ -35,19 +36,19 @@ class ColumnAccess(ABC):
 
     @property
     def columns(self) -> dict[str, np.dtype[Any]]:
-        """The columns of attributes: the dtype that ``column`` gives, by name."""
+        """Dtype of each column of attributes, by name, as ``column`` returns it."""
         return self.attributes.dtypes
 
     def column(self, name: str, indices: ArrayLike | None = None) -> NDArray[Any]:
-        """A column of attributes: a value for each sample.
+        """Return a column of attributes: one value for each sample.
 
         Args:
-            name: of the column.
-            indices: of the samples wanted; all in index order by default.
+            name: name of the column.
+            indices: indices of the samples; by default all in index order.
 
         Returns:
-            ``dtype[n]``, read-only: numbers and bools without a copy when all are wanted; strings
-            as an ``object`` array of ``str``.
+            ``dtype[n]``, read-only. A whole column of numbers or bools is not copied. Strings are
+            an ``object`` array of ``str``.
 
         Raises:
             NotFoundError: there is no such column.
@@ -59,7 +60,7 @@ class ColumnAccess(ABC):
         return self.attributes.column(name, indices)
 
     def attributes_to_arrow(self) -> pyarrow.Table:
-        """All columns as an Arrow table, in index order, without a copy of what is not bool.
+        """Return all columns as an Arrow table, in index order; only bools are copied.
 
         Raises:
             UsageError: pyarrow is not installed.
@@ -78,36 +79,37 @@ class ColumnAccess(ABC):
     def read_arrays(
         self, indices: ArrayLike, *, stack: bool = True
     ) -> NDArray[Any] | list[NDArray[Any]]:
-        """Read samples as the arrays that they are; see ``Batch.arrays``.
+        """Read samples as the arrays that they contain; see ``Batch.arrays``.
 
         Args:
             indices: integers 0..N-1, one dimension.
-            stack: into one array: all must be of one type and shape. Else a list.
+            stack: True to copy them to one array, which requires one dtype and shape; False for a
+                list.
 
         Returns:
             ``dtype[n, *shape]``, or with ``stack=False`` a list of read-only views.
 
         Raises:
-            UsageError: a sample is no array, its length is not that of its type and shape, or they
-                differ and are to be stacked; the message names it.
+            UsageError: a sample is no array or has a wrong length, or the forms differ and are to
+                be stacked; the message names the sample.
             DlfsError: as ``read`` and ``column``.
         """
         batch = self.read(indices)
         return batch.arrays() if stack else batch.arrays(stack=False)
 
     def array(self, index: int) -> NDArray[Any]:
-        """Read one sample as the array that it is, read-only.
+        """Read one sample as the array that it contains, read-only.
 
         Args:
-            index: of the sample; negative ones count from the end.
+            index: index of the sample; negative indices count from the end.
 
         Raises:
             IndexError: there is no such sample.
-            UsageError: it is no integer; or as ``read_arrays``.
+            UsageError: the index is no integer; or as ``read_arrays``.
             DlfsError: as ``read_arrays``.
         """
         return self.read([self._position(index)]).arrays(stack=False)[0]
 
     @abstractmethod
     def _position(self, index: object) -> int:
-        """The index of a sample, 0..N-1, of one that may count from the end."""
+        """Return the index 0..N-1 for an index that may count from the end."""

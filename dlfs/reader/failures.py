@@ -1,4 +1,4 @@
-"""Samples that could not be read: what is known of them, and the error that tells it."""
+"""Describes samples that could not be read, and makes their errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dlfs.wording import quote
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What errors call the things that a reader reads.
+    """The names that errors use for a dataset and its members.
 
     Attributes:
-        dataset: its name.
-        members: the members' device URIs, in member order.
+        dataset: name of the dataset.
+        members: device URIs of the members, in order.
     """
 
     dataset: str
@@ -28,18 +28,18 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class SampleFailure:
-    """A sample that could not be read, and why.
+    """A sample that could not be read, and the reason.
 
     Attributes:
-        dataset: its dataset's name.
-        path: its path; ``?`` when the directory's names cannot be read either.
-        index: its index.
-        position: where it stood in the batch that was asked for.
-        member: the member's device URI.
-        offset_bytes: where the sample starts on the member.
-        length_bytes: of the sample.
-        reason: what happened, for people.
-        code: libdlfs's code.
+        dataset: name of the dataset.
+        path: path of the sample; ``?`` if the directory's names cannot be read either.
+        index: index of the sample.
+        position: position of the sample in the batch that was requested.
+        member: device URI of the member.
+        offset_bytes: offset of the sample on the member, in bytes.
+        length_bytes: length of the sample in bytes.
+        reason: description of the failure.
+        code: error code of libdlfs.
     """
 
     dataset: str
@@ -59,10 +59,10 @@ class SampleFailure:
         )
 
     def error(self, others: int = 0) -> DlfsError:
-        """The typed error of this failure.
+        """Return the typed error of this failure.
 
         Args:
-            others: how many more samples of the same read failed.
+            others: number of other samples of the same read that failed.
         """
         more = f" (and {others} more of this batch)" if others else ""
         return error_for(self.code, f"read {self}{more}")
@@ -71,12 +71,12 @@ class SampleFailure:
 def describe_failures(
     failures: Sequence[NativeFailure], directory: FrozenDirectory, where: Where
 ) -> tuple[SampleFailure, ...]:
-    """Name the samples, members and reasons of what libdlfs reported."""
+    """Add the path, member and reason to the failures that libdlfs reported."""
     return tuple(_describe(failure, directory, where) for failure in failures)
 
 
 def _name(directory: FrozenDirectory, index: int) -> bytes:
-    """The path of a sample; ``?`` when that is lost too."""
+    """Return the path of a sample; ``?`` if the names cannot be read."""
     try:
         return directory.name(index)
     except (DeviceError, FormatError):

@@ -1,13 +1,13 @@
-"""Samples that are larger than the memory there is for them: into a caller's buffer, or in pieces.
+"""Reads samples that are larger than the memory for them: into a caller's buffer, or in pieces.
 
-A sample of up to ``WHOLE_BYTES_MAX`` is read as a batch of one: verified before anybody sees it. A
-larger one is read part by part, never twice in memory. Its checksum is that of the whole sample, so
-that it is known to be right only when the last part has come: a buffer is filled, and then
-verified; of pieces, the last one is given only if the checksum is right.
+A sample of up to ``WHOLE_BYTES_MAX`` is read as a batch of one and verified before the caller gets
+it. A larger sample is read part by part and has no second copy in memory. Its checksum covers the
+whole sample, so that it is verified only after the last part. A buffer is filled and then verified.
+Of pieces, the last one is returned only if the checksum is right.
 
-Where there are copies, a wrong checksum is met by reading around each member in turn, as batches
-do; a sample that is given in pieces is therefore read through once before, to find out which
-member to leave out.
+With replicas, a sample with a wrong checksum is read again without each member in turn, as in
+batches. A sample that is returned in pieces is therefore first read through once, to find the
+member to avoid.
 
 Threads: any at once.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dlfs.reader.reader import SampleReader
 
 WHOLE_BYTES_MAX = 64 * MIB
-"""Longest sample that is read as a whole where pieces of it are wanted, in bytes."""
+"""Longest sample that is read as a whole although pieces are requested, in bytes."""
 
 PIECE_BYTES = 8 * MIB
 """Length of a piece, in bytes."""
@@ -58,11 +58,11 @@ def writable_view(buffer: Buffer) -> memoryview:
 
 
 class LargeSample:
-    """One sample, read part by part.
+    """One sample that is read part by part.
 
     Args:
-        reader: of its dataset.
-        index: of the sample, 0..N-1.
+        reader: reader of the dataset.
+        index: index of the sample, 0..N-1.
     """
 
     def __init__(self, reader: SampleReader, index: int) -> None:
@@ -74,13 +74,16 @@ class LargeSample:
         self._avoided_member: int | None = None
 
     def read_part(self, buffer: memoryview, offset_bytes: int) -> None:
-        """Fill a buffer from an offset of the sample on; right if ``verify`` found it so.
+        """Fill a buffer from an offset of the sample on. The bytes are right if ``verify``
+        succeeded.
 
         Raises:
             DeviceError, FormatError: the sample cannot be read.
             StaleError: the dataset was removed.
         """
-        for start in range(0, buffer.nbytes, PIECE_BYTES):  # Ctrl-C is answered between two
+        for start in range(
+            0, buffer.nbytes, PIECE_BYTES
+        ):  # a pending Ctrl-C is handled between two
             piece = buffer[start : start + PIECE_BYTES]
             part = SamplePart(self.index, offset_bytes + start, self._avoided_member)
             self._found = self._reader.native.read_part(part, piece)
@@ -106,17 +109,17 @@ class LargeSample:
         self._read_right(read)
 
     def verify(self) -> None:
-        """Read the sample through, in bounded memory; parts are read from right copies then.
+        """Read the sample through in bounded memory; later parts are read from right copies.
 
         Raises:
             DlfsError: as ``read_whole``.
         """
 
         def read() -> int:
-            room = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
+            memory = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
             crc = 0
             for start in range(0, self.length_bytes, PIECE_BYTES):
-                piece = room[: self.length_bytes - start]
+                piece = memory[: self.length_bytes - start]
                 self.read_part(piece, start)
                 crc = crc32c(piece, crc)
             return crc
@@ -124,19 +127,20 @@ class LargeSample:
         self._read_right(read)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Give the sample in pieces of ``PIECE_BYTES``, the last one when all have proved right.
+        """Return the sample in pieces of ``PIECE_BYTES``, the last one after the sample is
+        verified.
 
-        A piece is valid until the next one is asked for.
+        A piece is valid until the next one is requested.
 
         Raises:
             DlfsError: as ``read_whole``.
         """
         if self._reader.has_copies:
             self.verify()
-        room = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
+        memory = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
         crc, start = 0, 0
         while start < self.length_bytes:
-            piece = room[: self.length_bytes - start]
+            piece = memory[: self.length_bytes - start]
             self.read_part(piece, start)
             crc = crc32c(piece, crc)
             start += piece.nbytes
@@ -145,14 +149,14 @@ class LargeSample:
             yield piece.toreadonly()
 
     def _read_right(self, read: Callable[[], int]) -> None:
-        """Read until the checksum is right, leaving out one member after the other.
+        """Read until the checksum is right, avoiding one member after the other.
 
         Args:
             read: reads the sample, and returns its CRC32C.
 
         Raises:
-            ChecksumError: it never is.
-            DlfsError: the first try failed.
+            ChecksumError: no reading is right.
+            DlfsError: the first reading failed.
         """
         self._avoided_member = None
         first = crc = read()
@@ -169,27 +173,27 @@ class LargeSample:
             raise self._damaged(first, 0) from problem
 
     def _members(self) -> list[int | None]:
-        """The members to leave out in turn; with one copy, none of them, for one more try."""
+        """Return the members to avoid in turn; without replicas None, for one retry."""
         return list(range(self._reader.member_count)) if self._reader.has_copies else [None]
 
-    def _damaged(self, crc: int, given_bytes: int) -> DlfsError:
-        assert self._found is not None  # something of it was read
+    def _damaged(self, crc: int, returned_bytes: int) -> DlfsError:
+        assert self._found is not None  # a part of it was read
         failure = replace(self._found, code=abi.E_CHECKSUM, crc_got=crc)
         error = self._reader.explain(failure)
-        if given_bytes and isinstance(error, ChecksumError):
+        if returned_bytes and isinstance(error, ChecksumError):
             error.add_note(
-                f"the first {format_bytes(given_bytes)} of it were given out before that was known"
+                f"the first {format_bytes(returned_bytes)} of it were given out before that was known"
             )
         return error
 
 
 def is_large(reader: SampleReader, index: int) -> bool:
-    """Return True if a sample is to be read part by part."""
+    """Return True if a sample is read part by part."""
     return int(reader.directory.lengths([index])[0]) > WHOLE_BYTES_MAX
 
 
 def read_bytes(reader: SampleReader, index: int) -> bytes:
-    """Read a large sample, its only copy in memory being what is returned.
+    """Read a large sample; the returned bytes are its only copy in memory.
 
     Raises:
         DlfsError: as ``LargeSample.read_whole``.

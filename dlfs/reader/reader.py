@@ -1,8 +1,10 @@
-"""Reads the samples of one dataset: verified batches, on demand or an epoch at a time.
+"""Reads the samples of one dataset as verified batches.
 
-Native code does the work (``native/src/reader/``, ``native/src/stream/``); here its failures
-become typed errors or, where the caller wants it, samples that are left out or replaced. Every
-sample's CRC32C is verified before its bytes are seen.
+A ``SampleReader`` calls a ``ReaderBackend`` (``native/src/reader/``, ``native/src/stream/``). It
+raises the failures of the backend as typed errors, or leaves failed samples out or replaces them.
+The CRC32C of every sample is verified before the caller gets its bytes.
+
+Threads: any at once.
 """
 
 from __future__ import annotations
@@ -32,39 +34,40 @@ from dlfs.sequence import Sequence as EpochSequence
 from dlfs.units import KIB, MIB
 
 MEMORY_CHUNKS_MIN = 4
-"""libdlfs wants memory for at least this many chunks."""
+"""Smallest sample memory that libdlfs accepts, in chunks."""
 
 MEMORY_CHUNKS_MAX = (1 << 31) - 1
-"""libdlfs numbers the chunks of its memory with 31 bits."""
+"""Largest sample memory, in chunks: libdlfs numbers them with 31 bits."""
 
 DEPTH_MAX = 4096
 """Most operations in flight per member and thread (``DLFS_DEPTH_MAX``)."""
 
 TIMEOUT_MS = 30_000
-"""For one read with all its retries, unless a device's own time-outs are longer."""
+"""Timeout of one read with all its retries, in milliseconds, unless a device has longer ones."""
 
 GRACE_MS = 1_000
-"""Beyond a device's own time-outs."""
+"""Time added to the timeouts of a device, in milliseconds."""
 
 REPLACEMENTS_MAX = 16
-"""Samples tried in place of a bad one before it is an error after all."""
+"""Most rounds of replacing failed samples before the read fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """How a dataset is read.
+    """Options of a reader.
 
     Attributes:
-        memory_bytes: budget of this reader, which is one open dataset in one process, in bytes:
-            samples that are cached, read ahead and lent to batches; at least four chunks are used.
+        memory_bytes: sample memory of this reader, in bytes: samples that are cached, read ahead
+            and pinned by batches; at least four chunks are used. A reader is one open dataset in
+            one process.
         depth: operations in flight per member and thread, 1..4096.
-        gap_bytes: two samples nearer than this are read by one request: about what a device moves
-            in the time that one more request costs.
-        retry_count: tries after the first of a read that failed or brought a wrong checksum.
-        timeout_ms: for one read, or one batch of an epoch, with all its retries; where there are
-            copies, another one is read when a member is silent for a sixteenth of it. A large read
-            that comes bit by bit may take 4 s more for each MiB. See ``read_timeout_ms``.
-        shared: the sample memory lies in a file without a name, for channels to other processes.
+        gap_bytes: largest gap between two samples that one request reads, in bytes: about the bytes
+            that a device transfers in the time of one more request.
+        retry_count: retries of a read that failed or returned a wrong checksum.
+        timeout_ms: timeout of one read, or of one batch of an epoch, with all its retries, in
+            milliseconds. With replicas, another copy is read after a sixteenth of it. A slow large
+            read gets 4 s more for each MiB. See ``read_timeout_ms``.
+        shared: True to allocate the sample memory in an unnamed file, for other processes.
     """
 
     memory_bytes: int = 256 * MIB
@@ -76,10 +79,10 @@ class ReaderOptions:
 
 
 def read_timeout_ms(devices: Sequence[BlockDevice]) -> int:
-    """How long to wait for a read before it is reported: ``TIMEOUT_MS``, or more.
+    """Return the timeout of a read in milliseconds: ``TIMEOUT_MS``, or more for slow devices.
 
-    A device that is told to look for its target for longer (``reconnect_ms`` of its URI) is given
-    that time, and ``GRACE_MS`` to say itself what happened: its own error is the better one.
+    A device that tries longer to reconnect to its target (``reconnect_ms`` of its URI) gets that
+    time and ``GRACE_MS``, so that its own error, which says more, is raised.
     """
     operation_timeout_ms = max((device.operation_timeout_ms for device in devices), default=0)
     return max(TIMEOUT_MS, operation_timeout_ms + GRACE_MS if operation_timeout_ms else 0)
@@ -95,15 +98,15 @@ def make_native_reader(
     """Make the native reader of a dataset.
 
     Args:
-        devices: the members' devices, in member order; None for one that cannot be had.
-        geometry: of the volume.
-        runs: of the dataset's data, in order.
-        directory: of the dataset.
-        options: how to read.
+        devices: devices of the members, in order; None for a missing member.
+        geometry: geometry of the volume.
+        runs: chunk runs of the dataset's data, in order.
+        directory: sample directory of the dataset.
+        options: options of the reader.
 
     Raises:
         UsageError: an option is out of range.
-        LimitError: so much memory cannot be addressed.
+        LimitError: the sample memory is too large to address.
     """
     memory_bytes_max = MEMORY_CHUNKS_MAX * geometry.chunk_bytes
     if options.memory_bytes > memory_bytes_max:
@@ -130,23 +133,24 @@ def make_native_reader(
 
 
 class SampleReader:
-    """Reads one dataset.
+    """Reads the samples of one dataset.
 
     Args:
-        native: what reads; closed with this object.
-        geometry: of the volume.
-        directory: of the dataset.
-        where: what errors call dataset and members.
-        diagnose: asked when samples failed; the error that explains it (StaleError), or None.
-        on_loss: told the number of a member that was lost, with the reason, or that is back, with
+        native: backend that reads, local or of a service; closed with this object.
+        geometry: geometry of the volume.
+        directory: sample directory of the dataset.
+        where: names of the dataset and its members in errors.
+        diagnose: called after samples failed; returns the error that explains it (StaleError), or
             None.
+        on_member_change: called with the number of a member and the reason of its loss, or with
+            None when it has returned.
 
     Attributes:
-        native: as given.
-        directory: as given.
-        chunk_bytes: of the volume.
-        has_copies: whether every chunk lies on more than one member.
-        attributes: gives the dataset's columns, for batches of arrays; None: it has none.
+        native: backend that reads.
+        directory: sample directory of the dataset.
+        chunk_bytes: chunk size of the volume, in bytes.
+        has_copies: True if every chunk lies on several members.
+        attributes: returns the columns of the dataset, for batches of arrays; None without columns.
 
     Threads: any at once.
     """
@@ -160,28 +164,27 @@ class SampleReader:
         directory: FrozenDirectory,
         where: Where,
         diagnose: Callable[[], DlfsError | None] | None = None,
-        on_loss: Callable[[int, str | None], None] = lambda _number, _reason: None,
+        on_member_change: Callable[[int, str | None], None] = lambda _number, _reason: None,
     ) -> None:
         self.directory = directory
         self.chunk_bytes = geometry.chunk_bytes
         self._where = where
         self._diagnose = diagnose
-        self._on_loss = on_loss
+        self._on_loss = on_member_change
         self._lost = 0
         self.has_copies = geometry.replicas > 1
         self.native = native
 
     def read(self, indices: npt.ArrayLike, *, on_error: OnError = "raise") -> Batch:
-        """Read samples as one batch, in the order asked for; an index may occur more than once.
+        """Read samples as one batch, in the order of the indices.
 
         Args:
-            indices: integers, ``[n]``, each 0..N-1.
-            on_error: ``raise``; ``skip`` leaves bad samples out; ``replace`` reads the next good
-                one in path order instead. What was skipped or replaced is in the batch's
-                ``failures``.
+            indices: integers 0..N-1, ``[n]``; an index may occur more than once.
+            on_error: ``raise``; ``skip`` leaves failed samples out; ``replace`` reads the next
+                readable sample in path order instead. The ``failures`` of the batch list both.
 
         Raises:
-            UsageError: an index is out of range, or there is no such policy.
+            UsageError: an index is out of range, or the policy is unknown.
             ChecksumError, DeviceError, FormatError: a sample cannot be read.
             StaleError: the dataset was removed.
         """
@@ -198,7 +201,7 @@ class SampleReader:
         """Read one sample.
 
         Args:
-            index: 0..N-1.
+            index: index of the sample, 0..N-1.
 
         Raises:
             UsageError: the index is out of range.
@@ -216,14 +219,14 @@ class SampleReader:
             return found
         if parts.is_large(self, index):
             return parts.read_bytes(self, index)
-        with self.read([index]) as batch:  # it is large, or failed: once more, for the whole story
+        with self.read([index]) as batch:  # a large or failed sample: this read has its error
             return batch.tobytes(0)
 
-    def get_kept(self, index: int) -> bytes | None:
-        """One sample of at most 1 MiB if it is in memory; None if it would have to be waited for.
+    def get_if_cached(self, index: int) -> bytes | None:
+        """Return a sample of at most 1 MiB if it is cached; None if it must be read first.
 
         Args:
-            index: 0..N-1.
+            index: index of the sample, 0..N-1.
         """
         return self.native.get(index, cached_only=True)
 
@@ -232,12 +235,12 @@ class SampleReader:
         return self.native.stream(sequence.native, options)
 
     def build_batch(self, native: NativeBatch, on_error: OnError) -> Batch:
-        """Turn what libdlfs read into a batch, with the policy for samples that failed."""
+        """Make a batch of what libdlfs read, and apply the policy to failed samples."""
         if native.lost_members != self._lost:
             self.watch_members()
         if not native.failures:
             return Batch(native, attributes=self.attributes, dataset=self._where.dataset)
-        diagnosis = self.diagnose()  # first: a removed dataset may have lost its names too
+        diagnosis = self.diagnose()  # first, as a removed dataset may have lost its names, too
         if diagnosis is not None:
             raise diagnosis
         failures = describe_failures(native.failures, self.directory, self._where)
@@ -250,13 +253,13 @@ class SampleReader:
     def _batch(
         self,
         native: NativeBatch,
-        keep: npt.NDArray[np.bool_] | None = None,
+        readable: npt.NDArray[np.bool_] | None = None,
         failures: tuple[SampleFailure, ...] = (),
     ) -> Batch:
-        return Batch(native, keep, failures, self.attributes, dataset=self._where.dataset)
+        return Batch(native, readable, failures, self.attributes, dataset=self._where.dataset)
 
     def watch_members(self) -> None:
-        """Tell of members that were lost since the last look, or are back."""
+        """Report the members that were lost, or have returned, since the last call."""
         lost = self.native.lost_members()
         changed, self._lost = lost ^ self._lost, lost
         for number in range(changed.bit_length()):
@@ -265,23 +268,23 @@ class SampleReader:
                 self._on_loss(number, reason)
 
     def diagnose(self) -> DlfsError | None:
-        """What explains that samples fail: StaleError when the dataset was removed, else None."""
+        """Return the error that explains failed samples: StaleError after a removal, else None."""
         return self._diagnose() if self._diagnose is not None else None
 
     def explain(self, failure: NativeFailure) -> DlfsError:
-        """The error that tells of a failure which libdlfs reported to others than this object."""
+        """Return the error for a failed sample that libdlfs reported to another caller."""
         self.watch_members()
         return (
             self.diagnose() or describe_failures([failure], self.directory, self._where)[0].error()
         )
 
     def explain_code(self, code: int) -> DlfsError:
-        """Likewise, of a read that failed as a whole, or of the directory."""
+        """Return the error for an error code of a whole read, or of the directory."""
         self.watch_members()
         return self.diagnose() or error_for(code, f"read dataset {self._where.dataset!r}")
 
     def _replace(self, native: NativeBatch, failures: tuple[SampleFailure, ...]) -> Batch:
-        """Read the batch again with the next index in place of each that failed."""
+        """Read the batch again, with the next index in place of each failed one."""
         indices = native.indices.copy()
         bad = list(failures)
         for _ in range(REPLACEMENTS_MAX):
@@ -296,16 +299,16 @@ class SampleReader:
         raise bad[-1].error()
 
     def stats(self) -> dict[str, int]:
-        """Counters since the reader was opened, by their names in ``dlfs_reader_stats``."""
+        """Return the counters since the reader was opened, by their ``dlfs_reader_stats`` names."""
         return self.native.stats()
 
     def member_stats(self) -> list[dict[str, Any]]:
-        """Counters of each member's reads since the reader was opened, in member order.
+        """Return the counters of each member's reads since the reader was opened, by member number.
 
         Returns:
-            ``uri``, ``lost``, and what ``dlfs_member_stats`` has: ``reads``, ``read_bytes``,
-            ``errors``, ``latency_ns`` (the sum) and ``latency``, the numbers of reads that took
-            less than 2, 4, 8, ... us.
+            For each member ``uri``, ``lost``, and the fields of ``dlfs_member_stats``: ``reads``,
+            ``read_bytes``, ``errors``, ``latency_ns`` (the sum) and ``latency``, the numbers of
+            reads that took less than 2, 4, 8, ... us.
         """
         lost = self.native.lost_members()
         return [
@@ -315,20 +318,20 @@ class SampleReader:
 
     @property
     def member_count(self) -> int:
-        """Members of the volume."""
+        """Number of members of the volume."""
         return len(self._where.members)
 
     @property
     def closing(self) -> bool:
-        """Whether ``close`` was called."""
+        """True once ``close`` has been called."""
         return self.native.closing
 
     def close(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Give up memory and queue pairs, once batches still in use are gone. Idempotent.
+        """Free memory and queue pairs when the last batch in use is released. Idempotent.
 
         Args:
-            on_closed: called when epochs and calls under way have ended, too: at once if there are
-                none, else by the last of them.
+            on_closed: called when all epochs and calls in progress have ended: by this call if
+                there are none, else by the last of them.
         """
         self.native.close(on_closed)
 

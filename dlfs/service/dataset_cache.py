@@ -119,7 +119,7 @@ class DatasetCache:
             entry = self._places[uuid]
         with entry.opening:
             if entry.attributes is None and entry.dataset is not None:
-                access = entry.dataset.access
+                access = entry.dataset.session
                 entry.attributes = load_attributes_whole(
                     access.sources, access.geometry, access.record
                 )
@@ -239,12 +239,12 @@ class AcquiredDataset(Dataset):
         release: Callable[[], None],
     ) -> None:
         super().__init__(connection, identity)
-        self._access = dataset.access
+        self._session = dataset.session
         self._release: Callable[[], None] | None = release
 
     def close(self) -> None:
         """Release the dataset. Idempotent."""
-        self._closed, self._access = True, None
+        self._closed, self._session = True, None
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -312,7 +312,7 @@ class ServedVolume:
             StaleError: the volume has no such dataset any more.
             DlfsError: the dataset cannot be opened.
         """
-        record = find_record(self.volume.access.catalog, uuid)
+        record = find_record(self.volume.session.catalog, uuid)
         if record is None:
             raise StaleError(f"open dataset {uuid} of volume {self.uuid}: it was removed")
         dataset = self._cache.acquire(self, record)
@@ -329,7 +329,7 @@ class ServedVolume:
             DlfsError: the same errors as ``acquire``.
         """
         raw = dataset_name_bytes(name)
-        records = self.volume.access.catalog.datasets
+        records = self.volume.session.catalog.datasets
         for record in records:
             if (record.name, record.version) == (raw, version):
                 return self.acquire(record.uuid)

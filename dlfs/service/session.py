@@ -396,7 +396,7 @@ class Session:
         return reply
 
     def _attach_generation(self, reply: Reply, volume: ServedVolume) -> int:
-        access = volume.volume.access
+        access = volume.volume.session
         return reply.cleanup.enter_context(generation_file(access.superblock, access.catalog))
 
     async def _open_dataset(self, request: OpenDataset) -> Reply:
@@ -410,9 +410,9 @@ class Session:
         dataset = await self._state.run_for_volume(volume.uuid, acquire)
         with ExitStack() as undone:
             undone.callback(dataset.close)
-            native = dataset.access.reader.native
+            native = dataset.session.reader.native
             assert isinstance(native, NativeReader)
-            state = DatasetState(dataset.access.members, native.arena_bytes, native.timeout_ms)
+            state = DatasetState(dataset.session.members, native.arena_bytes, native.timeout_ms)
             reply = Reply(state)
             shares = self._shares(request.dataset, native.arena_bytes, dataset)
             generation = self._attach_generation(reply, volume)
@@ -429,7 +429,7 @@ class Session:
             int(arena_bytes * PINNED_SHARE),
             int(arena_bytes * PINNED_SHARE_OF_USER),
         )
-        directory = dataset.access.directory
+        directory = dataset.session.directory
         mean_bytes = dataset.sample_bytes // max(1, len(directory)) + 1
         ahead = min(len(directory), arena_bytes // mean_bytes)
         most = max(MEMORY_BYTES_MAX, 2 * directory.largest_bytes + 64 * MIB)
@@ -492,7 +492,7 @@ class Session:
 
     async def _diagnose(self, request: Diagnose) -> Reply:
         opened = self._opened(request.dataset)
-        reader = opened.dataset.access.reader
+        reader = opened.dataset.session.reader
         found = await self._state.run_for_volume(opened.volume, reader.diagnose)
         return Reply(Diagnosis(None if found is None else str(found)))
 
@@ -501,7 +501,7 @@ class Session:
 
 
 def _make_channel(opened: _ClientDataset) -> ServerChannel:
-    largest_bytes = opened.dataset.access.directory.largest_bytes
+    largest_bytes = opened.dataset.session.directory.largest_bytes
     return ServerChannel(
         opened.reader,
         opened.share,

@@ -193,7 +193,7 @@ def test_what_asks_for_one_sample_takes_one_integer(world: World, index: Any) ->
     for ask in (
         lambda dataset: dataset.path(index),
         lambda dataset: dataset.stat(index),
-        lambda dataset: dataset.get_kept(index),
+        lambda dataset: dataset.get_if_cached(index),
         lambda dataset: dataset.array(index),
     ):
         name, text = world.both(ask)
@@ -476,7 +476,7 @@ def test_an_unknown_column_is_not_found(world: World) -> None:
 
 def test_an_unknown_dataset_is_stale(world: World) -> None:
     _, connected = world.volumes
-    connection = connected.access.connection
+    connection = connected.session.connection
     identity = dlfs.connection.DatasetIdentity(uuid.uuid4(), "x", 1)
     with pytest.raises(StaleError, match="it was removed"):
         dlfs.Dataset(connection, identity).open()

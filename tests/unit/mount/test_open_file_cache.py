@@ -224,7 +224,7 @@ class Slow:
         assert self.completes.wait(20)
         return self._dataset[index]
 
-    def get_kept(self, _index: int) -> bytes | None:
+    def get_if_cached(self, _index: int) -> bytes | None:
         return None
 
 

@@ -266,7 +266,7 @@ def test_a_read_finds_what_an_epoch_has_cached_and_evicts_it_where_it_must(bench
         before = reader.stats()["read_bytes"]
         assert reader.read(where[:50]).tobytes(49) == made.laid.samples[int(where[49])]
         assert reader.get(int(where[60])) == made.laid.samples[int(where[60])]
-        assert reader.get_kept(1) is None
+        assert reader.get_if_cached(1) is None
         assert reader.stats()["read_bytes"] == before
         for start in range(0, 1500, 100):
             with reader.read(np.arange(start, start + 100)) as batch:

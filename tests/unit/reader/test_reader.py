@@ -374,10 +374,10 @@ def test_one_sample_at_a_time(bench):
     made = bench(samples)
     made.corrupt(60)
     with made.reader(memory_bytes=16 * MIB) as reader:
-        assert reader.get_kept(10) is None
+        assert reader.get_if_cached(10) is None
         for index in (10, 200, 10, 0):
             assert reader.get(index) == made.laid.samples[index]
-        assert reader.get_kept(10) == made.laid.samples[10]
+        assert reader.get_if_cached(10) == made.laid.samples[10]
         with pytest.raises(ChecksumError, match="sample 60"):
             reader.get(60)
         for bad in (-1, 201):

@@ -27,7 +27,7 @@ def test_a_read_waits_as_long_as_its_device_looks_for_its_target(
         uri = f"nvme-tcp://127.0.0.1:{target.port}/{nqn('x')}?nsid=1{options}"
         with dlfs.open(uri) as volume, volume["small"] as dataset:
             assert dataset.get(b"007") == SAMPLES[b"007"]
-            reader = dataset.access.reader.native
+            reader = dataset.session.reader.native
             assert isinstance(reader, NativeReader)
             assert reader.timeout_ms == expected_ms
 
