@@ -187,7 +187,7 @@ class Volume:
 
     @property
     def session(self) -> VolumeSession:
-        """Session of this process, with the open devices and the catalog."""
+        """Session of this process, with its open devices and catalog."""
         return self._opened()
 
     def close(self) -> None:

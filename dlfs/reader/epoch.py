@@ -244,10 +244,10 @@ class Epoch(Iterator[Batch]):
             share = left // self._step * options.batch_size
         else:
             share = shard_count(left, options.rank, options.world_size)
-        full, rest = divmod(share, options.batch_size)
+        full, remainder = divmod(share, options.batch_size)
         mine = shard_count(full, self._next_batch, options.workers) * options.batch_size
         last = full >= self._next_batch and (full - options.worker) % options.workers == 0
-        return mine + (rest if last else 0)
+        return mine + (remainder if last else 0)
 
     def _open_stream(self) -> tuple[StreamBackend, SampleReader]:
         if not self._owner.is_current():

@@ -74,8 +74,7 @@ class LargeSample:
         self._avoided_member: int | None = None
 
     def read_part(self, buffer: memoryview, offset_bytes: int) -> None:
-        """Fill a buffer from an offset of the sample on. The bytes are right if ``verify``
-        succeeded.
+        """Fill a buffer from an offset of the sample on, unverified.
 
         Raises:
             DeviceError, FormatError: the sample cannot be read.
@@ -127,8 +126,7 @@ class LargeSample:
         self._read_right(read)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Return the sample in pieces of ``PIECE_BYTES``, the last one after the sample is
-        verified.
+        """Return the sample in pieces of ``PIECE_BYTES``, the last one after verification.
 
         A piece is valid until the next one is requested.
 
@@ -182,7 +180,8 @@ class LargeSample:
         error = self._reader.explain(failure)
         if returned_bytes and isinstance(error, ChecksumError):
             error.add_note(
-                f"the first {format_bytes(returned_bytes)} of it were given out before that was known"
+                f"the first {format_bytes(returned_bytes)} of it were given out before that was "
+                "known"
             )
         return error
 
