@@ -175,8 +175,7 @@ class Volume:
         return self._session
 
     def refresh(self) -> None:
-        """See the newest generation and the members that have returned; open datasets do not
-        change.
+        """See the newest generation and returned members; open datasets do not change.
 
         Raises:
             DlfsError: as ``dlfs.open``.

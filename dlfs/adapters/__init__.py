@@ -1,1 +1,1 @@
-"""Adapters to training frameworks: each uses only the public API."""
+"""Adapters to training frameworks and file interfaces, on top of the public API."""

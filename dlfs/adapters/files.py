@@ -1,8 +1,9 @@
-"""Volumes as trees of files: which path names what, and what is known of it.
+"""Volumes as trees of files, for adapters with a file interface.
 
-What a mount shows, for adapters that speak of files: the newest version of every dataset under its
-name, ``NAME@VERSION`` for others, below it the samples as files and the parts of their paths as
-directories. Volumes are opened once in a process, whoever asks, and closed with their last user.
+The tree is that of a mount: the newest version of every dataset under its name, other versions as
+``NAME@VERSION``, and in each dataset the samples as files and the parts of their paths as
+directories. A process opens each volume once, shares it between file systems, and closes it with
+its last user.
 
 Threads: any at once.
 """
@@ -22,7 +23,7 @@ import dlfs
 
 
 class OpenVolume:
-    """A volume and those of its datasets that were used. Any threads."""
+    """A volume, and the datasets of it that were used. Any threads."""
 
     def __init__(self, uri: str, options: tuple[int | None, int, dlfs.Engine]) -> None:
         memory_bytes, depth, engine = options
@@ -34,11 +35,11 @@ class OpenVolume:
         self._datasets: dict[str, dlfs.Dataset] = {}
 
     def names(self) -> list[str]:
-        """Of the datasets."""
+        """Return the names of the datasets."""
         return sorted({info.name for info in self.volume.datasets()})
 
     def dataset(self, name: str) -> dlfs.Dataset | None:
-        """The newest version of a dataset, or with ``NAME@VERSION`` that one; None if none."""
+        """Return the newest version of a dataset, or ``NAME@VERSION``; None if there is none."""
         dataset = self._datasets.get(name)
         if dataset is None:
             if name not in self.volume:
@@ -49,41 +50,41 @@ class OpenVolume:
         return dataset
 
     def refresh(self) -> None:
-        """See the newest generation, and the newest versions."""
+        """See the newest generation, and open the newest versions from now on."""
         self.volume.refresh()
         self._datasets.clear()
 
 
 _VOLUMES: weakref.WeakValueDictionary[tuple[Any, ...], OpenVolume] = weakref.WeakValueDictionary()
-"""What the file systems of all threads have open."""
+"""Open volumes of all file systems of this process."""
 
 
 def shared_volume(uri: str, options: tuple[int | None, int, dlfs.Engine]) -> OpenVolume:
-    """A volume that the process may have open already.
+    """Return a volume that other file systems of the process may use as well.
 
     Args:
-        uri: what ``dlfs.open`` takes, or ``dlfs.connect`` (``unix:PATH``).
-        options: memory in bytes, depth and engine; a service has its own.
+        uri: URI for ``dlfs.open``, or for ``dlfs.connect`` (``unix:PATH``).
+        options: memory in bytes, depth and engine; a service uses its own.
 
     Raises:
         DlfsError: as ``dlfs.open`` and ``dlfs.connect``.
     """
     volume = _VOLUMES.get((uri, options))
-    if volume is None:  # two threads may both open it; the first one's is kept
+    if volume is None:  # two threads may both open it; the first volume stays
         volume = _VOLUMES.setdefault((uri, options), OpenVolume(uri, options))
     return volume
 
 
-class Node:
+class PathEntry:
     """A file or a directory.
 
     Attributes:
-        path: as the file system names it.
-        volume: that it is on.
-        dataset: that it is in; None for the volume's own directory.
-        base: the path of the dataset's directory.
-        inner: its path inside of the dataset.
-        index: of a file; -1 for a directory.
+        path: path in the file system.
+        volume: volume of the path.
+        dataset: dataset of the path; None for the volume's root directory.
+        base: path of the dataset's directory.
+        inner: path within the dataset.
+        index: sample index of a file; -1 for a directory.
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class Node:
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is one."""
+        """True for a directory."""
         return self.index < 0
 
     @property
     def created(self) -> datetime:
-        """When the dataset was made or, of a volume, the volume; UTC."""
+        """Creation time of the dataset or, for the root directory, of the volume; UTC."""
         described = self.dataset.info if self.dataset is not None else self.volume.volume.info()
         return described.created
 
@@ -118,26 +119,26 @@ class Node:
         return self.dataset.directory.subtree_range(self.inner)
 
     def describe_directory(self, path: str) -> dict[str, Any]:
-        """What fsspec calls the info of a directory in the same dataset."""
-        made = self.created.timestamp()
-        return {"name": path, "size": 0, "type": "directory", "mtime": made}
+        """Return fsspec's info of a directory in the same dataset."""
+        created_s = self.created.timestamp()
+        return {"name": path, "size": 0, "type": "directory", "mtime": created_s}
 
     def describe_files(self, paths: Iterable[str], indices: Any) -> list[dict[str, Any]]:
-        """Likewise of files.
+        """Return fsspec's info of files.
 
         Args:
-            paths: as the file system names them.
-            indices: ``int64[n_paths]``, of their samples.
+            paths: paths in the file system.
+            indices: indices of their samples, ``int64[n_paths]``.
         """
         assert self.dataset is not None
-        made, tag = self.created.timestamp(), self.dataset.uuid.hex
+        created_s, tag = self.created.timestamp(), self.dataset.uuid.hex
         lengths = self.dataset.lengths(indices).tolist()
         return [
             {
                 "name": path,
                 "size": size,
                 "type": "file",
-                "mtime": made,
+                "mtime": created_s,
                 "index": index,
                 "ETag": f"{tag}-{index}",
             }
@@ -145,7 +146,7 @@ class Node:
         ]
 
     def describe_children(self) -> list[dict[str, Any]]:
-        """Likewise of all that a directory of a dataset has in it, in path order."""
+        """Return fsspec's info of all entries of a directory, in path order."""
         assert self.dataset is not None
         children = self.dataset.children(self.inner)
         paths = [self.path + "/" + text_path(child.name) for child in children]
@@ -157,7 +158,7 @@ class Node:
         return found
 
     def describe_tree(self, with_directories: bool) -> list[dict[str, Any]]:
-        """Likewise of all files below a directory, and of the directories if they are wanted."""
+        """Return fsspec's info of all files below a directory, and of directories on request."""
         assert self.dataset is not None
         first, last = self.range()
         raw = self.dataset.paths(first, last - first)
@@ -168,23 +169,23 @@ class Node:
         return found
 
 
-def find_inside(node: Node) -> Node:
+def find_inside(entry: PathEntry) -> PathEntry:
     """Find out whether a path of a dataset is a file or a directory.
 
     Raises:
-        FileNotFoundError: neither.
+        FileNotFoundError: it is neither.
     """
-    assert node.dataset is not None
-    if node.inner:
-        node.index = int(node.dataset.index_of([node.inner])[0])
-        first, last = (0, 1) if node.index >= 0 else node.range()
+    assert entry.dataset is not None
+    if entry.inner:
+        entry.index = int(entry.dataset.index_of([entry.inner])[0])
+        first, last = (0, 1) if entry.index >= 0 else entry.range()
         if first >= last:
-            raise missing(node.path)
-    return node
+            raise not_found(entry.path)
+    return entry
 
 
 def directories(names: Iterable[str], root: str) -> Iterator[str]:
-    """The directories that sorted names of files lie in, from ``root`` on, each once."""
+    """Yield the directories of some sorted file paths, from ``root`` on, each once."""
     yield root
     seen = {root}
     for name in names:
@@ -195,16 +196,16 @@ def directories(names: Iterable[str], root: str) -> Iterator[str]:
             parent = parent.rpartition("/")[0]
 
 
-def missing(path: str) -> FileNotFoundError:
-    """The error of a path that names nothing."""
+def not_found(path: str) -> FileNotFoundError:
+    """Return the error of a path that does not exist."""
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def raw_path(path: str) -> bytes:
-    """A path as datasets have it."""
+    """Encode a path as datasets store it."""
     return path.encode("utf-8", "surrogateescape")
 
 
 def text_path(raw: bytes) -> str:
-    """A path for Python's users, as ``os.fsdecode`` would."""
+    """Decode a path for Python's users, as ``os.fsdecode``."""
     return raw.decode("utf-8", "surrogateescape")

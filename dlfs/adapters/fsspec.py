@@ -1,4 +1,4 @@
-"""``dlfs://`` for fsspec: what reads files through fsspec reads samples.
+"""``dlfs://`` for fsspec: programs that read files through fsspec read samples.
 
 pandas, pyarrow, Hugging Face ``datasets`` and Dask find this file system by its entry point. A path
 names the volume, then the dataset, then the sample::
@@ -6,24 +6,23 @@ names the volume, then the dataset, then the sample::
     dlfs:///data/volume.img!/photos/cat/0001.jpg
     dlfs:///data/a.img,/data/b.img!/photos/cat          several members, in any order
 
-where files are named by absolute paths, with or without the slash that they begin with (Hugging
-Face ``datasets`` loses it). Or the volume is an option, which it has to be where its URI has a
-character that fsspec takes for a pattern (``?``, ``*``, ``[``)::
+Files have absolute paths, whose first slash is optional (Hugging Face ``datasets`` removes it). The
+volume may also be an option. It must be one if its URI has a character that fsspec treats as a
+pattern (``?``, ``*``, ``[``)::
 
     fsspec.open("dlfs://photos/cat/0001.jpg", volume="nvme-tcp://host:4420/NQN?nsid=1")
 
-A dataset is its newest version when it is first used; ``NAME@VERSION`` is another one, and
-``invalidate_cache`` looks for what is newer. Files and directories are those of a mount
-(``dlfs/mount/SEMANTICS.md``). Every sample's CRC32C covers the whole of it, so a file is read
-whole when it is opened, and a range of it costs as much; many files at a time (``cat``,
-``cat_ranges``, ``get`` of a tree) are one batch. Whatever would change something fails with EROFS.
+A dataset is its newest version at its first use; ``NAME@VERSION`` selects another one, and
+``invalidate_cache`` looks for newer ones. Files and directories are those of a mount
+(``dlfs/mount/SEMANTICS.md``). A sample is verified as a whole, so a file is read whole when it is
+opened, and a range costs as much as the file. Several files (``cat``, ``cat_ranges``, ``get`` of a
+tree) are read as one batch. Changes fail with EROFS.
 
-Errors are those of files where there is such: ``FileNotFoundError``, ``IsADirectoryError``,
-``NotADirectoryError``. All else that goes wrong is a ``DlfsError``, as everywhere.
+Errors are those of files where there are such: ``FileNotFoundError``, ``IsADirectoryError``,
+``NotADirectoryError``. All other errors are a ``DlfsError``.
 
-Threads and processes: any thread may use a file system; fsspec gives each thread its own, and all
-of a process share the volumes that they opened. It may be pickled, and used on both sides of a
-fork.
+Threads and processes: any thread may use a file system. fsspec makes one for each thread; all of a
+process share their open volumes. A file system may be pickled, and used on both sides of a fork.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ import numpy as np
 
 import dlfs
 from dlfs.adapters.files import (
-    Node,
     OpenVolume,
+    PathEntry,
     find_inside,
-    missing,
+    not_found,
     raw_path,
     shared_volume,
 )
@@ -58,27 +57,25 @@ except ImportError as error:
     ) from error
 
 MARK = "!"
-"""Ends the volume in a path."""
+"""Character that ends the volume in a path."""
 
 BATCH_BYTES = 64 << 20
-"""What is read at a time when many files are asked for: the sum of their lengths."""
+"""Largest sum of file lengths that one batch reads, in bytes, if several files are requested."""
 
 _SCHEME = re.compile("[a-z][a-z0-9+-]*:")
 
 
 class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """The datasets of volumes as a read-only file system.
+    """The datasets of volumes as a read-only file system. A volume is opened on its first use.
 
     Args:
-        volume: what ``dlfs.open`` takes, or ``dlfs.connect`` (``unix:PATH``); paths then begin with
-            the dataset.
-        memory_bytes: sample memory of each dataset that is used, in each process, in bytes; by
-            default as ``dlfs.open``.
+        volume: URI for ``dlfs.open``, or for ``dlfs.connect`` (``unix:PATH``); paths then begin
+            with the dataset.
+        memory_bytes: sample memory of each dataset in each process, in bytes; by default as
+            ``dlfs.open``.
         depth: operations in flight per member and thread, 1..4096.
-        engine: of file devices: ``auto``, ``uring`` or ``threads``.
-        storage_options: fsspec's own.
-
-    Opens a volume when it is first used.
+        engine: engine for file devices: ``auto``, ``uring`` or ``threads``.
+        storage_options: options of fsspec itself.
     """
 
     protocol = "dlfs"
@@ -101,9 +98,9 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        """A path as this file system names it: no protocol, no slash at its end.
+        """Return a path without the protocol and without a slash at its end.
 
-        One at its beginning stays where a volume's own path begins with it.
+        A slash at its beginning stays if the path of a volume begins with it.
         """
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
@@ -111,18 +108,18 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return plain if MARK in plain else plain.lstrip("/")
 
     def _split(self, path: str) -> tuple[OpenVolume, str, str]:
-        """The volume of a path, the text before the dataset in it, and the rest."""
+        """Return the volume of a path, the text before the dataset, and the remainder."""
         plain = self._strip_protocol(path)
         if self.volume is not None:
             return self._open_volume(self.volume, path), "", plain.lstrip("/")
-        before, mark, rest = (plain + "/").partition(MARK + "/")
+        before, mark, remainder = (plain + "/").partition(MARK + "/")
         if not mark:
-            told = f"no volume is named: expected VOLUME{MARK}/DATASET/PATH or the option volume"
-            raise FileNotFoundError(errno.ENOENT, told, path)
+            reason = f"no volume is named: expected VOLUME{MARK}/DATASET/PATH or the option volume"
+            raise FileNotFoundError(errno.ENOENT, reason, path)
         members = (
             one if _SCHEME.match(one) else "/" + one.lstrip("/") for one in before.split(",")
         )
-        return self._open_volume(",".join(members), path), before + mark, rest.rstrip("/")
+        return self._open_volume(",".join(members), path), before + mark, remainder.rstrip("/")
 
     def _open_volume(self, uri: str, path: str) -> OpenVolume:
         volume = self._opened.get(uri)
@@ -134,62 +131,65 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._opened[uri] = volume
         return volume
 
-    def _find(self, path: str) -> Node:
-        """What a path names: a file, or a directory.
+    def _find(self, path: str) -> PathEntry:
+        """Return the file or directory of a path.
 
         Raises:
-            FileNotFoundError: neither.
+            FileNotFoundError: the path is neither.
         """
-        volume, prefix, rest = self._split(path)
-        if not rest:
-            return Node(prefix.rstrip("/"), volume)
-        name, _, inner = rest.partition("/")
+        volume, prefix, remainder = self._split(path)
+        if not remainder:
+            return PathEntry(prefix.rstrip("/"), volume)
+        name, _, inner = remainder.partition("/")
         dataset = volume.dataset(name)
         if dataset is None:
-            raise missing(path)
-        return find_inside(Node(prefix + rest, volume, dataset, prefix + name, raw_path(inner)))
+            raise not_found(path)
+        return find_inside(
+            PathEntry(prefix + remainder, volume, dataset, prefix + name, raw_path(inner))
+        )
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Look for newer versions of volumes and datasets from here on, in every thread.
+        """Look for newer versions of volumes and datasets from now on, in every thread.
 
-        Files that are open keep what they have.
+        Open files do not change.
         """
         for volume in self._opened.values():
             volume.refresh()
         super().invalidate_cache(path)
 
-    # ---- what is there ---------------------------------------------------------------------------
+    # ---- listing ---------------------------------------------------------------------------------
 
     def info(self, path: str, **_options: Any) -> dict[str, Any]:
-        """What is known of a file or directory without reading it.
+        """Return the properties of a file or directory without reading it.
 
         Returns:
-            ``name``, ``size`` in bytes (0 for a directory), ``type`` and ``mtime``, when the
-            dataset was made; of files also ``index`` and ``ETag``, which no other bytes ever have.
+            ``name``, ``size`` in bytes (0 for a directory), ``type`` and ``mtime``, the creation
+            time of the dataset; for files also ``index`` and an ``ETag`` that is unique for these
+            bytes.
 
         Raises:
             FileNotFoundError: there is no such path.
         """
-        node = self._find(path)
-        if node.is_directory:
-            return node.describe_directory(node.path)
-        assert node.dataset is not None
-        return node.describe_files([node.path], np.array([node.index]))[0]
+        entry = self._find(path)
+        if entry.is_directory:
+            return entry.describe_directory(entry.path)
+        assert entry.dataset is not None
+        return entry.describe_files([entry.path], np.array([entry.index]))[0]
 
     def ls(self, path: str, detail: bool = True, **_options: Any) -> list[Any]:
-        """List a directory, or a file as the only one.
+        """List a directory; for a file, the file itself.
 
         Raises:
             FileNotFoundError: there is no such path.
         """
-        node = self._find(path)
-        if not node.is_directory:
+        entry = self._find(path)
+        if not entry.is_directory:
             found = [self.info(path)]
-        elif node.dataset is None:
-            base = node.path + "/" if node.path else ""
-            found = [node.describe_directory(base + name) for name in node.volume.names()]
+        elif entry.dataset is None:
+            base = entry.path + "/" if entry.path else ""
+            found = [entry.describe_directory(base + name) for name in entry.volume.names()]
         else:
-            found = node.describe_children()
+            found = entry.describe_children()
         return found if detail else [one["name"] for one in found]
 
     def find(
@@ -200,37 +200,37 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         detail: bool = False,
         **options: Any,
     ) -> Any:
-        """All files below a directory, in order of their names; a file finds itself.
+        """List all files below a directory, sorted by name; for a file, the file itself.
 
-        A whole tree inside of one dataset is one range of its samples, and listed as such.
+        A tree inside one dataset is a range of its samples, and is listed as such.
 
         Args:
-            path: where to begin; nothing is found where there is nothing.
-            maxdepth: levels to go down, 1 and up; None for all.
-            withdirs: find directories, too.
-            detail: give the ``info`` of each by its name.
-            options: fsspec's, without meaning here.
+            path: start of the search; a path that does not exist has no files.
+            maxdepth: levels to descend, >= 1; None for all.
+            withdirs: True to list directories as well.
+            detail: True to return the ``info`` of each by its name.
+            options: options of fsspec that have no effect here.
         """
         try:
-            node = self._find(path)
+            entry = self._find(path)
         except FileNotFoundError:
             return {} if detail else []
-        if node.dataset is None or maxdepth is not None:
+        if entry.dataset is None or maxdepth is not None:
             return super().find(path, maxdepth, withdirs, detail, **options)
-        below = node.describe_tree(withdirs) if node.is_directory else [self.info(path)]
+        below = entry.describe_tree(withdirs) if entry.is_directory else [self.info(path)]
         found = {one["name"]: one for one in sorted(below, key=lambda one: str(one["name"]))}
         return found if detail else list(found)
 
     def exists(self, path: str, **_options: Any) -> bool:
-        """Whether there is such a file or directory. What cannot be told is an error, not a no."""
+        """Return True if the path is a file or directory; raise if that cannot be determined."""
         return self._kind(path) is not None
 
     def isdir(self, path: str) -> bool:
-        """Whether there is such a directory."""
+        """Return True if the path is a directory."""
         return self._kind(path) == "directory"
 
     def isfile(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return True if the path is a file."""
         return self._kind(path) == "file"
 
     def _kind(self, path: str) -> str | None:
@@ -240,7 +240,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return None
 
     def created(self, path: str) -> Any:
-        """When the dataset was made, UTC."""
+        """Return the creation time of the dataset, UTC."""
         return self._find(path).created
 
     modified = created
@@ -255,33 +255,37 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_options: Any
     ) -> bytes:
-        """The bytes of a file, or a range of them, negative positions from its end.
+        """Read a file, or a range of it; negative positions count from its end.
 
         Raises:
             FileNotFoundError: there is no such file.
             IsADirectoryError: it is a directory.
             DlfsError: as ``Dataset.read``.
         """
-        node = self._find(path)
-        if node.is_directory:
+        entry = self._find(path)
+        if entry.is_directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        assert node.dataset is not None
-        data = node.dataset[node.index]
+        assert entry.dataset is not None
+        data = entry.dataset[entry.index]
         return data if start is None and end is None else data[start:end]
 
     def cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any
     ) -> Any:
-        """The bytes of a file; of several, found by patterns or in a tree, by their names.
+        """Read one file, or several files by patterns or in a tree.
 
         Args:
             path: a path, a pattern, or a list of them.
-            recursive: all files below directories.
-            on_error: ``raise``; ``omit`` leaves a file out; ``return`` gives its error instead.
-            options: of ``cat_file``, for a single file.
+            recursive: True for all files below directories.
+            on_error: ``raise``; ``omit`` leaves a file out; ``return`` returns its error in its
+                place.
+            options: options of ``cat_file``, for a single file.
+
+        Returns:
+            The bytes of a single file; a dictionary by path for several.
 
         Raises:
-            UsageError: there is no such policy.
+            UsageError: the policy is unknown.
             OSError, DlfsError: as ``cat_file``.
         """
         check_choice(on_error, ("raise", "omit", "return"), option="on_error", action="read files")
@@ -304,12 +308,12 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **_options: Any,
     ) -> list[Any]:
-        """Ranges of files, each file read once.
+        """Read ranges of files; each file is read once.
 
         Args:
-            paths: of the files; one may stand in it more than once.
-            starts: of each range in bytes, or one for all.
-            ends: likewise; None for the end of the file.
+            paths: paths of the files; a path may occur more than once.
+            starts: start of each range in bytes, or one for all.
+            ends: end of each range in bytes, or one for all; None for the end of the file.
             on_error: ``raise``, or ``return`` the error in place of the bytes.
         """
         check_choice(on_error, ("raise", "return"), option="on_error", action="read ranges")
@@ -328,30 +332,30 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         ]
 
     def _read_many(self, paths: Sequence[str], on_error: str) -> list[bytes | Exception]:
-        """The bytes of each path or, unless errors are to be raised, what went wrong."""
+        """Return the bytes of each path, or its error unless errors are raised."""
         out: list[Any] = [None] * len(paths)
-        wanted: dict[int, tuple[dlfs.Dataset, list[tuple[int, int]]]] = {}
+        by_dataset: dict[int, tuple[dlfs.Dataset, list[tuple[int, int]]]] = {}
         for position, path in enumerate(paths):
             try:
-                node = self._find(path)
-                if node.is_directory:
+                entry = self._find(path)
+                if entry.is_directory:
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             except (OSError, dlfs.DlfsError) as error:
                 if on_error == "raise":
                     raise
                 out[position] = error
                 continue
-            assert node.dataset is not None
-            _, places = wanted.setdefault(id(node.dataset), (node.dataset, []))
-            places.append((position, node.index))
-        for dataset, places in wanted.values():
-            for part in _batches(dataset, places):
-                _read_part(dataset, part, out, on_error)
+            assert entry.dataset is not None
+            _, positions = by_dataset.setdefault(id(entry.dataset), (entry.dataset, []))
+            positions.append((position, entry.index))
+        for dataset, positions in by_dataset.values():
+            for group in _groups(dataset, positions):
+                _read_group(dataset, group, out, on_error)
         return out
 
 
 def _refuse(*arguments: Any, **_options: Any) -> NoReturn:
-    """Whatever would change something.
+    """Refuse a change.
 
     Raises:
         OSError: EROFS, always.
@@ -370,12 +374,12 @@ for _name in _CHANGES:
 
 
 class SampleFile(io.BytesIO):
-    """An open file: the bytes of a sample, which are in memory.
+    """An open file: the bytes of a sample in memory.
 
     Attributes:
-        fs: the file system.
-        path: of the file.
-        size: in bytes.
+        fs: file system of the file.
+        path: path of the file.
+        size: length of the file in bytes.
     """
 
     mode = "rb"
@@ -390,11 +394,11 @@ class SampleFile(io.BytesIO):
         return _reopen, (self.fs, self.path, self.tell())
 
     def writable(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def write(self, _data: object) -> NoReturn:
-        """Refuse, as every change.
+        """Refuse to write.
 
         Raises:
             OSError: EROFS, always.
@@ -402,34 +406,34 @@ class SampleFile(io.BytesIO):
         _refuse(self.path)
 
     def info(self) -> dict[str, Any]:
-        """As of the file system."""
+        """Return the properties of the file, as the file system does."""
         return self.fs.info(self.path)
 
 
 def _reopen(fs: DlfsFileSystem, path: str, position: int) -> SampleFile:
-    """Open a file again where its pickle is loaded."""
+    """Open a file again when its pickle is loaded."""
     opened = fs._open(path)
     opened.seek(position)
     return opened
 
 
-def _batches(
-    dataset: dlfs.Dataset, places: Sequence[tuple[int, int]]
+def _groups(
+    dataset: dlfs.Dataset, positions: Sequence[tuple[int, int]]
 ) -> Iterator[Sequence[tuple[int, int]]]:
-    """Parts of what is wanted, (position, index), of about ``BATCH_BYTES`` each."""
-    ends = np.cumsum(dataset.lengths([index for _, index in places])) // BATCH_BYTES
-    cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(places)]
+    """Yield groups of (position, index) pairs with about ``BATCH_BYTES`` each."""
+    ends = np.cumsum(dataset.lengths([index for _, index in positions])) // BATCH_BYTES
+    cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(positions)]
     for first, last in pairwise(cuts):
-        yield places[first:last]
+        yield positions[first:last]
 
 
-def _read_part(
-    dataset: dlfs.Dataset, part: Sequence[tuple[int, int]], out: list[Any], on_error: str
+def _read_group(
+    dataset: dlfs.Dataset, group: Sequence[tuple[int, int]], out: list[Any], on_error: str
 ) -> None:
-    """Read (position, index) pairs as one batch and put the bytes at their positions."""
+    """Read (position, index) pairs as one batch and store the bytes at their positions."""
     policy: dlfs.OnError = "raise" if on_error == "raise" else "skip"
-    batch = dataset.read([index for _, index in part], on_error=policy)
+    batch = dataset.read([index for _, index in group], on_error=policy)
     failed = {failure.position: failure.error() for failure in batch.failures}
     views = iter(batch)
-    for at, (position, _) in enumerate(part):
+    for at, (position, _) in enumerate(group):
         out[position] = failed[at] if at in failed else bytes(next(views))

@@ -159,7 +159,7 @@ def _epochs(
 
 
 def _samples(batch: dlfs.Batch, dtype: DTypeLike | None, shape: tuple[int, ...]) -> Any:
-    """The samples of a batch as TensorFlow takes them."""
+    """Return the samples of a batch as values that TensorFlow accepts."""
     if dtype is None:
         return np.array(batch.to_list(), object)
     return batch.stack(dtype, shape)
@@ -168,15 +168,15 @@ def _samples(batch: dlfs.Batch, dtype: DTypeLike | None, shape: tuple[int, ...])
 def example_parser(
     features: Mapping[str, Any],
 ) -> Callable[[Iterable[memoryview]], dict[str, tensorflow.Tensor]]:
-    """Compile the parsing of samples that are ``tf.train.Example`` records.
+    """Compile a parser for samples that are ``tf.train.Example`` records.
 
     Args:
-        features: which, and their types, as ``tf.io.parse_example`` has them.
+        features: features to parse and their types, as for ``tf.io.parse_example``.
 
     Returns:
-        A function of samples, such as a ``Batch``; it gives each feature of all of them as one
-        tensor. It is compiled by its first call. The tensors are copies: the samples' memory may
-        go back to DLFS. TensorFlow's error ends a call where a sample is no such record.
+        A function of samples, such as a ``Batch``, that returns one tensor for each feature. Its
+        first call compiles it. The tensors are copies, so the batch may be released. A sample that
+        is no such record raises TensorFlow's error.
 
     Raises:
         UsageError: TensorFlow is not installed.
@@ -201,7 +201,7 @@ def example_parser(
 
 
 def _load(action: str) -> Any:
-    """TensorFlow.
+    """Import TensorFlow.
 
     Raises:
         UsageError: it is not installed.

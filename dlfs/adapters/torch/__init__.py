@@ -1,15 +1,15 @@
-"""Training with PyTorch.
+"""Adapters for PyTorch: loaders, map-style datasets and samplers.
 
-``Loader`` gives an epoch's batches as tensors, read ahead, in an order that any number of ranks and
-worker processes share exactly, and goes on from a checkpoint at another number of either.
-``SampleDataset`` with ``DistributedSampler`` or ``DistributedBatchSampler`` is the map-style way
+``Loader`` returns the batches of an epoch as tensors, read ahead. Any number of ranks and worker
+processes share an epoch exactly, and a checkpoint resumes at another number of either.
+``SampleDataset`` with ``DistributedSampler`` or ``DistributedBatchSampler`` is the map-style way,
 for training loops that have a ``torch.utils.data.DataLoader`` already. ``FolderLabels`` and
-``ColumnLabels`` say the label of each sample.
+``ColumnLabels`` give the label of each sample.
 
-Everything works on what ``dlfs.open`` gives, in forked and spawned workers. Each open dataset has a
-budget of sample memory in each process that reads from it, the ``memory_bytes`` of ``dlfs.open``:
-D datasets and W workers take up to D * W times that. The training process itself reads nothing
-then.
+All classes take what ``dlfs.open`` returns, in forked and spawned workers as well. Each open
+dataset has sample memory in each process that reads from it, the ``memory_bytes`` of ``dlfs.open``:
+D datasets and W workers take up to D * W times that. The training process then reads nothing
+itself.
 """
 
 from dlfs.errors import UsageError

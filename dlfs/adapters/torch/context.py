@@ -1,9 +1,9 @@
-"""What a transform may know of the sample that it is called with.
+"""``SampleContext``: the index, epoch and random numbers of a sample, for its transform.
 
-Random numbers that a transform takes from a ``SampleContext`` are a function of the loader's seed,
-the epoch, and the sample, so that they are the same however many ranks, workers and threads there
-are, and after a resume. Those of the global generators are not: the threads of a process share
-them, and every worker process begins them anew.
+The random numbers of a ``SampleContext`` are a function of the loader's seed, the epoch and the
+sample. They are therefore the same for any number of ranks, workers and threads, and after a
+resume. Those of the global generators are not: the threads of a process share them, and every
+worker process starts them again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _WORD = (1 << 64) - 1
 
 
 class SampleContext:
-    """A sample's place in the training, and random numbers of its own.
+    """The position of a sample in the training, and random numbers for it.
 
     Attributes:
-        index: of the sample in the dataset, 0..N-1.
-        epoch: that the sample was taken in.
-        position: of the sample in the epoch's order, as all ranks together take it. It tells draws
-            of the same sample apart, in epochs with ``weights`` or ``order``. None for a
+        index: index of the sample in the dataset, 0..N-1.
+        epoch: epoch in which the sample was taken.
+        position: position of the sample in the epoch's order over all ranks. It distinguishes
+            several draws of a sample, in epochs with ``weights`` or ``order``. None for a
             ``SampleDataset``, which does not know the order.
 
     Threads: one at a time, that of its transform.
@@ -50,12 +50,12 @@ class SampleContext:
 
     @cached_property
     def numpy(self) -> np.random.Generator:
-        """A generator of numpy's that begins at ``seed``; the same one each time."""
+        """Generator of numpy that starts at ``seed``; the same object on each access."""
         return np.random.default_rng(self.seed)
 
     @cached_property
     def torch(self) -> torch.Generator:
-        """A generator of PyTorch's, of the CPU, that begins at ``seed``; the same one each time."""
+        """CPU generator of PyTorch that starts at ``seed``; the same object on each access."""
         return torch.Generator().manual_seed(self.seed)
 
     def __repr__(self) -> str:
@@ -68,9 +68,9 @@ def make_contexts(
     """Make the contexts of a batch's samples.
 
     Args:
-        batch: of the epoch; samples that failed may have been left out of it.
-        positions: ``int64[n]`` in the epoch's order, of the samples that were asked for.
-        state: of the epoch.
+        batch: batch of the epoch; failed samples may have been left out of it.
+        positions: position of each requested sample in the epoch's order, ``int64[n]``.
+        state: state of the epoch.
 
     Returns:
         One context for each sample in the batch.

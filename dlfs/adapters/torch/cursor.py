@@ -1,18 +1,18 @@
-"""Keeps a loader's position in memory that DataLoader's workers share with the training process.
+"""``Cursor``: the position of a loader, in memory that DataLoader's workers share with the trainer.
 
-A ``DataLoader`` whose dataset is a ``Loader`` starts its workers without a word to the ``Loader``
-of the training process, so the workers themselves find out which epoch an iteration is. The
-training process writes where the next iteration begins (``set``). The first worker of an iteration
-takes it from there, records it as the begin of this iteration and the epoch behind it as the begin
-of the next one (``begin``); the other workers of the iteration find the record.
+A ``DataLoader`` whose dataset is a ``Loader`` starts its workers without informing the ``Loader``
+of the training process, so the workers determine which epoch an iteration is. The training process
+writes where the next iteration begins (``set``). The first worker of an iteration reads that,
+records it as the begin of this iteration, and writes the following epoch as the begin of the next
+one (``begin``). The other workers of the iteration find the record.
 
-The workers of one iteration know each other by the base seed that DataLoader draws for it, the
-numbers of their processes, which are consecutive, and how many iterations they have begun, which is
-equal in persistent workers. There is no lock. Two workers that both find no record write the same
-one; a worker that reads the begin of the next iteration looks for the record again afterwards,
-since it is written before that begin changes.
+The workers of one iteration identify it by the base seed that DataLoader draws for it, the numbers
+of their processes, which are consecutive, and the number of iterations that they have begun, which
+is equal in persistent workers. There is no lock. Two workers that both find no record write the
+same one. A worker that reads the begin of the next iteration then looks for the record again,
+because the record is written before that begin changes.
 
-Threads: the training process is the only one that calls ``set``; each worker calls ``begin``.
+Threads: only the training process calls ``set``; each worker calls ``begin``.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _SHUFFLES = ("global", "chunk", None)
 _UINT64 = 1 << 64
 
 RECORDS = 64
-"""Iterations, newest of each slot, whose begin is on record: several may be under way at a time."""
+"""Most iterations in progress whose begin is recorded."""
 
 # The layout of the shared memory, in words of 8 bytes.
-_SET = slice(0, 7)  # how often it was set, whether batches were given up to there, and the fields
-_NEXT = slice(7, 13)  # of which setting the next iteration is a successor, and its fields
+_SET = slice(0, 7)  # number of the setting, True if batches before it were given, and its fields
+_NEXT = slice(7, 13)  # number of the setting that the next iteration follows, and its fields
 _RECORD_WORDS = 7  # tag, process, fields
 _RECORDS_AT = 13
 
 
 class Cursor:
-    """The state that the next iteration begins with, shared between processes.
+    """The state with which the next iteration begins, shared between processes.
 
     Args:
-        state: a plain state of an epoch.
+        state: plain state of an epoch.
     """
 
     def __init__(self, state: State) -> None:
         words = _RECORDS_AT + RECORDS * _RECORD_WORDS
-        self._state = state  # for what never changes, such as the dataset
+        self._state = state  # for constant values, such as the dataset
         self._memory = torch.zeros(words, dtype=torch.int64).share_memory_()
         self.set(state)
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
-        if not self._memory.is_shared():  # a pickle outside of starting a process
+        if not self._memory.is_shared():  # unpickled other than by the start of a process
             self._memory = self._memory.share_memory_()
 
     @property
@@ -71,11 +71,11 @@ class Cursor:
 
     @property
     def was_given(self) -> bool:
-        """True if the training process was given batches up to the state, which was not loaded."""
+        """True if the training process got the batches before the state, which was not loaded."""
         return bool(self._words[_SET][1]) and not self.was_begun
 
     def get(self) -> State:
-        """Return the plain state that the next iteration begins with."""
+        """Return the plain state with which the next iteration begins."""
         words = self._words
         return self._unpack(words[_NEXT][1:] if self.was_begun else words[_SET][2:])
 
@@ -83,9 +83,9 @@ class Cursor:
         """Begin the next iteration with a plain state of the same dataset and selection.
 
         Args:
-            state: where it begins.
-            given: the training process was given the batches before it. An iteration of a
-                ``DataLoader``'s workers begins with the whole epoch then.
+            state: state at which it begins.
+            given: True if the training process got the batches before the state. An iteration of a
+                ``DataLoader``'s workers then begins with the whole epoch.
         """
         words = self._words[_SET]
         words[:] = [int(words[0]) + 1, given, *_pack(state)]
@@ -93,14 +93,14 @@ class Cursor:
     def begin(
         self, seed: int, worker: int, workers: int, iteration: int, own: State | None
     ) -> State:
-        """Return the plain state that an iteration begins with, in one of its workers.
+        """Return the plain state with which an iteration begins, in one of its workers.
 
         Args:
             seed: DataLoader's base seed of the iteration.
-            worker: 0..workers-1.
-            workers: of the iteration.
-            iteration: counts those that this worker process has begun.
-            own: the state that was loaded in the worker; None: the iteration begins at the cursor.
+            worker: number of the worker, 0..workers-1.
+            workers: number of workers of the iteration.
+            iteration: number of iterations that this worker process has begun.
+            own: state that was loaded in the worker; None to begin at the cursor.
         """
         tag = (hash((seed, iteration)) % _UINT64) | 1
         first = max(0, _process_number() - worker)
@@ -137,6 +137,6 @@ def _pack(state: State) -> list[int]:
 
 
 def _process_number() -> int:
-    """Return which child of the training process this one is; multiprocessing counts them."""
+    """Return the number that multiprocessing gave this child process."""
     identity: tuple[int, ...] = getattr(multiprocessing.current_process(), "_identity", ())
     return identity[-1] if identity else 0

@@ -1,4 +1,4 @@
-"""A map-style dataset for ``torch.utils.data.DataLoader``: one call reads a whole batch."""
+"""``SampleDataset``: a map-style dataset for DataLoader, which reads a whole batch by one call."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from dlfs.forks import OwnerProcess
 
 
 class SampleDataset(TorchDataset[Any]):
-    """The samples of a dataset by index: tensors of their own, or what a transform makes of them.
+    """Samples of a dataset by index: as tensors, or as the results of a transform.
 
-    DataLoader asks it for a whole batch at a time. Samples that differ in length want
+    DataLoader requests a whole batch at a time. Samples of different lengths need
     ``collate_fn=collate_list`` or ``collate_jagged``.
 
-    It does not know the order of an epoch. The context of a transform has the epoch that
-    ``set_epoch`` was last called with, 0 before, and no position: a sample that a sampler draws
-    twice in an epoch has one seed.
+    This class does not know the order of an epoch. The context of a transform has the epoch of the
+    last ``set_epoch``, 0 before, and no position. A sample that a sampler draws twice in an epoch
+    therefore has the same seed both times.
 
     Args:
-        dataset: to read from.
-        transform: called with each sample's bytes, a read-only ``memoryview``, or, if it is an
-            array, with the tensor; in ``threads`` threads at once.
-        with_context: call ``transform(sample, context)``, with a ``SampleContext``.
-        seed: that the seeds of contexts are made of.
-        labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``;
-            with it, items are (sample, label) pairs.
-        dtype: of the array that every sample's bytes are, numpy's or PyTorch's, such as
-            ``torch.bfloat16``; ``uint8`` otherwise.
-        shape: of that array; -1 for a first dimension that differs. One dimension by default.
-        arrays: each sample is the array that the dataset says it is; instead of ``dtype``.
-        threads: that run the transform, in each process.
+        dataset: dataset to read from.
+        transform: called with the bytes of each sample, a read-only ``memoryview``, or with its
+            tensor if it is an array; in ``threads`` threads at once.
+        with_context: True to call ``transform(sample, context)``, with a ``SampleContext``.
+        seed: seed of the contexts.
+        labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
+            Items are then (sample, label) pairs.
+        dtype: element type of every sample, of numpy or PyTorch, such as ``torch.bfloat16``;
+            ``uint8`` by default.
+        shape: shape of every sample; -1 for a first dimension that varies. One dimension by
+            default.
+        arrays: True if the dataset describes the array of each sample; instead of ``dtype``.
+        threads: threads that run the transform, in each process.
 
     Raises:
         UsageError: an argument is out of range.
@@ -81,7 +82,7 @@ class SampleDataset(TorchDataset[Any]):
         return {**self.__dict__, "_pool": None}
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch contexts are of, in worker processes that run already, too.
+        """Set the epoch of contexts, also in worker processes that are running.
 
         Call it before each iteration of the DataLoader, as for samplers.
 
@@ -96,7 +97,7 @@ class SampleDataset(TorchDataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """One sample; negative indices count from the end.
+        """Return one sample; negative indices count from the end.
 
         Raises:
             IndexError: there is no such sample.
@@ -109,7 +110,7 @@ class SampleDataset(TorchDataset[Any]):
         return self.__getitems__([index % count])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Samples of several indices 0..N-1, read by one call.
+        """Return the samples of several indices 0..N-1, read by one call.
 
         Raises:
             TransformError: the transform raised.
@@ -120,7 +121,7 @@ class SampleDataset(TorchDataset[Any]):
             pool = self._opened_pool()
             samples = pool.finish(pool.start(batch, self._contexts(batch)))
         elif self._recipe.is_raw:
-            # One memory of their own: what a worker sends on drags the memory it lies in along.
+            # A copy: a worker that sends a view sends the whole memory behind it.
             samples = SampleViews(jagged_of(batch))
         else:
             samples = list(self._recipe.items(batch, own=True))
@@ -140,7 +141,7 @@ class SampleDataset(TorchDataset[Any]):
 
     def _opened_pool(self) -> TransformPool:
         if self._pool is None or not self._owner.is_current():
-            self._pool = TransformPool(self._recipe, self.dataset)  # threads do not live past fork
+            self._pool = TransformPool(self._recipe, self.dataset)  # a fork has no threads
             self._owner = OwnerProcess()
         return self._pool
 

@@ -1,7 +1,7 @@
-"""The arrays that the bytes of samples are: elements of numpy's or PyTorch's types, and a shape.
+"""The arrays that samples contain: elements of numpy's or PyTorch's types, and a shape.
 
-A batch's bytes are copied by numpy. It has no bfloat16 and no float8, so such elements are copied
-as integers of their size, and the tensor over them is then viewed as PyTorch's type.
+numpy copies the bytes of a batch. It has no bfloat16 and no float8. Such elements are copied as
+integers of their size, and the tensor is then viewed as PyTorch's type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlfs.adapters.torch.tensors import Jagged
 from dlfs.errors import UsageError
 
 ElementType: TypeAlias = npt.DTypeLike | torch.dtype
-"""A type of elements: numpy's, or PyTorch's where numpy has none, such as ``torch.bfloat16``."""
+"""Type of elements: numpy's, or PyTorch's if numpy has none, such as ``torch.bfloat16``."""
 
 VARIES = -1
 """First dimension of samples that differ in it."""
@@ -27,12 +27,12 @@ VARIES = -1
 
 @dataclass(frozen=True, slots=True)
 class SampleForm:
-    """Type and shape of the array that every sample's bytes are.
+    """Type and shape of the array that every sample contains.
 
     Attributes:
-        stored: numpy's type that the bytes are copied as.
-        dtype: PyTorch's type that the tensors have.
-        shape: of a sample; the first dimension is ``VARIES`` where samples differ in it.
+        stored: numpy's type as which the bytes are copied.
+        dtype: PyTorch's type of the tensors.
+        shape: shape of a sample; its first dimension is ``VARIES`` if samples differ in it.
     """
 
     stored: np.dtype[Any]
@@ -41,7 +41,7 @@ class SampleForm:
 
     @classmethod
     def of(cls, dtype: ElementType, shape: tuple[int, ...] | None) -> SampleForm:
-        """The form of a type and a shape; without a shape, of one dimension of any length.
+        """Return the form of a type and a shape; without a shape, one dimension of any length.
 
         Raises:
             UsageError: tensors have no such type, or there is no such shape.
@@ -66,10 +66,10 @@ class SampleForm:
         return math.prod(self.shape[1:]) * self.stored.itemsize
 
     def stack(self, batch: Batch) -> torch.Tensor:
-        """Copy a batch's samples, which are of one length, into one tensor: ``[n, *shape]``.
+        """Copy the samples of a batch, of equal length, to one tensor: ``[n, *shape]``.
 
         Raises:
-            UsageError: the lengths differ, or are not what type and shape need.
+            UsageError: the lengths differ, or do not fit type and shape.
         """
         shape = self.shape
         if self.varies:
@@ -78,10 +78,10 @@ class SampleForm:
         return torch.from_numpy(batch.stack(self.stored, shape)).view(self.dtype)
 
     def join(self, batch: Batch) -> Jagged:
-        """Copy a batch's samples one behind the other.
+        """Copy the samples of a batch one after the other.
 
         Raises:
-            UsageError: a length is not what type and shape need, or the shape has no dimension.
+            UsageError: a length does not fit type and shape, or the shape has no dimension.
         """
         if not self.shape:
             raise UsageError(
@@ -104,7 +104,7 @@ class SampleForm:
 
 
 def _find_types(dtype: ElementType) -> tuple[np.dtype[Any], torch.dtype]:
-    """Numpy's type to copy elements as, and PyTorch's to view them as.
+    """Return numpy's type as which elements are copied, and PyTorch's as which they are viewed.
 
     Raises:
         UsageError: tensors have no such type.

@@ -1,7 +1,7 @@
-"""Labels of samples: the class that a sample's folder says, or a column of the dataset.
+"""Labels of samples: the class named by a sample's folder, or a column of the dataset.
 
-Indices are in path order, so the samples of a folder are a range of indices. What is kept is where
-each folder's range begins, not a label for each sample. A column is looked up where it lies.
+Indices are in path order, so the samples of a folder are a range of indices. ``FolderLabels``
+stores the begin of each range, not a label for each sample. ``ColumnLabels`` reads the column.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dlfs.errors import UsageError
 from dlfs.wording import quote
 
 Labels = Callable[[npt.NDArray[np.uint64]], npt.ArrayLike]
-"""Maps indices, ``uint64[n]``, to labels, ``[n, ...]``; classes are ``int64``."""
+"""Function that maps indices, ``uint64[n]``, to labels, ``[n, ...]``; classes are ``int64``."""
 
 
 def label_samples(labels: Labels, indices: npt.NDArray[np.uint64]) -> torch.Tensor | list[Any]:
-    """The labels of samples, as a batch has them.
+    """Return the labels of samples in the form of a batch.
 
     Args:
         labels: maps indices to labels.
-        indices: ``uint64[n]``, of the samples.
+        indices: indices of the samples, ``uint64[n]``.
 
     Returns:
-        A tensor ``[n, ...]``. Strings, bytes and other objects are a list of n, as PyTorch's own
-        ``default_collate`` gives them.
+        A tensor ``[n, ...]``; strings, bytes and other objects as a list of n, as PyTorch's
+        ``default_collate`` returns them.
 
     Raises:
         UsageError: there are more or fewer labels than samples.
@@ -48,22 +48,22 @@ def label_samples(labels: Labels, indices: npt.NDArray[np.uint64]) -> torch.Tens
 
 
 class FolderLabels:
-    """The class of each sample, from the name of the folder that it lies in.
+    """The class of each sample, which is the name of its folder.
 
     Args:
-        dataset: whose samples.
-        level: which folder of the path is the class: 0, the first (``cat/1.jpg``); 1, the second
-            (``train/cat/1.jpg``), and so on.
+        dataset: dataset of the samples.
+        level: folder of the path that names the class: 0 for the first (``cat/1.jpg``), 1 for the
+            second (``train/cat/1.jpg``), and so on.
 
     Attributes:
-        classes: their names, sorted; a label is a position in it.
-        class_to_idx: the label of each name, as ``ImageFolder`` of torchvision has it.
+        classes: names of the classes, sorted; a label is a position in it.
+        class_to_idx: label of each name, as ``ImageFolder`` of torchvision has it.
 
     Raises:
-        UsageError: a sample does not lie that deep, or a name is not UTF-8.
+        UsageError: a path has fewer folders, or a name is not UTF-8.
         DlfsError: the dataset cannot be read.
 
-    Threads: any at once; it never changes.
+    Threads: any at once; immutable.
     """
 
     def __init__(self, dataset: Dataset, *, level: int = 0) -> None:
@@ -81,7 +81,7 @@ class FolderLabels:
         """Label samples.
 
         Args:
-            indices: ``uint64[n]``, each 0..N-1.
+            indices: indices of the samples, ``uint64[n]``, each 0..N-1.
 
         Returns:
             ``int64[n]``, positions in ``classes``.
@@ -92,22 +92,22 @@ class FolderLabels:
 
 
 class ColumnLabels:
-    """Labels that are stored with the dataset, in a column of attributes.
+    """Labels from a column of attributes of the dataset.
 
     Args:
-        dataset: whose samples.
-        name: of the column: strings, which are names of classes; or numbers, which are given as
-            they are, integers as ``int64``.
+        dataset: dataset of the samples.
+        name: name of the column. Strings are names of classes; numbers are the labels themselves,
+            integers as ``int64``.
 
     Attributes:
-        classes: the strings that occur, sorted; a label is a position in it. None for numbers.
-        class_to_idx: the label of each string. None for numbers.
+        classes: strings that occur, sorted; a label is a position in it. None for numbers.
+        class_to_idx: label of each string. None for numbers.
 
     Raises:
         NotFoundError: there is no such column.
         DlfsError: the dataset cannot be read.
 
-    Threads: any at once; it never changes.
+    Threads: any at once; immutable.
     """
 
     def __init__(self, dataset: Dataset, name: str) -> None:
@@ -124,7 +124,7 @@ class ColumnLabels:
         """Label samples.
 
         Args:
-            indices: ``uint64[n]``, each 0..N-1.
+            indices: indices of the samples, ``uint64[n]``, each 0..N-1.
 
         Returns:
             ``int64[n]``; ``float[n]`` of the column's width for a column of floats.
@@ -145,7 +145,7 @@ def _number(classes: Sequence[str]) -> dict[str, int]:
 def _folders(
     dataset: Dataset, prefix: bytes, *, depth: int, above: int = 0
 ) -> Iterator[tuple[bytes, int]]:
-    """Folders at a depth, in index order: name and first index; ``above`` lie in the prefix."""
+    """Yield name and first index of the folders at a depth; ``above`` is the prefix's depth."""
     for entry in dataset.children(prefix):
         path = prefix + b"/" + entry.name if prefix else entry.name
         if not entry.is_directory:

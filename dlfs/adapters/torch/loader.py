@@ -1,15 +1,16 @@
-"""An epoch's batches as tensors, resumable to the sample at any number of ranks and workers.
+"""``Loader``: batches of tensors, resumable to the sample at any number of ranks and workers.
 
-The order of an epoch is a function of seed and epoch. ``shares`` divides it between ranks. With
-worker processes, a rank's batches, not its samples, are dealt to them in turn; DataLoader asks its
-workers in turn as well, so that what it gives is the rank's batches in their order, however many
-workers there are. The state is therefore (seed, epoch, position) and nothing else.
+The order of an epoch is a function of seed and epoch (``EpochOptions``). ``shares`` divides it
+between ranks. With worker processes, whole batches of a rank go to the workers in turn. DataLoader
+reads from its workers in turn as well, and so returns the rank's batches in their order, for any
+number of workers. The state is therefore (seed, epoch, position) and nothing else.
 
-The epoch advances when its last batch is given: training loops that take ``len(loader)`` batches
-never ask for one more. ``cursor`` has the state, in memory shared with worker processes.
+The epoch advances when its last batch is given, because training loops that take ``len(loader)``
+batches do not request another one. ``cursor`` has the state, in memory shared with worker
+processes.
 
-In each process that reads, native code reads ahead, and transforms run in threads some batches
-ahead of the one that is asked for: memory for ``lookahead`` batches beside the dataset's budget.
+In each process that reads, native code reads ahead, and threads run the transforms of the next
+``lookahead`` batches, whose memory is in addition to the dataset's sample memory.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState
 from dlfs.errors import ClosedError, DlfsError, UsageError
 
 LOOKAHEAD = 2
-"""Batches whose transforms are begun before they are asked for."""
+"""Batches whose transforms start before they are requested, by default."""
 
 _Read = tuple[Batch, State, list[SampleContext] | None]
 _Work = tuple[Batch, State, list[Future[list[Any]]]]
@@ -57,7 +58,7 @@ _Work = tuple[Batch, State, list[Future[list[Any]]]]
 
 @dataclass(frozen=True, slots=True)
 class _EpochSetter:
-    """Stands where a framework expects a batch sampler, of which it sets the sampler's epoch."""
+    """Replacement for a batch sampler: frameworks call ``set_epoch`` of its ``sampler``."""
 
     sampler: Loader
 
@@ -65,88 +66,89 @@ class _EpochSetter:
 class Loader(IterableDataset[Any]):
     """Iterates over the batches of one epoch after the other.
 
-    An iteration gives what is left of the epoch, from where ``state_dict`` says: one that was left
-    early is continued. Where the order is the same in every epoch, as in an evaluation (``order``,
-    or ``shuffle=None`` without ``weights``), each iteration in this process gives the whole epoch,
-    but for the first one after ``load_state_dict``, which gives what is left. With the last batch
-    the state is the beginning of the next epoch, whether or not the loop asks for more. ``len`` is
-    the number of batches of a whole epoch, always. One iteration reads at a time: a new one ends
-    that before it.
+    An iteration gives the rest of the epoch from the position of ``state_dict``; an epoch that was
+    left early is continued. If the order is the same in every epoch, as in an evaluation
+    (``order``, or ``shuffle=None`` without ``weights``), each iteration in this process gives the
+    whole epoch; only the first one after ``load_state_dict`` gives the rest. With the last batch,
+    the state becomes the begin of the next epoch, whether or not the loop requests more. ``len`` is
+    always the number of batches of a whole epoch. One iteration reads at a time: a new one ends the
+    previous one.
 
-    With ``num_workers`` it runs worker processes by itself. It may also be the dataset of a
-    ``DataLoader`` or of torchdata's ``StatefulDataLoader`` of the caller's, with
-    ``batch_size=None`` and any number of workers. Then each iteration of the ``DataLoader`` is the
-    next epoch; the first one after ``load_state_dict`` is what is left of an epoch. With workers,
-    batches that this object gave before, say to look at one, are given again, and you
-    take the state from ``TensorBatch.state``, or from ``StatefulDataLoader``: this object does not
-    know which batches were given, and says the epoch that the next iteration will be. A
-    ``StatefulDataLoader`` with workers that loads its state from behind the last batch of an epoch
-    gives an iteration without batches first, as over any dataset: its workers are not told whether
-    the loop has seen the end. ``load_state_dict`` of this object with that same state, instead,
-    goes on with the next epoch.
+    With ``num_workers`` it runs worker processes itself. It may also be the dataset of a caller's
+    ``DataLoader`` or of torchdata's ``StatefulDataLoader``, with ``batch_size=None`` and any number
+    of workers. Each iteration of the ``DataLoader`` is then the next epoch; the first one after
+    ``load_state_dict`` is the rest of an epoch. With workers, batches that this object gave before,
+    for example to inspect one, are given again. The state then comes from ``TensorBatch.state`` or
+    from ``StatefulDataLoader``: this object does not know which batches were given, and returns the
+    epoch of the next iteration. A ``StatefulDataLoader`` with workers whose state is behind the
+    last batch of an epoch first gives an iteration without batches, as over any dataset, because
+    its workers do not know that the loop has ended. ``load_state_dict`` of this object with the
+    same state continues with the next epoch instead.
 
-    Frameworks take a loader as it is: Lightning's ``fit``, which keeps its state in checkpoints
-    (not that of a ``DataLoader`` over a loader: pass the loader itself) and begins each of its
-    epochs with ``set_epoch``; Accelerate's ``prepare``, beside ``register_for_checkpointing``; the
-    ``Trainer`` of Transformers from ``get_train_dataloader``, where a resumed one wants
-    ``ignore_data_skip=True`` and a loader whose state the caller has kept and loaded. ``Trainer``
-    and Accelerate's ``skip_first_batches`` also resume by themselves, by reading the batches that
-    they skip, from ``accelerator.prepare(DataLoader(loader, batch_size=None))``. In several
-    processes that wants a loader of all samples (``rank=0, world_size=1``), which the first process
-    reads for all. Accelerate calls ``set_epoch`` of it with a count of its own, which begins at 0:
-    after ``load_state_dict`` call ``prepared.set_epoch(loader.epoch)``.
+    Frameworks accept a loader as it is. Lightning's ``fit`` stores its state in checkpoints and
+    begins each of its epochs with ``set_epoch`` (pass the loader itself, not a ``DataLoader`` over
+    it). For Accelerate's ``prepare``, add ``register_for_checkpointing``. The ``Trainer`` of
+    Transformers takes it from ``get_train_dataloader``; to resume, it needs
+    ``ignore_data_skip=True`` and a loader whose state the caller has stored and loaded. ``Trainer``
+    and Accelerate's ``skip_first_batches`` also resume by reading the batches that they skip, from
+    ``accelerator.prepare(DataLoader(loader, batch_size=None))``. With several processes, that needs
+    a loader of all samples (``rank=0, world_size=1``), which the first process reads for all.
+    Accelerate calls its ``set_epoch`` with a count that begins at 0: after ``load_state_dict`` call
+    ``prepared.set_epoch(loader.epoch)``.
 
     The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
     ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
     index order.
 
     Args:
-        dataset: to read from.
+        dataset: dataset to read from.
         batch_size: samples of this rank in a batch, >= 1.
         shuffle: ``global``, ``chunk`` or None; see ``Dataset.batches``.
-        seed: of the order.
-        window_chunks: of ``chunk``.
-        where: ``bool[n_samples]`` or indices: the samples to take, each once.
-        weights: ``[n_samples]`` or the name of a column: draw with replacement, in proportion.
-        draws: samples of a weighted epoch; as many as there are to draw from by default.
-        order: indices, taken as they stand in every epoch.
-        drop_last: leave out a last global batch that is not full.
-        uneven: what ranks do where the samples do not divide by their number. ``pad``: the first
-            samples of the epoch are repeated, fewer than there are ranks, so that all ranks have
-            as many batches of as many samples; so does PyTorch's ``DistributedSampler``. ``drop``:
-            the last samples are left out, fewer than there are ranks. ``leave``: each sample is
-            given exactly once, and some ranks may have one batch more than others: ranks that wait
-            for each other in each step, as under DistributedDataParallel, then hang or fail. By
-            default ``pad`` where torch.distributed is initialised with several ranks, or a launcher
-            such as torchrun has set their number, else ``leave``.
+        seed: seed of the order.
+        window_chunks: window of ``chunk`` shuffle, in chunks.
+        where: samples to take, each once, as ``bool[n_samples]`` or indices.
+        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
+            with replacement, in proportion.
+        draws: samples of a weighted epoch; by default as many as there are to draw from.
+        order: indices of every epoch's samples in their order.
+        drop_last: True to leave out a last global batch that is not full.
+        uneven: policy of ranks if the samples do not divide by their number. ``pad``: the first
+            samples of the epoch are repeated, fewer than there are ranks, so that all ranks have as
+            many batches of as many samples, as with PyTorch's ``DistributedSampler``. ``drop``: the
+            last samples are left out, fewer than there are ranks. ``leave``: each sample is given
+            exactly once, and some ranks may have one batch more than others. Ranks that wait for
+            each other in each step, as under DistributedDataParallel, then hang or fail. By default
+            ``pad`` if torch.distributed is initialised with several ranks, or a launcher such as
+            torchrun has set their number, else ``leave``.
         on_error: ``raise``, ``skip`` or ``replace`` samples that cannot be read. The replacement is
             the next sample of the dataset in path order, chosen or not.
-        plan: how to read ahead.
-        rank: of this process; by default torch.distributed's, if it is initialised by now, else the
+        plan: how samples are read ahead; see ``Dataset.batches``.
+        rank: rank of this process; by default torch.distributed's if it is initialised, else the
             environment's.
-        world_size: likewise.
-        transform: called with each sample's bytes, a read-only ``memoryview``, or, if it is an
-            array, with a tensor of its own; in threads.
-        with_context: call ``transform(sample, context)``, with a ``SampleContext``: index, epoch,
-            and random numbers that come back after a resume, at any number of ranks and workers.
+        world_size: number of ranks; by default from the same source.
+        transform: called with the bytes of each sample, a read-only ``memoryview``, or with a
+            tensor if it is an array; in threads.
+        with_context: True to call ``transform(sample, context)``, with a ``SampleContext``: index,
+            epoch, and random numbers that are the same after a resume, at any number of ranks and
+            workers.
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
         collate: ``list``, ``jagged``, ``stack``, a function of the list of samples, or ``auto``:
-            ``list`` for bytes as they are, else ``stack``. Without a transform, the samples of a
-            list, and those that a function is given, may be views of memory that is shared with
-            other batches: do not change them in place.
-        dtype: of the array that every sample's bytes are, numpy's or PyTorch's, such as
-            ``torch.bfloat16``; ``uint8`` otherwise.
-        shape: of that array; -1 for a first dimension that differs. One dimension by default.
-        arrays: each sample is the array that the dataset says it is; instead of ``dtype``.
-        threads: that run the transform, in each process that reads.
-        lookahead: batches whose transforms are begun before they are asked for.
-        num_workers: processes that read and transform; 0: this one does.
-        multiprocessing_context: how to start them, such as ``spawn``; see ``DataLoader``.
-        pin_memory: give batches in page-locked memory. Without an accelerator they are not, and a
-            warning says so.
-        as_pairs: give ``(samples, labels)``, as loops over torchvision's datasets take them,
-            instead of a ``TensorBatch``; labels are None where there are none. The state is then
-            that of ``state_dict``.
+            ``list`` for raw bytes, else ``stack``. Without a transform, the samples of a list may
+            be views of memory that is shared with other batches: do not change them in place.
+        dtype: element type of every sample, of numpy or PyTorch, such as ``torch.bfloat16``;
+            ``uint8`` by default.
+        shape: shape of every sample; -1 for a first dimension that varies. One dimension by
+            default.
+        arrays: True if the dataset describes the array of each sample; instead of ``dtype``.
+        threads: threads that run the transform, in each process that reads.
+        lookahead: batches whose transforms start before they are requested.
+        num_workers: processes that read and transform; 0 to do so in this process.
+        multiprocessing_context: start method of the workers, such as ``spawn``; see ``DataLoader``.
+        pin_memory: True to give batches in page-locked memory; without an accelerator only a
+            warning.
+        as_pairs: True to give ``(samples, labels)``, as loops over torchvision's datasets expect,
+            instead of a ``TensorBatch``; labels may be None. The state is then that of
+            ``state_dict``.
 
     Raises:
         UsageError: an argument is out of range.
@@ -157,13 +159,13 @@ class Loader(IterableDataset[Any]):
     _workers: DataLoader[TensorBatch] | None = None
     """Worker processes of this loader, from its first iteration on."""
     _source: Iterator[TensorBatch] | None = None
-    """Batches of the iteration that is under way."""
+    """Batches of the iteration in progress."""
     _iterations = 0
-    """In a worker of DataLoader: iterations that it has begun."""
+    """In a worker of DataLoader: number of iterations that it has begun."""
     _loaded: State | None = None
-    """In a worker of DataLoader: the state that was loaded for its next iteration."""
+    """In a worker of DataLoader: state that was loaded for its next iteration."""
     _dealt: State | None = None
-    """In a worker of DataLoader: the state behind its last batch."""
+    """In a worker of DataLoader: state behind its last batch."""
 
     def __init__(
         self,
@@ -239,11 +241,11 @@ class Loader(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": None, "_source": None}
 
-    # ---- where it stands -------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
+        """Epoch of the next batch."""
         return int(self._stand()["epoch"])
 
     @property
@@ -252,11 +254,11 @@ class Loader(IterableDataset[Any]):
         return int(self._stand()["position"])
 
     def __len__(self) -> int:
-        """Batches of this rank in a whole epoch."""
+        """Return the number of batches of this rank in a whole epoch."""
         return self._share(0).batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; nothing changes if it is the one that it stands in.
+        """Go to the beginning of an epoch; no effect if it is the current epoch already.
 
         Raises:
             UsageError: it is negative.
@@ -268,9 +270,9 @@ class Loader(IterableDataset[Any]):
 
     @property
     def batch_sampler(self) -> _EpochSetter:
-        """What Lightning looks for ``set_epoch`` in: its ``sampler`` is this loader.
+        """Object whose ``sampler`` is this loader, on which Lightning calls ``set_epoch``.
 
-        Checkpoints of the end of an epoch have a state, but Lightning does not load it: it calls
+        Lightning does not load the state of a checkpoint at the end of an epoch. It calls
         ``set_epoch`` of ``batch_sampler.sampler`` with the epoch that begins.
         """
         return _EpochSetter(self)
@@ -279,8 +281,8 @@ class Loader(IterableDataset[Any]):
         """Return the state behind the last batch that was given: plain values, for a checkpoint.
 
         Raises:
-            UsageError: the workers of a ``DataLoader`` of the caller's have begun an iteration:
-                only the batches that it gives have the state.
+            UsageError: the workers of a caller's ``DataLoader`` have begun an iteration, so that
+                only its batches have the state.
         """
         if get_worker_info() is None and self._cursor.was_begun:
             raise UsageError(
@@ -291,10 +293,10 @@ class Loader(IterableDataset[Any]):
         return dict(self._stand())
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a checkpoint, in its order, at whatever world size and number of workers.
+        """Continue at a checkpoint, in its order, at any world size and number of workers.
 
         Args:
-            state: what ``state_dict`` returned, ``TensorBatch.state``, or the state of a
+            state: value of ``state_dict``, ``TensorBatch.state``, or the state of a
                 ``StatefulDataLoader`` over a loader.
 
         Raises:
@@ -306,20 +308,20 @@ class Loader(IterableDataset[Any]):
                 "resume an epoch: expected a state of a Loader's order, got index order, that of a "
                 "DistributedBatchSampler with shuffle=False; load it into such a sampler"
             )
-        self._open_epoch(plain).close()  # refuses what does not fit
+        self._open_epoch(plain).close()  # raises if the state does not fit
         if get_worker_info() is not None:
             self._loaded = dict(state) if "dealt" in state else self._begin_of(plain)
         else:
             self._go_to(self._begin_of(plain))
 
     def _stand(self) -> State:
-        """Return the state that the next batch begins with; in a worker, the worker's own."""
+        """Return the state with which the next batch begins; in a worker, the worker's own."""
         if get_worker_info() is not None and self._dealt is not None:
             return self._dealt
         return self._cursor.get()
 
     def _begin_of(self, state: State) -> State:
-        """Return a plain state, or the next epoch's where no rank has any of its epoch left."""
+        """Return a plain state, or the next epoch's if no rank has any of its epoch left."""
         left = self._share(state["position"], rank=0).batches
         return state if left or not state["position"] else next_epoch(state)
 
@@ -342,7 +344,7 @@ class Loader(IterableDataset[Any]):
     # ---- iterations ------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over what is left of the epoch: a ``TensorBatch`` each, or as ``as_pairs`` says.
+        """Iterate over the rest of the epoch, by ``TensorBatch``, or as ``as_pairs`` says.
 
         Raises:
             TransformError: the transform raised.
@@ -358,9 +360,11 @@ class Loader(IterableDataset[Any]):
         return map(_pair, batches) if self._as_pairs else batches
 
     def _iterate(self) -> Iterator[TensorBatch]:
-        """Give what is left of the epoch, in the training process."""
-        self._end_iteration()  # one that was left, say by Ctrl-C, and is not yet freed
-        pin = self._pin_memory and not self._num_workers  # DataLoader does it in a thread
+        """Yield the rest of the epoch, in the training process."""
+        self._end_iteration()  # an abandoned iteration, for example after Ctrl-C
+        pin = (
+            self._pin_memory and not self._num_workers
+        )  # with workers, DataLoader pins in a thread
         begin = self._cursor.get()
         if self._cursor.was_given and self._options_at(begin).is_repeated:
             begin = {**begin, "position": 0}
@@ -373,27 +377,27 @@ class Loader(IterableDataset[Any]):
                 self._cursor.set(state, given=True)
                 yield batch.pin_memory() if pin else batch
                 if state["epoch"] != begin["epoch"]:
-                    break  # it was the last one
+                    break  # it was the last batch
                 if self._source is not source:
                     raise ClosedError(
                         "take the next batch: this iteration of the loader was ended by close, "
                         "set_epoch, load_state_dict or another iteration; begin a new one"
                     )
-        except GeneratorExit:  # left: workers stay for the next iteration
+        except GeneratorExit:  # the loop ended early: workers stay for the next iteration
             if self._source is source:
                 self._end_iteration()
             raise
-        except BaseException as error:  # Ctrl-C too: an answer of a worker may be half read
+        except BaseException as error:  # Ctrl-C, too: a worker's message may be read in part
             if self._source is source:
                 self.close()
             if self._num_workers and isinstance(error, KeyboardInterrupt):
-                # Notebooks keep the traceback, and with it workers that were just being started.
+                # Notebooks keep the traceback, which would keep workers that were being started.
                 clear_frames(error.__traceback__)
             raise
         if self._source is source:
             self._end_iteration()
         if state is None:
-            self._cursor.set(next_epoch(begin))  # this rank has no batch of it
+            self._cursor.set(next_epoch(begin))  # this rank has no batch of the epoch
 
     def _start(self, begin: State) -> Iterator[TensorBatch]:
         if not self._num_workers:
@@ -401,15 +405,15 @@ class Loader(IterableDataset[Any]):
         if self._workers is not None:
             try:
                 return self._start_workers(begin)
-            except RuntimeError:  # one of them is gone: killed, or by Ctrl-C while it started
+            except RuntimeError:  # a worker was killed, or interrupted at its start
                 self.close()
         self._workers = self._make_workers(begin)
         return self._start_workers(begin)
 
     def _make_workers(self, begin: State) -> DataLoader[TensorBatch]:
-        inner = copy(self)  # not itself: a cycle would keep the workers
+        inner = copy(self)  # a copy: a reference cycle would keep the workers
         inner._as_pairs = False
-        inner._cursor = Cursor(begin)  # what they begin with is not what was given here
+        inner._cursor = Cursor(begin)  # the begin of the workers differs from this process's
         return DataLoader(
             inner,
             batch_size=None,
@@ -417,7 +421,7 @@ class Loader(IterableDataset[Any]):
             num_workers=self._num_workers,
             multiprocessing_context=self._context,
             pin_memory=self._pin_memory,
-            persistent_workers=True,  # with what they have in memory
+            persistent_workers=True,  # keeps their sample memory
         )
 
     def _start_workers(self, begin: State) -> Iterator[TensorBatch]:
@@ -426,7 +430,7 @@ class Loader(IterableDataset[Any]):
         return iter(self._workers)
 
     def _iterate_worker(self, seed: int, worker: int, workers: int) -> Iterator[TensorBatch]:
-        """Give a worker its part of an iteration; its state holds before the first batch, too."""
+        """Return a worker's part of an iteration; its state is valid before the first batch."""
         _ignore_interrupts()
         loaded, self._loaded = self._loaded, None
         self._iterations += 1
@@ -448,26 +452,26 @@ class Loader(IterableDataset[Any]):
         return self._read_dealt(begin, me, after)
 
     def _read_dealt(self, begin: State, me: dict[str, int], after: int) -> Iterator[TensorBatch]:
-        """Give every workers-th batch, from the one at position ``after`` on."""
+        """Yield every workers-th batch, from the one at position ``after`` on."""
         own = {**begin, "position": min(self._total, after)}
         for batch in self._make(own, every=me["workers"]):
             position = min(self._total, after + me["step"])
             after += me["workers"] * me["step"]
-            # Its own epoch, even behind the last batch: the other workers stand in it, too.
+            # The same epoch, even behind the last batch: other workers are still in it.
             self._dealt = {**begin, "position": position, "dealt": {**me, "next": after}}
             yield batch
 
     def close(self) -> None:
-        """End its worker processes; an iteration that is under way ends with them. Idempotent."""
+        """End the worker processes and the iteration in progress. Idempotent."""
         self._end_iteration()
         workers, self._workers = self._workers, None
         iterator = getattr(workers, "_iterator", None)
         if iterator is not None:
-            # A traceback may keep the iterator, and its processes would live as long.
+            # A traceback may keep the iterator and thus its processes.
             iterator._shutdown_workers()
 
     def _end_iteration(self) -> None:
-        """Stop reading ahead for an iteration that is under way."""
+        """Stop reading ahead for the iteration in progress."""
         source, self._source = self._source, None
         if isinstance(source, GeneratorType):
             source.close()
@@ -483,7 +487,8 @@ class Loader(IterableDataset[Any]):
         return self._options.at(EpochState.from_dict(state))
 
     def _read(self, begin: State, every: int) -> Generator[_Read]:
-        """Read every so many of this rank's batches from a state on; give the state behind each."""
+        """Yield every ``every``-th batch of this rank, with the state behind it and its
+        contexts."""
         share = self._share(begin["position"])
         with self._open_epoch(begin, workers=every) as epoch:
             for number in range(0, share.batches, every):
@@ -537,9 +542,9 @@ def _as_it_is(batch: TensorBatch) -> TensorBatch:
 
 
 def _begin_ahead(reading: Iterator[_Read], pool: TransformPool, lookahead: int) -> Iterator[_Work]:
-    """Give batches with their transforms begun, some batches before they are asked for.
+    """Yield batches whose transforms have been started some batches before they are requested.
 
-    An error on the way is raised in its turn: behind the batches before it.
+    An error is raised behind the batches before it.
     """
     begun: deque[_Work] = deque()
     failure: DlfsError | None = None
@@ -562,14 +567,14 @@ def _begin_ahead(reading: Iterator[_Read], pool: TransformPool, lookahead: int) 
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which a terminal or notebook sends to workers too, to the training process."""
+    """Ignore SIGINT in workers: terminals send Ctrl-C to them, the trainer handles it."""
     main = threading.current_thread() is threading.main_thread()
     if main and multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _has_accelerator() -> bool:
-    """Return True if memory can be pinned for anything here; warn where it cannot."""
+    """Return True if memory can be pinned for an accelerator; warn if not."""
     if torch.accelerator.is_available():
         return True
     warnings.warn(

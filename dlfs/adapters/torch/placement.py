@@ -1,4 +1,4 @@
-"""Which rank this process is, of how many."""
+"""Determines the rank of this process and the number of ranks."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch.distributed
 from dlfs.errors import UsageError
 
 _VARIABLES = ("RANK", "WORLD_SIZE")
-"""What torchrun and its like set."""
+"""Environment variables that torchrun and other launchers set."""
 
 
 def find_placement(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """The rank and the world size: as given, else torch.distributed's, else the environment's.
+    """Return rank and world size: the arguments, else torch.distributed's, else the environment's.
 
     Args:
-        rank: 0..world_size-1; with ``world_size``, or not at all.
-        world_size: >= 1.
+        rank: rank of this process, 0..world_size-1; requires ``world_size``.
+        world_size: number of ranks, >= 1.
 
     Returns:
-        Rank and world size; 0 and 1 where nothing says otherwise.
+        Rank and world size; 0 and 1 if they are not set anywhere.
 
     Raises:
-        UsageError: only one of the two is known, they are no numbers, or out of range.
+        UsageError: only one of the two is known, or they are no numbers, or out of range.
     """
     source, found = _find(rank, world_size)
     try:

@@ -1,9 +1,9 @@
-"""Samplers in place of PyTorch's, for loops that have a map-style dataset and a DataLoader.
+"""Samplers that replace PyTorch's, for training loops with a map-style dataset and a DataLoader.
 
-They hold no list of indices but of chosen samples: an epoch's order is computed a block at a time.
-Ranks take every ``num_replicas``-th index, as with PyTorch's ``DistributedSampler``, and the same
-rule makes up a last round that is not full: with the first indices of the epoch again, or by
-leaving it out. So all ranks have equally many.
+Their only list of indices is that of chosen samples: an epoch's order is computed in blocks. Ranks
+take every ``num_replicas``-th index, as with PyTorch's ``DistributedSampler``. A last round that is
+not full is completed by the same rule, with the first indices of the epoch, or left out. All ranks
+therefore have the same number of indices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHUFFLES: dict[bool | str, Shuffle | None] = {
 
 
 class _Order:
-    """One rank's part of an epoch: what both samplers share."""
+    """One rank's part of an epoch, the common implementation of both samplers."""
 
     def __init__(self, dataset: Dataset | SampleDataset, options: EpochOptions) -> None:
         self.dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
@@ -54,9 +54,9 @@ class _Order:
         """Yield this rank's indices at positions first..end-1, a block at a time.
 
         Args:
-            state: of the epoch.
-            first: position of the epoch.
-            end: of the last one, exclusive; those over the number of samples begin again at 0.
+            state: state of the epoch.
+            first: first position.
+            end: position behind the last one; positions behind the epoch's end continue at 0.
         """
         order = None
         if not self.is_index_order(state):
@@ -79,11 +79,11 @@ class _Order:
             position += count * ranks
 
     def is_index_order(self, state: State) -> bool:
-        """Return True if an epoch of this state goes over all samples by their indices."""
+        """Return True if an epoch of this state has all samples in index order."""
         return state["shuffle"] is None and not self.options.has_choice
 
     def set_epoch(self, epoch: int) -> bool:
-        """Go to the beginning of an epoch; return False if it stands in it already."""
+        """Go to the beginning of an epoch; return False if it is the current epoch already."""
         if epoch < 0:
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
         if epoch == self.state["epoch"]:
@@ -105,21 +105,22 @@ def _shuffle(shuffle: bool | Shuffle) -> Shuffle | None:
 class DistributedSampler(Sampler[int]):
     """The indices of one rank, in an epoch's order.
 
-    As PyTorch's, it stays in its epoch until ``set_epoch`` is called, and it has no state.
+    Like PyTorch's, it stays in its epoch until ``set_epoch`` is called, and it has no state.
 
     Args:
-        dataset: what is sampled.
-        num_replicas: ranks; by default torch.distributed's, if it is initialised by now, else the
+        dataset: dataset to sample.
+        num_replicas: number of ranks; by default torch.distributed's if it is initialised, else the
             environment's.
-        rank: 0..num_replicas-1; likewise.
+        rank: rank of this process, 0..num_replicas-1; by default from the same source.
         shuffle: True or ``global``; ``chunk``; False for index order.
-        seed: of the order.
-        drop_last: leave out a last round that is not full, rather than fill it up.
-        window_chunks: of ``chunk``.
-        where: ``bool[n_samples]`` or indices: the samples to take, each once.
-        weights: ``[n_samples]`` or the name of a column: draw with replacement, in proportion.
-        draws: samples of a weighted epoch; as many as there are to draw from by default.
-        order: indices, taken as they stand in every epoch.
+        seed: seed of the order.
+        drop_last: True to leave out a last round that is not full, instead of completing it.
+        window_chunks: window of ``chunk`` shuffle, in chunks.
+        where: samples to take, each once, as ``bool[n_samples]`` or indices.
+        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
+            with replacement, in proportion.
+        draws: samples of a weighted epoch; by default as many as there are to draw from.
+        order: indices of every epoch's samples in their order.
 
     Raises:
         UsageError: an argument is out of range.
@@ -169,7 +170,7 @@ class DistributedSampler(Sampler[int]):
             yield from block
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iterations have.
+        """Set the epoch whose order the next iterations have.
 
         Raises:
             UsageError: it is negative.
@@ -178,33 +179,33 @@ class DistributedSampler(Sampler[int]):
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
-    """Batches of indices of one rank, in an epoch's order; it can be resumed.
+    """Batches of indices of one rank, in an epoch's order, with a state to resume from.
 
-    The batches are those of a ``Loader``: global batch k is positions k * B * W and on. With its
-    last batch the epoch advances by itself; ``set_epoch``, where a loop calls it, then changes
-    nothing. An iteration that is left early begins again where it began, since DataLoader's workers
-    ask for more batches than the loop was given: call ``set_epoch`` to go on with another order.
+    The batches are those of a ``Loader``: global batch k has the positions from k * B * W on. The
+    epoch advances with its last batch; a call of ``set_epoch`` with that epoch changes nothing. An
+    iteration that is left early starts again at its begin, because DataLoader's workers request
+    more batches than the loop gets. ``set_epoch`` continues with another order instead.
 
-    A state is taken back at any world size and batch size; the next iteration then gives what is
-    left of the epoch, and those behind it whole epochs. The sampler stands further on than the
-    training does where there are workers: torchdata's ``StatefulDataLoader`` knows the state that
-    belongs to a step.
+    A state resumes at any world size and batch size. The next iteration then gives the rest of the
+    epoch, and the following iterations whole epochs. With workers, the sampler is ahead of the
+    training; torchdata's ``StatefulDataLoader`` has the state that belongs to a step.
 
     Args:
-        dataset: what is sampled.
+        dataset: dataset to sample.
         batch_size: samples of this rank in a batch, >= 1.
-        num_replicas: ranks; by default torch.distributed's, if it is initialised by now, else the
+        num_replicas: number of ranks; by default torch.distributed's if it is initialised, else the
             environment's.
-        rank: 0..num_replicas-1; likewise.
+        rank: rank of this process, 0..num_replicas-1; by default from the same source.
         shuffle: True or ``global``; ``chunk``; False for index order.
-        seed: of the order.
-        drop_last: leave out a last global batch that is not full, rather than fill up its last
-            round.
-        window_chunks: of ``chunk``.
-        where: ``bool[n_samples]`` or indices: the samples to take, each once.
-        weights: ``[n_samples]`` or the name of a column: draw with replacement, in proportion.
-        draws: samples of a weighted epoch; as many as there are to draw from by default.
-        order: indices, taken as they stand in every epoch.
+        seed: seed of the order.
+        drop_last: True to leave out a last global batch that is not full, instead of completing its
+            last round.
+        window_chunks: window of ``chunk`` shuffle, in chunks.
+        where: samples to take, each once, as ``bool[n_samples]`` or indices.
+        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
+            with replacement, in proportion.
+        draws: samples of a weighted epoch; by default as many as there are to draw from.
+        order: indices of every epoch's samples in their order.
 
     Raises:
         UsageError: an argument is out of range.
@@ -247,7 +248,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         )
         self._order = _Order(dataset, options)
         self.batch_size = batch_size
-        self._given = self._order.state  # the order's is where the next iteration begins
+        self._given = self._order.state  # the state of _order is the begin of the next iteration
 
     def _share(self, first: int) -> Share:
         return Share(
@@ -261,7 +262,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         )
 
     def __len__(self) -> int:
-        """Batches of this rank in a whole epoch."""
+        """Return the number of batches of this rank in a whole epoch."""
         return self._share(0).batches
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -279,7 +280,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             self._given = self._order.state = next_epoch(begin)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; nothing changes if it is the one that it stands in.
+        """Go to the beginning of an epoch; no effect if it is the current epoch already.
 
         Raises:
             UsageError: it is negative.
@@ -293,15 +294,15 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return {**state, INDEX_ORDER: True} if self._order.is_index_order(state) else state
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state, in its order.
+        """Continue at a state, in its order.
 
         Args:
-            state: what ``state_dict`` returned, or the state of a ``StatefulDataLoader`` over such
-                a sampler.
+            state: value of ``state_dict``, or the state of a ``StatefulDataLoader`` over such a
+                sampler.
 
         Raises:
-            UsageError: it is none of these, or of another dataset or selection, or of a ``Loader``
-                in storage order (``shuffle=None``).
+            UsageError: it is neither, or of another dataset or selection, or of a ``Loader`` in
+                storage order (``shuffle=None``).
         """
         plain = plain_state(state, self._order.total)
         if not plain.pop(INDEX_ORDER, False) and self._order.is_index_order(plain):
@@ -310,6 +311,6 @@ class DistributedBatchSampler(Sampler[list[int]]):
                 "storage order (shuffle=None); load it into a Loader"
             )
         epoch = self._order.dataset.start_epoch(self._order.options.whole())
-        epoch.resume(plain).close()  # refuses what does not fit
+        epoch.resume(plain).close()  # raises if the state does not fit
         over = plain["position"] > 0 and self._share(plain["position"]).batches == 0
         self._given = self._order.state = next_epoch(plain) if over else plain

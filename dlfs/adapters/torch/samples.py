@@ -1,8 +1,9 @@
-"""From the bytes of a batch to what a training step is given.
+"""Makes the values of a training step from the bytes of a batch.
 
-A ``Recipe`` says how: what the bytes are, what is done to each sample, how samples become one
-batch. Transforms run in threads, a slice of the batch each, so that decoders which let go of the
-GIL (those of images do) use several cores; order is kept, and an error names its sample.
+A ``Recipe`` describes the steps: the form of the bytes, the transform of each sample, and how
+samples become one batch. A ``TransformPool`` runs transforms in threads, a slice of the batch each,
+so that decoders that release the GIL, such as those of images, use several cores. The order of
+samples is preserved, and an error names its sample.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from dlfs.errors import DlfsError, TransformError, UsageError
 from dlfs.wording import quote
 
 Transform = Callable[..., Any]
-"""Makes of one sample, and of its context if asked for, what is trained on; called in threads."""
+"""Function that makes a training value of one sample, and of its context; called in threads."""
 
 CollateName = Literal["auto", "list", "jagged", "stack"]
 
@@ -44,28 +45,28 @@ Collate = CollateName | Callable[[Sequence[Any]], Any]
 COLLATES: tuple[CollateName, ...] = get_args(CollateName)
 
 THREADS = 2
-"""That run transforms, in each process, unless said otherwise."""
+"""Threads that run transforms in each process, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How samples are made of bytes.
+    """The way from the bytes of samples to a batch.
 
     Attributes:
-        transform: called with each sample: its bytes as a read-only ``memoryview``, or, if they are
-            an array, the tensor.
-        with_context: call it with the sample's ``SampleContext`` too.
+        transform: called with each sample: its bytes as a read-only ``memoryview``, or its tensor
+            if it is an array.
+        with_context: True to call it with the sample's ``SampleContext`` as well.
         labels: maps indices to labels.
         collate: ``list``; ``jagged``; ``stack``, for samples of one shape; ``auto``: ``list`` for
-            bytes as they are, else ``stack``; or a function of the list of samples.
-        dtype: of the array that every sample's bytes are, numpy's or PyTorch's.
-        shape: of that array; one dimension of any length by default.
-        arrays: each sample is the array that the dataset says it is (``Batch.arrays``).
-        threads: that run the transform.
+            raw bytes, else ``stack``; or a function of the list of samples.
+        dtype: element type of every sample, of numpy or PyTorch.
+        shape: shape of every sample; one dimension of any length by default.
+        arrays: True if the dataset describes the array of each sample (``Batch.arrays``).
+        threads: threads that run the transform.
 
     Raises:
-        UsageError: there is no such ``collate``, dtype or shape, ``threads`` < 1, a shape without a
-            dtype, a dtype beside ``arrays``, or a context without a transform.
+        UsageError: ``collate``, dtype or shape are unknown, ``threads`` < 1, a shape without a
+            dtype, a dtype with ``arrays``, or a context without a transform.
     """
 
     transform: Transform | None = None
@@ -96,11 +97,11 @@ class Recipe:
             )
         if self.with_context and self.transform is None:
             raise UsageError("make batches: expected a transform with with_context=True, got none")
-        _ = self.form  # it says what is wrong with dtype and shape
+        _ = self.form  # raises for a wrong dtype or shape
 
     @property
     def form(self) -> SampleForm | None:
-        """The array that every sample's bytes are; None if the dataset says it of each.
+        """Form of every sample; None if the dataset describes the array of each sample.
 
         Raises:
             UsageError: there is no such dtype or shape.
@@ -111,16 +112,16 @@ class Recipe:
 
     @property
     def is_raw(self) -> bool:
-        """Whether samples are bytes, no arrays."""
+        """True if samples are raw bytes rather than arrays."""
         return not self.arrays and self.dtype is None
 
     @property
     def has_work(self) -> bool:
-        """Whether samples go through threads."""
+        """True if a transform runs in threads."""
         return self.transform is not None
 
     def label(self, batch: Batch) -> torch.Tensor | list[Any] | None:
-        """Labels of a batch, ``[n]``, a list if they are strings; None if there are none.
+        """Return the labels of a batch, ``[n]``, a list of strings, or None.
 
         Raises:
             UsageError: there are more or fewer labels than samples.
@@ -130,19 +131,19 @@ class Recipe:
         return label_samples(self.labels, batch.indices)
 
     def items(self, batch: Batch, *, own: bool = False) -> Sequence[Any]:
-        """The samples one by one, before the transform.
+        """Return the samples of a batch one by one, before the transform.
 
         Args:
-            batch: its samples.
-            own: arrays are copies, not views of the reader's memory; with a transform, which may
-                change its sample in place, they always are.
+            batch: batch with the samples.
+            own: True to copy arrays instead of viewing the reader's memory; always the case with a
+                transform, which may change its sample in place.
 
         Raises:
-            UsageError: a sample's length is not what dtype and shape need, or it is no array.
+            UsageError: a sample's length does not fit dtype and shape, or it is no array.
         """
         if self.arrays:
             views = [view_array(array) for array in batch.arrays(stack=False)]
-            # What a worker sends must not drag the memory that it lies in along.
+            # A worker that sends a view sends the whole memory behind it.
             own = own or self.transform is not None or get_worker_info() is not None
             return [view.clone() for view in views] if own else views
         if self.form is not None and not self.is_raw:
@@ -150,7 +151,7 @@ class Recipe:
         return view_samples(batch) if self.transform is None else list(batch)
 
     def gather(self, batch: Batch) -> Any:
-        """The samples of a batch together, where there is no transform.
+        """Return the samples of a batch as one value, without a transform.
 
         Raises:
             UsageError: samples are to be stacked, and their lengths differ; or as ``items``.
@@ -168,7 +169,7 @@ class Recipe:
 
         Raises:
             UsageError: they cannot be jagged.
-            RuntimeError, TypeError: they cannot be stacked, as PyTorch tells.
+            RuntimeError, TypeError: they cannot be stacked; PyTorch's error.
         """
         if callable(self.collate):
             return self.collate(items)
@@ -183,13 +184,13 @@ class TransformPool:
     """Threads that run a recipe's transform.
 
     Args:
-        recipe: with a transform.
-        dataset: that errors name.
+        recipe: recipe with a transform.
+        dataset: dataset that errors name.
 
     Threads: one at a time.
     """
 
-    _at_exit = staticmethod(sys.is_finalizing)  # then threads can no longer be waited for
+    _at_exit = staticmethod(sys.is_finalizing)  # threads cannot be joined then
 
     def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
         self._recipe = recipe
@@ -199,14 +200,17 @@ class TransformPool:
     def start(
         self, batch: Batch, contexts: Sequence[SampleContext] | None = None
     ) -> list[Future[list[Any]]]:
-        """Begin with a batch.
+        """Submit the transforms of a batch.
 
         Args:
-            batch: its samples.
-            contexts: one for each of them, if the transform is called with them.
+            batch: batch with the samples.
+            contexts: context of each sample, if the transform takes one.
+
+        Returns:
+            Futures of slices of the batch, in order.
 
         Raises:
-            UsageError: a sample's length is not what dtype and shape need.
+            UsageError: a sample's length does not fit dtype and shape.
         """
         items = self._recipe.items(batch)
         calls = (
@@ -220,16 +224,16 @@ class TransformPool:
             for first in range(0, len(calls), size)
         ]
 
-    def finish(self, parts: Sequence[Future[list[Any]]]) -> list[Any]:
-        """Wait for a batch.
+    def finish(self, slices: Sequence[Future[list[Any]]]) -> list[Any]:
+        """Wait for the transforms of a batch.
 
         Returns:
-            The samples, in the batch's order.
+            The results, in the batch's order.
 
         Raises:
-            TransformError: the transform raised; of several, the first sample's.
+            TransformError: a transform raised; the error of the first failed sample.
         """
-        return list(chain.from_iterable(part.result() for part in parts))
+        return list(chain.from_iterable(one.result() for one in slices))
 
     def _run(self, calls: Sequence[tuple[Any, ...]], indices: npt.NDArray[np.uint64]) -> list[Any]:
         transform = self._recipe.transform
@@ -243,7 +247,7 @@ class TransformPool:
         return done
 
     def close(self) -> None:
-        """End the threads, once they are through with what they are at. Idempotent."""
+        """End the threads after their current slices. Idempotent."""
         if not self._at_exit():
             self._executor.shutdown(cancel_futures=True)
 
@@ -260,11 +264,11 @@ class TransformPool:
 
 
 def transform_error(dataset: Dataset, index: int, cause: Exception) -> TransformError:
-    """Name the sample that a transform failed on."""
+    """Return the error of a failed transform, which names the sample."""
     try:
         path = dataset.path(index)
     except DlfsError:
-        path = b"?"  # the sample was read, and its name cannot be
+        path = b"?"  # the sample was read, but not its name
     return TransformError(
         f"transform sample {index} {quote(path)} of dataset {quote(dataset.name)}: "
         f"{type(cause).__name__}: {cause}"

@@ -1,10 +1,10 @@
-"""One rank's part of what is left of an epoch: how many batches, and which positions each holds.
+"""``Share``: one rank's part of the rest of an epoch: its batches, and the positions of each.
 
-Global batch k of world size W and batch size B is the positions ``first + k * B * W`` and on, of
-which rank r takes every W-th. Where the samples do not divide by W, the last round has positions
-for some ranks only, and ``uneven`` says what the others do: ``pad`` fills the round with the first
-positions of the epoch again, as PyTorch's ``DistributedSampler`` does; ``drop`` leaves the round
-out; ``leave`` lets some ranks have one sample, and so perhaps one batch, more than others.
+Global batch k of world size W and batch size B has the positions from ``first + k * B * W`` on, of
+which rank r takes every W-th. If W does not divide the samples, only some ranks have a position in
+the last round, and ``uneven`` determines what the others do. ``pad`` fills the round with the first
+positions of the epoch, as PyTorch's ``DistributedSampler`` does. ``drop`` leaves the round out.
+``leave`` gives some ranks one sample, and so perhaps one batch, more than others.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Uneven = Literal["pad", "drop", "leave"]
 
 
 def choose_uneven(uneven: Uneven | None, world_size: int) -> Uneven:
-    """Return what ranks do in a last round that is not full.
+    """Return the policy of ranks for a last round that is not full.
 
     Args:
-        uneven: what the caller wants; None: ``pad`` where this process is one of several ranks of
+        uneven: policy of the caller; None for ``pad`` if this process is one of several ranks of
             ``torch.distributed`` or of a launcher, else ``leave``.
         world_size: ranks that share the epoch.
 
     Raises:
-        UsageError: there is no such choice.
+        UsageError: the policy is unknown.
     """
     if uneven is None:
         return "pad" if world_size > 1 and is_launched() else "leave"
@@ -44,12 +44,12 @@ class Share:
 
     Attributes:
         total: samples of the epoch.
-        first: position of the epoch that the share begins at, 0..total.
+        first: position of the epoch at which the share begins, 0..total.
         batch_size: samples of this rank in a batch, >= 1.
-        rank: 0..world_size-1.
+        rank: rank of the share, 0..world_size-1.
         world_size: ranks that share the epoch, >= 1.
-        uneven: what ranks do in a last round that is not full.
-        drop_last: leave out a last global batch that is not full.
+        uneven: policy of ranks for a last round that is not full.
+        drop_last: True to leave out a last global batch that is not full.
     """
 
     total: int
@@ -67,7 +67,7 @@ class Share:
 
     @property
     def samples(self) -> int:
-        """Samples of this rank, those that ``pad`` repeats included."""
+        """Samples of this rank, including those that ``pad`` repeats."""
         left = self.total - self.first
         if self.drop_last:
             return left // self.step * self.batch_size
@@ -78,23 +78,23 @@ class Share:
 
     @property
     def batches(self) -> int:
-        """Batches of this rank."""
+        """Number of batches of this rank."""
         return -(-self.samples // self.batch_size)
 
     def size(self, number: int) -> int:
-        """Return how many samples batch ``number``, 0..batches-1, has."""
+        """Return the number of samples of batch ``number``, 0..batches-1."""
         return min(self.batch_size, self.samples - number * self.batch_size)
 
     def is_plain(self, number: int) -> bool:
-        """Return True if a batch holds what the order deals this rank: none more, none fewer."""
+        """Return True if a batch has exactly the positions that the order gives this rank."""
         left = self._own_samples() - number * self.batch_size
         return self.drop_last or self.size(number) == min(self.batch_size, left)
 
     def runs(self, number: int) -> list[tuple[int, int]]:
-        """Return which positions of the epoch a batch holds: first positions and counts.
+        """Return the positions of a batch in the epoch: first positions and counts.
 
-        The positions of a run are ``world_size`` apart. What lies behind the end of the epoch, one
-        position at most, begins again at 0.
+        The positions of a run are ``world_size`` apart. A position behind the end of the epoch, one
+        at most, continues at 0.
         """
         first = self.first + self.rank + number * self.step
         size = self.size(number)
@@ -105,7 +105,7 @@ class Share:
         return runs
 
     def positions(self, number: int) -> npt.NDArray[np.int64]:
-        """Return which position of the epoch each sample of a batch has, ``int64[size]``."""
+        """Return the position of each sample of a batch in the epoch, ``int64[size]``."""
         return np.concatenate(
             [first + self.world_size * np.arange(count) for first, count in self.runs(number)]
         )

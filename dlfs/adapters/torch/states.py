@@ -1,11 +1,12 @@
-"""States of loaders and samplers: where an epoch stands.
+"""States of loaders and samplers: the positions of epochs.
 
-A state is what ``Epoch.state`` says: dataset, order, seed, epoch and position; the position counts
-the samples that all ranks and workers together have been given. One that a worker process tells
-carries ``dealt`` too: where that worker goes on if there are as many of them as before.
+A state is the value of ``Epoch.state``: dataset, order, seed, epoch and position. The position is
+the number of samples that all ranks and workers together have been given. The state of a worker
+process also has ``dealt``: where that worker continues if the number of workers is the same.
 
-torchdata's ``StatefulDataLoader`` keeps the state of each worker within its own, and takes it back
-at the same number of workers only. ``plain_state`` finds the position in it, which is good for any.
+torchdata's ``StatefulDataLoader`` stores the state of each worker in its own, and takes it back at
+the same number of workers only. ``plain_state`` finds the position in it, which is valid for any
+number.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from dlfs.errors import UsageError
 State = dict[str, Any]
 
 INDEX_ORDER = "index_order"
-"""Key of a sampler's state in index order, which no other state has: a ``Loader``'s order of
-``shuffle=None`` is that of the storage."""
+"""Key in the state of a sampler in index order. A ``Loader`` with ``shuffle=None`` has storage
+order instead, and no such key."""
 _DEPTH_MAX = 16
-"""Of nested dictionaries that are searched."""
+"""Most levels of nested dictionaries that are searched."""
 
 
 def plain_state(state: State, total: int) -> State:
-    """The state of the epoch as a whole, out of a loader's or of a ``StatefulDataLoader``'s.
+    """Return the state of the whole epoch, from a loader's state or a ``StatefulDataLoader``'s.
 
     Args:
-        state: of a ``Loader`` or sampler, in whatever process; or of a ``StatefulDataLoader`` over
+        state: state of a ``Loader`` or sampler in any process, or of a ``StatefulDataLoader`` over
             one.
-        total: samples of the dataset.
+        total: samples of the epoch.
 
     Raises:
-        UsageError: there is no such state in it.
+        UsageError: it contains no such state.
     """
     found = list(_search(state, 0))
     if not found:
@@ -50,7 +51,7 @@ def plain_state(state: State, total: int) -> State:
 
 
 def next_epoch(state: State) -> State:
-    """The beginning of the epoch behind a plain state's."""
+    """Return the begin of the epoch after a plain state's."""
     return {**state, "epoch": state["epoch"] + 1, "position": 0}
 
 

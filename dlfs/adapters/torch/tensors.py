@@ -1,12 +1,12 @@
-"""A batch's samples as tensors.
+"""The samples of a batch as tensors: ``TensorBatch``, ``Jagged``, ``SampleViews`` and collation.
 
-Tensors over a batch's memory are not copies: they keep the memory, which the reader shares between
-batches, lent to them. Treat them as read-only, as everything that DLFS gives is: PyTorch has no
-such tensors, and a sample changed in place would be changed for later batches too. ``Jagged`` and
-stacked samples are copies, and the caller's own.
+Tensors over the memory of a batch are not copies. They pin memory of the reader, which other
+batches may use as well. Treat them as read-only: PyTorch has no read-only tensors, and a sample
+that is changed in place is changed for later batches, too. ``Jagged`` and stacked samples are
+copies that belong to the caller.
 
-What is sent to another process, as DataLoader's workers do, is packed first: one tensor for a
-batch's bytes, not the whole of the reader's memory, nor one for each sample.
+DataLoader's workers send batches to another process. A batch is packed for that: one tensor with
+its bytes, instead of the reader's whole memory or one tensor for each sample.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from dlfs import Batch
 from dlfs.errors import UsageError
 
 SAMPLES = "samples"
-"""Key of a batch's samples, unless they are a dictionary with keys of its own."""
+"""Key of a batch's samples, unless they are a dictionary with other keys."""
 
 LABELS = "labels"
 """Key of a batch's labels."""
 
 
-class _Lent:
-    """Memory as numpy's array interface tells it, without the read-only mark.
+class _WritableView:
+    """Array interface of a numpy array without its read-only mark.
 
-    PyTorch warns of every array with that mark, and has no read-only tensors. The array made of
-    this object keeps it, and with it the memory.
+    PyTorch warns of every read-only array. The array made of this object keeps it and its memory
+    alive.
     """
 
     def __init__(self, memory: npt.NDArray[Any]) -> None:
@@ -46,22 +46,22 @@ class _Lent:
 
 
 def view_memory(batch: Batch) -> torch.Tensor:
-    """The memory that a batch's samples lie in, ``uint8[...]``, without a copy.
+    """Return the memory of a batch's samples as ``uint8[...]``, without a copy.
 
     Raises:
         ClosedError: the batch was released.
     """
     if len(batch) == 0:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.from_numpy(np.asarray(_Lent(batch.data)))
+    return torch.from_numpy(np.asarray(_WritableView(batch.data)))
 
 
 class SampleViews(list[Any]):
     """The samples of a batch one by one, as a list.
 
-    Raw samples are ``uint8[length]`` each, without a copy, and read-only by convention. Tensors
-    that differ in their first dimension only are pickled as one tensor, and are views of it where
-    they are loaded.
+    Raw samples are ``uint8[length]`` views, without a copy, and read-only by convention. Tensors
+    that differ only in their first dimension are pickled as one tensor, and are views of it after
+    loading.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,33 +83,33 @@ def _split(values: torch.Tensor, lengths: list[int]) -> SampleViews:
 
 
 def view_samples(batch: Batch) -> SampleViews:
-    """Each sample of a batch as a tensor over its memory.
+    """Return each sample of a batch as a tensor over its memory.
 
     Raises:
         ClosedError: the batch was released.
     """
     memory = view_memory(batch)
-    spans = zip(batch.offsets.tolist(), batch.lengths.tolist(), strict=True)
-    return SampleViews(memory[offset : offset + length] for offset, length in spans)
+    ranges = zip(batch.offsets.tolist(), batch.lengths.tolist(), strict=True)
+    return SampleViews(memory[offset : offset + length] for offset, length in ranges)
 
 
 def view_array(array: npt.NDArray[Any]) -> torch.Tensor:
-    """An array over a batch's memory as a tensor; a copy only where its elements are not aligned.
+    """Return an array over a batch's memory as a tensor; only unaligned elements are copied.
 
     Raises:
         TypeError: PyTorch has no such type.
     """
     if not array.size or not array.flags.aligned:
         return torch.from_numpy(array.copy())
-    return torch.from_numpy(np.asarray(_Lent(array)))
+    return torch.from_numpy(np.asarray(_WritableView(array)))
 
 
 @dataclass(eq=False)
 class Jagged:
-    """Samples of different lengths, one behind the other.
+    """Samples of different lengths, one after the other.
 
     Attributes:
-        values: ``[sum of lengths, ...]``.
+        values: elements of all samples, ``[sum of lengths, ...]``.
         offsets: ``int64[n + 1]``: sample i is ``values[offsets[i]:offsets[i + 1]]``.
     """
 
@@ -120,7 +120,7 @@ class Jagged:
         return len(self.offsets) - 1
 
     def __getitem__(self, position: int) -> torch.Tensor:
-        """One sample, a view.
+        """Return one sample as a view.
 
         Raises:
             IndexError: there is no such position.
@@ -135,11 +135,11 @@ class Jagged:
         return iter(torch.split(self.values, lengths) if lengths else ())
 
     def nested(self) -> torch.Tensor:
-        """The same as one of PyTorch's nested tensors, of the jagged layout, without a copy."""
+        """Return a nested tensor of PyTorch with the jagged layout, without a copy."""
         return torch.nested.nested_tensor_from_jagged(self.values, self.offsets)
 
     def padded(self, value: float = 0) -> torch.Tensor:
-        """A copy with every sample as long as the longest: ``[n, longest, ...]``."""
+        """Return a copy with every sample as long as the longest: ``[n, longest, ...]``."""
         if len(self) == 0:
             return self.values.new_empty((0, 0, *self.values.shape[1:]))
         return torch.nn.utils.rnn.pad_sequence(list(self), batch_first=True, padding_value=value)
@@ -149,44 +149,44 @@ class Jagged:
         return Jagged(function(self.values), function(self.offsets))
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Jagged:
-        """The same on a device."""
+        """Return a copy on a device."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Jagged:
-        """The same in page-locked memory."""
+        """Return a copy in page-locked memory."""
         return self.map(lambda tensor: tensor.pin_memory())
 
 
 class TensorBatch(dict[str, Any]):
-    """The batch that a ``Loader`` gives at each step: a dictionary of what a model is called with.
+    """The batch that a ``Loader`` gives at each step: a dictionary of model arguments.
 
-    Its keys are ``labels``, if the loader has labels, and ``samples``. Where ``collate`` makes a
-    dictionary of the samples, such as one of ``pixel_values``, the keys of that dictionary take the
-    place of ``samples``. Samples that stay a list (``SampleViews``) have no key, because frameworks
-    slice every tensor of a list as if it were a batch. ``model(**batch)`` passes the keys and
-    nothing else. Iteration gives the keys, as of any dictionary, but ``len(batch)`` is the number
-    of samples. ``samples, labels = batch`` therefore does not unpack a batch: read its attributes,
-    or make the loader with ``as_pairs=True``.
+    Its keys are ``samples``, and ``labels`` if the loader has labels. If ``collate`` makes a
+    dictionary of the samples, such as one with ``pixel_values``, its keys replace ``samples``.
+    Samples that stay a list (``SampleViews``) have no key, because frameworks slice every tensor of
+    a list as if it were a batch. ``model(**batch)`` passes the keys and nothing else. Iteration
+    gives the keys, as for any dictionary, but ``len(batch)`` is the number of samples. ``samples,
+    labels = batch`` therefore does not unpack a batch: read its attributes, or make the loader with
+    ``as_pairs=True``.
 
-    Frameworks move, convert and slice the values, and make a new batch of the results. A batch that
-    a framework has made has no attributes but those that its keys give, and its ``failures`` are
-    empty. Those that ``to``, ``pin_memory`` and ``copy.copy`` return have all of them.
+    Frameworks move, convert and slice the values, and make a new batch of the results. Such a batch
+    has only the attributes that its keys give, and its ``failures`` are empty. Those that ``to``,
+    ``pin_memory`` and ``copy.copy`` return have all attributes.
 
     Args:
         fields: values by key; instead of ``samples`` and ``labels``.
-        samples: as ``collate`` made them.
-        labels: ``[n]``, or None.
-        indices: ``int64[n]``, of the samples.
-        state: where the epoch stands behind this batch.
+        samples: result of ``collate``.
+        labels: labels of the samples, ``[n]``, or None.
+        indices: indices of the samples, ``int64[n]``.
+        state: state of the epoch behind this batch.
         failures: samples that were skipped or replaced.
 
     Attributes:
-        indices: ``int64[n]``, of the samples.
-        state: where the epoch stands behind this batch: what ``Loader.load_state_dict`` takes.
-        failures: samples that were skipped or replaced; empty unless ``on_error`` lets them pass.
+        indices: indices of the samples, ``int64[n]``.
+        state: state of the epoch behind this batch, for ``Loader.load_state_dict``.
+        failures: samples that were skipped or replaced; empty unless ``on_error`` allows failures.
 
     Raises:
-        UsageError: ``collate`` made a dictionary with ``labels``, and the loader has labels too.
+        UsageError: ``collate`` made a dictionary with ``labels``, and the loader has labels, too.
     """
 
     indices: torch.Tensor
@@ -220,17 +220,17 @@ class TensorBatch(dict[str, Any]):
 
     @property
     def samples(self) -> Any:
-        """The samples as ``collate`` made them; a dictionary of them is without its labels."""
+        """Result of ``collate``; a dictionary of samples is without its labels."""
         if "_list" in self.__dict__:
             return self._list
         others = {key: value for key, value in self.items() if key != LABELS}
         if not others:
-            raise AttributeError(name="samples", obj=self)  # for __getattr__ to tell
+            raise AttributeError(name="samples", obj=self)  # __getattr__ raises the full message
         return others[SAMPLES] if others.keys() == {SAMPLES} else others
 
     @property
     def labels(self) -> Any:
-        """The labels, ``[n]``; None if there are none."""
+        """Labels of the samples, ``[n]``; None without labels."""
         return self.get(LABELS)
 
     def __len__(self) -> int:
@@ -258,7 +258,7 @@ class TensorBatch(dict[str, Any]):
         raise KeyError(f"read {key!r} of a batch: expected one of {list(self)}{hint}")
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TensorBatch:
-        """Apply a function to every tensor in it."""
+        """Return a copy with a function applied to every tensor."""
         made = copy(self)
         made.update({key: _map(value, function) for key, value in self.items()})
         if "indices" in self.__dict__:
@@ -268,10 +268,10 @@ class TensorBatch(dict[str, Any]):
         return made
 
     def to(self, device: Any, *, non_blocking: bool = False) -> TensorBatch:
-        """The same with all tensors on a device.
+        """Return a copy with all tensors on a device.
 
         Raises:
-            UsageError: it is a type; indices and labels are not to be converted.
+            UsageError: the argument is a dtype; indices and labels must not be converted.
         """
         if isinstance(device, torch.dtype):
             raise UsageError(
@@ -281,23 +281,23 @@ class TensorBatch(dict[str, Any]):
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> TensorBatch:
-        """The same in page-locked memory, from which an accelerator copies by itself."""
+        """Return a copy in page-locked memory, from which accelerators copy asynchronously."""
         return self.map(lambda tensor: tensor.pin_memory())
 
 
 class RankBatch(TensorBatch):
-    """A batch of a loader that takes one rank's share of the samples, of several ranks.
+    """A batch of a loader that takes the share of one rank among several.
 
     Accelerate reads a ``DataLoader`` over an iterable dataset with rank 0's loader, and splits each
-    batch between the ranks: the shares of the others would never be read. This type refuses that.
-    Before a batch Accelerate sends what tensors are in it, as a batch of ``TensorInformation``.
+    batch between the ranks. The shares of the other ranks would never be read. This type refuses
+    that: before each batch, Accelerate sends a batch with ``TensorInformation`` values.
 
     Args:
-        fields: as for ``TensorBatch``.
-        given: likewise.
+        fields: values by key, as for ``TensorBatch``.
+        given: keyword arguments of ``TensorBatch``.
 
     Raises:
-        UsageError: it is to be split between ranks; or as ``TensorBatch``.
+        UsageError: the batch is to be split between ranks; or as ``TensorBatch``.
     """
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **given: Any) -> None:
@@ -337,7 +337,7 @@ default_collate_fn_map[Pair] = _refuse_collation
 
 
 def _name_fields(samples: Any, labels: Any) -> dict[str, Any]:
-    """The values of a batch by key; labels first, for frameworks take the first one's length."""
+    """Return the values of a batch by key; labels first, whose length frameworks use."""
     fields = {} if labels is None else {LABELS: labels}
     if isinstance(samples, SampleViews):
         return fields
@@ -352,14 +352,14 @@ def _name_fields(samples: Any, labels: Any) -> dict[str, Any]:
 
 
 def _count(value: Any) -> int:
-    """Samples in a value of a batch: its first dimension."""
+    """Return the number of samples in a value of a batch: its first dimension."""
     if isinstance(value, torch.Tensor):
         return value.shape[0] if value.dim() else 0
     return len(value) if isinstance(value, Sized) else 0
 
 
 def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply a function to the tensors in a value of the usual containers; leave all else."""
+    """Apply a function to the tensors in a value of the usual containers."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, SampleViews) and _fit_together(value):
@@ -377,7 +377,7 @@ def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def jagged_of(batch: Batch) -> Jagged:
-    """Copy a batch's samples one behind the other.
+    """Copy the samples of a batch one after the other.
 
     Raises:
         ClosedError: the batch was released.
@@ -387,28 +387,28 @@ def jagged_of(batch: Batch) -> Jagged:
 
 
 def collate_list(items: Sequence[Any]) -> Any:
-    """A collate function for DataLoader: samples of any lengths stay a list.
+    """Collate samples of any lengths to a list, as DataLoader's ``collate_fn``.
 
     Args:
         items: samples, or (sample, label) pairs.
 
     Returns:
-        The list of samples, or it and the labels as ``int64[n]``.
+        The list of samples; for pairs also the labels, ``int64[n]``.
     """
     return _collate(items, list)
 
 
 def collate_jagged(items: Sequence[Any]) -> Any:
-    """A collate function for DataLoader: samples of any lengths as one ``Jagged``.
+    """Collate samples of any lengths to one ``Jagged``, as DataLoader's ``collate_fn``.
 
     Args:
         items: samples, tensors of one or more dimensions, or (sample, label) pairs.
 
     Returns:
-        The samples, or they and the labels as ``int64[n]``.
+        The samples; for pairs also the labels, ``int64[n]``.
 
     Raises:
-        UsageError: the samples are no tensors that can stand one behind the other.
+        UsageError: the samples are no tensors, or differ in more than the first dimension.
     """
     return _collate(items, make_jagged)
 
@@ -421,10 +421,10 @@ def _collate(items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
 
 
 def make_jagged(samples: Sequence[torch.Tensor]) -> Jagged:
-    """Copy tensors one behind the other.
+    """Copy tensors one after the other.
 
     Raises:
-        UsageError: they are no tensors, or not of the same dimensions but for the first.
+        UsageError: they are no tensors, or differ in more than the first dimension.
     """
     for position, sample in enumerate(samples):
         if not _fits(sample, samples[0]):
@@ -440,12 +440,12 @@ def make_jagged(samples: Sequence[torch.Tensor]) -> Jagged:
 
 
 def _fit_together(samples: Sequence[Any]) -> bool:
-    """True if samples are tensors that can stand one behind the other in one."""
+    """Return True if all samples are tensors that differ only in the first dimension."""
     return all(_fits(sample, samples[0]) for sample in samples)
 
 
 def _fits(sample: object, first: object) -> bool:
-    """Whether it is a tensor that can stand behind the first."""
+    """Return True if a sample is a tensor that differs from the first in its length only."""
     return (
         isinstance(sample, torch.Tensor)
         and isinstance(first, torch.Tensor)
