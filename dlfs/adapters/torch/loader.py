@@ -487,8 +487,7 @@ class Loader(IterableDataset[Any]):
         return self._options.at(EpochState.from_dict(state))
 
     def _read(self, begin: State, every: int) -> Generator[_Read]:
-        """Yield every ``every``-th batch of this rank, with the state behind it and its
-        contexts."""
+        """Yield every ``every``-th batch of this rank, the state behind it, and its contexts."""
         share = self._share(begin["position"])
         with self._open_epoch(begin, workers=every) as epoch:
             for number in range(0, share.batches, every):
