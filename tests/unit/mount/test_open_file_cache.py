@@ -215,7 +215,7 @@ class Slow:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self.access = dataset.access
+        self.session = dataset.session
         self.completes = threading.Event()
         self.reads = 0
 
