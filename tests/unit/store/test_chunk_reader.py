@@ -27,9 +27,7 @@ def members() -> Iterator[list[MemoryDevice]]:
     for copy in range(2):
         at = 0
         for piece in SPACE.member_ranges(0, SPACE.size_bytes, copy):
-            devices[piece.member].write(
-                piece.offset_bytes, CONTENT[at : at + piece.length_bytes]
-            )
+            devices[piece.member].write(piece.offset_bytes, CONTENT[at : at + piece.length_bytes])
             at += piece.length_bytes
     yield devices
     for name, device in zip(names, devices, strict=True):
