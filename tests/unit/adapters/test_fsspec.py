@@ -21,7 +21,7 @@ import pytest
 
 import dlfs
 from dlfs.adapters.files import directories
-from dlfs.adapters.fsspec import BATCH_BYTES, DlfsFileSystem, _batches
+from dlfs.adapters.fsspec import BATCH_BYTES, DlfsFileSystem, _groups
 from dlfs.extras import install_command
 from tests.unit.adapters.conftest import COUNT
 
@@ -270,10 +270,10 @@ def test_batches_are_of_bounded_size():
             return [BATCH_BYTES // 4 + 1] * len(indices)
 
     places = [(position, position + 100) for position in range(10)]
-    parts = list(_batches(Lengths(), places))  # type: ignore[arg-type]
+    parts = list(_groups(Lengths(), places))  # type: ignore[arg-type]
     assert [place for part in parts for place in part] == places
     assert max(map(len, parts)) == 4
-    assert list(_batches(Lengths(), [])) in ([], [[]])  # type: ignore[arg-type]
+    assert list(_groups(Lengths(), [])) in ([], [[]])  # type: ignore[arg-type]
 
 
 def test_errors_of_single_files(fs, base):
