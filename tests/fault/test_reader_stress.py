@@ -1,10 +1,10 @@
-"""Readers under everything at once, from a seed that a failure prints.
+"""Readers under all kinds of load and faults at once, from a seed that a failure prints.
 
-Epochs of every plan and reads on demand share one reader with little memory over devices that fail,
-flip bits, come late and answer in any order, while batches are kept, epochs are left early and
-resumed by another number of ranks. What is given out must be right, what is not must be told, and
-in the end all memory must be there again. With two copies of everything, one member is lost and
-comes back meanwhile, and nothing may fail. DLFS_STRESS_SEEDS asks for more seeds than usual.
+Epochs of every plan and single reads share one reader with little memory. The devices fail, flip
+bits, delay answers and reorder them. Batches are retained, and epochs are left early and resumed by
+another number of ranks. Every returned sample must be right, every other one reported, and all
+memory free at the end. With two copies, one member is lost and returns meanwhile, and no read may
+fail. DLFS_STRESS_SEEDS sets the number of seeds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Writers of a shared namespace over NVMe/TCP: one at a time, whoever dies, stalls or comes back.
+"""Writers of a shared namespace over NVMe/TCP: one at a time, whichever dies, stalls or comes back.
 
-The target is the scripted one, in this process, so that a test sees what reaches the media.
+The target is the scripted one, in this process, so that a test sees every write to the media.
 """
 
 from __future__ import annotations

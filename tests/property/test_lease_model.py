@@ -42,18 +42,18 @@ SEEDS = int(os.environ.get("DLFS_LEASE_SEEDS", "500"))
 
 
 class TwoHoldersError(AssertionError):
-    """What must never happen."""
+    """Two contenders held the lease at once, which must never happen."""
 
 
 @dataclass
 class Fate:
-    """What the scheduler may draw."""
+    """Random choices of the scheduler."""
 
     random: Random
     drain_s: float = TIMES.drain_s
     pause_s: float = 3 * TIMES.valid_s
     patience: float = 1.0
-    """How much of a wait is really waited."""
+    """Share of each wait that a contender really waits."""
 
     def duration(self, longest: float) -> float:
         """Mostly short, sometimes up to the longest."""
