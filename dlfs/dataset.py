@@ -130,6 +130,8 @@ class Dataset(ColumnAccess):
         """Session of this process: the open reader, directory and devices, for the node service."""
         return self._opened()
 
+    access = session  # the name of earlier releases
+
     def _known_directory(self) -> FrozenDirectory | None:
         """Return the directory that this process or its parent has open already, or None."""
         known = [*self._inherited, *filter(None, [self._session])]

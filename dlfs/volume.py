@@ -189,6 +189,8 @@ class Volume:
         """Session of this process, with its open devices and catalog."""
         return self._opened()
 
+    access = session  # the name of earlier releases
+
     def close(self) -> None:
         """Close the devices. Idempotent. Datasets that were opened stay open."""
         session, self._session = self._session, None
