@@ -94,7 +94,7 @@ class AttributeTable:
         return cls(head, partial(_cut, segment, head, where if verify else None), where=where)
 
     def __len__(self) -> int:
-        """Number of samples, thus of values of each column."""
+        """Return the number of samples, which is that of the values of each column."""
         return self.head.sample_count
 
     def __contains__(self, name: object) -> bool:

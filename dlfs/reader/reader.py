@@ -46,7 +46,7 @@ TIMEOUT_MS = 30_000
 """Timeout of one read with all its retries, in milliseconds, unless a device has longer ones."""
 
 GRACE_MS = 1_000
-"""Time added to the timeouts of a device, in milliseconds."""
+"""Time added to the timeout of a device, so that the device reports first, in milliseconds."""
 
 REPLACEMENTS_MAX = 16
 """Most rounds of replacing failed samples before the read fails."""

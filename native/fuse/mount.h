@@ -46,7 +46,7 @@ struct root_listing {
     uint32_t count;  /* entries */
     uint64_t names_bytes;
     char *names;        /* each ends with NUL */
-    uint32_t *datasets; /* numbers */
+    uint32_t *datasets; /* dataset number of each entry */
 };
 
 struct counters {

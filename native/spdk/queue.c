@@ -294,8 +294,8 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
     uint64_t start_ns = 0;
     for (;;) {
         queue_lock(queue);
-        /* No more than the caller takes now, so that data is still in the processor's caches when
-         * it uses it; and without the extra poll that finds the connection empty. */
+        /* Polls for no more completions than the caller takes: their data is then still in the
+         * CPU caches, and no poll is spent on an empty connection. */
         if (queue->finished_count < count) {
             process(queue, count - queue->finished_count);
         }

@@ -122,7 +122,7 @@ class ExportedSamples:
 
 @contextlib.contextmanager
 def whole_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
-    """Open a file that gets its name when the block ends without an error, and else is removed.
+    """Open a file that gets its name if the block ends without an error. An error removes it.
 
     Args:
         path: final path of the file.

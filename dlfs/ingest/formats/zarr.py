@@ -108,7 +108,7 @@ def _checked(store: Store, blosc: Container[str]) -> Store:
 
 
 def _parents(key: str) -> Iterator[str]:
-    """Yield the arrays that a key may be a chunk of; none for an array's description."""
+    """Yield the paths of the arrays whose chunk a key may name; nothing for metadata keys."""
     parent, _, name = key.rpartition("/")
     while name not in _METADATA:
         yield parent

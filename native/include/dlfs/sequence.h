@@ -21,8 +21,8 @@ extern "C" {
 #define DLFS_PERMUTATION_ROUNDS_MAX 24u
 typedef struct dlfs_permutation {
     uint64_t size;  /* samples */
-    uint64_t left;  /* a */
-    uint64_t right; /* b */
+    uint64_t left;  /* a, the range of the left half */
+    uint64_t right; /* b, the range of the right half */
     uint32_t rounds;
     uint32_t reserved;
     uint64_t keys[DLFS_PERMUTATION_ROUNDS_MAX];

@@ -101,7 +101,7 @@ void ring_wake(struct ring *ring, struct waiter *waiter)
         return;
     }
     static const uint8_t byte = 1;
-    /* A failure means that the other side hung up; the next wait detects that. */
+    /* send fails if the peer has closed the socket; the next ring_wait detects that. */
     (void)send(waiter->socket, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     atomic_fetch_add_explicit(&waiter->wakes, 1, memory_order_relaxed);
 }

@@ -149,7 +149,7 @@ static inline bool dlfs_queues_wanted(const dlfs_device *device)
     return atomic_load_explicit(&device->queues.waiting, memory_order_relaxed) > 0;
 }
 bool dlfs_queue_waiter_is_due(const struct dlfs_queue_waiter *waiter, uint64_t now_ns);
-/* Sleeps until there may be a queue pair for a waiter in line, at most timeout_ms. */
+/* Sleeps until a queue pair may be free for this waiter, at most timeout_ms. */
 void dlfs_queue_waiter_wait(struct dlfs_queue_waiter *waiter, int timeout_ms);
 void dlfs_queue_waiter_leave(dlfs_device *device, struct dlfs_queue_waiter *waiter);
 /* Wakes all waiters, after a queue pair of the device was destroyed. */

@@ -315,7 +315,7 @@ int nvme_link_create(struct nvme_association *association, uint32_t command_coun
 void nvme_link_release(struct nvme_association *association, struct nvme_link *link, bool in_child)
 {
     if (in_child) {
-        return; /* it is freed with the child's copy of the association */
+        return; /* the link is freed with the forked child's copy of the association */
     }
     (void)pthread_mutex_lock(&association->lock);
     link->released = true;

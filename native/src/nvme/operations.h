@@ -72,7 +72,7 @@ struct nvme_command {
     bool to_host;       /* true if its data goes from the controller to the host */
     bool digest_failed; /* some of its data had a wrong digest */
     bool last_seen;     /* a C2HData with the LAST flag was received */
-    bool completed;     /* its CQE came, an error, while sends were pending */
+    bool completed;     /* an error CQE arrived before all data was sent */
 };
 
 /* The send buffer: PDU headers and digests as bytes, and data in the callers' buffers. */

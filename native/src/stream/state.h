@@ -232,7 +232,7 @@ bool stream_retries(const dlfs_stream *stream, uint64_t position, const struct s
 enum entry_plan {
     ENTRY_PLANNED,
     ENTRY_WAITS,       /* there is no memory for it now */
-    ENTRY_NEEDS_CHUNK, /* the plan decides how its chunk is read */
+    ENTRY_NEEDS_CHUNK, /* a chunk must be read; the plan of the stream starts that */
 };
 /* Plans an entry that needs no read of more than itself. Its location is set else. */
 enum entry_plan entry_plan_alone(dlfs_stream *stream, uint64_t position, struct location *location);
