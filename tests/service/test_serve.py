@@ -119,8 +119,8 @@ def test_the_mount_and_the_socket_share_datasets(
     assert (mountpoint / "d/class1/00001").read_bytes() == samples[b"class1/00001"]
     dataset = dlfs.connect(service.uri)["d"]
     assert dataset.get("class1/00001") == samples[b"class1/00001"]
-    (dataset,) = service.snapshot()["datasets"]
-    assert (dataset["users"], dataset["reader"]["cache_hits"] > 0) == (2, True)
+    (counted,) = service.snapshot()["datasets"]
+    assert (counted["users"], counted["reader"]["cache_hits"] > 0) == (2, True)
     dataset.close()
     with (mountpoint / "d/class2/00002").open("rb") as file:
         assert file.read(10) == samples[b"class2/00002"][:10]

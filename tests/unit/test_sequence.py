@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from dlfs.block.memory import MemoryDevice
 from dlfs.epoch_options import EpochOptions
+from dlfs.epoch_options import WINDOW_CHUNKS_MAX, EpochState
 from dlfs.errors import UsageError
-from dlfs.sequence import WINDOW_CHUNKS_MAX, EpochState, Sequence, packing_permutation
+from dlfs.sequence import Sequence, packing_permutation
 from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
 from dlfs.units import KIB, MIB
 
