@@ -3,9 +3,7 @@
 A ``Dataset`` opens a session of its own from a ``Connection``: the devices or a service, the sample
 directory and the reader. It therefore outlives the ``Volume`` that made it. A session belongs to
 one process. A forked child and a loaded pickle open another one on first use. They find the dataset
-by its UUID and raise ``StaleError`` if it was removed.
-
-Threads: any at once.
+by its UUID and raise ``StaleError`` if it was removed. Any threads may use a dataset at once.
 """
 
 from __future__ import annotations
@@ -120,9 +118,8 @@ class Dataset(ColumnAccess):
         with self._mutex:
             if self._session is None or self._session.is_lost():
                 # A lost session is not closed: another thread may be in one of its calls.
-                self._session = self._connection.open_dataset(
-                    self._identity, self._known_directory()
-                )
+                known = self._known_directory()
+                self._session = self._connection.open_dataset(self._identity, known)
             return self._session
 
     @property
@@ -592,8 +589,8 @@ class Dataset(ColumnAccess):
 
 def _is_scalar(index: object) -> bool:
     """Return True if a value is no list or array: one index, or a wrong type."""
-    has_length = hasattr(index, "__len__") and getattr(index, "ndim", 1) > 0
-    return not has_length or isinstance(index, str | bytes)
+    is_list = hasattr(index, "__len__") and getattr(index, "ndim", 1) > 0
+    return not is_list or isinstance(index, str | bytes)
 
 
 def _raw(path: PathLike) -> bytes:

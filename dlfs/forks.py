@@ -2,12 +2,13 @@
 
 A forked child gets a copy of every object, but not the threads, locks, queue pairs and connections
 behind them. An object that owns such resources keeps an ``OwnerProcess`` from its construction and
-checks it before each use. The check compares two integers and makes no system call.
+checks it before each use.
 
 A counter of this module goes up by one in every child that Python forks (``os.register_at_fork``).
-Process IDs would not do: the system uses them again.
+The process ID is compared as well: other modules' hooks may run in a child before the counter
+moves, and C code may fork without Python. It would not do alone, because the system uses process
+IDs again.
 
-Limits: a fork by C code that does not call ``PyOS_AfterFork_Child`` is not counted.
 Threads: any at once.
 """
 
@@ -43,7 +44,7 @@ class OwnerProcess:
 
     def is_current(self) -> bool:
         """Return True if the calling process is the owner, False in its forked children."""
-        return self._generation == _generation
+        return self._generation == _generation and self.pid == os.getpid()
 
     def __reduce__(self) -> tuple[type[OwnerProcess], tuple[()]]:
         return OwnerProcess, ()

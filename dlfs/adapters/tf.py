@@ -27,6 +27,7 @@ Threads: TensorFlow's. One thread at a time uses an iterator; any number use a p
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -115,15 +116,15 @@ def batches(
         on_error=on_error,
         plan=plan,
     ).with_copies()  # the caller may change its arrays before a later epoch
-    epochs = _epochs(dataset, options, state)
+    start_epoch = _epoch_starter(dataset, options, state)
 
     def generate() -> Iterator[tuple[Any, ...]]:
-        with next(epochs) as taken:
+        with start_epoch() as taken:
             for batch in taken:
                 given = (batch.indices.astype(np.int64), _samples(batch, dtype, shape))
                 yield (*given, json.dumps(taken.state())) if with_state else given
 
-    with next(_epochs(dataset, options, state)) as first:  # raises for wrong arguments
+    with _epoch_starter(dataset, options, state)() as first:  # raises for wrong arguments
         batch_count = len(first)
     count = batch_size if drop_last and on_error != "skip" else None
     kind = tf.string if dtype is None else tf.as_dtype(np.dtype(dtype))
@@ -139,23 +140,32 @@ def batches(
     return made.apply(tf.data.experimental.assert_cardinality(batch_count))
 
 
-def _epochs(
+def _epoch_starter(
     dataset: dlfs.Dataset, options: EpochOptions, state: dict[str, Any] | None
-) -> Iterator[dlfs.Epoch]:
-    """Yield the rest of the epoch of a state, if any of it is left, and then one epoch each.
+) -> Callable[[], dlfs.Epoch]:
+    """Return a function that starts the next epoch; the first is the rest of that of a state.
+
+    Any threads may call the function. After an epoch that could not be started comes the next one.
 
     Raises:
         UsageError: the options do not fit the dataset, or the state does not fit either.
     """
+    rest: dict[str, Any] = {}  # state of the first epoch, if any of it is left
     if state is not None:
         options = options.at(EpochState.from_dict(state))
         first_rank = dataset.start_epoch(replace(options, rank=0)).resume(state)
-        if len(first_rank) or not state["position"]:  # else the epoch has ended for all ranks
-            yield dataset.start_epoch(options).resume(state)
-        options = replace(options, epoch=options.epoch + 1)
-    while True:
-        yield dataset.start_epoch(options)
-        options = replace(options, epoch=options.epoch + 1)
+        if len(first_rank) or not state["position"]:
+            rest = dict(state)
+        else:  # the epoch has ended for all ranks
+            options = replace(options, epoch=options.epoch + 1)
+    numbers = itertools.count(options.epoch)
+
+    def start() -> dlfs.Epoch:
+        number = next(numbers)
+        epoch = dataset.start_epoch(replace(options, epoch=number))
+        return epoch.resume(rest) if rest and number == options.epoch else epoch
+
+    return start
 
 
 def _samples(batch: dlfs.Batch, dtype: DTypeLike | None, shape: tuple[int, ...]) -> Any:

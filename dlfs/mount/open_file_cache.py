@@ -11,6 +11,7 @@ samples have a limiter of their own, so that small ones never wait for them.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Protocol
 import trio
 
 from dlfs.connection import DatasetSession
-from dlfs.errors import DlfsError, LimitError
+from dlfs.errors import DlfsError, LimitError, NativeError
 from dlfs.reader import LargeSample
 from dlfs.units import GIB, MIB
 
@@ -34,7 +35,12 @@ SMALL_READS_MAX = 32
 LARGE_READS_MAX = 2
 """Most large samples that are read at the same time."""
 
+PART_READS_MAX = 2
+"""Most parts of samples larger than the budget that are read at the same time."""
+
 _READ_SHARE_STEP = 1 / 8
+
+_log = logging.getLogger("dlfs")
 
 ReadError = DlfsError | OSError | MemoryError
 
@@ -107,6 +113,7 @@ class OpenFileCache:
         self._loads: OrderedDict[OpenSample, Load] = OrderedDict()  # least recently used first
         self._small_reads = trio.CapacityLimiter(SMALL_READS_MAX)
         self._large_reads = trio.CapacityLimiter(LARGE_READS_MAX)
+        self._part_reads = trio.CapacityLimiter(PART_READS_MAX)
         self._room_lock = trio.Lock()  # serves tasks in order of arrival while the budget is full
         self._read_share = 1.0  # share of recently opened files that were also read
 
@@ -201,7 +208,7 @@ class OpenFileCache:
         buffer = bytearray(max(0, min(size_bytes, sample.length_bytes - offset_bytes)))
         read = partial(sample.verified.read_part, memoryview(buffer), offset_bytes)
         if buffer:
-            await trio.to_thread.run_sync(read, limiter=self._large_reads)
+            await trio.to_thread.run_sync(read, limiter=self._part_reads)
         return memoryview(buffer)
 
     async def _start_when_room(self, sample: OpenSample) -> Load:
@@ -241,6 +248,9 @@ class OpenFileCache:
             )
         except (DlfsError, OSError, MemoryError) as error:
             load.error = error
+        except Exception as error:  # noqa: BLE001  such as no new thread; the mount must live on
+            _log.error("read a sample for the mount: %r", error, exc_info=error)
+            load.error = NativeError(f"read sample {sample.index} for the mount: {error!r}")
         finally:
             load.done.set()
             if not sample.handle_count:

@@ -1,5 +1,7 @@
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 
 from dlfs.forks import OwnerProcess
@@ -36,6 +38,19 @@ def test_a_grandchild_is_neither_child_nor_parent() -> None:
         return in_child(lambda: not owner.is_current() and not of_child.is_current())
 
     assert in_child(child)
+
+
+def test_hooks_that_run_first_in_a_child_are_told_as_well() -> None:
+    """A hook registered before dlfs is loaded runs in a child before the forks are counted."""
+    script = (
+        "import os\nseen = []\n"
+        "os.register_at_fork(after_in_child=lambda: seen.append(owner.is_current()))\n"
+        "from dlfs.forks import OwnerProcess\nowner = OwnerProcess()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    os._exit(seen != [False])\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
 def test_unpickled_it_belongs_to_the_process_that_unpickles() -> None:

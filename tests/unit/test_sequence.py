@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlfs.block.memory import MemoryDevice
-from dlfs.epoch_options import EpochOptions
-from dlfs.epoch_options import WINDOW_CHUNKS_MAX, EpochState
+from dlfs.epoch_options import WINDOW_CHUNKS_MAX, EpochOptions, EpochState
 from dlfs.errors import UsageError
 from dlfs.sequence import Sequence, packing_permutation
 from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples

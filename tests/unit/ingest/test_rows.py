@@ -365,7 +365,8 @@ def test_a_damaged_chunk_is_reported_with_its_rows(volume: Volume, tmp_path: Pat
         place = x.id.get_chunk_info(3).byte_offset
     spoil(path, place + 50)
     source = open_arrays(path, buffer_bytes=4000)
-    with pytest.raises(FormatError, match=r"data\.h5: g/x, rows 30\.\.39: expected a readable file"):
+    expected = r"data\.h5: g/x, rows 30\.\.39: expected a readable file"
+    with pytest.raises(FormatError, match=expected):
         import_dataset(volume, source, "n", layout="path")
     assert volume.datasets() == []
 

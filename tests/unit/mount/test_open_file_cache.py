@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import dlfs
 from dlfs.dataset import Dataset
-from dlfs.errors import ClosedError, LimitError
+from dlfs.errors import ClosedError, LimitError, NativeError
 from dlfs.mount.open_file_cache import (
     LARGE_READS_MAX,
     SAMPLE_BYTES_MAX,
@@ -208,6 +208,36 @@ def test_errors_are_raised_and_not_cached(dataset: Dataset) -> None:
         setup.cache.release(other)
 
     run(dataset, body)
+
+
+class Broken:
+    """A dataset whose reads fail with an error that no read should raise."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.session = dataset.session
+
+    def __getitem__(self, _index: int, /) -> bytes:
+        raise RuntimeError("can't start new thread")
+
+    def get_if_cached(self, _index: int) -> bytes | None:
+        return None
+
+
+def test_an_unexpected_error_ends_its_reads_and_not_the_mount(
+    dataset: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(setup: Setup) -> None:
+        broken = setup.cache.open(2, setup.pins, Broken(dataset), 2, SIZES[2])
+        for _ in range(2):
+            with pytest.raises(NativeError, match=r"read sample 2 for the mount.*new thread"):
+                await setup.read(broken)
+        sound = setup.open(3)
+        assert await setup.read(sound) == content(3)
+        setup.cache.release(broken)
+        setup.cache.release(sound)
+
+    run(dataset, body)
+    assert "can't start new thread" in caplog.text
 
 
 class Slow:
