@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 
+import numpy as np
 import pytest
 
+import dlfs
 from dlfs.errors import UsageError
 from tests.unit.adapters.torch.conftest import COUNT
 from tests.unit.adapters.torch.orders import order, reference
@@ -192,20 +194,29 @@ def test_collating_samples_of_any_length(samples):
         collate_jagged([1])
 
 
-def test_no_list_of_indices(samples, monkeypatch):
+def test_no_list_of_indices(monkeypatch):
     monkeypatch.setattr(sampler_module, "BLOCK_POSITIONS", 8)
-    sampler = DistributedSampler(samples, 1, 0)
-    indices = iter(sampler)
-    next(indices)
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(COUNT - 1):
+    count = 20_000
+    dlfs.format_volume("mem:many?size=16MiB", force=True)
+    with dlfs.open("mem:many") as volume:
+        with volume.writer("many") as writer:
+            writer.add_batch(
+                [b"%05d" % index for index in range(count)],
+                bytes(count),
+                np.arange(count),
+                np.ones(count, np.int64),
+            )
+        with volume["many"] as many:
+            indices = iter(DistributedSampler(many, 1, 0))
             next(indices)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak - before < COUNT * 8  # less than the bare list would take
+            tracemalloc.start()
+            try:
+                taken = 1 + sum(1 for _ in indices)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+    assert taken == count
+    assert peak < count  # bytes: an eighth of a bare list
 
 
 @pytest.mark.parametrize(
