@@ -107,7 +107,7 @@ static uint64_t factor(unsigned power)
     while (power-- > 0) {
         value = times_x(value);
     }
-    return (uint64_t)value << 1; /* reflected factors lose a bit */
+    return (uint64_t)value << 1; /* the carry-less product of reflected values is a bit short */
 }
 
 static void make_factors(void)
