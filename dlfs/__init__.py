@@ -32,8 +32,6 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   arguments       types and checks of arguments; standard library only
 #   json_records    dataclasses and structs as JSON, with their types checked
 #   errors, extras, forks, units, wording   standard library only
-#
-# Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
 
 TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 

@@ -6,7 +6,7 @@ the device pools; they are meant for small structures such as superblocks. Sampl
 code, which uses ``native`` directly.
 
 Writers write through ``write`` and ``queue_pair`` and never through ``native``, so that a device
-that wraps another (``dlfs.testing``) sees every write.
+that wraps another, as tests do, sees every write.
 
 A device has one writer at a time. ``lock_exclusive`` takes a lock that ends with its process, and
 writes a record of its holder for the error message of the next writer (``dlfs.block.lock``). On

@@ -24,8 +24,8 @@ from bench.progress import Progress
 from bench.targets import Targets
 from dlfs.block import open_device
 from dlfs.errors import UsageError
-from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
+from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 NAMESPACE_BYTES = 96 * MIB
 LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000)

@@ -37,12 +37,12 @@ from dlfs.errors import (
     LockedError,
     UsageError,
 )
-from dlfs.testing.devices import FaultyDevice, RecordingDevice
-from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 from tests.nvmet.shared import OPEN
 from tests.nvmet.target import KernelTarget
 from tests.spdk import target as spdk
+from tests.support.devices import FaultyDevice, RecordingDevice
+from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 SIZE_BYTES = 2 * MIB
 LEASE_TIMES = LeaseTimes(renew_s=0.1, valid_s=20, drain_s=20, claim_s=0.25, poll_s=0.02)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
+from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 
 
 def main() -> None:

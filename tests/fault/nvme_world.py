@@ -20,7 +20,9 @@ from dlfs.errors import (
     DlfsError,
     NotFoundError,
 )
-from dlfs.testing.nvme import (
+from dlfs.units import KIB
+from tests.spdk.target import spdk_uri
+from tests.support.nvme import (
     DEFAULT_NQN,
     Fault,
     FaultScript,
@@ -30,8 +32,6 @@ from dlfs.testing.nvme import (
     Subsystem,
     Transport,
 )
-from dlfs.units import KIB
-from tests.spdk.target import spdk_uri
 
 OPENING_S = 20
 SIZE_BYTES = 512 * KIB

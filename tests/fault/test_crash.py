@@ -17,9 +17,9 @@ import dlfs
 from dlfs.block import MemoryDevice, open_device
 from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.store.members import split_uris
-from dlfs.testing.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
 from dlfs.units import KIB, MIB
 from dlfs.volume import Volume
+from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
 
 MEMBER_BYTES = 1 * MIB + 256 * KIB
 MEMBERS = 2

@@ -15,8 +15,9 @@ from dlfs.errors import (
     NotFoundError,
 )
 from dlfs.fabric.discovery import Discovery, discover
-from dlfs.testing.nvme import DEFAULT_NQN, Event, Fault, ScriptedTarget
-from dlfs.testing.nvme.faults import (
+from tests.fault.nvme_world import DIGESTS, HASTY, check_nothing_left, resources, script_of
+from tests.support.nvme import DEFAULT_NQN, Event, Fault, ScriptedTarget
+from tests.support.nvme.faults import (
     Change,
     Complete,
     Cut,
@@ -30,8 +31,7 @@ from dlfs.testing.nvme.faults import (
     Silence,
     SpoilDataDigest,
 )
-from dlfs.testing.nvme.pdu import C2HData, C2HTermReq
-from tests.fault.nvme_world import DIGESTS, HASTY, check_nothing_left, resources, script_of
+from tests.support.nvme.pdu import C2HData, C2HTermReq
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -9,7 +9,9 @@ import pytest
 
 from dlfs.block import open_device
 from dlfs.errors import DeviceLostError
-from dlfs.testing.nvme import (
+from dlfs.units import MIB
+from tests.fault.nvme_world import INITIATORS, check_honest, uri_through
+from tests.support.nvme import (
     DEFAULT_NQN,
     Fault,
     FaultScript,
@@ -18,10 +20,8 @@ from dlfs.testing.nvme import (
     SlowNamespace,
     Subsystem,
 )
-from dlfs.testing.nvme.command import Event
-from dlfs.testing.nvme.faults import Cut
-from dlfs.units import MIB
-from tests.fault.nvme_world import INITIATORS, check_honest, uri_through
+from tests.support.nvme.command import Event
+from tests.support.nvme.faults import Cut
 
 QUIESCE_MS = 250
 FIRST, SECOND = b"\1" * 512, b"\2" * 512

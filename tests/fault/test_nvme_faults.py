@@ -17,7 +17,23 @@ import pytest
 
 from dlfs.block import BlockDevice, Kind, aligned_buffer, open_device
 from dlfs.errors import DeviceError, DlfsError
-from dlfs.testing.nvme import (
+from tests.fault.nvme_world import (
+    ATTENTIVE,
+    BLOCK,
+    CONTENT,
+    DIGESTS,
+    HASTY,
+    PATIENT,
+    check_nothing_left,
+    check_typed,
+    device_of,
+    make_target,
+    read_checked,
+    resources,
+    script_of,
+    write_checked,
+)
+from tests.support.nvme import (
     Event,
     Fault,
     FaultScript,
@@ -26,7 +42,7 @@ from dlfs.testing.nvme import (
     Settings,
     Transport,
 )
-from dlfs.testing.nvme.faults import (
+from tests.support.nvme.faults import (
     Change,
     ChangeHeader,
     Complete,
@@ -46,7 +62,7 @@ from dlfs.testing.nvme.faults import (
     SpoilDataDigest,
     SpoilHeaderDigest,
 )
-from dlfs.testing.nvme.pdu import (
+from tests.support.nvme.pdu import (
     R2T,
     C2HData,
     C2HTermReq,
@@ -55,23 +71,7 @@ from dlfs.testing.nvme.pdu import (
     ICReq,
     ICResp,
 )
-from dlfs.testing.nvme.script import Action, Gather
-from tests.fault.nvme_world import (
-    ATTENTIVE,
-    BLOCK,
-    CONTENT,
-    DIGESTS,
-    HASTY,
-    PATIENT,
-    check_nothing_left,
-    check_typed,
-    device_of,
-    make_target,
-    read_checked,
-    resources,
-    script_of,
-    write_checked,
-)
+from tests.support.nvme.script import Action, Gather
 
 pytestmark = pytest.mark.timeout(60)
 

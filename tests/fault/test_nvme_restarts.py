@@ -20,8 +20,6 @@ import pytest
 import dlfs
 from dlfs.block import BlockDevice, aligned_buffer, open_device
 from dlfs.errors import DeviceError, DlfsError
-from dlfs.testing.datasets import random_samples
-from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 from tests.fault.nvme_world import (
     INITIATORS,
@@ -31,6 +29,8 @@ from tests.fault.nvme_world import (
     resources,
     uri_through,
 )
+from tests.support.datasets import random_samples
+from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 RESTARTS = int(os.environ.get("DLFS_RESTARTS", "30"))
 RESTARTS_PER_SEED = 5

@@ -20,8 +20,8 @@ import pytest
 from dlfs._native.device import Faults, NativeDevice
 from dlfs.block.memory import MemoryDevice
 from dlfs.reader import Batch, ReaderOptions, SampleReader, Where, make_native_reader
-from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
 from dlfs.units import KIB, MIB
+from tests.support.datasets import LaidDataset, lay_dataset, random_samples
 from tests.unit.reader.conftest import batches_of
 
 CHUNK_BYTES = 16 * KIB

@@ -11,8 +11,8 @@ import pytest
 
 import dlfs
 from dlfs.block import MemoryDevice, open_device
-from dlfs.testing.devices import RecordingDevice, WriteLog
 from dlfs.units import KIB, MIB
+from tests.support.devices import RecordingDevice, WriteLog
 
 MEMBER_BYTES = 1 * MIB + 256 * KIB
 LOST = 1

@@ -8,9 +8,9 @@ import pytest
 
 from dlfs.block import SharedNamespaceDevice
 from dlfs.block.lease import LeaseTimes
-from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
 from dlfs.units import MIB
 from tests.fault.stopped import FIRST_BYTE, HERE, LAST_BYTE, THERE, Scene, play
+from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 
 TIMES = LeaseTimes(renew_s=0.05, valid_s=0.4, drain_s=0.6, claim_s=0.2, poll_s=0.01)
 OPTIONS = {"timeout_ms": 400, "reconnect_ms": 200, "keepalive_ms": 250}

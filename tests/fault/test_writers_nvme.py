@@ -29,12 +29,12 @@ from dlfs.block import SharedNamespaceDevice as Shared
 from dlfs.block.lease import LeaseTimes
 from dlfs.block.reservation import reservation_key
 from dlfs.errors import DeviceError, ExistsError, LeaseLostError, LockedError
-from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
-from dlfs.testing.nvme.command import Event
-from dlfs.testing.nvme.faults import Complete, Cut
-from dlfs.testing.nvme.reservation import ReservationType
-from dlfs.testing.nvme.script import Fault, FaultScript
 from dlfs.units import KIB, MIB
+from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
+from tests.support.nvme.command import Event
+from tests.support.nvme.faults import Complete, Cut
+from tests.support.nvme.reservation import ReservationType
+from tests.support.nvme.script import Fault, FaultScript
 
 MEMBER_BYTES = 2 * MIB
 SEED = 20190923

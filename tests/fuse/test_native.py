@@ -18,7 +18,6 @@ from dlfs._native.fuse import is_built
 from dlfs.errors import NativeError, UsageError
 from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.mount.server import MountOptions, choose_server
-from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     Mount,
@@ -31,6 +30,7 @@ from tests.fuse.mounting import (
     wait_for_exit,
 )
 from tests.fuse.test_semantics import damage
+from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 pytestmark = [
     pytest.mark.fuse,

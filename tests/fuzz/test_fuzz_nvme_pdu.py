@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from dlfs.testing.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleResp, ICResp, Wire, encode
 from tests.native.test_native import ROOT, run, tool
+from tests.support.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleResp, ICResp, Wire, encode
 
 RUNS = int(os.environ.get("DLFS_FUZZ_RUNS", "50000"))
 INPUT_BYTES_MAX = 1024

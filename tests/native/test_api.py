@@ -24,11 +24,11 @@ from dlfs._native.checksums import crc32c
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import library
 from dlfs.block.host import host_id, host_nqn
-from dlfs.testing.datasets import random_samples
-from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 from tests.golden import c_reader
 from tests.native.test_native import ROOT, compile_target, configure
+from tests.support.datasets import random_samples
+from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 COUNT = 500
 EXAMPLE = ROOT / "native/examples/epoch.c"

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
 from tests.nvmet.guest import HOST_ADDRESS, run_in_guest
 from tests.nvmet.shared import ALLOWED_HOST
+from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 
 DATA_BYTES = 1 << 20
 DIGESTS = ",hdr_digest,data_digest"

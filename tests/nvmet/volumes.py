@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import dlfs
-from dlfs.testing.datasets import random_samples
 from dlfs.units import MIB
+from tests.support.datasets import random_samples
 
 MEMBERS = ("nqn.2024-01.org.dlfs.test:member0", "nqn.2024-01.org.dlfs.test:member1")
 """Members of a volume without replicas; blocks of 512 and of 4096 bytes."""

@@ -14,11 +14,11 @@ from dlfs.block import Kind, SpdkDevice, aligned_buffer, open_device, operation_
 from dlfs.block.lease import LeaseTimes, boot_clock
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError
-from dlfs.testing.nvme import DEFAULT_NQN, Fault, FaultScript, Namespace, ScriptedTarget, Subsystem
-from dlfs.testing.nvme.command import Event
-from dlfs.testing.nvme.faults import Complete, Cut, Delay
 from dlfs.units import KIB, MIB
 from tests.spdk.target import spdk_uri
+from tests.support.nvme import DEFAULT_NQN, Fault, FaultScript, Namespace, ScriptedTarget, Subsystem
+from tests.support.nvme.command import Event
+from tests.support.nvme.faults import Complete, Cut, Delay
 
 pytestmark = pytest.mark.spdk
 

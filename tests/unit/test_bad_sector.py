@@ -12,9 +12,9 @@ import pytest
 import dlfs
 from dlfs.block import BlockDevice, open_device
 from dlfs.connection import LocalConnection, OpenOptions
-from dlfs.testing.devices import Faults, FaultyDevice
 from dlfs.units import KIB, MIB
 from dlfs.volume import Volume
+from tests.support.devices import Faults, FaultyDevice
 
 BLOCK = 512
 COUNT = 300

@@ -20,9 +20,9 @@ from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import superblock_offsets
 from dlfs.store.members import close_devices, open_members
 from dlfs.store.transaction import Generation, load_generation
-from dlfs.testing.devices import Faults, FaultyDevice
 from dlfs.units import KIB, MIB
 from dlfs.volume import Volume
+from tests.support.devices import Faults, FaultyDevice
 
 MEMBERS = 3
 MEMBER_BYTES = 4 * MIB

@@ -14,8 +14,8 @@ from dlfs.block.memory import MemoryDevice
 from dlfs.epoch_options import WINDOW_CHUNKS_MAX, EpochOptions, EpochState
 from dlfs.errors import UsageError
 from dlfs.sequence import Sequence, packing_permutation
-from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
 from dlfs.units import KIB, MIB
+from tests.support.datasets import LaidDataset, lay_dataset, random_samples
 
 CHUNK_BYTES = 16 * KIB
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.testing.datasets import random_samples
 from dlfs.units import MIB
+from tests.support.datasets import random_samples
 
 COUNT = 400
 

@@ -24,8 +24,8 @@ from dlfs._native.reader import NativeReader, NativeSequence, StreamOptions
 from dlfs._native.server_channel import ServerChannel, Share
 from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ServiceLostError
-from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
 from dlfs.units import KIB, MIB
+from tests.support.datasets import LaidDataset, lay_dataset, random_samples
 
 CHUNK_BYTES = 16 * KIB
 COUNT = 600

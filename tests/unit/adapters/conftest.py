@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.testing.datasets import random_samples
 from dlfs.units import MIB
+from tests.support.datasets import random_samples
 
 COUNT = 300
 

@@ -17,8 +17,8 @@ from dlfs.block import RECORD_BYTES, RECORD_OFFSET_BYTES, Kind, aligned_buffer
 from dlfs.block.lease import CLAIM_ROUNDS_MAX, Lease, LeaseTimes
 from dlfs.block.lock import EXPIRY_MS_MAX, HolderRecord, LeaseMark
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedError, UsageError
-from dlfs.testing.shared import SharedFileDevice
 from dlfs.units import MIB
+from tests.support.shared import SharedFileDevice
 
 TIMES = LeaseTimes()
 
@@ -368,7 +368,7 @@ def test_a_write_under_way_does_not_go_on_without_the_lease(opener: Opener) -> N
 HOLDER = """
 import sys
 from dlfs.block.lease import LeaseTimes
-from dlfs.testing.shared import SharedFileDevice
+from tests.support.shared import SharedFileDevice
 device = SharedFileDevice(sys.argv[1], writable=True)
 device.lease_times = LeaseTimes(*map(float, sys.argv[2].split(",")))
 device.lock_exclusive("a dying writer")

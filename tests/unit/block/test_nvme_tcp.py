@@ -25,7 +25,8 @@ from dlfs.errors import (
     NotFoundError,
     UsageError,
 )
-from dlfs.testing.nvme import (
+from dlfs.units import KIB, MIB
+from tests.support.nvme import (
     DEFAULT_NQN,
     DISCOVERY_NQN,
     Event,
@@ -35,8 +36,7 @@ from dlfs.testing.nvme import (
     ScriptedTarget,
     Subsystem,
 )
-from dlfs.testing.nvme.faults import Omit
-from dlfs.units import KIB, MIB
+from tests.support.nvme.faults import Omit
 
 IDENTIFY = NvmeCommand(0x06, cdw10=1)
 

@@ -14,8 +14,8 @@ from dlfs._native.nvme import NvmeStatus
 from dlfs.block import NvmeTcpDevice, open_device
 from dlfs.block.device import Kind, aligned_buffer
 from dlfs.errors import DeviceError
-from dlfs.testing.nvme import Event, Fault, FaultScript, Fragments, ScriptedTarget
-from dlfs.testing.nvme.faults import Complete, Cut, Drip, Omit
+from tests.support.nvme import Event, Fault, FaultScript, Fragments, ScriptedTarget
+from tests.support.nvme.faults import Complete, Cut, Drip, Omit
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import dlfs
-from dlfs.testing.nvme import DiscoveryRecord, ScriptedTarget
+from tests.support.nvme import DiscoveryRecord, ScriptedTarget
 from tests.unit.store.nodes import OddRecord, asking, empty, make_volume, nqn, serve, subsystem
 
 HOST = "nqn.2024-01.org.example:trainer"

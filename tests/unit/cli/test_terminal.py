@@ -24,8 +24,8 @@ import dlfs
 from dlfs.cli.examples import EXAMPLES
 from dlfs.cli.verbs.target import Kind
 from dlfs.fabric.recipes import RECIPES, Export
-from dlfs.testing.nvme import DiscoveryRecord, ScriptedTarget
 from tests.fuse.mounting import wait_for_exit
+from tests.support.nvme import DiscoveryRecord, ScriptedTarget
 from tests.unit.cli.terminal import Terminal
 from tests.unit.store.nodes import OddRecord, empty, nqn, serve, subsystem
 

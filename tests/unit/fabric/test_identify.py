@@ -20,8 +20,8 @@ from dlfs.fabric.identify import (
     format_identity,
     list_namespaces,
 )
-from dlfs.testing.nvme import Namespace
-from dlfs.testing.nvme.identify import active_list_page, descriptors_page, namespace_page
+from tests.support.nvme import Namespace
+from tests.support.nvme.identify import active_list_page, descriptors_page, namespace_page
 
 NAME = uuid.UUID("11111111-2222-3333-4444-555555555555")
 

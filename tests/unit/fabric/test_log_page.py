@@ -21,8 +21,8 @@ from dlfs.fabric.log_page import (
     decode_record,
     read_log,
 )
-from dlfs.testing.nvme import DiscoveryRecord as ListedRecord
-from dlfs.testing.nvme.identify import discovery_page
+from tests.support.nvme import DiscoveryRecord as ListedRecord
+from tests.support.nvme.identify import discovery_page
 
 NQN = "nqn.2024-01.org.example:disk"
 

@@ -10,8 +10,8 @@ import pytest
 from dlfs.block.memory import MemoryDevice
 from dlfs.epoch_options import EpochOptions
 from dlfs.reader import Epoch, ReaderOptions, SampleReader, Where, make_native_reader
-from dlfs.testing.datasets import LaidDataset, lay_dataset
 from dlfs.units import KIB, MIB
+from tests.support.datasets import LaidDataset, lay_dataset
 
 CHUNK_BYTES = 16 * KIB
 

@@ -12,7 +12,7 @@ import pytest
 from dlfs.errors import ClosedError, LimitError, UsageError
 from dlfs.extras import install_command
 from dlfs.reader import arrow
-from dlfs.testing.datasets import random_samples
+from tests.support.datasets import random_samples
 
 pa = pytest.importorskip("pyarrow")
 

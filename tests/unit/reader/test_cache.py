@@ -17,8 +17,8 @@ from dlfs.epoch_options import EpochOptions
 from dlfs.reader import SampleReader
 from dlfs.reader.epoch import Epoch
 from dlfs.selection import select
-from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB
+from tests.support.datasets import random_samples
 from tests.unit.reader.conftest import CHUNK_BYTES
 
 BATCH = 32

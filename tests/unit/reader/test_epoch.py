@@ -12,8 +12,8 @@ import pytest
 
 from dlfs._native.device import Faults, NativeDevice
 from dlfs.errors import ChecksumError, ClosedError, UsageError
-from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
+from tests.support.datasets import random_samples
 from tests.unit.reader.conftest import CHUNK_BYTES, batches_of
 
 PLANS = ("direct", "chunks", "harvest")

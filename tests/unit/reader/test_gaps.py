@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.testing.nvme import ScriptedTarget
 from dlfs.units import KIB
+from tests.support.nvme import ScriptedTarget
 from tests.unit.store.nodes import make_volume, nqn, serve, subsystem
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.testing.nvme import ScriptedTarget, Settings
+from tests.support.nvme import ScriptedTarget, Settings
 from tests.unit.store.nodes import SAMPLES, make_volume, nqn, serve, subsystem
 
 QUEUES = 4

@@ -15,8 +15,8 @@ import pytest
 from dlfs._native.device import Faults, NativeDevice
 from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ChecksumError, ClosedError, DeviceError, DeviceTimeoutError, UsageError
-from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
+from tests.support.datasets import random_samples
 from tests.unit.reader.conftest import batches_of
 
 CHUNK_BYTES = 16 * KIB

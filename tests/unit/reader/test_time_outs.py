@@ -11,7 +11,7 @@ from dlfs._native.reader import NativeReader
 from dlfs.block import MemoryDevice, MissingDevice
 from dlfs.errors import NotFoundError
 from dlfs.reader import read_timeout_ms
-from dlfs.testing.nvme import ScriptedTarget
+from tests.support.nvme import ScriptedTarget
 from tests.unit.store.nodes import SAMPLES, make_volume, nqn, serve, subsystem
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import UUID
 
 import dlfs
-from dlfs.testing.nvme import DiscoveryRecord, Namespace, ScriptedTarget, Subsystem
+from tests.support.nvme import DiscoveryRecord, Namespace, ScriptedTarget, Subsystem
 
 SAMPLES = {b"%03d" % number: bytes([number % 251]) * (100 + 37 * number) for number in range(200)}
 

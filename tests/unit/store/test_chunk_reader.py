@@ -12,8 +12,8 @@ from dlfs.block import BlockDevice, MemoryDevice, MissingDevice
 from dlfs.errors import DeviceError, DeviceLostError, NotFoundError
 from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
 from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_blocks, scan_space
-from dlfs.testing.devices import Faults, FaultyDevice
 from dlfs.units import KIB, MIB
+from tests.support.devices import Faults, FaultyDevice
 
 GEOMETRY = Geometry(3, 16 * KIB, 512, MIB, 800, 2)
 SPACE = DataSpace(GEOMETRY, (ChunkRun(5, 300), ChunkRun(700, 40)))

@@ -16,7 +16,7 @@ from dlfs.errors import NotFoundError, UsageError
 from dlfs.fabric.discovery import discover
 from dlfs.format.superblock import decode_superblock, encode_superblock, superblock_offsets
 from dlfs.store.discovered import find_namespaces, resolve_uris
-from dlfs.testing.nvme import DiscoveryRecord, Namespace, ScriptedTarget
+from tests.support.nvme import DiscoveryRecord, Namespace, ScriptedTarget
 from tests.unit.store.nodes import (
     SAMPLES,
     OddRecord,

@@ -15,9 +15,9 @@ from dlfs.block.lease import LeaseTimes
 from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.errors import ClosedError, DeviceError, ExistsError, LeaseLostError, LockedError
 from dlfs.store.locking import lock_members, unlock_members
-from dlfs.testing.shared import SharedFileDevice
 from dlfs.units import MIB
 from dlfs.volume import Volume
+from tests.support.shared import SharedFileDevice
 
 MEMBERS = 3
 TIMES = LeaseTimes(renew_s=0.05, valid_s=20, drain_s=20, claim_s=0.25, poll_s=0.02)

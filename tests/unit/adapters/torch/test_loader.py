@@ -13,8 +13,8 @@ import pytest
 
 import dlfs
 from dlfs.errors import ChecksumError, NotFoundError, TransformError, UsageError
-from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
+from tests.support.datasets import random_samples
 from tests.unit.adapters.torch.conftest import COUNT, SHAPE, array
 from tests.unit.adapters.torch.orders import order, reference, take_all
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from dlfs.testing.nvme.command import (
+from tests.support.nvme.command import (
     FABRICS,
     SGL_IN_CAPSULE,
     SGL_TRANSPORT,
@@ -17,7 +17,7 @@ from dlfs.testing.nvme.command import (
     Fabrics,
     Nvm,
 )
-from dlfs.testing.nvme.pdu import (
+from tests.support.nvme.pdu import (
     R2T,
     TO_HOST,
     C2HData,

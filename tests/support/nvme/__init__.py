@@ -12,14 +12,14 @@ Layers, each of which calls only those below it: ``scripted`` (the target in its
         device = open_device(target.uri())
 """
 
-from dlfs.testing.nvme.command import Event, Status
-from dlfs.testing.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, Settings
-from dlfs.testing.nvme.namespace import Namespace, SlowNamespace
-from dlfs.testing.nvme.reservation import ReservationType
-from dlfs.testing.nvme.script import Fault, FaultScript, Fragments
-from dlfs.testing.nvme.scripted import DEFAULT_NQN, ScriptedTarget
-from dlfs.testing.nvme.server import Transport
-from dlfs.testing.nvme.subsystem import Subsystem
+from tests.support.nvme.command import Event, Status
+from tests.support.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, Settings
+from tests.support.nvme.namespace import Namespace, SlowNamespace
+from tests.support.nvme.reservation import ReservationType
+from tests.support.nvme.script import Fault, FaultScript, Fragments
+from tests.support.nvme.scripted import DEFAULT_NQN, ScriptedTarget
+from tests.support.nvme.server import Transport
+from tests.support.nvme.subsystem import Subsystem
 
 __all__ = [
     "DEFAULT_NQN",

@@ -17,11 +17,11 @@ from typing import Self, TypeVar
 import trio
 
 from dlfs.errors import DeviceError, UsageError
-from dlfs.testing.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, discovery_page
-from dlfs.testing.nvme.namespace import Namespace
-from dlfs.testing.nvme.server import Counters, Script, Server, Transport
-from dlfs.testing.nvme.subsystem import Subsystem
 from dlfs.units import MIB
+from tests.support.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, discovery_page
+from tests.support.nvme.namespace import Namespace
+from tests.support.nvme.server import Counters, Script, Server, Transport
+from tests.support.nvme.subsystem import Subsystem
 
 Result = TypeVar("Result")
 

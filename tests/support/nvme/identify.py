@@ -9,8 +9,8 @@ import ipaddress
 import struct
 from dataclasses import dataclass
 
-from dlfs.testing.nvme.namespace import Namespace
-from dlfs.testing.nvme.reservation import CAPABILITIES
+from tests.support.nvme.namespace import Namespace
+from tests.support.nvme.reservation import CAPABILITIES
 
 IDENTIFY_BYTES = 4096
 VERSION = 0x00020000

@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 
 from dlfs.errors import UsageError
-from dlfs.testing.nvme.reservation import Reservations
+from tests.support.nvme.reservation import Reservations
 
 
 class Namespace:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dlfs.testing.nvme.pdu import R2T, C2HData, CapsuleResp, Frame, Pdu, frame_of, sign_header
-from dlfs.testing.nvme.script import Action, Fragments, Scene
-from dlfs.testing.nvme.server import Close, Mute, Step, Wait
+from tests.support.nvme.pdu import R2T, C2HData, CapsuleResp, Frame, Pdu, frame_of, sign_header
+from tests.support.nvme.script import Action, Fragments, Scene
+from tests.support.nvme.server import Close, Mute, Step, Wait
 
 # ---- whole answers -------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ import pytest
 
 from dlfs.block import Kind, MemoryDevice, aligned_buffer
 from dlfs.errors import DeviceError, DeviceLostError, LimitError, TruncatedError, UsageError
-from dlfs.testing.devices import (
+from dlfs.units import KIB
+from tests.support.devices import (
     Faults,
     FaultyDevice,
     FlushEvent,
@@ -22,7 +23,6 @@ from dlfs.testing.devices import (
     WriteEvent,
     WriteLog,
 )
-from dlfs.units import KIB
 
 SIZE = 16 * KIB
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlfs.testing.nvme.command import Command, Event
-from dlfs.testing.nvme.pdu import Wire
-from dlfs.testing.nvme.server import Connection, Script, Step, Wait
+from tests.support.nvme.command import Command, Event
+from tests.support.nvme.pdu import Wire
+from tests.support.nvme.server import Connection, Script, Step, Wait
 
 _LOG_LINES_MAX = 200
 

@@ -15,7 +15,8 @@ from uuid import UUID
 import pytest
 
 from dlfs.errors import DeviceError, UsageError
-from dlfs.testing.nvme import (
+from dlfs.units import KIB, MIB
+from tests.support.nvme import (
     DEFAULT_NQN,
     DISCOVERY_NQN,
     DiscoveryRecord,
@@ -27,10 +28,9 @@ from dlfs.testing.nvme import (
     Subsystem,
     Transport,
 )
-from dlfs.testing.nvme.command import Admin, Nvm
-from dlfs.testing.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleCmd, CapsuleResp, H2CData
-from dlfs.units import KIB, MIB
-from tests.unit.testing.nvme.host import HOST_ID, HOST_NQN, NOTHING, Host, Pair
+from tests.support.nvme.command import Admin, Nvm
+from tests.support.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleCmd, CapsuleResp, H2CData
+from tests.unit.support.nvme.host import HOST_ID, HOST_NQN, NOTHING, Host, Pair
 
 DATA = bytes(range(256)) * 16
 

@@ -22,9 +22,10 @@ from typing import Protocol
 
 import trio
 
-from dlfs.testing.nvme.command import Command, Event
-from dlfs.testing.nvme.controller import Controller
-from dlfs.testing.nvme.pdu import (
+from dlfs.units import KIB
+from tests.support.nvme.command import Command, Event
+from tests.support.nvme.controller import Controller
+from tests.support.nvme.pdu import (
     TO_CONTROLLER,
     C2HTermReq,
     CapsuleCmd,
@@ -41,9 +42,8 @@ from dlfs.testing.nvme.pdu import (
     Wire,
     frame_of,
 )
-from dlfs.testing.nvme.queue import Queue
-from dlfs.testing.nvme.subsystem import Subsystem
-from dlfs.units import KIB
+from tests.support.nvme.queue import Queue
+from tests.support.nvme.subsystem import Subsystem
 
 RECEIVE_BYTES = 256 * KIB
 VIOLATIONS_MAX = 100

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from dlfs.testing.nvme.command import Status
+from tests.support.nvme.command import Status
 
 _KEYS = struct.Struct("<QQ")
 _KEY = struct.Struct("<Q")

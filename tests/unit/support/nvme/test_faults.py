@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from dlfs.testing.nvme import DEFAULT_NQN, Event, Fault, FaultScript, Fragments, ScriptedTarget
-from dlfs.testing.nvme.command import Nvm
-from dlfs.testing.nvme.faults import (
+from tests.support.nvme import DEFAULT_NQN, Event, Fault, FaultScript, Fragments, ScriptedTarget
+from tests.support.nvme.command import Nvm
+from tests.support.nvme.faults import (
     Change,
     ChangeHeader,
     Complete,
@@ -31,9 +31,9 @@ from dlfs.testing.nvme.faults import (
     SpoilDataDigest,
     SpoilHeaderDigest,
 )
-from dlfs.testing.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleCmd, CapsuleResp, Pdu, PduError
-from dlfs.testing.nvme.script import Action, Gather
-from tests.unit.testing.nvme.host import NOTHING, Host, Pair
+from tests.support.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleCmd, CapsuleResp, Pdu, PduError
+from tests.support.nvme.script import Action, Gather
+from tests.unit.support.nvme.host import NOTHING, Host, Pair
 
 DATA = bytes(range(256)) * 16
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from dlfs.testing.nvme import DEFAULT_NQN, ReservationType, ScriptedTarget, Status
-from dlfs.testing.nvme.command import Nvm
-from dlfs.testing.nvme.reservation import Reservations
-from tests.unit.testing.nvme.host import Pair
+from tests.support.nvme import DEFAULT_NQN, ReservationType, ScriptedTarget, Status
+from tests.support.nvme.command import Nvm
+from tests.support.nvme.reservation import Reservations
+from tests.unit.support.nvme.host import Pair
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 KEY_A, KEY_B, KEY_C = 0xA, 0xB, 0xC

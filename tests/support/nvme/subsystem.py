@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from dlfs.testing.nvme.identify import Settings
-from dlfs.testing.nvme.namespace import Namespace
+from tests.support.nvme.identify import Settings
+from tests.support.nvme.namespace import Namespace
 
 if TYPE_CHECKING:
-    from dlfs.testing.nvme.controller import Controller
+    from tests.support.nvme.controller import Controller
 
 CNTLID_MAX = 0xFFEF
 

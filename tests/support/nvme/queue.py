@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from dlfs.testing.nvme.command import (
+from tests.support.nvme.command import (
     FABRICS,
     SGL_IN_CAPSULE,
     SGL_TRANSPORT,
@@ -23,8 +23,8 @@ from dlfs.testing.nvme.command import (
     completion,
     event_of,
 )
-from dlfs.testing.nvme.controller import Controller, connect_fields
-from dlfs.testing.nvme.pdu import (
+from tests.support.nvme.controller import Controller, connect_fields
+from tests.support.nvme.pdu import (
     R2T,
     C2HData,
     CapsuleCmd,
@@ -36,7 +36,7 @@ from dlfs.testing.nvme.pdu import (
 )
 
 if TYPE_CHECKING:
-    from dlfs.testing.nvme.server import Connection
+    from tests.support.nvme.server import Connection
 
 ADMIN_IN_CAPSULE_BYTES = 8192
 CONNECT_BYTES = 1024

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dlfs.testing.nvme import identify
-from dlfs.testing.nvme.command import (
+from tests.support.nvme import identify
+from tests.support.nvme.command import (
     NSID_ALL,
     Admin,
     Answer,
@@ -22,11 +22,11 @@ from dlfs.testing.nvme.command import (
     Nvm,
     Status,
 )
-from dlfs.testing.nvme.identify import DISCOVERY_NQN, VERSION
-from dlfs.testing.nvme.namespace import Namespace
+from tests.support.nvme.identify import DISCOVERY_NQN, VERSION
+from tests.support.nvme.namespace import Namespace
 
 if TYPE_CHECKING:
-    from dlfs.testing.nvme.subsystem import Subsystem
+    from tests.support.nvme.subsystem import Subsystem
 
 PROPERTY_CAP = 0x00
 PROPERTY_VS = 0x08

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlfs.testing.nvme.command import Command
-from dlfs.testing.nvme.pdu import (
+from tests.support.nvme.command import Command
+from tests.support.nvme.pdu import (
     R2T,
     TO_CONTROLLER,
     TO_HOST,
