@@ -15,6 +15,7 @@ import json
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -159,24 +160,40 @@ def _serve() -> None:
     output._console.cache_clear()  # it saw no terminal
     for line in sys.stdin:
         request = json.loads(line)
-        pid, terminal = pty.fork()
+        terminal, theirs = pty.openpty()
+        pid = os.fork()
         if pid == 0:
+            os.close(terminal)
+            os.login_tty(theirs)
             _become(request, command)
-        shown = _follow(terminal, request.get("until", "").encode())
+        shown = _follow(terminal, pid, request.get("until", "").encode())
         os.close(terminal)
+        os.close(theirs)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print(json.dumps({"code": code, "out": shown.decode("utf-8", "replace")}), flush=True)
 
 
-def _follow(terminal: int, until: bytes) -> bytes:
-    """Read what a terminal shows until its last writer is gone; type Ctrl-C behind a text."""
-    shown = b""
-    with contextlib.suppress(OSError):
-        while part := os.read(terminal, 65536):
-            shown += part
+def _follow(terminal: int, pid: int, until: bytes) -> bytes:
+    """Read what a terminal shows until its process ends; type Ctrl-C behind a text.
+
+    The caller keeps the other side open: the kernel may drop the last output of a terminal whose
+    last writer has gone.
+    """
+    shown, ended = b"", False
+    process = os.pidfd_open(pid)
+    while True:
+        ready, _, _ = select.select(
+            [terminal] if ended else [terminal, process], [], [], 0 if ended else None
+        )
+        if terminal in ready:
+            shown += os.read(terminal, 65536)
             if until and until in shown:
                 os.write(terminal, b"\x03")
                 until = b""
+        elif ended:
+            break
+        ended = ended or process in ready
+    os.close(process)
     return shown
 
 
