@@ -1,9 +1,10 @@
-"""What every test may ask for, and what a machine must have.
+"""Fixtures for all tests, and what a machine must have for them.
 
 A test marked ``fuse``, ``qemu``, ``root``, ``spdk`` or ``uring`` is skipped, with the reason, where
 the machine lacks it, ``torch`` and ``frameworks`` where those packages are missing. CI names what
 it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the test, so that
-no skip goes unseen.
+no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine would fail a
+test for nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.config import create_terminal_writer
+from hypothesis import HealthCheck, settings
 
 from dlfs._native.device import NativeDevice
 from dlfs.errors import DeviceError
@@ -98,6 +100,8 @@ def pytest_configure(config: pytest.Config) -> None:
     tests with others has no standard output: why it ended one that took too long would go unseen.
     """
     _required()
+    settings.register_profile("dlfs", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("dlfs")
     for variable in ("DLFS_VOLUME", "DLFS_MEMORY", "DLFS_DEBUG"):  # the user's own defaults
         os.environ.pop(variable, None)
     if hasattr(config, "workerinput"):

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs._native.checksums import crc32c
@@ -63,7 +63,6 @@ def test_the_seed_is_valid() -> None:
     assert try_segment(SEGMENT)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=400), st.integers(0, 64))
 def test_any_bytes_behind_a_head(raw: bytes, at: int) -> None:
     assert not try_segment(raw, len(raw))

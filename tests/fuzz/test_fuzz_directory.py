@@ -113,7 +113,7 @@ def apply(changes: list[tuple[bool, float, bytes]], first: int) -> tuple[Bytes, 
     return entries, names
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(change, min_size=1, max_size=20))
 def test_wild_sections_under_right_checksums(changes: list[tuple[bool, float, bytes]]) -> None:
     entries, names = apply(changes, SECTIONS)
@@ -121,7 +121,7 @@ def test_wild_sections_under_right_checksums(changes: list[tuple[bool, float, by
     ask_everything(entries, names)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, 168 // 4), st.binary(min_size=4, max_size=8))
 def test_wild_headers_under_right_checksums(word: int, data: bytes) -> None:
     entries, names = copy(ENTRIES), copy(NAMES)
@@ -131,7 +131,7 @@ def test_wild_headers_under_right_checksums(word: int, data: bytes) -> None:
     ask_everything(entries, names)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(change, min_size=1, max_size=3))
 def test_damage_is_found(changes: list[tuple[bool, float, bytes]]) -> None:
     entries, names = apply(changes, 0)
@@ -144,7 +144,7 @@ def test_damage_is_found(changes: list[tuple[bool, float, bytes]]) -> None:
         assert not changed
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.binary(max_size=9000))
 def test_any_bytes(data: bytes) -> None:
     part = aligned_buffer(len(data), BLOCK)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs._native.checksums import crc32c
@@ -131,14 +131,12 @@ def test_the_seeds_are_valid() -> None:
     assert try_catalog(RAW)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=5000))
 def test_any_bytes_as_a_superblock(raw: bytes) -> None:
     assert not try_superblock(raw)
     assert not try_superblock(signed(b"DLFSVOL1" + raw.ljust(4092, b"\0")[:4084]))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=3000))
 def test_any_bytes_as_a_catalog(raw: bytes) -> None:
     assert not try_catalog(raw)

@@ -177,7 +177,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES | TEXT, max_size=12).map("".join))
 @example("nvme-tcp://[::1]:1/" + NQN + "?nsid=1&path=&path=")
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_both_parsers_agree_on_any_text(c: ctypes.CDLL, text: str) -> None:
     for prefix in ("", "file:", f"nvme-tcp://h/{NQN}?nsid=1&", "nvme-tcp://"):
         same(c, prefix + text)
@@ -189,7 +189,7 @@ def test_both_parsers_agree_on_any_text(c: ctypes.CDLL, text: str) -> None:
 @example("::ffff:255.255.255.256")
 @example("::01.2.3.4")
 @example("0000:0000:0000:0000:0000:ffff:255.255.255.255")
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_both_parsers_agree_on_addresses(c: ctypes.CDLL, address: str) -> None:
     same(c, f"nvme-tcp://[{address}]/{NQN}?nsid=1")
     same(c, f"nvme-tcp://[::{address}]/{NQN}?nsid=1")
@@ -197,7 +197,6 @@ def test_both_parsers_agree_on_addresses(c: ctypes.CDLL, address: str) -> None:
 
 
 @given(st.binary(max_size=40).filter(lambda path: b"\0" not in path))
-@settings(deadline=None)
 def test_both_parsers_agree_on_any_bytes(c: ctypes.CDLL, path: bytes) -> None:
     for prefix in ("", "file:", "./"):
         same(c, prefix + os.fsdecode(path))

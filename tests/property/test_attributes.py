@@ -32,7 +32,7 @@ def array(kind: str, values: list[Any]) -> Any:
     return np.array(values, object if kind == "text" else kind)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_columns_come_back(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=5))

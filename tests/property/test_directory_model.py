@@ -39,7 +39,6 @@ def listed(model: list[bytes], prefix: bytes) -> list[Entry]:
     return entries
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(paths, lengths), max_size=80))
 def test_builder_then_frozen(samples: list[tuple[bytes, int]]) -> None:
     builder = DirectoryBuilder()
@@ -104,7 +103,7 @@ def variants(path: bytes) -> list[bytes]:
     return [path, path[:-1] or b"z", path + b"!", *above]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 3000), st.integers(1, 40), st.integers(0, 2**32))
 def test_many(count: int, fan: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -150,7 +150,7 @@ def _fits(label: str) -> bool:
         return False
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(volumes())
 def test_volumes_come_back(volume: tuple[Catalog, Superblock]) -> None:
     catalog, superblock = volume
@@ -160,7 +160,6 @@ def test_volumes_come_back(volume: tuple[Catalog, Superblock]) -> None:
         assert decode_catalog(raw, superblock, "x") == catalog
 
 
-@settings(deadline=None)
 @given(geometries(), st.data())
 def test_spaces_resolve_by_the_plain_rule(geometry: Geometry, data: st.DataObject) -> None:
     total = geometry.chunk_total
@@ -190,7 +189,6 @@ def test_spaces_resolve_by_the_plain_rule(geometry: Geometry, data: st.DataObjec
         assert (before.member, end) != (after.member, after.offset_bytes)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -213,7 +211,6 @@ def test_any_bytes_are_locations(raw: bytes) -> None:
     assert pack_locations(*unpack_locations(packed)).tobytes() == packed.tobytes()
 
 
-@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=300), st.text(max_size=100)))
 def test_paths_are_refused_or_kept(path: str | bytes) -> None:
     try:
@@ -250,7 +247,6 @@ def addresses_by_the_rule(lengths: list[int], chunk: int, block: int) -> list[in
 CHUNK, BLOCK = 8192, 512
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(

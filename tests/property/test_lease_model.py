@@ -233,7 +233,6 @@ def run_world(fate: Fate, count: int, times: list[LeaseTimes]) -> World:
 
 @given(random=st.randoms(use_true_random=False), count=st.integers(2, 4))
 @settings(
-    deadline=None,
     max_examples=100,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

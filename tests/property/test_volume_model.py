@@ -168,7 +168,6 @@ class VolumeMachine(RuleBasedStateMachine):
 
 TestVolume = VolumeMachine.TestCase
 TestVolume.settings = settings(
-    deadline=None,
     max_examples=25,
     stateful_step_count=12,
     suppress_health_check=list(HealthCheck),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlfs
@@ -270,7 +270,7 @@ def test_they_answer_alike(world: World, ask: Callable[[dlfs.Dataset], Any]) -> 
 INDICES = st.lists(st.integers(0, 606), max_size=80)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(indices=INDICES, on_error=st.sampled_from(["raise", "skip", "replace"]))
 def test_any_batch_is_the_same(world: World, indices: list[int], on_error: str) -> None:
     answer = world.both(lambda ds: ds.read(indices, on_error=on_error))
@@ -279,7 +279,7 @@ def test_any_batch_is_the_same(world: World, indices: list[int], on_error: str) 
         assert answer[1] == [wanted[index] for index in indices]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(
     batch_size=st.integers(20, 200),
     seed=st.integers(0, 2**64 - 1),

@@ -197,7 +197,7 @@ def test_another_version_is_refused(patient: Service, monkeypatch: pytest.Monkey
         ControlConnection(str(patient.socket), 5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.binary(min_size=1, max_size=200), greeted=st.booleans(), whole=st.booleans())
 def test_wild_bytes(patient: Service, data: bytes, greeted: bool, whole: bool) -> None:
     raw = Raw(patient.socket)
@@ -210,7 +210,7 @@ def test_wild_bytes(patient: Service, data: bytes, greeted: bool, whole: bool) -
     raw.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(REQUESTS[1:]).flatmap(messages), max_size=5))
 def test_any_requests(patient: Service, requests: list[Message]) -> None:
     answer_of = dict(zip(REQUESTS, ANSWERS, strict=False))

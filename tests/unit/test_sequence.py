@@ -46,7 +46,7 @@ def chi_square(counts: list[int], expected: float) -> float:
     return sum((count - expected) ** 2 / expected for count in counts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**64 - 1),
     epoch=st.integers(0, 2**64 - 1),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs._native.checksums import crc32c, crc32c_blocks, crc32c_kind, path_hash
@@ -30,7 +30,6 @@ def test_published_vectors() -> None:
 
 
 @given(st.binary(max_size=700), st.integers(0, 2**32 - 1))
-@settings(deadline=None)
 def test_crc_follows_its_definition(data: bytes, crc: int) -> None:
     expected = crc32c_by_bits(data, crc)
     assert crc32c(data, crc) == expected
@@ -71,7 +70,6 @@ def test_blocks_of_no_size_are_refused(block_bytes: int) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**64 - 1))
-@settings(deadline=None)
 def test_path_hash_is_xxh64(path: bytes, seed: int) -> None:
     assert path_hash(path, seed) == xxhash.xxh64_intdigest(path, seed)
 

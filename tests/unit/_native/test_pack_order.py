@@ -42,7 +42,7 @@ def test_images_fill_their_chunks():
     assert after < 1.15 * lengths.sum()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 3 * CHUNK_BYTES), max_size=200))
 def test_nobody_steps_ahead_far(sizes):
     lengths = np.array(sizes, np.int64)

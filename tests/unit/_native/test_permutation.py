@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -26,7 +26,6 @@ def assert_uniform(counts: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") ->
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-@settings(deadline=None)
 def test_bijection_with_inverse(size: int, seed: int, stream: int) -> None:
     permutation = Permutation(size, seed, stream)
     image = permutation.map()
@@ -36,7 +35,6 @@ def test_bijection_with_inverse(size: int, seed: int, stream: int) -> None:
 
 
 @given(st.integers(1, SIZE_MAX), st.integers(0, 2**64 - 1), st.data())
-@settings(deadline=None)
 def test_any_size_inverts(size: int, seed: int, data: st.DataObject) -> None:
     permutation = Permutation(size, seed)
     position = data.draw(st.integers(0, size - 1))
@@ -46,7 +44,6 @@ def test_any_size_inverts(size: int, seed: int, data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 2000), st.integers(1, 50), st.data())
-@settings(deadline=None)
 def test_strides_are_slices(size: int, stride: int, data: st.DataObject) -> None:
     permutation = Permutation(size, 1, 2)
     first = data.draw(st.integers(0, size - 1))

@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs.block.lock import COUNTER_MAX, EXPIRY_MS_MAX, RECORD_BYTES, HolderRecord, LeaseMark
@@ -51,7 +51,6 @@ def test_a_mark_is_bounded_and_strict() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(deadline=None)
 def test_hostile_bytes_are_no_record_or_a_printable_one(content: bytes) -> None:
     for prefix in (b"", b"DLFS-LOCK 1\n", b'DLFS-LOCK 1\n{"pid": 1, "holder": '):
         record = HolderRecord.decode(prefix + content)

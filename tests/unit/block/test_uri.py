@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs.block.uri import FileUri, describe_schemes, format_path, parse_uri, split_members
@@ -30,7 +30,6 @@ def test_refuses(text: str, says: str) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(deadline=None)
 def test_any_text_parses_or_is_refused(text: str) -> None:
     for prefix in ("", "file:", "mem:", "nvme-tcp://", "nvme-tcp+discover://", "spdk:"):
         try:
@@ -41,7 +40,6 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
 
 
 @given(st.binary(min_size=1, max_size=60).filter(lambda path: b"\0" not in path))
-@settings(deadline=None)
 def test_any_file_name_has_a_uri(path: bytes) -> None:
     text = os.fsdecode(path)
     (member,) = split_members(format_path(text))

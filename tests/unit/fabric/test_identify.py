@@ -7,7 +7,7 @@ import struct
 import uuid
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs.block.nvme import NvmeCommand, NvmeResult
@@ -120,7 +120,6 @@ def test_identities() -> None:
 
 
 @given(st.binary(max_size=4096))
-@settings(deadline=None)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     page = data.ljust(4096, b"\0")
     assert format_identity(decode_descriptors(page)).isascii()

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs.block.nvme import NvmeCommand, NvmeResult
@@ -125,7 +125,6 @@ def test_refuses_what_it_does_not_know() -> None:
 
 
 @given(st.binary(min_size=1024, max_size=1024))
-@settings(deadline=None)
 def test_any_bytes_are_a_record_fit_for_a_terminal(data: bytes) -> None:
     found = decode_record(data)
     for text in (found.address, found.service_id, found.subsystem_nqn, found.transport):
@@ -135,7 +134,6 @@ def test_any_bytes_are_a_record_fit_for_a_terminal(data: bytes) -> None:
 
 
 @given(st.binary(max_size=9 * 1024), st.integers(0, 8))
-@settings(deadline=None)
 def test_any_page_is_read_or_refused(data: bytes, count: int) -> None:
     page = bytearray(data.ljust(1024, b"\0"))
     if len(data) % 2:

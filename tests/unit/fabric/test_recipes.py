@@ -85,7 +85,7 @@ def test_names_are_made_where_none_is_given() -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=40))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_settings_are_quoted(name: str) -> None:
     """The shell reads the device's path as it was given, whatever it is made of."""
     path = f"/dev/{name}"

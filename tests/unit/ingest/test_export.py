@@ -362,7 +362,7 @@ TREES = st.dictionaries(
 ).filter(lambda files: not any(b.startswith(a + b"/") for a in files for b in files))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(files=TREES)
 def test_any_dataset_goes_round(
     tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, bytes]

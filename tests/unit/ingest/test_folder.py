@@ -247,9 +247,7 @@ NAMES = st.binary(min_size=1, max_size=12).filter(
 )
 
 
-@settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.dictionaries(
         st.lists(NAMES, min_size=1, max_size=3).map(b"/".join), st.binary(max_size=50), max_size=12

@@ -193,7 +193,7 @@ DTYPES = st.sampled_from(["u1", "<i2", "<i4", "<i8", "<f4", "<f8", "<u2", "i1"])
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=9)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     kind=st.sampled_from(["hdf5", "netcdf", "zarr", "zarr-2"]),
     values=st.tuples(DTYPES, SHAPES).flatmap(lambda pair: hnp.arrays(*pair)),
@@ -214,7 +214,7 @@ def test_any_array_in_any_chunks(
         assert take(open_arrays(path, samples="arrays")) == {"x": values.tobytes()}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     values=st.tuples(
         st.one_of(DTYPES, st.sampled_from([">f8", "?", "<c16", "<M8[s]", "S5", "<U3", "f2"])),
@@ -239,7 +239,7 @@ def test_any_array_of_numpy(
             assert take(open_arrays(path, samples="arrays")) == {"x": values.tobytes()}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     count=st.integers(0, 400),
     row_bytes=st.integers(0, 50),

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs.errors import NotFoundError, UsageError
@@ -30,7 +30,6 @@ def test_parse_mountinfo() -> None:
     assert parse_mountinfo(without_tags) == [record]
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_parse_anything(text: bytes) -> None:
     parse_mountinfo(text)

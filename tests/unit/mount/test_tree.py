@@ -82,7 +82,7 @@ def name_after(model: Model) -> bytes:
     return max(model, default=b"") + b"0"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.lists(component, min_size=1, max_size=5), max_size=40))
 def test_tree_is_the_model(wanted: list[list[bytes]]) -> None:
     model = model_of(wanted)

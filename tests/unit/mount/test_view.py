@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dlfs
@@ -205,7 +205,6 @@ def test_numbers_run_out(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> Non
     run(volume, body)
 
 
-@settings(deadline=None)
 @given(st.integers(0, (1 << 56) - 1), st.integers(0, (1 << 40) - 1), st.integers(0, (1 << 32) - 1))
 def test_one_location_as_many(address: int, length: int, crc: int) -> None:
     packed = pack_locations([address], [length], [crc])

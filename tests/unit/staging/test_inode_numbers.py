@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs.staging.inode_numbers import (
@@ -14,7 +14,6 @@ from dlfs.staging.inode_numbers import (
 )
 
 
-@settings(deadline=None)
 @given(st.integers(1, DATASET_MAX), st.integers(0, DEPTH_MAX), st.integers(0, INDEX_MAX))
 def test_round_trip(dataset: int, depth: int, index: int) -> None:
     inode = pack(dataset, depth, index)

@@ -266,7 +266,7 @@ phases = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(phases=phases, shuffle=st.sampled_from(["global", "chunk", None]), seed=st.integers(0, 9))
 def test_elastic_resume_gives_the_order_of_an_uninterrupted_run(
     torch_volume, phases, shuffle, seed
