@@ -9,6 +9,7 @@ import pytest
 from dlfs._native.checksums import crc32c
 from dlfs.errors import ChecksumError, FormatError, LimitError, TruncatedError, UsageError
 from dlfs.format.catalog import (
+    AttributeExtent,
     Catalog,
     DatasetRecord,
     check_catalog,
@@ -222,3 +223,122 @@ def test_too_many_bytes_are_not_encoded(catalog: Catalog) -> None:
     datasets = tuple(replace(large, version=version) for version in range(1, 300))
     with pytest.raises(LimitError, match="16777216 bytes"):
         encode_catalog(replace(catalog, datasets=datasets))
+
+
+def test_runs_of_data_and_directory_count_towards_the_limit(catalog: Catalog) -> None:
+    record = replace(
+        catalog.datasets[0],
+        data_runs=(ChunkRun(0, 1),) * 131_072,
+        directory_runs=(ChunkRun(0, 1),) * 131_072,
+    )
+    encode_catalog(replace(catalog, datasets=(record,), free=()))
+    with pytest.raises(LimitError, match="262144 runs of chunks, got 1 and 262145"):
+        encode_catalog(replace(catalog, datasets=(record,), free=(ChunkRun(0, 1),)))
+
+
+def test_errors_name_the_byte_and_the_size(catalog: Catalog, superblock: Superblock) -> None:
+    length = len(encode_catalog(catalog))
+    at = length - 48 + 2 * 16
+    refused(
+        superblock,
+        patched(catalog, "I", 52, 2),
+        f"at byte {at} of it: expected the end, got {length} bytes$",
+    )
+    refused(
+        superblock,
+        patched(catalog, "I", 64, 1 << 31),
+        f"at byte 64 of it: expected a record of {SECOND - 64 - 2} bytes, got {1 << 31}$",
+    )
+
+
+# ---- the attribute segment -----------------------------------------------------------------------
+
+EXTENT_AT = (
+    104 + 64 + 3 * 16 + 8
+)  # offset of the extent in the catalog: the first attribute's value
+
+
+def with_extents(catalog: Catalog, *extents: AttributeExtent) -> Catalog:
+    """The catalog, its first dataset with these extents before an attribute of another tag."""
+    attributes = (*(extent.encode() for extent in extents), (3, b"hello"))
+    return replace(
+        catalog, datasets=(replace(catalog.datasets[0], attributes=attributes), catalog.datasets[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("extent", "samples", "segment"),
+    [
+        (AttributeExtent(32768, 16384, 4096), ((1, 2),), ((9, 1),)),
+        (AttributeExtent(32768, 4096, 4096), ((1, 2),), ((9, 1),)),
+        (AttributeExtent(16384, 20480, 8192), ((1, 1),), ((2, 1), (9, 1))),
+        (AttributeExtent(0, 49152, 49152), (), ((1, 2), (9, 1))),
+    ],
+)
+def test_an_attribute_segment_has_the_last_chunks_of_the_data(
+    catalog: Catalog,
+    superblock: Superblock,
+    extent: AttributeExtent,
+    samples: tuple[tuple[int, int], ...],
+    segment: tuple[tuple[int, int], ...],
+) -> None:
+    wanted = with_extents(catalog, extent)
+    check_catalog(wanted, superblock)
+    raw = encode_catalog(wanted)
+    got = decode_catalog(raw, signed(superblock, raw), WHERE)
+    assert got == wanted
+    assert got.datasets[0].attribute_extent == extent
+    assert got.datasets[0].split_data_runs(16384) == (
+        tuple(ChunkRun(*run) for run in samples),
+        tuple(ChunkRun(*run) for run in segment),
+    )
+
+
+@pytest.mark.parametrize(
+    ("extent", "message"),
+    [
+        (AttributeExtent(32768, 4097, 4096), "of whole blocks with its head"),
+        (AttributeExtent(32768, 8192, 4097), "of whole blocks with its head"),
+        (AttributeExtent(32768, 4096, 0), "of whole blocks with its head"),
+        (AttributeExtent(32768, 0, 0), "of whole blocks with its head"),
+        (AttributeExtent(32768, 4096, 8192), "of whole blocks with its head"),
+        (AttributeExtent(32768, 20480, 4096), "segment within 49152 bytes"),
+        (AttributeExtent(49152, 4096, 4096), "segment within 49152 bytes"),
+    ],
+)
+def test_an_attribute_segment_that_cannot_be(
+    catalog: Catalog, superblock: Superblock, extent: AttributeExtent, message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"encode the dataset 'digits': .*{message}"):
+        encode_catalog(with_extents(catalog, extent))
+    right = with_extents(catalog, AttributeExtent(32768, 4096, 4096))
+    refused(superblock, patched(right, "24s", EXTENT_AT, extent.encode()[1]), message)
+
+
+@pytest.mark.parametrize(
+    ("extent", "expected"),
+    [
+        (AttributeExtent(16384, 4096, 4096), 32768),
+        (AttributeExtent(32768 + 4096, 4096, 4096), 32768),
+        (AttributeExtent(0, 16384, 4096), 32768),
+        (AttributeExtent(24576, 20480, 4096), 16384),
+    ],
+)
+def test_an_attribute_segment_in_other_chunks(
+    catalog: Catalog, superblock: Superblock, extent: AttributeExtent, expected: int
+) -> None:
+    wrong = with_extents(catalog, extent)
+    message = f"expected attribute address {expected}, got {extent.address}"
+    with pytest.raises(UsageError, match=message):
+        check_catalog(wrong, superblock)
+    refused(superblock, encode_catalog(wrong), message)
+
+
+def test_one_attribute_segment_at_most(catalog: Catalog) -> None:
+    extent = AttributeExtent(32768, 4096, 4096)
+    with pytest.raises(UsageError, match=r"one attribute segment in 24 bytes, got \[24, 24\]"):
+        encode_catalog(with_extents(catalog, extent, extent))
+    tag, value = extent.encode()
+    short = replace(catalog.datasets[0], attributes=((tag, value[:-1]),))
+    with pytest.raises(UsageError, match=r"one attribute segment in 24 bytes, got \[23\]"):
+        encode_catalog(replace(catalog, datasets=(short,)))

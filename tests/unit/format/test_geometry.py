@@ -9,6 +9,7 @@ from dlfs.format.geometry import (
     Geometry,
     MemberRange,
     resolve,
+    split_runs,
     superblock_offsets,
 )
 from dlfs.units import KIB, MIB
@@ -89,6 +90,13 @@ def test_exactly_enough_room() -> None:
         Geometry.for_members([size - 1], 4096, 4096)
 
 
+def test_the_smallest_size_is_named_for_an_odd_number_of_rows() -> None:
+    size = MIB + 4096 + 4096
+    assert Geometry.for_members([size] * 4, 4096, 4096).row_count == 1
+    with pytest.raises(UsageError, match=rf"member 2 .* at least {size} bytes .* for 1 chunks"):
+        Geometry.for_members([size, size, size - 1, size], 4096, 4096)
+
+
 @pytest.mark.parametrize(
     ("sizes", "chunk_bytes", "block_bytes", "message"),
     [
@@ -146,6 +154,36 @@ def test_several_members_give_a_piece_for_each_chunk() -> None:
         MemberRange(0, MIB + 2 * 4096 + 4000, 96),
         MemberRange(1, MIB + 2 * 4096, 104),
     ]
+
+
+def test_a_piece_ends_with_its_run() -> None:
+    space = DataSpace(geometry(1, 30), (ChunkRun(4, 1), ChunkRun(20, 2)))
+    assert list(space.member_ranges(0, 3 * 4096)) == [
+        MemberRange(0, MIB + 4 * 4096, 4096),
+        MemberRange(0, MIB + 20 * 4096, 2 * 4096),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "remaining"),
+    [
+        (0, (), ((20, 4), (3, 1), (9, 3))),
+        (1, ((20, 1),), ((21, 3), (3, 1), (9, 3))),
+        (3, ((20, 3),), ((23, 1), (3, 1), (9, 3))),
+        (4, ((20, 4),), ((3, 1), (9, 3))),
+        (7, ((20, 4), (3, 1), (9, 2)), ((11, 1),)),
+        (8, ((20, 4), (3, 1), (9, 3)), ()),
+        (9, ((20, 4), (3, 1), (9, 3)), ()),
+    ],
+)
+def test_runs_are_divided_after_a_number_of_chunks(
+    count: int, first: tuple[tuple[int, int], ...], remaining: tuple[tuple[int, int], ...]
+) -> None:
+    runs = (ChunkRun(20, 4), ChunkRun(3, 1), ChunkRun(9, 3))
+    assert split_runs(runs, count) == (
+        tuple(ChunkRun(*run) for run in first),
+        tuple(ChunkRun(*run) for run in remaining),
+    )
 
 
 def test_no_bytes_are_no_pieces() -> None:
