@@ -13,6 +13,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   staging         the staging area behind incoming/: files until they are sealed as a dataset
 #   ingest          formats and sources (folder, tar, ...) -> dataset writer; export
 #   volume          Volume: datasets, writing, removing; the public API's home
+#   views           several datasets, or some of their samples, read as one: concat, mix, split
 #   verification    checking a whole volume
 #   redundancy      repairing a volume that has replicas
 #   dataset         Dataset: samples of one sealed dataset
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from dlfs.store.formatting import format_volume
     from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
     from dlfs.verification import Finding
+    from dlfs.views import DatasetView, concat, mix, split
     from dlfs.volume import Volume, open
     from dlfs.writer import DatasetWriter
 
@@ -78,6 +80,7 @@ __all__ = [
     "ClosedError",
     "Dataset",
     "DatasetInfo",
+    "DatasetView",
     "DatasetWriter",
     "DegradedError",
     "DeviceError",
@@ -111,10 +114,13 @@ __all__ = [
     "VersionError",
     "Volume",
     "VolumeInfo",
+    "concat",
     "connect",
     "format_volume",
+    "mix",
     "open",
     "repair",
+    "split",
 ]
 
 _HOMES = {
@@ -136,6 +142,10 @@ _HOMES = {
     "SuperblockInfo": "dlfs.store.info",
     "VolumeInfo": "dlfs.store.info",
     "Finding": "dlfs.verification",
+    "DatasetView": "dlfs.views",
+    "concat": "dlfs.views",
+    "mix": "dlfs.views",
+    "split": "dlfs.views",
     "Volume": "dlfs.volume",
     "open": "dlfs.volume",
     "DatasetWriter": "dlfs.writer",

@@ -16,13 +16,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import check_integer
-from dlfs.directory import FrozenDirectory, as_array, check_indices
+from dlfs.directory import as_array, check_indices
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
 
@@ -63,15 +63,25 @@ class Selection:
         return self.draws if self.kind == "weighted" else len(self.indices)
 
 
+class SampleSet(Protocol):
+    """The samples from which an epoch is chosen: those of a dataset, or of a view."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def order(self) -> NDArray[np.uint64]:
+        """Return the indices of all samples in storage order."""
+
+
 def select(
-    directory: FrozenDirectory,
+    samples: SampleSet,
     column: Callable[[str], NDArray[Any]],
     options: EpochOptions,
 ) -> Selection | None:
     """Make the selection that the options of an epoch describe.
 
     Args:
-        directory: sample directory of the dataset.
+        samples: sample directory of the dataset, or a view.
         column: returns a column of attributes by its name.
         options: ``where``, ``weights``, ``draws``, ``order`` and ``shuffle`` are used.
 
@@ -87,7 +97,7 @@ def select(
         return None
     where, weights, draws, order = options.where, options.weights, options.draws, options.order
     shuffle = options.shuffle
-    count = len(directory)
+    count = len(samples)
     if order is not None:
         if where is not None or weights is not None or draws is not None:
             raise UsageError(
@@ -107,7 +117,7 @@ def select(
     if shuffle is None:
         mask = np.zeros(count, np.bool_)
         mask[chosen] = True
-        stored = directory.order()
+        stored = samples.order()
         return Selection("list", np.ascontiguousarray(stored[mask[stored]]))
     return Selection("selected", chosen)
 

@@ -96,14 +96,30 @@ class Sequence:
         Raises:
             UsageError: a position is outside 0..N-1.
         """
-        left = shard_count(self._count, first, stride)
-        count = left if count is None else count
-        if first < 0 or stride < 1 or not 0 <= count <= left:
-            raise UsageError(
-                f"take positions of an epoch of {self._count}: expected at most {left} "
-                f"from {first} on by steps of {stride}, got {count}"
-            )
+        count = check_positions(self._count, first, count, stride)
         return self._native.fill(first, count, stride)
+
+
+def check_positions(total: int, first: int, count: int | None, stride: int) -> int:
+    """Check a range of an epoch's positions and return their number.
+
+    Args:
+        total: positions of the epoch.
+        first: first position, 0..total.
+        count: number of positions; None for all up to the end.
+        stride: distance between two positions, >= 1.
+
+    Raises:
+        UsageError: a position is outside 0..total-1.
+    """
+    left = shard_count(total, first, stride)
+    count = left if count is None else count
+    if first < 0 or stride < 1 or not 0 <= count <= left:
+        raise UsageError(
+            f"take positions of an epoch of {total}: expected at most {left} "
+            f"from {first} on by steps of {stride}, got {count}"
+        )
+    return count
 
 
 def shard_count(total: int, first: int, stride: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -34,7 +34,7 @@ from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
-from dlfs.store.members import split_uris
+from dlfs.store.members import Members, split_uris
 from dlfs.store.transaction import Generation, Transaction, check_writable
 from dlfs.units import parse_bytes
 from dlfs.verification import Finding, verify_volume
@@ -46,7 +46,7 @@ MEMORY_VARIABLE = "DLFS_MEMORY"
 
 
 def open(
-    members: str | Sequence[str],
+    members: Members,
     *,
     memory_bytes: int | None = None,
     depth: int = 128,
@@ -58,8 +58,8 @@ def open(
     there are copies. ``members`` of the result and the log ``dlfs`` name them.
 
     Args:
-        members: URIs of its members, in any order, or one text with commas between them. The URI of
-            a discovery controller stands for all members that it lists.
+        members: URIs or paths of its members, in any order, or one text with commas between them.
+            The URI of a discovery controller stands for all members that it lists.
         memory_bytes: sample memory of each open dataset in each process, in bytes: samples that are
             cached, read ahead and pinned by batches; at least four chunks. By default the
             environment variable DLFS_MEMORY, such as ``1GiB``, or 256 MiB. ``Volume`` describes the

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from dlfs.attributes import AttributeTable
 from dlfs.errors import FormatError, UsageError
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 
@@ -94,9 +93,17 @@ class ArrayForm:
         return cls.of(dtype, tuple(map(int, lengths)))
 
 
-def forms_of(
-    table: AttributeTable, indices: NDArray[Any]
-) -> tuple[list[ArrayForm], NDArray[np.intp]]:
+class FormColumns(Protocol):
+    """The columns of a dataset or view, as far as the forms of arrays need them."""
+
+    def __contains__(self, name: object) -> bool:
+        """Return True if there is a column of this name."""
+
+    def distinct(self, name: str, indices: ArrayLike) -> tuple[list[str], NDArray[np.intp]]:
+        """Return the distinct strings among some values of a column, and each sample's number."""
+
+
+def forms_of(table: FormColumns, indices: NDArray[Any]) -> tuple[list[ArrayForm], NDArray[np.intp]]:
     """Return the forms of some samples' arrays.
 
     Args:

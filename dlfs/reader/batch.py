@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.batch import NativeBatch
 from dlfs.errors import ClosedError, UsageError
-from dlfs.reader.arrays import ArrayForm, forms_of
+from dlfs.reader.arrays import ArrayForm, FormColumns, forms_of
 from dlfs.reader.arrow import binary_views
 from dlfs.reader.failures import SampleFailure
 from dlfs.units import format_bytes, format_count
@@ -25,7 +24,28 @@ from dlfs.units import format_bytes, format_count
 if TYPE_CHECKING:
     import pyarrow
 
-    from dlfs.attributes import AttributeTable
+
+class BatchMemory(Protocol):
+    """The samples of a batch in memory: a ``NativeBatch``, or a copy of several."""
+
+    @property
+    def memory(self) -> Any:
+        """Contiguous buffer with the samples."""
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Offset of each sample in the memory, in bytes, ``int64[n]``."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Length of each sample in bytes, ``int64[n]``; -1 for one that failed."""
+
+    @property
+    def indices(self) -> npt.NDArray[np.uint64]:
+        """Index of each sample, ``uint64[n]``."""
+
+    def gather(self, destination: npt.NDArray[np.uint8], offsets: npt.NDArray[np.uint64]) -> None:
+        """Copy every sample that did not fail to its offset in ``destination``."""
 
 
 class Batch:
@@ -42,16 +62,16 @@ class Batch:
 
     def __init__(
         self,
-        native: NativeBatch,
+        native: BatchMemory,
         readable: npt.NDArray[np.bool_] | None = None,
         failures: tuple[SampleFailure, ...] = (),
-        attributes: Callable[[], AttributeTable] | None = None,
+        attributes: Callable[[], FormColumns] | None = None,
         *,
         dataset: str = "",
     ) -> None:
         self._dataset = dataset
         self._attributes = attributes
-        self._native: NativeBatch | None = native
+        self._native: BatchMemory | None = native
         self._memory: memoryview | None = memoryview(native.memory).cast("B").toreadonly()
         self.indices = native.indices if readable is None else native.indices[readable]
         self.offsets = native.offsets if readable is None else native.offsets[readable]
@@ -106,7 +126,7 @@ class Batch:
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(np.maximum(self.lengths, 0), out=offsets[1:])
         packed = np.empty(int(offsets[-1]), np.uint8)
-        self._gather(packed, offsets[:-1])
+        self.gather(packed, offsets[:-1])
         return packed, offsets
 
     def stack(
@@ -137,7 +157,7 @@ class Batch:
             )
         stacked = np.empty((len(self), *shape), element)
         offsets = np.arange(len(self), dtype=np.int64) * expected
-        self._gather(stacked.reshape(-1).view(np.uint8), offsets)
+        self.gather(stacked.reshape(-1).view(np.uint8), offsets)
         return stacked
 
     @overload
@@ -215,8 +235,26 @@ class Batch:
                 f"with, got {row_bytes} bytes and {fill}"
             )
         padded = np.full((len(self), row_bytes), fill, np.uint8)
-        self._gather(padded.reshape(-1), np.arange(len(self), dtype=np.int64) * row_bytes)
+        self.gather(padded.reshape(-1), np.arange(len(self), dtype=np.int64) * row_bytes)
         return padded
+
+    def gather(self, destination: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
+        """Copy every sample to its offset in ``destination``; one that failed is left out.
+
+        Args:
+            destination: contiguous memory with room for each sample, ``uint8[...]``.
+            offsets: offset of each sample, ``int64[n]``.
+
+        Raises:
+            ClosedError: the batch was released.
+        """
+        if self._native is None:
+            raise ClosedError("use a batch: it was released")
+        if len(self) == len(self._native.indices):
+            self._native.gather(destination, offsets.astype(np.uint64))
+            return
+        for view, offset in zip(self, offsets.tolist(), strict=True):
+            destination[offset : offset + len(view)] = view
 
     def to_arrow(self) -> pyarrow.Array[Any]:
         """Return the samples as an Arrow array, without a copy.
@@ -253,12 +291,3 @@ class Batch:
         if self._memory is None:
             raise ClosedError("use a batch: it was released")
         return self._memory
-
-    def _gather(self, destination: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
-        if self._native is None:
-            raise ClosedError("use a batch: it was released")
-        if len(self) == len(self._native.indices):
-            self._native.gather(destination, offsets.astype(np.uint64))
-            return
-        for view, offset in zip(self, offsets.tolist(), strict=True):
-            destination[offset : offset + len(view)] = view

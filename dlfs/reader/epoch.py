@@ -15,24 +15,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from uuid import UUID
 
 from dlfs._native.reader import StreamOptions
+from dlfs.arguments import OnError
 from dlfs.epoch_options import EpochOptions, EpochState
 from dlfs.errors import ClosedError, UsageError
 from dlfs.forks import OwnerProcess
-from dlfs.reader.backend import StreamBackend
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure
-from dlfs.reader.reader import SampleReader
 from dlfs.selection import Selection
-from dlfs.sequence import Sequence, shard_count
+from dlfs.sequence import shard_count
 from dlfs.units import format_count
 from dlfs.wording import quote
 
 FAILURES_MAX = 1000
 """Most failed samples that an epoch records by name; all of them are counted."""
+
+
+class EpochStream(Protocol):
+    """One consumer's part of an epoch, read ahead."""
+
+    @property
+    def plan(self) -> str:
+        """Plan in use: ``direct``, ``chunks`` or ``harvest``."""
+
+    def next(self, count: int) -> Any:
+        """Return the next samples, fewer at the end; None when no sample is left."""
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent; batches given out stay valid."""
+
+
+class EpochReader(Protocol):
+    """The reader of one dataset, or of a view of several, in one process."""
+
+    @property
+    def closing(self) -> bool:
+        """True once ``close`` has been called."""
+
+    def stream(
+        self, options: EpochOptions, selection: Selection | None, part: StreamOptions
+    ) -> EpochStream:
+        """Start reading some positions of an epoch's order ahead."""
+
+    def build_batch(self, native: Any, on_error: OnError) -> Batch:
+        """Make a batch of what a stream returned, and apply the policy to failed samples."""
 
 
 class Epoch(Iterator[Batch]):
@@ -61,7 +90,7 @@ class Epoch(Iterator[Batch]):
 
     def __init__(
         self,
-        open_reader: Callable[[], SampleReader],
+        open_reader: Callable[[], EpochReader],
         options: EpochOptions,
         *,
         dataset: str,
@@ -80,8 +109,8 @@ class Epoch(Iterator[Batch]):
         self._total = sample_count if selection is None else len(selection)
         self._begin = 0  # position of the first batch since the start or resume
         self._next_batch = options.worker  # of this rank, counted from _begin
-        self._stream: StreamBackend | None = None
-        self._reader: SampleReader | None = None
+        self._stream: EpochStream | None = None
+        self._reader: EpochReader | None = None
         self._owner = OwnerProcess()
         self._closed = False
         self._ended = False  # a loop over it has taken the last batch
@@ -249,7 +278,7 @@ class Epoch(Iterator[Batch]):
         last = full >= self._next_batch and (full - options.worker) % options.workers == 0
         return mine + (remainder if last else 0)
 
-    def _open_stream(self) -> tuple[StreamBackend, SampleReader]:
+    def _open_stream(self) -> tuple[EpochStream, EpochReader]:
         if not self._owner.is_current():
             self._stream = self._reader = None  # the parent's; its own handles stay untouched
             self._owner = OwnerProcess()
@@ -259,12 +288,6 @@ class Epoch(Iterator[Batch]):
         if self._stream is None or self._reader is None:
             options = self._options
             self._reader = self._open_reader()
-            sequence = Sequence(
-                self._reader.directory,
-                options,
-                chunk_bytes=self._reader.chunk_bytes,
-                selection=self._selection,
-            )
             part = StreamOptions(
                 first=self._begin + options.rank + self._next_batch * self._step,
                 stride=options.world_size,
@@ -273,7 +296,7 @@ class Epoch(Iterator[Batch]):
                 group_stride=self._step * options.workers,
                 plan=options.plan,
             )
-            self._stream = self._reader.stream(sequence, part)
+            self._stream = self._reader.stream(options, self._selection, part)
         return self._stream, self._reader
 
     def _end_stream(self) -> None:

@@ -24,12 +24,14 @@ from dlfs.arguments import OnError, check_on_error
 from dlfs.attributes import AttributeTable
 from dlfs.block import BlockDevice
 from dlfs.directory import FrozenDirectory, as_indices, find_outside
+from dlfs.epoch_options import EpochOptions
 from dlfs.errors import DlfsError, LimitError, UsageError
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.reader import parts
 from dlfs.reader.backend import ReaderBackend, StreamBackend
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, Where, describe_failures
+from dlfs.selection import Selection
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.units import KIB, MIB
 
@@ -230,9 +232,14 @@ class SampleReader:
         """
         return self.native.get(index, cached_only=True)
 
-    def stream(self, sequence: EpochSequence, options: StreamOptions) -> StreamBackend:
+    def stream(
+        self, options: EpochOptions, selection: Selection | None, part: StreamOptions
+    ) -> StreamBackend:
         """Start reading some positions of an epoch's order ahead."""
-        return self.native.stream(sequence.native, options)
+        sequence = EpochSequence(
+            self.directory, options, chunk_bytes=self.chunk_bytes, selection=selection
+        )
+        return self.native.stream(sequence.native, part)
 
     def build_batch(self, native: NativeBatch, on_error: OnError) -> Batch:
         """Make a batch of what libdlfs read, and apply the policy to failed samples."""

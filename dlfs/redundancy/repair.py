@@ -42,7 +42,15 @@ from dlfs.store.discovered import resolve_uris
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member
 from dlfs.store.locking import lock_members, unlock_members
-from dlfs.store.members import Member, Opener, close_devices, identify, open_members, split_uris
+from dlfs.store.members import (
+    Member,
+    Members,
+    Opener,
+    close_devices,
+    identify,
+    open_members,
+    split_uris,
+)
 from dlfs.store.segments import read_segment
 from dlfs.store.transaction import (
     Generation,
@@ -85,7 +93,7 @@ class RepairReport:
 
 
 def repair(
-    members: str | Sequence[str],
+    members: Members,
     *,
     replacements: Mapping[int, str] | None = None,
     force: bool = False,

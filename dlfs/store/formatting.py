@@ -40,7 +40,7 @@ from dlfs.format.superblock import Superblock, superblock_offsets, version_for
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.locking import lock_members
-from dlfs.store.members import Member, close_devices, open_devices, read_copies, split_uris
+from dlfs.store.members import Member, Members, close_devices, open_devices, read_copies, split_uris
 from dlfs.store.open_files import refuse_open
 from dlfs.store.transaction import flush_all, load_generation, now_ns, write_superblocks
 from dlfs.units import MIB
@@ -51,7 +51,7 @@ _HOW_TO_OVERWRITE = "force=True overwrites it"
 
 
 def format_volume(
-    members: str | Sequence[str],
+    members: Members,
     *,
     size_bytes: int | None = None,
     chunk_bytes: int = CHUNK_BYTES_DEFAULT,

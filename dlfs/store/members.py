@@ -15,6 +15,7 @@ by one generation is not absent: a crash during a commit leaves that, and its da
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,9 @@ from dlfs.errors import (
 from dlfs.format.constants import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC
 from dlfs.format.superblock import Superblock, decode_superblock, slot_for, superblock_offsets
 from dlfs.units import format_count
+
+Members = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""The URIs of a volume's members: one text with commas between them, or several; or paths."""
 
 COPY_NAMES = ("A", "B", "tail")
 
@@ -118,18 +122,25 @@ class Member:
         )
 
 
-def split_uris(members: str | Sequence[str]) -> tuple[str, ...]:
+def split_uris(members: Members) -> tuple[str, ...]:
     """Return the member URIs of a volume, given as a sequence or as one text with commas.
 
-    Paths of files become absolute, so that other processes can use the URIs.
+    A path object is one file, whatever characters it has. Paths of files become absolute, so that
+    other processes can use the URIs.
 
     Raises:
         UsageError: there is no URI, or a malformed one.
     """
-    uris = split_members(members) if isinstance(members, str) else tuple(members)
+    if isinstance(members, os.PathLike):
+        members = [members]
+    uris = split_members(members) if isinstance(members, str) else tuple(map(_uri, members))
     if not uris:
         raise UsageError("open a volume: expected the URIs of its members, got none")
     return tuple(_absolute(uri) for uri in uris)
+
+
+def _uri(member: str | os.PathLike[str]) -> str:
+    return member if isinstance(member, str) else format_path(os.fspath(member))
 
 
 def _absolute(uri: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from dlfs import Batch, Dataset
+from dlfs import Batch, Dataset, DatasetView
 from dlfs.adapters.torch.context import SampleContext
 from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.labels import Labels
@@ -30,7 +30,7 @@ class SampleDataset(TorchDataset[Any]):
     therefore has the same seed both times.
 
     Args:
-        dataset: dataset to read from.
+        dataset: dataset to read from, or a view of several.
         transform: called with the bytes of each sample, a read-only ``memoryview``, or with its
             tensor if it is an array; in ``threads`` threads at once.
         with_context: True to call ``transform(sample, context)``, with a ``SampleContext``.
@@ -52,7 +52,7 @@ class SampleDataset(TorchDataset[Any]):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | DatasetView,
         *,
         transform: Transform | None = None,
         with_context: bool = False,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dlfs import Dataset
+from dlfs import Dataset, DatasetView
 from dlfs.errors import UsageError
 from dlfs.wording import quote
 
@@ -51,7 +51,7 @@ class FolderLabels:
     """The class of each sample, which is the name of its folder.
 
     Args:
-        dataset: dataset of the samples.
+        dataset: dataset of the samples, or a view.
         level: folder of the path that names the class: 0 for the first (``cat/1.jpg``), 1 for the
             second (``train/cat/1.jpg``), and so on.
 
@@ -66,10 +66,10 @@ class FolderLabels:
     Threads: any at once; immutable.
     """
 
-    def __init__(self, dataset: Dataset, *, level: int = 0) -> None:
+    def __init__(self, dataset: Dataset | DatasetView, *, level: int = 0) -> None:
         if level < 0:
             raise UsageError(f"label samples by folder: expected level >= 0, got {level}")
-        folders = list(_folders(dataset, b"", depth=level + 1))
+        folders = list(_all_folders(dataset, depth=level + 1))
         names = sorted({name for name, _ in folders})
         numbers = {name: number for number, name in enumerate(names)}
         self.classes = tuple(_text(name) for name in names)
@@ -95,7 +95,7 @@ class ColumnLabels:
     """Labels from a column of attributes of the dataset.
 
     Args:
-        dataset: dataset of the samples.
+        dataset: dataset of the samples, or a view.
         name: name of the column. Strings are names of classes; numbers are the labels themselves,
             integers as ``int64``.
 
@@ -110,7 +110,7 @@ class ColumnLabels:
     Threads: any at once; immutable.
     """
 
-    def __init__(self, dataset: Dataset, name: str) -> None:
+    def __init__(self, dataset: Dataset | DatasetView, name: str) -> None:
         self._dataset = dataset
         self._name = name
         self.classes: tuple[str, ...] | None = None
@@ -140,6 +140,18 @@ class ColumnLabels:
 
 def _number(classes: Sequence[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(classes)}
+
+
+def _all_folders(dataset: Dataset | DatasetView, *, depth: int) -> Iterator[tuple[bytes, int]]:
+    """Yield name and first index of the folders at a depth, of a dataset or of each in a view."""
+    if isinstance(dataset, Dataset):
+        yield from _folders(dataset, b"", depth=depth)
+        return
+    sources = dataset.sources
+    for source, start in zip(sources.sources, sources.starts.tolist(), strict=False):
+        for name, first in _folders(source.dataset, b"", depth=depth):
+            before = first if source.chosen is None else np.searchsorted(source.chosen, first)
+            yield name, start + int(before)
 
 
 def _folders(

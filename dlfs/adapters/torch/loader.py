@@ -35,7 +35,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from dlfs import Batch, Dataset, Epoch, OnError, ReadPlan, Shuffle
+from dlfs import Batch, Dataset, DatasetView, Epoch, OnError, ReadPlan, Shuffle
 from dlfs.adapters.torch.context import SampleContext, make_contexts
 from dlfs.adapters.torch.cursor import Cursor
 from dlfs.adapters.torch.forms import ElementType
@@ -101,7 +101,7 @@ class Loader(IterableDataset[Any]):
     index order.
 
     Args:
-        dataset: dataset to read from.
+        dataset: dataset to read from, or a view of several.
         batch_size: samples of this rank in a batch, >= 1.
         shuffle: ``global``, ``chunk`` or None; see ``Dataset.batches``.
         seed: seed of the order.
@@ -169,7 +169,7 @@ class Loader(IterableDataset[Any]):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | DatasetView,
         batch_size: int,
         *,
         shuffle: Shuffle | None = "global",

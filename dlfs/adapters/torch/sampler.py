@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from dlfs import Dataset, Shuffle
+from dlfs import Dataset, DatasetView, Shuffle
 from dlfs.adapters.torch.dataset import SampleDataset
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.shares import Share
@@ -40,7 +40,9 @@ _SHUFFLES: dict[bool | str, Shuffle | None] = {
 class _Order:
     """One rank's part of an epoch, the common implementation of both samplers."""
 
-    def __init__(self, dataset: Dataset | SampleDataset, options: EpochOptions) -> None:
+    def __init__(
+        self, dataset: Dataset | DatasetView | SampleDataset, options: EpochOptions
+    ) -> None:
         self.dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
         if options.shuffle is None and options.where is not None and options.weights is None:
             chosen = np.sort(self.dataset.order_epoch(options).indices())
@@ -131,7 +133,7 @@ class DistributedSampler(Sampler[int]):
 
     def __init__(
         self,
-        dataset: Dataset | SampleDataset,
+        dataset: Dataset | DatasetView | SampleDataset,
         num_replicas: int | None = None,
         rank: int | None = None,
         shuffle: bool | Shuffle = True,
@@ -216,7 +218,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        dataset: Dataset | SampleDataset,
+        dataset: Dataset | DatasetView | SampleDataset,
         batch_size: int,
         num_replicas: int | None = None,
         rank: int | None = None,

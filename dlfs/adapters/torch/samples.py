@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from dlfs import Batch, Dataset
+from dlfs import Batch, Dataset, DatasetView
 from dlfs.adapters.torch.context import SampleContext
 from dlfs.adapters.torch.forms import ElementType, SampleForm
 from dlfs.adapters.torch.labels import Labels, label_samples
@@ -192,7 +192,7 @@ class TransformPool:
 
     _at_exit = staticmethod(sys.is_finalizing)  # threads cannot be joined then
 
-    def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
+    def __init__(self, recipe: Recipe, dataset: Dataset | DatasetView) -> None:
         self._recipe = recipe
         self._dataset = dataset
         self._executor = ThreadPoolExecutor(recipe.threads, thread_name_prefix="dlfs-transform")
@@ -263,7 +263,7 @@ class TransformPool:
         self.close()
 
 
-def transform_error(dataset: Dataset, index: int, cause: Exception) -> TransformError:
+def transform_error(dataset: Dataset | DatasetView, index: int, cause: Exception) -> TransformError:
     """Return the error of a failed transform, which names the sample."""
     try:
         path = dataset.path(index)

@@ -1,0 +1,13 @@
+"""Several datasets, or some of their samples, read as one: ``concat``, ``mix`` and ``split``.
+
+- ``sources``: the datasets of a view, and the numbers of their samples in it;
+- ``order``: the order of an epoch, computed from a few numbers;
+- ``reading``: reads the sources of an epoch ahead and merges their batches;
+- ``view``: ``DatasetView``, with the methods of ``Dataset`` that training needs;
+- ``making``: the functions that make views.
+"""
+
+from dlfs.views.making import concat, mix, split
+from dlfs.views.view import DatasetView
+
+__all__ = ["DatasetView", "concat", "mix", "split"]

@@ -1,0 +1,198 @@
+"""The order of an epoch over several datasets, computed from a few numbers.
+
+A ``Division`` says how many of the first p positions of an endless sequence belong to each source.
+A block of ``BLOCK_SAMPLES`` positions is permuted by the seed, so that sources alternate at random,
+while each block has its exact share of every source. The n-th position of a source is the n-th
+sample of that source's own epochs, one after the other.
+
+The sequence goes on from epoch to epoch: samples that a mix did not reach come in the next epoch.
+
+Threads: one at a time for an order. Memory: two blocks, and the orders of the sources.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.permutation import Permutation
+from dlfs.epoch_options import EpochOptions
+from dlfs.selection import Selection
+from dlfs.sequence import Sequence as EpochSequence
+from dlfs.sequence import check_positions
+from dlfs.views.sources import Sources
+
+BLOCK_SAMPLES = 1000
+"""Positions within which sources alternate at random: 1,000 batches are whole blocks."""
+
+
+class Division(Protocol):
+    """Divides the positions 0, 1, 2, ... among sources."""
+
+    def counts(self, positions: int) -> list[int]:
+        """Return how many of the first positions belong to each source."""
+
+
+class Interleaving:
+    """Divides positions in proportion to integer weights.
+
+    Each source takes its rounded-down share of what the sources before it left. So no count ever
+    falls, and after any number of positions each source has its share to within two samples.
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self._weights = weights
+        self._rests = list(accumulate(reversed(weights)))[::-1]
+
+    def counts(self, positions: int) -> list[int]:
+        """Return how many of the first positions belong to each source."""
+        counts = []
+        for weight, rest in zip(self._weights, self._rests, strict=True):
+            counts.append(positions * weight // rest)
+            positions -= counts[-1]
+        return counts
+
+
+class Succession:
+    """Divides positions among sources of given sizes, one whole source after the other."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+
+    def counts(self, positions: int) -> list[int]:
+        """Return how many of the first positions belong to each source."""
+        rounds, left = divmod(positions, sum(self._sizes))
+        starts = accumulate(self._sizes, initial=0)
+        return [
+            rounds * size + min(size, max(0, left - start))
+            for size, start in zip(self._sizes, starts, strict=False)
+        ]
+
+
+class ViewOrder:
+    """The order of one epoch of a view.
+
+    Args:
+        sources: sources of the view.
+        division: divides the positions of all epochs among the sources.
+        total: samples of an epoch.
+        key: seed of the view, 0..2^64-1, which is mixed with the seed of the options.
+        options: options of the epoch: ``shuffle``, ``seed``, ``epoch``, ``window_chunks``.
+        selection: samples chosen by the view's indices; None for an epoch of ``total`` samples.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        division: Division,
+        total: int,
+        *,
+        key: int,
+        options: EpochOptions,
+        selection: Selection | None = None,
+    ) -> None:
+        self._sources = sources
+        self._division = division
+        self._total = total
+        self._options = options
+        self._selection = selection
+        self._key = hash_numbers(key, options.seed)
+        self._epoch = 0 if options.is_repeated else options.epoch
+        self._block = lru_cache(maxsize=2)(self._fill_block)
+        self._pass = lru_cache(maxsize=2 * len(sources.sizes) + 1)(self._order_pass)
+
+    def __len__(self) -> int:
+        return self._total if self._selection is None else len(self._selection)
+
+    def indices(
+        self, first: int = 0, count: int | None = None, *, stride: int = 1
+    ) -> NDArray[np.uint64]:
+        """Return the view's indices at positions ``first``, ``first + stride``, ...
+
+        Args:
+            first: first position, 0..N.
+            count: number of positions; by default all up to the end.
+            stride: distance between two positions, >= 1.
+
+        Returns:
+            ``uint64[count]``.
+
+        Raises:
+            UsageError: a position is outside 0..N-1.
+        """
+        count = check_positions(len(self), first, count, stride)
+        return self.at(np.arange(first, first + count * stride, stride, dtype=np.int64))
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return the view's indices at rising positions, ``uint64[n]``."""
+        if self._selection is not None:
+            return self._chosen[positions]
+        found = np.empty(len(positions), np.uint64)
+        blocks = positions // BLOCK_SAMPLES
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
+        for start, end in zip(starts, [*starts[1:], len(positions)], strict=True):
+            block = int(blocks[start])
+            found[start:end] = self._block(block)[positions[start:end] - block * BLOCK_SAMPLES]
+        return found
+
+    @cached_property
+    def _chosen(self) -> NDArray[np.uint64]:
+        """The chosen samples in their order."""
+        assert self._selection is not None
+        chosen = self._selection.indices
+        if self._selection.kind == "list" or not len(chosen):
+            return chosen
+        return chosen[Permutation(len(chosen), self._options.seed, self._options.epoch).map()]
+
+    def _fill_block(self, number: int) -> NDArray[np.uint64]:
+        """Return the view's indices of one block of positions."""
+        size = min(BLOCK_SAMPLES, self._total - number * BLOCK_SAMPLES)
+        first = self._epoch * self._total + number * BLOCK_SAMPLES
+        before, after = self._division.counts(first), self._division.counts(first + size)
+        taken = [high - low for low, high in zip(before, after, strict=True)]
+        owners = np.repeat(np.arange(len(taken)), taken)
+        if not isinstance(self._division, Succession):
+            permutation = Permutation(size, self._key, first % (1 << 64))
+            owners = owners[permutation.map().astype(np.int64)]
+        found = np.empty(size, np.uint64)
+        for source, (start, count) in enumerate(zip(before, taken, strict=True)):
+            if count:
+                found[owners == source] = self._take(source, start, count)
+        return found
+
+    def _take(self, source: int, start: int, count: int) -> NDArray[np.uint64]:
+        """Return the view's indices of some samples in a source's endless sequence."""
+        size, parts = self._sources.sizes[source], []
+        while count:
+            number, position = divmod(start, size)
+            some = min(count, size - position)
+            parts.append(self._pass(source, number).indices(position, some))
+            start, count = start + some, count - some
+        return self._sources.number(source, np.concatenate(parts))
+
+    def _order_pass(self, source: int, number: int) -> EpochSequence:
+        """Return the order of one pass over a source; its indices are the dataset's."""
+        found, shuffle = self._sources.sources[source], self._options.shuffle
+        options = EpochOptions(
+            seed=hash_numbers(self._key, source),
+            epoch=number,
+            shuffle="global" if shuffle is not None and found.chosen is not None else shuffle,
+            window_chunks=self._options.window_chunks,
+            where=found.chosen,
+        )
+        return found.dataset.order_epoch(options)
+
+
+def hash_numbers(first: int, second: int) -> int:
+    """Return a seed, 0..2^64-1, made of two others."""
+    digest = blake2b(struct.pack("<QQ", first, second), digest_size=8, person=b"dlfs.views")
+    return int.from_bytes(digest.digest(), "little")

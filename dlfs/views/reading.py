@@ -1,0 +1,280 @@
+"""Reads the epochs and batches of a view: each source by its own reader, merged in order.
+
+A ``ViewStream`` computes the positions of one consumer in segments. Each source of a segment is
+read ahead as a list of indices, and the next segment starts before the present one ends.
+``merge_batches`` copies the sources' batches to one piece of memory, so that a batch of a view has
+all methods of a dataset's.
+
+Threads: one at a time for a stream; any for a reader. Memory: each dataset's own sample memory,
+16 bytes for each sample of two segments, and a copy of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.batch import NativeBatch
+from dlfs._native.reader import NativeSequence, StreamOptions
+from dlfs.arguments import OnError
+from dlfs.epoch_options import EpochOptions
+from dlfs.errors import ClosedError
+from dlfs.reader import Batch, SampleReader
+from dlfs.reader.backend import StreamBackend
+from dlfs.selection import Selection
+from dlfs.views.order import ViewOrder
+from dlfs.views.sources import Part, Sources, ViewColumns
+
+SEGMENT_SAMPLES = 1 << 16
+"""Most samples of a segment: one consumer's samples whose reading is started at a time."""
+
+AHEAD_SAMPLES = 1 << 12
+"""The next segment is started when at most so many samples of a segment are left."""
+
+ALIGNMENT_BYTES = 16
+"""Alignment of each sample in a merged batch: enough for every type of elements."""
+
+
+@dataclass
+class MergedSamples:
+    """The memory of a merged batch, with the attributes that ``Batch`` uses of a native one.
+
+    Attributes:
+        memory: bytes of all samples, ``uint8[...]``.
+        offsets: offset of each sample in ``memory``, ``int64[n]``.
+        lengths: length of each sample in bytes, ``int64[n]``; -1 for one that failed.
+        indices: index of each sample in the view, ``uint64[n]``.
+    """
+
+    memory: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    indices: NDArray[np.uint64]
+
+    def gather(self, destination: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
+        """Copy every sample to its offset in ``destination``."""
+        ranges = zip(self.offsets.tolist(), self.lengths.tolist(), offsets.tolist(), strict=True)
+        for start, length, to in ranges:
+            if length > 0:
+                destination[to : to + length] = self.memory[start : start + length]
+
+
+def merge_batches(
+    sources: Sources, parts: Sequence[tuple[Part, Batch]], *, columns: ViewColumns, name: str
+) -> Batch:
+    """Merge batches of the sources to one batch of the view.
+
+    Args:
+        sources: sources of the view.
+        parts: where the samples of each batch belong, and the batch. A batch may lack samples that
+            were skipped.
+        columns: columns of the view, for arrays.
+        name: name of the view.
+    """
+    places = np.concatenate([_readable_places(part, batch) for part, batch in parts])
+    lengths = np.concatenate([batch.lengths for _, batch in parts])
+    indices = np.concatenate([sources.number(part.source, batch.indices) for part, batch in parts])
+    order = np.argsort(places, kind="stable")
+    room = -(-np.maximum(lengths[order], 0) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    offsets = np.empty(len(places), np.int64)
+    offsets[order] = np.cumsum(room) - room
+    memory = np.empty(int(room.sum()), np.uint8)
+    first = 0
+    for _, batch in parts:
+        batch.gather(memory, offsets[first : first + len(batch)])
+        first += len(batch)
+    failures = [
+        replace(failure, position=int(part.places[failure.position]))
+        for part, batch in parts
+        for failure in batch.failures
+    ]
+    merged = MergedSamples(memory, offsets[order], lengths[order], indices[order])
+    failures.sort(key=lambda failure: failure.position)
+    return Batch(merged, None, tuple(failures), lambda: columns, dataset=name)
+
+
+def _readable_places(part: Part, batch: Batch) -> NDArray[np.int64]:
+    """Return the places of the samples that a batch still has."""
+    if len(batch) == len(part.places):
+        return part.places
+    skipped = {failure.position for failure in batch.failures}
+    return np.array([p for at, p in enumerate(part.places.tolist()) if at not in skipped], np.int64)
+
+
+# ---- epochs --------------------------------------------------------------------------------------
+
+Pieces = list[tuple[Part, NativeBatch]]
+"""What a stream returns for one batch: where samples belong in it, and the samples."""
+
+
+class _Segment:
+    """Some samples of an epoch, each source's read ahead by a stream of its own."""
+
+    def __init__(
+        self,
+        readers: Sequence[SampleReader],
+        sources: Sources,
+        indices: NDArray[np.uint64],
+        plan: str,
+    ) -> None:
+        self.left = len(indices)
+        self._owners = np.empty(len(indices), np.int64)
+        self._streams: dict[int, StreamBackend] = {}
+        for part in sources.split(indices):
+            self._owners[part.places] = part.source
+            reader = readers[part.source]
+            order = NativeSequence.choose(
+                reader.directory.native, kind="list", indices=np.ascontiguousarray(part.indices)
+            )
+            share = StreamOptions(first=0, stride=1, count=len(part.indices), plan=plan)
+            self._streams[part.source] = reader.native.stream(order, share)
+
+    @property
+    def plan(self) -> str:
+        return next(iter(self._streams.values())).plan
+
+    def next(self, count: int, at: int) -> Pieces:
+        """Return the next samples, at most ``left``; the first one has position ``at``."""
+        first = len(self._owners) - self.left
+        owners = self._owners[first : first + count]
+        pieces: Pieces = []
+        for source in np.unique(owners).tolist():
+            places = np.flatnonzero(owners == source) + at
+            native = self._streams[source].next(len(places))
+            if native is None or len(native.indices) != len(places):
+                raise ClosedError("take the next batch: the stream of a dataset ended early")
+            pieces.append((Part(source, places, native.indices), native))
+        self.left -= count
+        return pieces
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+
+class ViewStream:
+    """One consumer's part of an epoch of a view, read ahead.
+
+    Args:
+        readers: reader of each source.
+        sources: sources of the view.
+        order: order of the epoch.
+        part: positions that this consumer takes.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[SampleReader],
+        sources: Sources,
+        order: ViewOrder,
+        part: StreamOptions,
+    ) -> None:
+        self._readers = readers
+        self._sources = sources
+        self._order = order
+        self._part = part
+        self._started = 0
+        self._segments: list[_Segment] = []
+        self._start_segment()
+
+    @property
+    def plan(self) -> str:
+        """Plan by which the first source's samples are read ahead."""
+        return self._segments[0].plan if self._segments else "direct"
+
+    def _start_segment(self) -> None:
+        part = self._part
+        count = min(SEGMENT_SAMPLES, part.count - self._started)
+        if not count:
+            return
+        numbers = np.arange(self._started, self._started + count, dtype=np.int64)
+        groups, within = np.divmod(numbers, part.group or part.count)
+        positions = part.first + groups * part.group_stride + within * part.stride
+        indices = self._order.at(positions)
+        self._segments.append(_Segment(self._readers, self._sources, indices, part.plan))
+        self._started += count
+
+    def next(self, count: int) -> Pieces | None:
+        """Return the next samples, fewer at the end; None if no sample is left."""
+        pieces: Pieces = []
+        taken = 0
+        while taken < count and self._segments:
+            segment = self._segments[0]
+            some = min(count - taken, segment.left)
+            pieces += segment.next(some, taken)
+            taken += some
+            if segment.left <= AHEAD_SAMPLES and len(self._segments) == 1:
+                self._start_segment()
+            if not segment.left:
+                segment.close()
+                del self._segments[0]
+        return pieces or None
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent."""
+        segments, self._segments = self._segments, []
+        for segment in segments:
+            segment.close()
+
+
+class ViewReader:
+    """Reads the samples of a view in one process.
+
+    Args:
+        sources: sources of the view.
+        make_order: returns the order of an epoch with these options and chosen samples.
+        columns: columns of the view.
+        name: name of the view.
+
+    Threads: any at once.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        make_order: Callable[[EpochOptions, Selection | None], ViewOrder],
+        columns: ViewColumns,
+        name: str,
+    ) -> None:
+        self._sources = sources
+        self._make_order = make_order
+        self._columns = columns
+        self._name = name
+        self._readers = [source.dataset.session.reader for source in sources.sources]
+
+    @property
+    def closing(self) -> bool:
+        """True once the reader of a dataset was closed."""
+        return any(reader.closing for reader in self._readers)
+
+    def read(self, indices: NDArray[np.uint64], on_error: OnError) -> Batch:
+        """Read samples by the view's indices as one batch."""
+        parts = [
+            (part, self._readers[part.source].read(part.indices, on_error=on_error))
+            for part in self._sources.split(indices)
+        ]
+        return self._merge(parts)
+
+    def stream(
+        self, options: EpochOptions, selection: Selection | None, part: StreamOptions
+    ) -> ViewStream:
+        """Start reading some positions of an epoch's order ahead."""
+        order = self._make_order(options, selection)
+        return ViewStream(self._readers, self._sources, order, part)
+
+    def build_batch(self, pieces: Pieces, on_error: OnError) -> Batch:
+        """Make a batch of what the sources' streams read, by the policy for failed samples."""
+        return self._merge(
+            [
+                (part, self._readers[part.source].build_batch(native, on_error))
+                for part, native in pieces
+            ]
+        )
+
+    def _merge(self, parts: Sequence[tuple[Part, Batch]]) -> Batch:
+        return merge_batches(self._sources, parts, columns=self._columns, name=self._name)

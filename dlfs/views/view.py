@@ -1,0 +1,269 @@
+"""``DatasetView``: reads several datasets, or some of their samples, as one dataset.
+
+Threads: any at once. A view is immutable and picklable; its datasets belong to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+from uuid import UUID, uuid5
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs.arguments import OnError, as_integer
+from dlfs.directory import check_indices
+from dlfs.epoch_options import EpochOptions
+from dlfs.errors import UsageError
+from dlfs.reader import Batch, Epoch
+from dlfs.selection import Selection, select
+from dlfs.units import format_count
+from dlfs.views.order import Division, Interleaving, Succession, ViewOrder
+from dlfs.views.reading import ViewReader
+from dlfs.views.sources import Sources, ViewColumns
+from dlfs.wording import show_value
+
+_NAMESPACE = UUID("6f0c7d5e-3a55-5b0a-9d43-8c1a2c6c1f6e")
+"""Namespace of the UUIDs of views."""
+
+
+class DatasetView:
+    """Samples of one or several datasets, read as one dataset.
+
+    ``concat``, ``mix`` and ``split`` make views. The samples are numbered 0..N-1, one source after
+    the other. Loaders and samplers take a view in place of a dataset.
+
+    Args:
+        sources: the datasets, and the samples chosen of each.
+        name: name of the view, for messages.
+        weights: integer weight of each source, >= 1; None to take every sample once in an epoch.
+        epoch_samples: samples of an epoch, if there are weights.
+        seed: seed of the mix, which is combined with the seed of an epoch.
+
+    Attributes:
+        name: name of the view.
+        uuid: UUID made of the datasets, the chosen samples and the weights, for states.
+        epoch_samples: samples of an epoch.
+
+    Threads: any at once.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        name: str,
+        *,
+        weights: Sequence[int] | None = None,
+        epoch_samples: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.sources = sources
+        self.name = name
+        self.weights = None if weights is None else tuple(weights)
+        self.epoch_samples = len(sources) if epoch_samples is None else epoch_samples
+        self._seed = seed
+        prints = [source.fingerprint for source in sources.sources]
+        described = f"{prints} {self.weights} {self.epoch_samples} {seed}"
+        self.uuid: UUID = uuid5(_NAMESPACE, described)
+
+    def __repr__(self) -> str:
+        count = format_count(len(self), "sample")
+        epoch = "" if self.weights is None else f", {self.epoch_samples} in an epoch"
+        datasets = format_count(len(self.sources.sources), "dataset")
+        return f"<DatasetView {self.name!r}: {count} of {datasets}{epoch}>"
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    # ---- samples ---------------------------------------------------------------------------------
+
+    def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
+        """Read samples as one batch, in the order of the indices.
+
+        Args:
+            indices: the view's indices 0..N-1, one dimension.
+            on_error: policy for samples that cannot be read: ``raise`` or ``skip``; ``replace``
+                only if no samples of a dataset were chosen.
+
+        Raises:
+            UsageError: an index is out of range, or the policy does not fit.
+            DlfsError: as ``Dataset.read``.
+        """
+        self._check_policy(on_error)
+        return self._open_reader().read(self._check(indices), on_error)
+
+    def __getitem__(self, index: int) -> bytes:
+        """Read one sample; negative indices count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: the index is no integer.
+            DlfsError: as ``Dataset.read``.
+        """
+        part = next(self.sources.split(np.array([self._position(index)], np.uint64)))
+        return self.sources.sources[part.source].dataset[int(part.indices[0])]
+
+    def path(self, index: int) -> bytes:
+        """Return the path of a sample in its dataset; negative indices count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: the index is no integer.
+        """
+        part = next(self.sources.split(np.array([self._position(index)], np.uint64)))
+        return self.sources.sources[part.source].dataset.path(int(part.indices[0]))
+
+    def lengths(self, indices: ArrayLike | None = None) -> NDArray[np.int64]:
+        """Return the lengths of some or all samples in bytes, ``int64[n_samples]``.
+
+        Raises:
+            UsageError: an index is out of range.
+        """
+        return self.sources.gather(self._check(indices), _lengths, np.int64)
+
+    @property
+    def columns(self) -> dict[str, np.dtype[Any]]:
+        """Dtype of each column that all datasets have, by name."""
+        return dict(self._columns.dtypes)
+
+    def column(self, name: str, indices: ArrayLike | None = None) -> NDArray[Any]:
+        """Return a column of attributes: one value for each sample.
+
+        Args:
+            name: name of a column that all datasets have.
+            indices: the view's indices of the samples; by default all.
+
+        Returns:
+            ``dtype[n]``; strings are an ``object`` array of ``str``.
+
+        Raises:
+            NotFoundError: a dataset has no such column.
+            UsageError: an index is out of range.
+            DlfsError: as ``Dataset.column``.
+        """
+        return self._columns.column(name, self._check(indices))
+
+    @cached_property
+    def _columns(self) -> ViewColumns:
+        return ViewColumns(self.sources, self.name)
+
+    def _check(self, indices: ArrayLike | None) -> NDArray[np.uint64]:
+        """Return indices that are all in range, ``uint64[n]``; None means all samples."""
+        if indices is None:
+            return np.arange(len(self), dtype=np.uint64)
+        action = f"read samples of {self.name}"
+        return check_indices(indices, len(self), option="indices", action=action)
+
+    def _position(self, index: object) -> int:
+        number, count = as_integer(index), len(self)
+        if number is None:
+            raise UsageError(
+                f"look up a sample of {self.name}: expected an integer, got {show_value(index)}"
+            )
+        if not -count <= number < count:
+            raise IndexError(
+                f"look up a sample of {self.name}: expected an index {-count}..{count - 1}, "
+                f"got {number}"
+            )
+        return number % count
+
+    # ---- epochs ----------------------------------------------------------------------------------
+
+    def batches(self, batch_size: int, **options: Any) -> Epoch:
+        """Return one rank's batches of one epoch, which are read ahead.
+
+        Args:
+            batch_size: samples of this rank in a batch.
+            options: as ``Dataset.batches`` takes them. ``shuffle`` is applied to each dataset, and
+                datasets alternate at random unless ``concat`` is read with ``shuffle=None``. A view
+                takes no ``weights`` and ``draws``, and a mix no ``where``.
+
+        Raises:
+            UsageError: an argument is out of range.
+        """
+        return self.start_epoch(EpochOptions(batch_size=batch_size, **options))
+
+    def start_epoch(self, options: EpochOptions) -> Epoch:
+        """Return the batches of an epoch, as ``batches``; for callers that keep the options.
+
+        Raises:
+            UsageError: the options do not fit the view.
+        """
+        self._check_policy(options.on_error)
+        return Epoch(
+            self._open_reader,
+            options,
+            dataset=self.name,
+            dataset_uuid=self.uuid,
+            sample_count=self.epoch_samples,
+            selection=self._select(options),
+        )
+
+    def order_epoch(self, options: EpochOptions) -> ViewOrder:
+        """Return the order of an epoch: the view's index at each position.
+
+        Raises:
+            UsageError: the options do not fit the view.
+        """
+        return self._make_order(options, self._select(options))
+
+    def order(self) -> NDArray[np.uint64]:
+        """Return the indices of all samples, dataset by dataset, in storage order."""
+        options = EpochOptions(shuffle=None)
+        return ViewOrder(
+            self.sources,
+            Succession(self.sources.sizes),
+            len(self),
+            key=self._seed,
+            options=options,
+        ).indices()
+
+    def _make_order(self, options: EpochOptions, selection: Selection | None) -> ViewOrder:
+        return ViewOrder(
+            self.sources,
+            self._divide(options),
+            self.epoch_samples,
+            key=self._seed,
+            options=options,
+            selection=selection,
+        )
+
+    def _divide(self, options: EpochOptions) -> Division:
+        if self.weights is None and options.shuffle is None:
+            return Succession(self.sources.sizes)
+        return Interleaving(self.weights or self.sources.sizes)
+
+    def _select(self, options: EpochOptions) -> Selection | None:
+        if options.weights is not None or options.draws is not None:
+            raise UsageError(
+                f"order an epoch of {self.name}: expected no weights of samples; mix() takes "
+                "weights of datasets"
+            )
+        if options.where is not None and self.weights is not None:
+            raise UsageError(
+                f"order an epoch of {self.name}: expected no where, got one for a mix; choose the "
+                "samples of each dataset first, and mix what is left"
+            )
+        return select(self, self.column, options)
+
+    def _check_policy(self, on_error: OnError) -> None:
+        if on_error == "replace" and any(s.chosen is not None for s in self.sources.sources):
+            raise UsageError(
+                f"read samples of {self.name}: expected on_error 'raise' or 'skip', got 'replace', "
+                "which could read samples that the view leaves out"
+            )
+
+    def _open_reader(self) -> ViewReader:
+        return ViewReader(self.sources, self._make_order, self._columns, self.name)
+
+    def close(self) -> None:
+        """Close the datasets. Batches given out stay valid. Idempotent."""
+        for source in self.sources.sources:
+            source.dataset.close()
+
+
+def _lengths(dataset: Any, indices: NDArray[np.uint64]) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = dataset.lengths(indices)
+    return lengths
