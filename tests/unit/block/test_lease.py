@@ -127,7 +127,7 @@ def test_a_dead_holder_is_waited_out_and_the_wait_is_logged_once(block: FakeBloc
 
 
 def test_a_record_may_ask_for_a_longer_wait_but_not_for_ever(block: FakeBlock) -> None:
-    for asked, expected in ((100_000, 100), (999_999, EXPIRY_MS_MAX / 1000)):
+    for asked, expected in ((100_000, 100), (500_000, 500), (999_999, EXPIRY_MS_MAX / 1000)):
         mark = LeaseMark("0" * 32, 7, asked)
         block.content = replace(HolderRecord.of_this_process("slow"), lease=mark).encode()
         began = block.time
@@ -174,6 +174,61 @@ def test_a_device_too_slow_for_a_claim_is_an_error_and_its_record_stays(block: F
     with pytest.raises(DeviceTimeoutError, match=rf"within 1 s, got {CLAIM_ROUNDS_MAX} that"):
         block.lease("a writer").acquire()
     assert LeaseMark.decode(block.content) is not None  # it may lie over another's
+
+
+def test_a_claim_that_took_too_long_is_void_and_starts_again(block: FakeBlock) -> None:
+    def recover() -> None:
+        block.write_s = 0.0
+
+    lease = block.lease("a writer")
+    block.write_s = 1.5 * TIMES.claim_s
+    block.moments.append((block.time + 2 * TIMES.claim_s, recover))
+    lease.acquire()
+    assert block.ways == [False, True]  # the void claim's record expired like that of a dead holder
+    assert block.time - 1000 >= TIMES.expiry_s
+    assert block.flushes == 1
+    lease.check()
+    lease.release()
+    assert block.content == bytes(RECORD_BYTES)
+
+
+def test_the_wait_for_a_dead_holder_is_logged_as_soon_as_a_living_one_would_be_known(
+    block: FakeBlock,
+) -> None:
+    block.lease("the dead").acquire()
+    began, logged = block.time, list[float]()
+    record = HolderRecord.of_this_process("the next")
+    Lease(
+        block,
+        record,
+        times=TIMES,
+        notify=lambda *_: logged.append(block.time - began),
+        now=block.now,
+        sleep=block.sleep,
+    ).acquire()
+    assert len(logged) == 1
+    assert TIMES.renew_s < logged[0] <= 1.5 * TIMES.renew_s
+
+
+def test_a_release_never_erases_the_record_of_another_writer(block: FakeBlock) -> None:
+    lease, thief = block.lease("a writer"), block.lease("the thief")
+    lease.acquire()
+    block.content = bytes(RECORD_BYTES)
+    thief.acquire()
+    before = block.content
+    assert lease.releasable  # it has not read the record since
+    lease.release()
+    assert block.content == before
+    thief.check()
+
+
+def test_after_its_release_nothing_is_written(block: FakeBlock) -> None:
+    lease = block.lease("a writer")
+    lease.acquire()
+    lease.release()
+    assert block.limits[-1] is None
+    with pytest.raises(LeaseLostError, match="the lease of this writer is lost: it was released"):
+        lease.check()
 
 
 def test_without_renewal_it_is_lost_at_its_deadline(block: FakeBlock) -> None:

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from dlfs.errors import LimitError, UsageError
-from dlfs.format.paths import PathLike, display, path_bytes
+from dlfs.format.paths import PathLike, display, path_bytes, path_problem
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,30 @@ def test_wrong_paths_are_refused(path: str, message: str) -> None:
 def test_long_paths_are_refused(path: str, message: str) -> None:
     with pytest.raises(LimitError, match=message):
         path_bytes(path)
+
+
+LONGEST = b"/".join([b"c" * 255] * 16)
+"""A path of 4095 bytes, with components of 255."""
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (LONGEST, None),
+        (b"a", None),
+        (LONGEST + b"/", "expected 1..4095 bytes, got 4096"),
+        (LONGEST + b"/d", "expected 1..4095 bytes, got 4097"),
+        (b"", "expected 1..4095 bytes, got 0"),
+        (LONGEST[:-1] + b"\0", "expected no NUL byte, got one at byte 4094"),
+        (LONGEST[:-2] + b"//", "got an empty component at byte 4094"),
+        (b"c" * 255 + b"//", "got an empty component at byte 256"),
+        (b"c" * 256 + b"//", "at most 255 bytes, got 256 at byte 0"),
+    ],
+)
+def test_the_reason_is_named_at_the_limits(raw: bytes, problem: str | None) -> None:
+    got = path_problem(raw)
+    if problem is None:
+        assert got is None
+    else:
+        assert got is not None
+        assert problem in got
