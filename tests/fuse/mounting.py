@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,25 @@ def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -
         wait_for_exit(background.pid)
 
 
+@contextlib.contextmanager
+def stopped(mount: Mount) -> Iterator[None]:
+    """Suspend a server during a block, in which no request may need it.
+
+    A request that needs the server would never end; the server goes on after ``SECONDS_MAX``, and
+    the test fails.
+    """
+    alarm = threading.Timer(SECONDS_MAX, os.kill, (mount.pid, signal.SIGCONT))
+    os.kill(mount.pid, signal.SIGSTOP)
+    alarm.start()
+    try:
+        yield
+        assert alarm.is_alive(), "a request needed the server"
+    finally:
+        alarm.cancel()
+        alarm.join()
+        os.kill(mount.pid, signal.SIGCONT)
+
+
 AS_NOBODY = (
     *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
     # The interpreter may lie in a directory that only root may enter.
@@ -145,7 +165,7 @@ def run_cli(*arguments: str | Path, prefix: Sequence[str] = ()) -> subprocess.Co
         [*prefix, sys.executable, "-m", "dlfs.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS_MAX,
         check=False,
     )
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,12 +18,14 @@ from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.mount.server import MountOptions, choose_server
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
+    SECONDS_MAX,
     Mount,
     Prepared,
     add_dataset,
     errno_of,
     mounted,
     run_cli,
+    stopped,
     wait_for,
     wait_for_exit,
 )
@@ -42,21 +42,6 @@ pytestmark = [
 def native_mount(own_volume: Path, tmp_path: Path) -> Iterator[Mount]:
     with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
         yield mount
-
-
-@contextmanager
-def stopped(mount: Mount) -> Iterator[None]:
-    """Suspend the server for the duration of a block, at most ten seconds."""
-    alarm = threading.Timer(10, os.kill, (mount.pid, signal.SIGCONT))
-    os.kill(mount.pid, signal.SIGSTOP)
-    alarm.start()
-    try:
-        yield
-        assert alarm.is_alive(), "the server was command"
-    finally:
-        alarm.cancel()
-        alarm.join()
-        os.kill(mount.pid, signal.SIGCONT)
 
 
 def test_what_is_known_needs_no_server(native_mount: Mount) -> None:
@@ -125,9 +110,10 @@ def test_a_device_that_hangs_holds_no_mount(tmp_path: Path) -> None:
         with dlfs.open(target.uri()) as volume, volume.writer("train") as writer:
             for path, data in files.items():
                 writer.add(path, data)
-        patient = target.uri(timeout_ms=20_000, reconnect_ms=20_000)
+        limit_ms = 2000 * SECONDS_MAX  # longer than any wait of this test
+        uri = target.uri(timeout_ms=limit_ms, reconnect_ms=limit_ms)
         with (
-            mounted(patient, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount,
+            mounted(uri, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount,
             ThreadPoolExecutor(1) as pool,
         ):
             assert (mount / "train/a").read_bytes() == files[b"a"]

@@ -9,6 +9,7 @@ import itertools
 import mmap
 import os
 import re
+import select
 import signal
 import stat
 import subprocess
@@ -21,12 +22,13 @@ import pytest
 
 import dlfs
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
-from dlfs.mount import mountpoint
+from dlfs.mount import background, mountpoint
 from dlfs.mount.background import mount_volume
 from dlfs.mount.mountpoint import find_mount, parse_mountinfo, unmount
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     AS_NOBODY,
+    SECONDS_MAX,
     Mount,
     Prepared,
     World,
@@ -34,6 +36,7 @@ from tests.fuse.mounting import (
     errno_of,
     mounted,
     run_cli,
+    stopped,
     wait_for,
     wait_for_exit,
 )
@@ -344,7 +347,7 @@ def test_rule_16_many_readers(server: str, plain_volume: Prepared, tmp_path: Pat
             for seed in range(4)
         ]
         for reader in readers:
-            said, _ = reader.communicate(timeout=60)
+            said, _ = reader.communicate(timeout=SECONDS_MAX)
             assert reader.returncode == 0
             assert sorted(said.splitlines()) == expected
 
@@ -459,18 +462,12 @@ def test_rule_21_the_kernel_caches(own_mount: Mount) -> None:
     good = path.read_bytes()
     descriptor = os.open(path, os.O_RDONLY)  # a later open, which keeps what is cached
     try:
-        os.kill(own_mount.pid, signal.SIGSTOP)
-        alarm = threading.Timer(10, os.kill, (own_mount.pid, signal.SIGCONT))  # or we hang
-        alarm.start()
-        assert os.pread(descriptor, len(good), 0) == good
-        assert os.fstat(descriptor).st_size == len(good)
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped:
-            assert mapped[:] == good
-        assert alarm.is_alive(), "the server was asked"
-        alarm.cancel()
-        alarm.join()
+        with stopped(own_mount):
+            assert os.pread(descriptor, len(good), 0) == good
+            assert os.fstat(descriptor).st_size == len(good)
+            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped:
+                assert mapped[:] == good
     finally:
-        os.kill(own_mount.pid, signal.SIGCONT)
         os.close(descriptor)
 
 
@@ -584,7 +581,7 @@ def test_rule_26_ends_in_the_foreground(server: str, own_volume: Path, tmp_path:
         assert "mounted on" in server.stderr.readline()
         assert (directory / "train/a").read_bytes() == b"first" * 100
         server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+        assert server.wait(SECONDS_MAX) == 0
     assert find_mount(directory) is None
 
 
@@ -697,15 +694,26 @@ def test_rule_32_without_root(server: str, own_volume: Path, open_folder: Path) 
     assert find_mount(directory) is None
 
 
+def never_confirm(*_: object) -> None:
+    """Wait for ever in place of a caller that has its mount, and would confirm it next.
+
+    So that a caller is interrupted before it confirms, however late the interrupt is.
+    """
+    while True:
+        select.select([], [], [], 0.05)
+
+
 def test_rule_25_a_mount_whose_caller_was_killed_is_taken_back(
     own_volume: Path, tmp_path: Path
 ) -> None:
     directory, log = tmp_path / "mnt", tmp_path / "log"
     directory.mkdir()
     os.mkfifo(log)
-    code = f"from dlfs.mount.background import mount_volume as m; m({str(own_volume)!r}, "
-    code += f"{str(directory)!r}, log={str(log)!r})"
-    caller = subprocess.Popen([sys.executable, "-c", code])
+    code = "import sys; from tests.fuse.test_semantics import never_confirm; from dlfs.mount import"
+    code += " background; background._outcome = never_confirm; "
+    code += "background.mount_volume(sys.argv[1], sys.argv[2], log=sys.argv[3])"
+    command = [sys.executable, "-c", code, own_volume, directory, log]
+    caller = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     with log.open("rb") as said:  # the server begins
         caller.kill()
         caller.wait()
@@ -713,7 +721,10 @@ def test_rule_25_a_mount_whose_caller_was_killed_is_taken_back(
     assert find_mount(directory) is None
 
 
-def test_rule_25_an_interrupted_mount_is_taken_back(own_volume: Path, tmp_path: Path) -> None:
+def test_rule_25_an_interrupted_mount_is_taken_back(
+    own_volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_outcome", never_confirm)
     directory, log = tmp_path / "mnt", tmp_path / "log"
     directory.mkdir()
     os.mkfifo(log)

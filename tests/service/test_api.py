@@ -26,7 +26,7 @@ from dlfs.errors import (
 from dlfs.reader import parts
 from dlfs.service.session import COPIED_BYTES_MAX
 from dlfs.units import MIB
-from tests.service.serving import Service, add_dataset, damage, make_volume
+from tests.service.serving import SECONDS_MAX, Service, add_dataset, damage, make_volume
 
 BAD = (3, 77, 300)
 
@@ -341,7 +341,7 @@ def test_batches_outlive_dataset_and_service(
 
 def test_a_pickle_is_the_place_and_not_the_data(serve: Callable[..., Service], volume: str) -> None:
     service = serve(volume)
-    with dlfs.connect(service.uri, timeout_s=5) as connected, connected["d"] as dataset:
+    with dlfs.connect(service.uri, timeout_s=SECONDS_MAX) as connected, connected["d"] as dataset:
         for made in (connected, dataset):
             raw = pickle.dumps(made)
             assert len(raw) < 1000

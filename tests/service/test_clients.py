@@ -128,7 +128,8 @@ def test_what_the_service_keeps_is_read_without_it(
         finally:
             os.kill(service.pid, signal.SIGCONT)
         wait_for(
-            lambda: service.clients()[0]["batches_out"] == 0, "the first batch to be given back"
+            lambda: [client["batches_out"] for client in service.clients()] == [0],
+            "the first batch to be released, and the volume's connection to be forgotten",
         )
         (entry,) = service.clients()
         assert (entry["samples"], entry["batches"]) == (3 * len(wanted), 2)

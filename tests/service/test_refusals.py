@@ -59,7 +59,14 @@ from dlfs.service.protocol import (
 )
 from dlfs.units import MIB
 from tests.fuzz.test_fuzz_protocol import messages
-from tests.service.serving import Hurry, Service, make_samples, make_volume, wait_for
+from tests.service.serving import (
+    SECONDS_MAX,
+    Hurry,
+    Service,
+    make_samples,
+    make_volume,
+    wait_for,
+)
 
 STRANGER = """
 import os, sys
@@ -70,7 +77,7 @@ os.setgroups([int(group) for group in sys.argv[2:]])
 os.setgid(54321)
 os.setuid(54321)
 try:
-    print(dlfs.connect(sys.argv[1], timeout_s=60).label)
+    print(dlfs.connect(sys.argv[1], timeout_s=100).label)
 except dlfs.DeviceError as error:
     print(error.errno, error)
 """
@@ -119,7 +126,7 @@ class Raw:
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(30)
+        self.socket.settimeout(SECONDS_MAX)
         self.socket.connect(str(path))
 
     def greet(self) -> Raw:
@@ -194,7 +201,7 @@ def test_another_version_is_refused(patient: Service, monkeypatch: pytest.Monkey
     with pytest.raises(
         VersionError, match=rf"it speaks protocol {PROTOCOL_VERSION} .*, the client 99"
     ):
-        ControlConnection(str(patient.socket), 5)
+        ControlConnection(str(patient.socket), SECONDS_MAX)
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
