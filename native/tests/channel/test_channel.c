@@ -427,6 +427,8 @@ static void wrong_calls(void)
     config = channel_config(&service);
     config.batches_max = 0;
     CHECK_EQ(dlfs_channel_create(&config, &channel, &memory, &wake), -EINVAL);
+    config.batches_max = DLFS_CHANNEL_BATCHES_MAX + 1;
+    CHECK_EQ(dlfs_channel_create(&config, &channel, &memory, &wake), -EINVAL);
     CHECK_EQ(dlfs_channel_create(NULL, &channel, &memory, &wake), -EINVAL);
     dlfs_reader *own = reader_over(&service.dataset, MEMORY, 0);
     config = channel_config(&service);
@@ -458,6 +460,22 @@ static void wrong_calls(void)
     close(wake);
     wait_ended(channel, DLFS_E_CLOSED);
     dlfs_channel_destroy(channel);
+    service_stop(&service);
+}
+
+/* The largest batches that any configuration may have. */
+static void largest_channel(void)
+{
+    struct service service;
+    service_start(&service, MEMORY, MEMORY / 2, NULL);
+    dlfs_channel_config config = channel_config(&service);
+    config.samples_max = DLFS_CHANNEL_SAMPLES_MAX;
+    config.batches_max = DLFS_CHANNEL_BATCHES_MAX;
+    struct connection to = connect_with(&service, &config, 0);
+    dlfs_batch_release(read_from(to.client, 0, 10));
+    dlfs_client_destroy(to.client);
+    wait_ended(to.channel, DLFS_E_CLOSED);
+    dlfs_channel_destroy(to.channel);
     service_stop(&service);
 }
 
@@ -495,6 +513,7 @@ int main(void)
     client_ends();
     no_answer();
     wrong_calls();
+    largest_channel();
     arena_is_read_only();
     return 0;
 }
