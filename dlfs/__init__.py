@@ -68,7 +68,15 @@ if TYPE_CHECKING:
     from dlfs.store.formatting import format_volume
     from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
     from dlfs.verification import Finding
-    from dlfs.views import DatasetView, concat, mix, split
+    from dlfs.views import (
+        DatasetView,
+        TokenBatch,
+        concat,
+        length_batches,
+        mix,
+        split,
+        token_batches,
+    )
     from dlfs.volume import Volume, open
     from dlfs.writer import DatasetWriter
 
@@ -108,6 +116,7 @@ __all__ = [
     "SpaceError",
     "StaleError",
     "SuperblockInfo",
+    "TokenBatch",
     "TransformError",
     "TruncatedError",
     "UsageError",
@@ -117,10 +126,12 @@ __all__ = [
     "concat",
     "connect",
     "format_volume",
+    "length_batches",
     "mix",
     "open",
     "repair",
     "split",
+    "token_batches",
 ]
 
 _HOMES = {
@@ -143,9 +154,12 @@ _HOMES = {
     "VolumeInfo": "dlfs.store.info",
     "Finding": "dlfs.verification",
     "DatasetView": "dlfs.views",
+    "TokenBatch": "dlfs.views",
     "concat": "dlfs.views",
+    "length_batches": "dlfs.views",
     "mix": "dlfs.views",
     "split": "dlfs.views",
+    "token_batches": "dlfs.views",
     "Volume": "dlfs.volume",
     "open": "dlfs.volume",
     "DatasetWriter": "dlfs.writer",

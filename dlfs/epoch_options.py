@@ -127,6 +127,11 @@ class EpochOptions:
         """True if all epochs have the same order, as an evaluation in storage order."""
         return self.weights is None and (self.order is not None or self.shuffle is None)
 
+    @property
+    def order_key(self) -> tuple[object, ...]:
+        """The options that a resume changes, and that determine the order with the choice."""
+        return self.seed, self.epoch, self.shuffle, self.window_chunks
+
     def whole(self) -> Self:
         """Return the options of the same epoch for one consumer of all samples, one in a batch."""
         return replace(

@@ -496,6 +496,19 @@ class StreamOptions:
     group_stride: int = 0
     plan: str = "auto"
 
+    def positions(self, first: int = 0, count: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the positions of some of the samples, ``int64[count]``.
+
+        Args:
+            first: number of the first sample, counted from 0.
+            count: number of samples; by default all that follow.
+        """
+        count = self.count - first if count is None else count
+        numbers = np.arange(first, first + count, dtype=np.int64)
+        groups, within = np.divmod(numbers, self.group or max(1, self.count))
+        positions: npt.NDArray[np.int64] = groups * self.group_stride + within * self.stride
+        return positions + self.first
+
     def config(self, sequence: NativeSequence) -> abi.StreamConfig:
         """Return the ``dlfs_stream_config`` of a sequence, which must outlive the stream."""
         return abi.StreamConfig(

@@ -8,7 +8,7 @@ that could not be read, and ``parts`` reads samples that are too large for a bat
 
 from dlfs.reader.batch import Batch
 from dlfs.reader.columns import ColumnAccess
-from dlfs.reader.epoch import Epoch
+from dlfs.reader.epoch import Epoch, EpochReader, EpochStream
 from dlfs.reader.failures import SampleFailure, Where
 from dlfs.reader.parts import LargeSample, read_into, read_pieces
 from dlfs.reader.reader import (
@@ -24,6 +24,8 @@ __all__ = [
     "Batch",
     "ColumnAccess",
     "Epoch",
+    "EpochReader",
+    "EpochStream",
     "LargeSample",
     "ReaderOptions",
     "SampleFailure",

@@ -60,7 +60,7 @@ class EpochReader(Protocol):
     ) -> EpochStream:
         """Start reading some positions of an epoch's order ahead."""
 
-    def build_batch(self, native: Any, on_error: OnError) -> Batch:
+    def build_batch(self, native: Any, on_error: OnError) -> Any:
         """Make a batch of what a stream returned, and apply the policy to failed samples."""
 
 
@@ -77,7 +77,7 @@ class Epoch(Iterator[Batch]):
         options: the order, and the part of it that this consumer reads.
         dataset: name of the dataset.
         dataset_uuid: UUID of the dataset.
-        sample_count: samples of the dataset.
+        sample_count: samples of the dataset, or a function that returns those of an epoch.
         selection: the chosen samples; None for all samples.
         explain_other: returns the error for a state of another dataset, given its UUID.
 
@@ -95,7 +95,7 @@ class Epoch(Iterator[Batch]):
         *,
         dataset: str,
         dataset_uuid: UUID,
-        sample_count: int,
+        sample_count: int | Callable[[EpochOptions], int],
         selection: Selection | None = None,
         explain_other: Callable[[str], UsageError] | None = None,
     ) -> None:
@@ -106,7 +106,8 @@ class Epoch(Iterator[Batch]):
         self._explain_other = explain_other
         self._selection = selection
         self._fingerprint = None if selection is None else selection.fingerprint
-        self._total = sample_count if selection is None else len(selection)
+        self._sample_count = sample_count
+        self._total = self._count_samples()
         self._begin = 0  # position of the first batch since the start or resume
         self._next_batch = options.worker  # of this rank, counted from _begin
         self._stream: EpochStream | None = None
@@ -163,7 +164,7 @@ class Epoch(Iterator[Batch]):
             native = stream.next(min(self._options.batch_size, left))
             if native is None:
                 raise ClosedError("take the next batch: the epoch's stream ended early")
-            batch = reader.build_batch(native, self._options.on_error)
+            batch: Batch = reader.build_batch(native, self._options.on_error)
             failed = len(batch.failures)
             remembered = batch.failures[: FAILURES_MAX - len(self.failures)]
         except BaseException:
@@ -209,17 +210,26 @@ class Epoch(Iterator[Batch]):
                 f"{_describe(self._fingerprint)}, got {_describe(resumed.selection)}; choose them "
                 "by where, weights, draws and order as they were when it was saved"
             )
-        total = self._total
+        options, self._options = self._options, self._options.at(resumed)
+        total = self._count_samples()
         if resumed.position > total:
+            self._options = options
             raise UsageError(
                 f"resume an epoch: expected a position 0..{total}, got {resumed.position}"
             )
         self._end_stream()
         self._ended = False
-        self._options = self._options.at(resumed)
+        self._total = total
         self._begin = resumed.position
         self._next_batch = self._options.worker
         return self
+
+    def _count_samples(self) -> int:
+        """Return the number of the epoch's samples, with the present options."""
+        if self._selection is not None:
+            return len(self._selection)
+        count = self._sample_count
+        return count if isinstance(count, int) else count(self._options)
 
     def _describe_other(self, uuid: str) -> UsageError:
         """Return the error for a state of another dataset, of which only the UUID is known."""

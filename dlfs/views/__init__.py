@@ -4,10 +4,22 @@
 - ``order``: the order of an epoch, computed from a few numbers;
 - ``reading``: reads the sources of an epoch ahead and merges their batches;
 - ``view``: ``DatasetView``, with the methods of ``Dataset`` that training needs;
-- ``making``: the functions that make views.
+- ``making``: the functions that make views;
+- ``lists``: reads lists of samples ahead, for epochs that compute their own batches;
+- ``lengths``: batches of samples of similar lengths; ``tokens``: documents packed into sequences.
 """
 
+from dlfs.views.lengths import length_batches
 from dlfs.views.making import concat, mix, split
+from dlfs.views.tokens import TokenBatch, token_batches
 from dlfs.views.view import DatasetView
 
-__all__ = ["DatasetView", "concat", "mix", "split"]
+__all__ = [
+    "DatasetView",
+    "TokenBatch",
+    "concat",
+    "length_batches",
+    "mix",
+    "split",
+    "token_batches",
+]

@@ -192,10 +192,7 @@ class ViewStream:
         count = min(SEGMENT_SAMPLES, part.count - self._started)
         if not count:
             return
-        numbers = np.arange(self._started, self._started + count, dtype=np.int64)
-        groups, within = np.divmod(numbers, part.group or part.count)
-        positions = part.first + groups * part.group_stride + within * part.stride
-        indices = self._order.at(positions)
+        indices = self._order.at(part.positions(self._started, count))
         self._segments.append(_Segment(self._readers, self._sources, indices, part.plan))
         self._started += count
 

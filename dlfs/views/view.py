@@ -92,7 +92,7 @@ class DatasetView:
             DlfsError: as ``Dataset.read``.
         """
         self._check_policy(on_error)
-        return self._open_reader().read(self._check(indices), on_error)
+        return self.open_reader().read(self._check(indices), on_error)
 
     def __getitem__(self, index: int) -> bytes:
         """Read one sample; negative indices count from the end.
@@ -193,7 +193,7 @@ class DatasetView:
         """
         self._check_policy(options.on_error)
         return Epoch(
-            self._open_reader,
+            self.open_reader,
             options,
             dataset=self.name,
             dataset_uuid=self.uuid,
@@ -255,7 +255,8 @@ class DatasetView:
                 "which could read samples that the view leaves out"
             )
 
-    def _open_reader(self) -> ViewReader:
+    def open_reader(self) -> ViewReader:
+        """Return a reader for this process, for epochs that compute their own batches."""
         return ViewReader(self.sources, self._make_order, self._columns, self.name)
 
     def close(self) -> None:

@@ -1,0 +1,310 @@
+"""``token_batches``: documents of tokens, packed one after the other into sequences of one length.
+
+The samples of a dataset are documents: arrays of tokens of one type. In the order of an epoch they
+are one long line of tokens, and sequence s has the tokens from s * length on. So the sequences do
+not depend on the number of ranks, and the number of a sequence is all that a state must have.
+
+``_TokenLine`` finds the documents of a sequence: it has the token count before every block of
+documents of the order. A document is read once by each rank that has a part of it, and its last
+part is kept for the next sequence.
+
+Threads: one at a time for an epoch. Memory: 8 bytes for each block of documents, the segments of
+``ListStream``, and the documents of a batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from uuid import UUID, uuid5
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dlfs._native.reader import StreamOptions
+from dlfs.arguments import OnError, check_integer
+from dlfs.epoch_options import EpochOptions
+from dlfs.errors import UsageError
+from dlfs.reader import Epoch, EpochReader, SampleFailure
+from dlfs.selection import Selection
+from dlfs.views.lists import ListStream, Readable, describe_order, open_reader
+from dlfs.wording import quote, show_value
+
+BLOCK_DOCUMENTS = 1 << 12
+"""Documents of the order for which one token count is stored."""
+
+_NAMESPACE = UUID("b1a8d4b6-2f04-5d1e-9a0e-7a6b7c4f2e11")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """Sequences of tokens.
+
+    Attributes:
+        tokens: the tokens, ``dtype[n, length]``.
+        documents: number of the document of each token within its sequence, from 0 on,
+            ``int32[n, length]``; for attention that does not cross documents.
+        indices: numbers of the sequences in the epoch, ``int64[n]``.
+        failures: always empty: a document that cannot be read raises an error.
+    """
+
+    tokens: NDArray[Any]
+    documents: NDArray[np.int32]
+    indices: NDArray[np.int64]
+    failures: tuple[SampleFailure, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """The tokens of documents and sequences.
+
+    Attributes:
+        dtype: type of a token.
+        length: tokens of a sequence.
+        separator: token behind each document; None for none.
+    """
+
+    dtype: np.dtype[Any]
+    length: int
+    separator: int | None
+
+    @property
+    def extra(self) -> int:
+        """Number of tokens that are added to each document."""
+        return 0 if self.separator is None else 1
+
+
+class _TokenLine:
+    """All tokens of an epoch, in its order.
+
+    Args:
+        dataset: dataset or view of documents.
+        options: options of the epoch's order.
+        form: tokens of documents and sequences.
+
+    Raises:
+        UsageError: a document has no whole number of tokens; the message names it.
+    """
+
+    def __init__(self, dataset: Readable, options: EpochOptions, form: _Format) -> None:
+        self._dataset = dataset
+        self._order = dataset.order_epoch(options)
+        self._form = form
+        self._block = lru_cache(maxsize=4)(self._read_block)
+        self._starts = [0]
+        for number in range(-(-len(self._order) // BLOCK_DOCUMENTS)):
+            self._starts.append(self._starts[-1] + int(self._read_block(number)[1][-1]))
+
+    @property
+    def sequences(self) -> int:
+        """Number of whole sequences; the tokens behind them are left out."""
+        return self._starts[-1] // self._form.length
+
+    def _read_block(self, number: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the documents of a block, and the token count before each and behind all."""
+        first = number * BLOCK_DOCUMENTS
+        count = min(BLOCK_DOCUMENTS, len(self._order) - first)
+        indices = self._order.indices(first, count)
+        sizes = self._dataset.lengths(indices)
+        wrong = np.flatnonzero(sizes % self._form.dtype.itemsize)
+        if len(wrong):
+            index = int(indices[wrong[0]])
+            raise UsageError(
+                f"pack tokens: expected documents of whole tokens of {self._form.dtype}, got "
+                f"{int(sizes[wrong[0]])} bytes in sample {index} {quote(self._dataset.path(index))}"
+            )
+        counts = np.zeros(count + 1, np.int64)
+        np.cumsum(sizes // self._form.dtype.itemsize + self._form.extra, out=counts[1:])
+        return indices, counts
+
+    def documents(self, sequence: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the documents of a sequence.
+
+        Yields:
+            position of the document in the order, its index, and the first and end token that the
+            sequence has of it.
+        """
+        at = sequence * self._form.length
+        end = at + self._form.length
+        while at < end:
+            number = bisect_right(self._starts, at) - 1
+            indices, counts = self._block(number)
+            inner = at - self._starts[number]
+            document = int(np.searchsorted(counts, inner, side="right")) - 1
+            before = int(counts[document])
+            stop = min(int(counts[document + 1]), end - self._starts[number])
+            position = number * BLOCK_DOCUMENTS + document
+            yield position, int(indices[document]), inner - before, stop - before
+            at = self._starts[number] + stop
+
+
+_Piece = tuple[int, int, int]
+"""A part of a document in a sequence: position in the order, first and end token."""
+
+_Sequence = tuple[int, list[_Piece]]
+"""The number of a sequence, and its parts."""
+
+
+class _TokenStream:
+    """Reads the documents of one consumer's sequences ahead.
+
+    The document at the end of a sequence is remembered for the next one, so that a long document is
+    read once.
+    """
+
+    def __init__(
+        self, reader: EpochReader, line: _TokenLine, form: _Format, part: StreamOptions
+    ) -> None:
+        self._reader = reader
+        self._line = line
+        self._form = form
+        self._sequences: deque[_Sequence] = deque()
+        self._taken = 0
+        self._last: tuple[int, NDArray[Any]] | None = None
+        self._lists = ListStream(reader, self._plan(part), part.plan)
+
+    @property
+    def plan(self) -> str:
+        """Plan by which documents are read ahead."""
+        return self._lists.plan
+
+    def _plan(self, part: StreamOptions) -> Iterator[NDArray[np.uint64]]:
+        """Yield the documents that each sequence needs besides the last one of the one before."""
+        last = -1
+        for number in part.positions().tolist():
+            pieces: list[_Piece] = []
+            needed = []
+            for position, index, first, end in self._line.documents(number):
+                pieces.append((position, first, end))
+                if position != last:
+                    needed.append(index)
+                last = position
+            self._sequences.append((number, pieces))
+            yield np.array(needed, np.uint64)
+
+    def next(self, count: int) -> TokenBatch:
+        """Return the next sequences."""
+        form = self._form
+        tokens = np.empty((count, form.length), form.dtype)
+        documents = np.empty((count, form.length), np.int32)
+        numbers = np.empty(count, np.int64)
+        for row in range(count):
+            native = self._lists.next_list()
+            numbers[row], pieces = self._sequences.popleft()
+            read = iter(() if native is None else self._reader.build_batch(native, "raise"))
+            at = 0
+            for number, (position, first, end) in enumerate(pieces):
+                if self._last is None or self._last[0] != position:
+                    self._last = position, np.frombuffer(bytes(next(read)), form.dtype)
+                found = self._last[1][first:end]
+                tokens[row, at : at + len(found)] = found
+                if len(found) < end - first:
+                    tokens[row, at + len(found)] = form.separator
+                documents[row, at : at + end - first] = number
+                at += end - first
+        return TokenBatch(tokens, documents, numbers)
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent."""
+        self._lists.close()
+
+
+class _TokenReader:
+    """Reads sequences; the positions of an epoch are the numbers of its sequences."""
+
+    def __init__(self, source: _TokenSource) -> None:
+        self._reader = open_reader(source.dataset)
+        self._source = source
+
+    @property
+    def closing(self) -> bool:
+        return self._reader.closing
+
+    def stream(
+        self, options: EpochOptions, _selection: Selection | None, part: StreamOptions
+    ) -> _TokenStream:
+        return _TokenStream(self._reader, self._source.line(options), self._source.form, part)
+
+    def build_batch(self, batch: TokenBatch, _on_error: OnError) -> TokenBatch:
+        return batch
+
+
+class _TokenSource:
+    """Makes the lines of epochs and keeps the last one."""
+
+    def __init__(self, dataset: Readable, form: _Format) -> None:
+        self.dataset = dataset
+        self.form = form
+        self._last: tuple[tuple[Any, ...], _TokenLine] | None = None
+
+    def line(self, options: EpochOptions) -> _TokenLine:
+        """Return the tokens of an epoch with these options."""
+        if self._last is None or self._last[0] != options.order_key:
+            self._last = options.order_key, _TokenLine(self.dataset, options, self.form)
+        return self._last[1]
+
+    def open_reader(self) -> _TokenReader:
+        """Return the reader of this process."""
+        return _TokenReader(self)
+
+
+def token_batches(
+    dataset: Readable,
+    length: int,
+    *,
+    batch_size: int = 1,
+    dtype: DTypeLike = np.uint16,
+    separator: int | None = None,
+    **options: Any,
+) -> Epoch:
+    """Pack documents of tokens into sequences of one length; return one rank's batches of them.
+
+    The documents follow one another in the order of the epoch, and may cross the ends of sequences.
+    The tokens behind the last whole sequence are left out.
+
+    Args:
+        dataset: dataset, or a view of several; each sample is an array of tokens.
+        length: tokens of a sequence.
+        batch_size: sequences of this rank in a batch.
+        dtype: type of a token.
+        separator: token to add behind each document, such as the end-of-text token.
+        options: order and share, as ``Dataset.batches`` takes them; without ``on_error``.
+
+    Returns:
+        The epoch, of ``TokenBatch`` objects. Its positions, in ``state``, are numbers of sequences;
+        a state resumes at any world size, in the middle of a document as well.
+
+    Raises:
+        UsageError: an argument is out of range, or a sample has no whole number of tokens.
+        DlfsError: the directory cannot be read.
+    """
+    kind = np.dtype(dtype)
+    if kind.kind not in "iu":
+        raise UsageError(f"pack tokens: expected an integer dtype, got {kind}")
+    count = check_integer(length, 1, None, option="length", action="pack tokens")
+    if separator is not None:
+        limits = np.iinfo(kind)
+        check_integer(
+            separator, int(limits.min), int(limits.max), option="separator", action="pack tokens"
+        )
+    if "on_error" in options:
+        raise UsageError(
+            f"pack tokens: expected no on_error, got {show_value(options['on_error'])}: a document "
+            "that cannot be read raises an error, because others would move into its place"
+        )
+    made = EpochOptions(batch_size=batch_size, **options).with_copies()
+    source = _TokenSource(dataset, _Format(kind, count, separator))
+    return Epoch(
+        source.open_reader,
+        made,
+        dataset=f"{dataset.name}, packed",
+        dataset_uuid=uuid5(_NAMESPACE, f"{describe_order(dataset, made)} {source.form}"),
+        sample_count=lambda options: source.line(options).sequences,
+    )
