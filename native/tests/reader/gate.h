@@ -19,6 +19,7 @@ struct gate {
     _Atomic uint32_t operation_count; /* operations submitted so far */
     _Atomic uint32_t queues;          /* queue pairs that exist */
     _Atomic uint32_t queues_max;      /* queues_max queue pairs allowed; 0: any number */
+    _Atomic int refusal;              /* code with which creating a queue pair fails; 0: none */
     dlfs_queue *released;             /* released while the next queue pair is created; or NULL */
 };
 
@@ -42,6 +43,9 @@ static void gate_destroy(void *device)
 static int gate_queue_create(void *device, uint32_t depth, void **out)
 {
     struct gate *gate = device;
+    if (atomic_load(&gate->refusal) < 0) {
+        return atomic_load(&gate->refusal);
+    }
     uint32_t queues_max = atomic_load(&gate->queues_max);
     if (atomic_fetch_add(&gate->queues, 1) >= queues_max && queues_max > 0) {
         atomic_fetch_sub(&gate->queues, 1);

@@ -94,9 +94,54 @@ static void comes_back(uint32_t lost_polls)
     volume_destroy(&volume);
 }
 
+/* Returns the code for a new reader with that many members and copies of each chunk. */
+static int create_with(uint32_t members, uint32_t replicas)
+{
+    struct volume volume;
+    volume_create(&volume, (dlfs_fault_config[MEMBERS]){{.seed = 1}, {.seed = 2}, {.seed = 3}});
+    dlfs_device *devices[DLFS_REPLICAS_MAX + 1];
+    for (uint32_t i = 0; i < members; i++) {
+        devices[i] = volume.devices[0];
+    }
+    dlfs_extent extent = {0, volume.dataset->chunk_count};
+    dlfs_reader_config config = {
+        .devices = devices,
+        .member_count = members,
+        .chunk_bytes = CHUNK,
+        .block_bytes = BLOCK,
+        .depth = 4,
+        .data_offset_bytes = DATA_OFFSET,
+        .extents = &extent,
+        .extent_count = 1,
+        .directory = volume.dataset->directory,
+        .memory_bytes = 8 << 20,
+        .timeout_ms = 20000,
+        .replicas = replicas,
+        .band_rows = ROWS,
+    };
+    dlfs_reader *reader = NULL;
+    int code = dlfs_reader_create(&config, &reader);
+    if (code == 0) {
+        CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    }
+    volume_destroy(&volume);
+    return code;
+}
+
+static void numbers_of_copies(void)
+{
+    CHECK_EQ(create_with(DLFS_REPLICAS_MAX + 1, DLFS_REPLICAS_MAX), 0);
+    CHECK_EQ(create_with(DLFS_REPLICAS_MAX, DLFS_REPLICAS_MAX), 0);
+    CHECK_EQ(create_with(DLFS_REPLICAS_MAX + 1, DLFS_REPLICAS_MAX + 1), -EINVAL);
+    CHECK_EQ(create_with(DLFS_REPLICAS_MAX - 1, DLFS_REPLICAS_MAX), -EINVAL);
+    CHECK_EQ(create_with(1, 1), 0);
+    CHECK_EQ(create_with(1, 0), -EINVAL);
+}
+
 int main(void)
 {
     copies_create();
+    numbers_of_copies();
     for (uint32_t bad = 0; bad < MEMBERS; bad++) {
         survives(bad, &(dlfs_fault_config){0}, true, 20000);
         survives(bad, &(dlfs_fault_config){.lost_from = 1}, false, 20000);

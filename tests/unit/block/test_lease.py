@@ -192,6 +192,17 @@ def test_a_claim_that_took_too_long_is_void_and_starts_again(block: FakeBlock) -
     assert block.content == bytes(RECORD_BYTES)
 
 
+def test_a_claim_that_is_complete_after_its_deadline_starts_again(block: FakeBlock) -> None:
+    def stop() -> None:
+        block.time += TIMES.valid_s
+
+    lease = block.lease("a writer")
+    block.moments.append((block.time + TIMES.claim_s / 2, stop))  # in the wait after its write
+    lease.acquire()
+    assert block.ways == [False, True]
+    lease.check()
+
+
 def test_the_wait_for_a_dead_holder_is_logged_as_soon_as_a_living_one_would_be_known(
     block: FakeBlock,
 ) -> None:
@@ -208,6 +219,31 @@ def test_the_wait_for_a_dead_holder_is_logged_as_soon_as_a_living_one_would_be_k
     ).acquire()
     assert len(logged) == 1
     assert TIMES.renew_s < logged[0] <= 1.5 * TIMES.renew_s
+
+
+def test_after_a_reconnect_writes_are_permitted_until_the_deadline(block: FakeBlock) -> None:
+    lease = block.lease("a writer")
+    lease.confirm()  # there is nothing to confirm yet
+    assert block.limits == []
+    lease.acquire()
+    deadline = block.limits[-1]
+    assert deadline is not None
+    block.limits.clear()
+    lease.confirm()
+    assert block.limits == [deadline]
+
+
+def test_after_a_reconnect_a_stolen_lease_permits_no_write(block: FakeBlock) -> None:
+    lease = block.lease("a writer")
+    lease.acquire()
+    block.content = bytes(RECORD_BYTES)
+    block.lease("the thief").acquire()
+    block.limits.clear()
+    with pytest.raises(LeaseLostError, match="its record is now that of the thief"):
+        lease.confirm()
+    assert block.limits == [0]
+    with pytest.raises(LeaseLostError, match="the thief"):
+        lease.check()
 
 
 def test_a_release_never_erases_the_record_of_another_writer(block: FakeBlock) -> None:
