@@ -270,7 +270,7 @@ def test_rule_35_listings_while_things_change(shared: Writable) -> None:
     assert {int(name) % 2 for name in os.listdir(top)} <= {0, int(first) % 2}
 
 
-def test_rule_36_what_no_sample_can_have(shared: Writable) -> None:
+def test_rule_36_files_that_cannot_be_samples(shared: Writable) -> None:
     top = shared.begin("refused", {"a": b""})
     if os.geteuid() == 0:
         device = os.makedev(1, 3)
@@ -561,7 +561,7 @@ def changes(top: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-def test_rule_45_what_is_left_out(shared: Writable, tmp_path: Path) -> None:
+def test_rule_45_files_that_are_left_out(shared: Writable, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     top = shared.begin("left", {"a": b"a", "d/b": b"b"})
     (top / "out").symlink_to(tmp_path / "secret")

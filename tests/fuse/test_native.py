@@ -44,7 +44,7 @@ def native_mount(own_volume: Path, tmp_path: Path) -> Iterator[Mount]:
         yield mount
 
 
-def test_what_is_known_needs_no_server(native_mount: Mount) -> None:
+def test_cached_entries_and_bytes_need_no_server(native_mount: Mount) -> None:
     folder = os.open(native_mount / "train/b", os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert os.listdir(folder) == ["c"]

@@ -652,7 +652,7 @@ def test_rule_30_other_users(server: str, own_volume: Path, open_folder: Path) -
         assert read_as_nobody() == b""
 
 
-def test_rule_31_what_the_mount_table_says(world: World) -> None:
+def test_rule_31_the_mount_table(world: World) -> None:
     line = next(
         line
         for line in mountpoint.MOUNTINFO.read_text().splitlines()

@@ -138,7 +138,7 @@ def test_a_header_is_a_length_or_an_error(header: bytes) -> None:
         b"\xff\xfe",
     ],
 )
-def test_what_hostile_clients_try(body: bytes) -> None:
+def test_hostile_messages_are_refused(body: bytes) -> None:
     with pytest.raises(FormatError):
         decode(body, REQUESTS)
 

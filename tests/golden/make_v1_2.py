@@ -48,7 +48,7 @@ def value(name: str, place: int) -> Any:
 
 
 def columns(name: bytes, paths: Sequence[bytes]) -> Columns:
-    """What a dataset says of its samples, by column, in the order of these paths."""
+    """Return the attributes of a dataset, by column, in the order of these paths."""
     places = range(len(paths))
     if name == b"numbers":
         found: Columns = {column: [value(column, place) for place in places] for column in NUMBERS}

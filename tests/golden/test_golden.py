@@ -73,7 +73,7 @@ AllColumns = dict[tuple[bytes, int], dict[str, list[Any]]]
 
 def unpack(kind: str, folder: Path) -> list[str]:
     with tarfile.open(HERE / FOLDERS[kind] / f"{kind}.tar.xz") as tar:
-        # By attribute: Python before 3.11.4 has no filter argument, and passes the attribute by.
+        # Python before 3.11.4 has no filter argument; it ignores the attribute.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(folder)
     return [str(path) for path in sorted(folder.glob("member*.img"))]
@@ -356,7 +356,7 @@ def expected_columns(kind: str) -> AllColumns:
 
 
 def same(got: AllColumns, expected: AllColumns) -> bool:
-    """Whether columns and values are equal, NaN to NaN."""
+    """Return True if columns and values are equal; NaN equals NaN."""
 
     def plain(columns: AllColumns) -> str:
         return repr({
@@ -523,7 +523,7 @@ DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
 CODES_IN_C: dict[type[Exception], type[Exception]] = {
     VersionError: DeviceError,  # -EPROTONOSUPPORT
 }
-"""Where the C interface's code is turned into another error than the package raises."""
+"""Errors of the C interface that differ from those of the package, by the package's error."""
 
 
 @pytest.mark.parametrize(

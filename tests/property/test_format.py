@@ -226,7 +226,7 @@ def test_paths_are_refused_or_kept(path: str | bytes) -> None:
 
 
 def addresses_by_the_rule(lengths: list[int], chunk: int, block: int) -> list[int]:
-    """Where samples go by FORMAT.md, section 5."""
+    """Return the addresses of samples as FORMAT.md, section 5, defines them."""
     at, addresses = 0, []
     for n in lengths:
         start = at

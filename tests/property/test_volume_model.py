@@ -116,7 +116,7 @@ class VolumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.volume is not None and self.replicas > 1)
     @rule(data=st.data())
     def lose(self, data):
-        """As many members are away as there are copies but one."""
+        """Read the volume without members: one fewer is missing than there are copies."""
         uris = self.volume.uri.split(",")
         left = data.draw(st.permutations(uris))[self.replicas - 1 :]
         with dlfs.open(left) as volume:

@@ -95,7 +95,7 @@ OUTSIDE: list[Any] = [
 
 
 @pytest.mark.parametrize("index", NO_INDICES, ids=repr)
-def test_what_is_no_index_is_refused(world: World, index: Any) -> None:
+def test_a_value_that_is_no_index_is_refused(world: World, index: Any) -> None:
     for ask in (
         lambda dataset: dataset[index],
         lambda dataset: dataset.read(index),
@@ -189,7 +189,7 @@ def test_large_samples_come_in_parts(world: World, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("index", [True, 1.0, "x", None, [1], np.array([1])], ids=repr)
-def test_what_asks_for_one_sample_takes_one_integer(world: World, index: Any) -> None:
+def test_methods_for_one_sample_take_one_integer(world: World, index: Any) -> None:
     for ask in (
         lambda dataset: dataset.path(index),
         lambda dataset: dataset.stat(index),
@@ -208,7 +208,7 @@ def test_a_path_in_place_of_an_index_is_explained(world: World) -> None:
     )
 
 
-def test_what_they_are(world: World) -> None:
+def test_a_connected_volume_has_the_properties_of_a_local_one(world: World) -> None:
     local, connected = world.volumes
     assert connected.uri == world.service.uri
     assert connected.info() == local.info()
@@ -263,7 +263,9 @@ def test_what_they_are(world: World) -> None:
         lambda ds: ds.column("name", [5, 0, 606]),
     ],
 )
-def test_they_answer_alike(world: World, ask: Callable[[dlfs.Dataset], Any]) -> None:
+def test_connected_and_local_datasets_give_the_same_results(
+    world: World, ask: Callable[[dlfs.Dataset], Any]
+) -> None:
     world.both(ask)
 
 
@@ -289,7 +291,7 @@ def test_any_batch_is_the_same(world: World, indices: list[int], on_error: str) 
     crossing=st.integers(0, 5),
     first=st.booleans(),
 )
-def test_any_epoch_is_the_same_and_goes_on_across_both(
+def test_an_epoch_can_be_resumed_on_the_other_connection(
     world: World,
     batch_size: int,
     seed: int,
@@ -364,7 +366,9 @@ def test_names_with_versions(serve: Callable[..., Service], volume: str) -> None
             served["d@3"]
 
 
-def test_what_needs_the_devices_says_so(serve: Callable[..., Service], volume: str) -> None:
+def test_operations_that_need_devices_are_refused_through_a_service(
+    serve: Callable[..., Service], volume: str
+) -> None:
     connected = dlfs.connect(serve(volume).uri)
     for change in (
         lambda: connected.writer("x"),

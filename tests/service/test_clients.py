@@ -106,7 +106,7 @@ def read_without_end(dataset: dlfs.Dataset) -> None:
         dataset.read([0]).release()
 
 
-def test_what_the_service_keeps_is_read_without_it(
+def test_cached_samples_are_read_without_a_request_to_the_service(
     serve: Callable[..., Service],
     samples: dict[bytes, bytes],
     tmp_path: Path,
@@ -141,7 +141,7 @@ def test_what_the_service_keeps_is_read_without_it(
         assert unreleased.to_list() == wanted
 
 
-def test_a_greedy_client_is_bounded_and_stops_nobody(
+def test_a_greedy_client_is_limited_and_stops_no_other_client(
     serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
 ) -> None:
     service = serve(volume, options=("--cache", "64KiB"))

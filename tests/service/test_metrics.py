@@ -31,7 +31,7 @@ def busy(serve, volume):
         yield service
 
 
-def test_prometheus_sees_what_was_read(busy: Service, samples) -> None:
+def test_prometheus_counts_the_samples_that_were_read(busy: Service, samples) -> None:
     found = re.search(r"metrics on (http://\S+)", busy.log.read_text())
     assert found is not None
     with urllib.request.urlopen(found[1], timeout=30) as answer:
@@ -86,6 +86,6 @@ def test_a_client_that_went_is_not_shown(serve, volume) -> None:
     wait_for(lambda: len(get_statistics(service.uri)["clients"]) == 1, "the client to be forgotten")
 
 
-def test_nobody_there_to_look_at(tmp_path: Path) -> None:
+def test_statistics_of_a_service_that_is_not_running_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(dlfs.ServiceLostError):
         get_statistics(f"unix:{tmp_path}/none.sock", timeout_s=0.1)

@@ -106,7 +106,7 @@ def as_stranger(service: Service, *groups: int) -> str:
         (("--allow-group", "54323"), (54323,), "v\n"),
     ],
 )
-def test_strangers_are_refused_unless_they_are_allowed(
+def test_other_users_are_refused_unless_they_are_allowed(
     options: tuple[str, ...], groups: tuple[int, ...], heard: str, tmp_path: Path
 ) -> None:
     uri = make_volume(tmp_path / "v.img", {b"a": b"b"}, label="v")
@@ -250,7 +250,7 @@ def test_clients_that_die_in_mid_frame(patient: Service) -> None:
         raw.close()
 
 
-def test_what_is_asked_in_vain(patient: Service) -> None:
+def test_requests_for_missing_objects_are_refused(patient: Service) -> None:
     connection = patient.connection()
     (entry,) = patient.snapshot()["volumes"]
     here, nowhere = uuid.UUID(entry["uuid"]), uuid.uuid4()
@@ -377,7 +377,7 @@ def test_an_answer_that_makes_no_sense_ends_the_connection(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_client_causes_is_bounded(
+def test_the_memory_that_a_client_can_take_is_limited(
     seed: int, serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
 ) -> None:
     """One index many times over pins next to nothing, and takes memory for arrays all the same."""
@@ -403,7 +403,7 @@ def test_what_a_client_causes_is_bounded(
         wait_for(lambda: resident_bytes(service.pid) - before < spare, "the service's memory")
 
 
-def test_what_clients_caused_does_not_stay(
+def test_the_memory_of_closed_clients_is_freed(
     serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
 ) -> None:
     """Arrays of all sizes, some released and some not, leave holes in the memory of malloc."""

@@ -40,7 +40,7 @@ def refused(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_it_and_clients_notice(
+def test_a_signal_ends_the_service_and_clients_notice(
     serve: Callable[..., Service],
     volume: str,
     number: int,
@@ -61,7 +61,7 @@ def test_signals_end_it_and_clients_notice(
     assert f"{signal.Signals(number).name}: ending" in service.log.read_text()
 
 
-def test_it_ends_while_clients_read(
+def test_the_service_ends_while_clients_read(
     serve: Callable[..., Service], volume: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Hurry(monkeypatch)
@@ -82,7 +82,7 @@ def test_a_second_service_is_refused(serve: Callable[..., Service], volume: str)
     service.stop()
 
 
-def test_what_a_killed_service_left_is_taken_over(
+def test_a_service_takes_over_the_socket_of_a_killed_one(
     serve: Callable[..., Service], volume: str
 ) -> None:
     service = serve(volume)
@@ -105,7 +105,7 @@ def test_what_a_killed_service_left_is_taken_over(
         (["{volume}", "--allow-user", "no-one-here"], "there is no such user"),
     ],
 )
-def test_what_cannot_be_served(
+def test_a_service_that_cannot_start_names_the_reason(
     arguments: list[str], said: str, volume: str, tmp_path: Path
 ) -> None:
     socket_path = tmp_path / "x.sock"

@@ -38,7 +38,7 @@ def dataset(tmp_path_factory):
 
 
 def names_all(error: UsageError, option: str, given: object) -> None:
-    """What a refusal has to say."""
+    """Check that a refusal names the option, its values and the given value."""
     text = str(error)
     assert option in text
     assert all(word in text for word in OPTIONS[option])

@@ -113,7 +113,7 @@ def test_a_dataset_without_attributes_has_no_columns(
             dataset.column("label")
 
 
-def test_what_is_refused_leaves_the_writer_as_it_was(
+def test_refused_attributes_leave_the_writer_unchanged(
     make_volume: Callable[..., dlfs.Volume],
 ) -> None:
     volume = make_volume()
@@ -147,7 +147,7 @@ def test_removing_a_dataset_frees_the_chunks_of_its_attributes(
     assert volume.free_bytes == before
 
 
-def test_a_volume_that_is_full_of_attributes_is_as_it_was(
+def test_attributes_that_do_not_fit_leave_the_volume_unchanged(
     make_volume: Callable[..., dlfs.Volume],
 ) -> None:
     volume = make_volume(2 * MIB, chunk_bytes=4 * KIB)

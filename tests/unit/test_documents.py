@@ -24,7 +24,7 @@ VARYING = [
     (r"in \d+\.\d\d s, \d+(\.\d)? [KMG]iB/s", "in TIME, RATE"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE"),
 ]
-"""What differs from run to run."""
+"""Patterns of output that differs from run to run, and their replacements."""
 
 MARKS = {
     "README.md: In PyTorch": [pytest.mark.torch],
@@ -100,7 +100,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Iterator[Path]:
-    """Where examples run: with the samples that the README makes first."""
+    """Make the folder in which examples run, with the samples that the README makes first."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True, symlinks=True)
     yield tmp_path
     if os.path.ismount(tmp_path / "mnt"):  # an example failed

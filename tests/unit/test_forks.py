@@ -40,7 +40,7 @@ def test_a_grandchild_is_neither_child_nor_parent() -> None:
     assert in_child(child)
 
 
-def test_hooks_that_run_first_in_a_child_are_told_as_well() -> None:
+def test_fork_hooks_that_run_earlier_see_the_new_process() -> None:
     """A hook registered before dlfs is loaded runs in a child before the forks are counted."""
     script = (
         "import os\nseen = []\n"
@@ -53,7 +53,7 @@ def test_hooks_that_run_first_in_a_child_are_told_as_well() -> None:
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_unpickled_it_belongs_to_the_process_that_unpickles() -> None:
+def test_an_unpickled_owner_is_the_process_that_unpickles() -> None:
     owner = OwnerProcess()
     pickled = pickle.dumps(owner)
     assert in_child(lambda: pickle.loads(pickled).is_current() and not owner.is_current())

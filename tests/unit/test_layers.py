@@ -104,7 +104,7 @@ def test_only_native_knows_ctypes(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if "/cli/" not in name])
-def test_nobody_imports_the_command_line(module: str) -> None:
+def test_no_module_imports_the_command_line(module: str) -> None:
     assert not [name for name in imports(parse(module)) if name.startswith("dlfs.cli")]
 
 

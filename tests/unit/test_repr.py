@@ -1,4 +1,4 @@
-"""What a notebook shows of volumes, writers, batches and epochs, open or closed."""
+"""Tests how a notebook shows volumes, writers, batches and epochs, open or closed."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_weights_of_a_column_that_there_is_not(dataset: dlfs.Dataset) -> None:
         dataset.batches(8, weights="weights")
 
 
-def test_what_callers_do_with_their_arrays_does_not_matter(dataset: dlfs.Dataset) -> None:
+def test_callers_may_change_their_arrays_afterwards(dataset: dlfs.Dataset) -> None:
     order = np.arange(100)
     with dataset.batches(50, order=order) as epoch:
         order[:] = 0

@@ -51,5 +51,5 @@ def test_format(size: int, text: str) -> None:
 
 
 @given(st.integers(0, 1 << 62))
-def test_what_is_written_can_be_read(size: int) -> None:
+def test_a_formatted_size_can_be_parsed(size: int) -> None:
     assert parse_bytes(format_bytes(size)) == pytest.approx(size, rel=0.06, abs=1)

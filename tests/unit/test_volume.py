@@ -74,7 +74,7 @@ def flip(uri, offset_bytes):
 # ---- formatting ----------------------------------------------------------------------------------
 
 
-def test_format_tells_what_it_made(memory):
+def test_format_returns_the_volume_that_it_made(memory):
     uris = [memory(), memory(9 * MIB)]
     info = dlfs.format_volume(uris, label="a label", chunk_bytes=64 * KIB)
     assert (info.label, info.generation, info.dataset_count) == ("a label", 1, 0)
@@ -121,7 +121,7 @@ def test_format_keeps_a_volume(volume):
 
 
 @pytest.mark.parametrize("offset_bytes", [100, 8 * MIB - 100])
-def test_format_keeps_what_it_does_not_know(memory, offset_bytes):
+def test_format_refuses_devices_with_unknown_data(memory, offset_bytes):
     uri = memory()
     open_memory_and_make(uri)
     overwrite(uri, offset_bytes, b"value")
@@ -413,7 +413,7 @@ def test_info_of_a_dataset(volume):
 # ---- changes seen by others ----------------------------------------------------------------------
 
 
-def test_refresh_sees_what_another_wrote(volume):
+def test_refresh_finds_the_datasets_of_another_writer(volume):
     with dlfs.open(volume.uri) as other:
         write(volume, "new")
         assert "new" not in other

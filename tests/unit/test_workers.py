@@ -129,7 +129,7 @@ def test_pytorch_workers(volume_path, method):
 
 
 def descriptors(path: Path) -> int:
-    """How many descriptors this process has of a file."""
+    """Return the number of descriptors that this process has of a file."""
     open_files = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     return sum(file.exists() and file.samefile(path) for file in open_files)
 

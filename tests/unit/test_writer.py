@@ -46,7 +46,7 @@ def addresses(dataset):
         return dataset.directory.addresses().tolist()
 
 
-def test_what_is_written_is_read(make_volume):
+def test_written_samples_are_read(make_volume):
     volume = make_volume()
     model = {f"a/{i}".encode(): bytes([i]) * (i * 100) for i in range(50)}
     with volume.writer("ds") as writer:
@@ -334,7 +334,7 @@ def test_an_exception_aborts(make_volume):
     volume.writer("ds").abort()  # the lock is free
 
 
-def test_seal_tells_what_was_made(make_volume):
+def test_seal_returns_the_dataset_that_it_made(make_volume):
     volume = make_volume()
     writer = volume.writer("ds", layout="path", seed=7)
     writer.add("a", b"12345")
@@ -376,7 +376,7 @@ def test_the_same_name_again_is_a_new_version(make_volume):
     assert [d.version for d in volume.datasets()] == [4]
 
 
-def test_a_second_writer_is_told_who_holds_the_volume(make_volume):
+def test_a_second_writer_gets_an_error_that_names_the_first(make_volume):
     volume = make_volume()
     write(volume, "kept", [])
     with volume.writer("first"):

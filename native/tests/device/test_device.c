@@ -30,7 +30,7 @@ static void test_validation(dlfs_device *device)
     CHECK_EQ(dlfs_queue_in_flight(queue), 0);
     dlfs_completion completion;
     CHECK_EQ(dlfs_queue_poll(queue, &completion, 1, -1), 0);
-    /* Of two operations one is invalid: none is accepted. */
+    /* If one of two operations is invalid, the queue pair accepts neither. */
     dlfs_operation pair[2] = {{buffer, 0, block, DLFS_OP_READ, 1},
                               {buffer, 1, block, DLFS_OP_READ, 2}};
     CHECK_EQ(dlfs_queue_submit(queue, pair, 2), -EINVAL);

@@ -58,7 +58,7 @@ def ordered(samples) -> list[bytes]:
 
 @pytest.fixture
 def reads(monkeypatch) -> list[int]:
-    """How many samples each read of a dataset asks for, as they come."""
+    """Record the number of samples of each read of a dataset, in the order of the reads."""
     sizes: list[int] = []
     read = dlfs.Dataset.read
 

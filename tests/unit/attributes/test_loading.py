@@ -93,7 +93,7 @@ def test_each_column_is_read_from_a_copy_where_it_is_right(
         assert list(volume.verify()) == []
 
 
-def test_what_no_copy_has_right_is_told_and_kept(
+def test_a_column_without_a_valid_copy_is_reported_and_kept(
     members: list[str], generation: Generation
 ) -> None:
     record = generation.catalog.datasets[0]

@@ -1,7 +1,7 @@
-"""One directory for all processes: published once, removed by the last, whoever is killed.
+"""Tests the directory that processes share: the first publishes it, the last one removes it.
 
-Other processes run the script below on a file that holds the segment, and talk over pipes: nobody
-waits for time to pass.
+This holds when any of them is killed. Other processes run the script below on a file that holds the
+segment, and report over pipes: no test waits for time to pass.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def test_published_by_a_killed_process_is_taken_over(
 
 
 @pytest.mark.parametrize("mode", ["plain", "stop"])
-def test_what_a_killed_process_left_is_removed_by_whoever_loads(
+def test_a_process_that_loads_removes_the_files_of_a_killed_one(
     segment: Segment, root: Path, tmp_path: Path, start: Callable[..., Process], mode: str
 ) -> None:
     other = start(mode)

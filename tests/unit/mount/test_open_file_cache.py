@@ -87,7 +87,7 @@ def run(
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 1, 1500, 6000, 16 * MIB])
-def test_reads_whatever_the_budget(dataset: Dataset, budget_bytes: int) -> None:
+def test_samples_are_read_with_any_budget(dataset: Dataset, budget_bytes: int) -> None:
     async def body(setup: Setup) -> None:
         samples = [setup.open(index) for index in range(len(SIZES))]
         for _ in range(2):

@@ -72,7 +72,7 @@ def test_failed_samples_are_null_or_left_out(bench, mixed):
         ] == expected
 
 
-def test_what_arrow_cannot_express(monkeypatch):
+def test_batches_that_arrow_cannot_express_are_refused(monkeypatch):
     with pytest.raises(LimitError, match=r"at most 2147483647 bytes, got one of 2147483648"):
         arrow.binary_views(memoryview(b""), np.array([0]), np.array([1 << 31]))
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -1,4 +1,4 @@
-"""What stays in memory from epoch to epoch, by the bytes that devices were asked for.
+"""Tests which samples stay in memory from epoch to epoch, by the bytes read from devices.
 
 ``dlfs.open`` says what ``memory_bytes`` promises; ``promised_bytes`` here is its formula.
 """
@@ -66,7 +66,7 @@ def read_bytes(
 def reserve_bytes(
     lengths: NDArray[np.int64], memory_bytes: int, *, batch: int, window_chunks: int
 ) -> int:
-    """What the cache leaves to reads under way and to batches."""
+    """Return the memory that the cache leaves to reads under way and to batches."""
     largest_chunks = -(-int(lengths.max()) // CHUNK_BYTES)
     sample_bytes = float(lengths.mean()) + 4 * KIB + GAP_BYTES / 3
     ahead_bytes = max(min(memory_bytes / 8, 2 * DEPTH * sample_bytes), 2 * batch * sample_bytes)
@@ -91,7 +91,7 @@ def promised_bytes(
     batch: int = BATCH,
     window_chunks: int = 0,
 ) -> float:
-    """What a later epoch reads at most where the first one read ``first_bytes``."""
+    """Return the most that a later epoch reads if the first one read ``first_bytes``."""
     reserve = reserve_bytes(lengths, memory_bytes, batch=batch, window_chunks=window_chunks)
     missing = 1 - max(0, memory_bytes - reserve) / packed_bytes(lengths)
     # Neighbouring slots may be lacking for a large sample: then the stream's reserve is doubled.
@@ -274,7 +274,7 @@ def test_a_read_finds_what_an_epoch_has_cached_and_evicts_it_where_it_must(bench
         assert read_bytes(reader, made.laid.samples, 3, where=where)[2] == 0
 
 
-def test_batches_that_are_held_take_precedence_over_the_cache(bench):
+def test_pinned_batches_take_precedence_over_the_cache(bench):
     made = bench(random_samples(1500, low=4096, high=4097))
     where = np.arange(0, 1500, 2)
     with made.reader(memory_bytes=400 * 4 * KIB, gap_bytes=GAP_BYTES) as reader:

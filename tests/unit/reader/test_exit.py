@@ -19,7 +19,7 @@ print("done")
 """
 
 
-def test_an_epoch_that_nobody_closed_is_left_to_the_system():
+def test_a_program_ends_well_with_an_epoch_open():
     """Its thread reads ahead until the process is gone, and nothing is taken away from under it."""
     ways = [(str(memory), order) for memory in (8 << 20, 64 << 20) for order in ("global", "chunk")]
     programs = [

@@ -1,4 +1,4 @@
-"""How near two samples must be to be read by one request: it depends on what the devices are."""
+"""Tests the largest gap between two samples that one request reads, by the kind of device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reads_of(uri: str, wanted: list[int]) -> int:
 
 
 @pytest.mark.parametrize(("gap_bytes", "on_file", "on_target"), [(3 * KIB, 1, 1), (8 * KIB, 1, 2)])
-def test_over_a_network_less_is_read_beside_what_is_wanted(
+def test_over_a_network_smaller_gaps_are_read(
     tmp_path: Path, gap_bytes: int, on_file: int, on_target: int
 ) -> None:
     _, (path,) = make_volume(tmp_path, "v", 1)

@@ -67,7 +67,7 @@ def test_any_part_of_a_sample(bench: Callable[..., Bench], layout: dict[str, Any
             assert room == expected + bytes(length - len(expected))
 
 
-def test_a_buffer_is_whatever_has_writable_memory(bench: Callable[..., Bench]) -> None:
+def test_a_buffer_is_any_object_with_writable_memory(bench: Callable[..., Bench]) -> None:
     with bench(SAMPLES).reader() as reader:
         array = np.zeros((2, 1024), np.uint16)
         assert read_into(reader, LARGE_INDEX, array, 0) == array.nbytes

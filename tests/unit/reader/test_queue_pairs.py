@@ -28,7 +28,7 @@ def narrow(tmp_path: Path) -> Iterator[str]:
 
 
 def read_epochs(dataset: dlfs.Dataset, go: threading.Barrier) -> int:
-    """How many samples came in three epochs."""
+    """Read three epochs, and return the number of their samples."""
     go.wait()
     seen = 0
     for epoch in range(3):

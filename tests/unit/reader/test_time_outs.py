@@ -1,4 +1,4 @@
-"""How long a read may take: as long as its devices were told to try."""
+"""Tests the timeout of a read: at least as long as its devices are configured to try."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_read_waits_as_long_as_its_device_looks_for_its_target(
             assert reader.timeout_ms == expected_ms
 
 
-def test_devices_that_say_nothing_leave_it_as_it_is() -> None:
+def test_devices_without_a_timeout_leave_the_default() -> None:
     with MemoryDevice("patience", 1 << 20, writable=True) as device:
         missing = MissingDevice("gone", NotFoundError("no such file"))
         assert read_timeout_ms([device, missing]) == read_timeout_ms([]) == 30_000

@@ -309,7 +309,7 @@ def test_a_lost_member_of_a_volume_without_replicas_stays_lost(
         dlfs.repair(plain, replacements={1: str(tmp_path / "new")})
 
 
-def test_a_writer_is_waited_for_by_nobody(uris: list[str], tmp_path: Path) -> None:
+def test_repair_does_not_wait_for_a_writer(uris: list[str], tmp_path: Path) -> None:
     with dlfs.open(uris) as volume:
         writer = volume.writer("more")
         with pytest.raises(dlfs.LockedError, match=r"writing dataset 'more'"):
@@ -402,7 +402,7 @@ def test_different_samples_damaged_on_all_members(uris: list[str]) -> None:
     check_whole(uris)
 
 
-def test_what_no_copy_has_is_told_and_the_rest_repaired(uris: list[str]) -> None:
+def test_samples_without_a_valid_copy_are_reported_and_others_repaired(uris: list[str]) -> None:
     generation = load(uris)
     space = spaces(generation)[2]
     addresses = taken_addresses(uris)
@@ -436,7 +436,7 @@ def test_a_directory_that_no_copy_has(uris: list[str]) -> None:
 
 
 def contents(uris: list[str]) -> list[bytes]:
-    """What members hold from their first chunk on; no superblocks."""
+    """Return the bytes of members from the first chunk on, without superblocks."""
     return [Path(uri).read_bytes()[256 * KIB : -4 * KIB] for uri in uris]
 
 
@@ -455,8 +455,10 @@ def test_the_pieces_of_a_sample_that_no_reading_has_are_left(uris: list[str]) ->
     assert contents(uris) == before
 
 
-def test_what_a_lost_directory_tells_of_is_left(uris: list[str], tmp_path: Path) -> None:
-    """Without checksums nobody knows which copy is right, but a new device needs one."""
+def test_the_samples_of_a_lost_directory_are_left_as_they_are(
+    uris: list[str], tmp_path: Path
+) -> None:
+    """Without checksums, repair cannot tell which copy is right, but a new device needs one."""
     generation = load(uris)
     directory, data = spaces(generation)[1:3]
     for number, address in enumerate(taken_addresses(uris)[::7]):

@@ -87,7 +87,7 @@ def member(**more: str) -> tuple[tuple[str, str], ...]:
         ("dlfs_client_pinned_bytes", (("pid", "7"), ("uid", "1000")), 4096),
     ],
 )
-def test_a_scrape_has_what_the_snapshot_had(scraped, name, labels, value):
+def test_a_scrape_has_the_values_of_the_snapshot(scraped, name, labels, value):
     assert scraped[name, labels] == value
 
 
@@ -105,7 +105,7 @@ def test_addresses(text, address):
 
 
 @pytest.mark.parametrize("text", ["", "9100", "host:", "host:99999", "::1:80", "host:80x"])
-def test_what_is_no_address(text):
+def test_text_that_is_no_address_is_refused(text):
     with pytest.raises(UsageError, match="HOST:PORT"):
         parse_address(text)
 

@@ -124,7 +124,7 @@ def test_a_dataset_that_cannot_be_shared_is_given_back(
     assert [entry["users"] for entry in cache.statistics()] == [0]
 
 
-def test_a_bug_costs_its_client_what_it_had(
+def test_an_unexpected_error_ends_the_session_and_frees_its_resources(
     cache: DatasetCache, volume: ServedVolume, caplog: pytest.LogCaptureFixture
 ) -> None:
     (dataset,) = volume.datasets()

@@ -54,7 +54,7 @@ def test_a_socket_is_made_with_its_directory_and_leaves_nothing(tmp_path: Path) 
     assert list(path.parent.iterdir()) == []
 
 
-def test_the_directory_of_a_socket_that_was_asked_for_must_exist(tmp_path: Path) -> None:
+def test_the_directory_of_a_chosen_socket_must_exist(tmp_path: Path) -> None:
     path = tmp_path / "nodir" / "x"
     with pytest.raises(NotFoundError, match=f"expected an existing directory, got {path.parent}"):
         listen(str(path), AllowList())
@@ -73,7 +73,7 @@ def test_a_live_service_is_not_replaced(tmp_path: Path) -> None:
     listen(path, AllowList()).close()
 
 
-def test_what_a_killed_service_left_is_replaced(tmp_path: Path) -> None:
+def test_the_socket_of_a_killed_service_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "v.sock"
     done = subprocess.run([sys.executable, "-c", DEAD, str(path)], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (-9, b"listening\n")
@@ -82,7 +82,7 @@ def test_what_a_killed_service_left_is_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+def test_files_and_sockets_of_others_are_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     with pytest.raises(ExistsError, match="expected nothing or a dead socket"):
@@ -167,7 +167,7 @@ def test_processes_of_other_pid_namespaces_are_distinguished(tmp_path: Path) -> 
         assert first == second
 
 
-def test_who_is_allowed() -> None:
+def test_the_allow_list_decides_by_user_and_group() -> None:
     own = os.geteuid()
     stranger = Peer(1, 54321, frozenset({54321, 7}), "process 1")
     for allow, peer, group, expected in (

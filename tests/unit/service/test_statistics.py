@@ -28,7 +28,7 @@ def seen(**changes: object) -> Activity:
     return Activity(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_activity_is_what_grew():
+def test_activity_is_the_growth_of_the_counters():
     before = {"samples": 10, "reads": 5, "read_errors": 1, "device_ns": 1_000_000_000}
     after = {
         "samples": 110,
@@ -48,7 +48,7 @@ def test_activity_is_what_grew():
     assert found.hit_share == 0.2
 
 
-def test_shares_are_of_the_time_of_those_who_read():
+def test_shares_are_relative_to_the_time_of_the_readers():
     assert seen().phase_shares == {
         "device": 0.5,
         "checking": 0.25,

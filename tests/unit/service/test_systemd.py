@@ -33,7 +33,7 @@ else:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_notify_says_it_to_the_socket(
+def test_notify_sends_the_state_to_the_socket(
     abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"@dlfs-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
@@ -45,7 +45,7 @@ def test_notify_says_it_to_the_socket(
 
 
 @pytest.mark.parametrize("address", [None, "", "relative", "/there/is/nothing"])
-def test_without_systemd_nothing_is_said(
+def test_notify_without_systemd_does_nothing(
     address: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
@@ -63,7 +63,7 @@ def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watchdog_seconds() is None
 
 
-def test_no_socket_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_systemd_no_socket_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LISTEN_PID", raising=False)
     assert listening_socket() is None
     monkeypatch.setenv("LISTEN_PID", "1")
@@ -80,7 +80,9 @@ def test_no_socket_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
         ("none", "1", "refused: take systemd's socket: descriptor 3 is none"),
     ],
 )
-def test_the_socket_that_is_handed_over(kind: str, count: str, output: str, tmp_path: Path) -> None:
+def test_the_socket_that_systemd_passes_is_checked(
+    kind: str, count: str, output: str, tmp_path: Path
+) -> None:
     path = str(tmp_path / "v.sock")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)

@@ -77,7 +77,7 @@ def test_datasets_are_made_renamed_and_removed(tmp_path: Path) -> None:
         assert area.names() == [b"empty"]
 
 
-def test_contents_count_what_would_be_samples(tmp_path: Path) -> None:
+def test_contents_count_the_files_that_become_samples(tmp_path: Path) -> None:
     with StagingArea(tmp_path / "area", VOLUME) as area:
         top = begin(area, b"x", a=b"123", b=b"")
         (top / "d/e").mkdir(parents=True)

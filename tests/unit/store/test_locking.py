@@ -1,4 +1,4 @@
-"""The lock of a volume is that of all its members: who holds one of them keeps writers out."""
+"""Tests the lock of a volume: it locks all members, and one locked member refuses writers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_writer_holds_every_member(volume: Volume, paths: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("held", range(MEMBERS))
-def test_one_held_member_keeps_writers_out_and_the_others_are_given_back(
+def test_one_locked_member_refuses_writers_and_the_others_are_unlocked(
     volume: Volume, paths: list[Path], held: int
 ) -> None:
     with FileDevice(paths[held], writable=True) as device:
@@ -84,7 +84,7 @@ class Noted:
             raise DeviceError(f"unlock {self.number}")
 
 
-def test_the_first_is_taken_first_and_given_back_last_whatever_fails() -> None:
+def test_the_first_member_is_locked_first_and_unlocked_last() -> None:
     log: list[tuple[str, int]] = []
     devices: list[BlockDevice] = [Noted(i, log, fails=i > 0) for i in range(3)]  # type: ignore[misc]
     lock_members(devices, "a writer")
@@ -99,7 +99,7 @@ def test_the_first_is_taken_first_and_given_back_last_whatever_fails() -> None:
 # ---- formatting ----------------------------------------------------------------------------------
 
 
-def test_what_a_dead_writer_left_is_no_data(tmp_path: Path) -> None:
+def test_the_record_of_a_dead_writer_is_no_data(tmp_path: Path) -> None:
     path = tmp_path / "disk"
     with FileDevice.create(path, 2 * MIB) as device:
         device.lock_exclusive("dlfs format")
@@ -191,7 +191,7 @@ def test_one_error_ends_the_wait_for_the_other_members(shared: Volume, paths: li
         assert record_of(paths[2]) == record
 
 
-def test_who_waits_for_a_dead_writer_can_give_up(shared: Volume, paths: list[Path]) -> None:
+def test_the_wait_for_a_dead_writer_can_be_cancelled(shared: Volume, paths: list[Path]) -> None:
     with SharedFileDevice(paths[1], writable=True) as dead:
         dead.lease_times = TIMES
         dead.lock_exclusive("a dead writer")

@@ -1,4 +1,4 @@
-"""Each loss of a member is told once, and its return."""
+"""Tests that each loss of a member is logged once, and each return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlfs.store.members import close_devices, open_members
 from dlfs.store.transaction import load_generation
 
 
-def test_losses_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_loss_and_each_return_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dlfs")
     names = [f"losses-{uuid.uuid4().hex}" for _ in range(2)]
     uris = [f"mem:{name}?size={4 << 20}" for name in names]
@@ -31,8 +31,10 @@ def test_losses_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     report_loss(generation, 1, "no answer")
     report_members(generation)
     assert loss_of(*key) is None
-    told = [(record.levelname, record.getMessage().split(uris[1])[1]) for record in caplog.records]
-    assert told == [
+    logged = [
+        (record.levelname, record.getMessage().split(uris[1])[1]) for record in caplog.records
+    ]
+    assert logged == [
         ("WARNING", " was lost: device is gone; the other copies are read"),
         ("INFO", " is back"),
         ("WARNING", " was lost: no answer; the other copies are read"),

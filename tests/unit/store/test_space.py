@@ -18,7 +18,7 @@ def test_overlapping_runs_are_refused():
         merge_runs([ChunkRun(0, 5), ChunkRun(4, 1)])
 
 
-def test_appending_goes_on_with_the_last_run():
+def test_appending_extends_the_last_run():
     runs = [ChunkRun(3, 1)]
     append_run(runs, ChunkRun(4, 2))
     append_run(runs, ChunkRun(0, 1))
@@ -62,7 +62,7 @@ def test_nothing_is_taken_for_nothing():
     assert FreeSpace([]).take_all(0) == []
 
 
-def test_what_is_given_back_is_free_again():
+def test_released_runs_are_free_again():
     space = FreeSpace([ChunkRun(0, 4)])
     taken = space.take_all(4)
     space.give_back(taken)

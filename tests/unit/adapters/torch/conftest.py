@@ -43,12 +43,12 @@ def torch_volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def describe(shape: tuple[int, ...]) -> dict[str, str]:
-    """What a sample's bytes are."""
+    """Return the attributes that describe a sample's bytes as an array."""
     return {"dlfs:dtype": "<f4", "dlfs:shape": ",".join(map(str, shape))}
 
 
 def array(number: int) -> np.ndarray:
-    """What sample `number` of the dataset `arrays` holds."""
+    """Return the content of sample `number` of the dataset `arrays`."""
     return np.full(SHAPE, number, np.float32) + np.arange(6, dtype=np.float32).reshape(SHAPE) / 8
 
 

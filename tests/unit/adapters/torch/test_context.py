@@ -1,4 +1,4 @@
-"""What a transform knows of its sample: the index, the epoch, and random numbers that come back."""
+"""Tests the context of a transform: the index, the epoch, and reproducible random numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def damaged(tmp_path):
 
 
 def note(sample, context):
-    """A transform that gives what it was told, as numbers that can be collated."""
+    """Return the context that a transform received, as numbers that can be collated."""
     seed = np.uint64(context.seed).astype(np.int64).item()
     return torch.tensor([context.index, context.epoch, len(sample), seed])
 
@@ -136,7 +136,7 @@ def place(sample, context):
 
 
 def expect_rows(order, epoch, seed):
-    """What ``place`` gives for the samples of an epoch, by position."""
+    """Return the results of ``place`` for the samples of an epoch, by position."""
     return [
         place(b"", SampleContext(seed=seed, epoch=epoch, index=index, position=position)).tolist()
         for position, index in enumerate(order)
@@ -144,7 +144,7 @@ def expect_rows(order, epoch, seed):
 
 
 def rows_of(*loaders):
-    """What ``place`` gave in some loaders, by position."""
+    """Return the results of ``place`` in some loaders, by position."""
     return sorted(row for loader in loaders for batch in loader for row in batch.samples.tolist())
 
 

@@ -1,4 +1,4 @@
-"""Where epochs begin and end, which samples they go over, and what ranks do at their end."""
+"""Tests the begin and the end of epochs, their samples, and how ranks end together."""
 
 from __future__ import annotations
 

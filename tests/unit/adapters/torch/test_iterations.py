@@ -131,7 +131,7 @@ STATE = {
 
 
 def begin_iterations(cursor: Cursor, worker: int, workers: int, barrier, results) -> None:
-    """What a worker process finds in 100 iterations, which all workers begin at once."""
+    """Send the results of 100 iterations, each of which all workers begin at the same time."""
     found = []
     for iteration in range(100):
         barrier.wait(60)

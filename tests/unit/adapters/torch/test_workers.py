@@ -74,7 +74,9 @@ def test_epochs_of_persistent_workers(samples, method):
     # The same workers, which have read further, begin again where it stands.
     assert order([*given, *loader]) == reference(samples, seed=3, epoch=2)
     if method == "fork":
-        loader.load_state_dict({**state, "seed": 9})  # and new ones, where they cannot be told
+        loader.load_state_dict(
+            {**state, "seed": 9}
+        )  # with new workers, since running ones cannot be notified
         assert order(loader) == reference(samples, seed=9, epoch=2)[40:]
     loader.close()
 
@@ -221,7 +223,7 @@ def test_a_worker_refuses_the_state_of_another_division(samples):
 def give(
     loaders: list[list[Loader]], monkeypatch, stop: int | None, state: dict
 ) -> tuple[list[int], dict]:
-    """What all ranks give, as DataLoader would: each worker in turn, for `stop` steps at most.
+    """Take from all ranks as DataLoader would: each worker in turn, for `stop` steps at most.
 
     Returns the order of the samples in it, and the state behind it.
     """
