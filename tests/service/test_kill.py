@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+import dlfs
 from dlfs.mount.mountpoint import find_mount, is_dead
 from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import GetStatistics, Statistics
@@ -165,14 +166,16 @@ def field(tmp_path: Path) -> Iterator[Field]:
         subprocess.run(["fusermount3", "-uz", str(made.mountpoint)], check=True)
 
 
-def shared_memory() -> set[str]:
-    """Return the names of DLFS in /dev/shm, where other programs have theirs, too."""
-    return {path.name for path in Path("/dev/shm").glob("dlfs-[0-9]*")}
+def shared_memory(volume: str) -> list[str]:
+    """Return the names of files that a volume has in /dev/shm, where other tests have theirs."""
+    with dlfs.open(volume) as opened:
+        (dataset,) = opened.datasets()
+    root = Path("/dev/shm") / f"dlfs-{os.geteuid()}"
+    return [path.name for path in root.glob(f"*{dataset.uuid.hex}*")]
 
 
 @pytest.mark.slow
 def test_killed_in_every_order(field: Field) -> None:
-    shared_before = shared_memory()
     field.start_service()
     for seed in range(ROUNDS):
         field.round(seed)
@@ -186,5 +189,5 @@ def test_killed_in_every_order(field: Field) -> None:
     field.kill(field.service, signal.SIGTERM)
     assert not list(field.path.parent.glob("k.sock*"))
     assert field.mountpoint is None or find_mount(field.mountpoint) is None
-    assert shared_memory() <= shared_before | {f"dlfs-{os.geteuid()}"}
+    assert shared_memory(field.volume) == []
     assert "Traceback" not in field.log.read_text()

@@ -11,7 +11,14 @@ import pytest
 
 from dlfs._native.checksums import crc32c
 from dlfs.directory import DirectoryBuilder, Entry, FrozenDirectory, FrozenParts
-from dlfs.errors import ChecksumError, ClosedError, TruncatedError, UsageError, VersionError
+from dlfs.errors import (
+    ChecksumError,
+    ClosedError,
+    FormatError,
+    TruncatedError,
+    UsageError,
+    VersionError,
+)
 
 PATHS = sorted(
     [b"train/%02d/%03d.png" % (n % 7, n) for n in range(300)]
@@ -229,13 +236,13 @@ def test_damage_is_an_error_that_names_the_dataset(parts: FrozenParts) -> None:
         entries = entries[start : start + damaged.nbytes]
         entries[:] = damaged
         entries[byte] ^= 1
-        with pytest.raises(Exception, match="dataset t"):
+        with pytest.raises(FormatError, match="dataset t"):
             FrozenDirectory(entries, lambda: parts.names, label="dataset t").verify()
     with pytest.raises(TruncatedError):
         FrozenDirectory(parts.entries[:4096], lambda: parts.names)
 
 
-def test_another_version_is_told_apart() -> None:
+def test_a_directory_of_another_version_is_refused() -> None:
     parts = freeze(PATHS)
     parts.entries[8] = 2
     parts.entries[4092:4096].view(np.uint32)[0] = crc32c(parts.entries[:4092])
@@ -243,7 +250,7 @@ def test_another_version_is_told_apart() -> None:
         FrozenDirectory(parts.entries, lambda: parts.names)
 
 
-def test_verify(directory: FrozenDirectory) -> None:
+def test_a_sound_directory_passes_its_verification(directory: FrozenDirectory) -> None:
     directory.verify()
 
 

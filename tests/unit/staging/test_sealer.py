@@ -151,8 +151,9 @@ def test_a_crash_at_every_step(place: Place, monkeypatch: pytest.MonkeyPatch, st
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, crash)
-        with pytest.raises(BaseExceptionGroup):
+        with pytest.raises(BaseExceptionGroup) as caught:
             seal(place, nothing)
+    assert caught.value.split(Crash)[1] is None  # and nothing else went wrong
     committed = STEPS.index(step) >= STEPS.index("after the commit")
     finished = place.restart()
     assert finished == ([b"x"] if step in ("after the commit", "before it is let go") else [])
@@ -165,7 +166,7 @@ def test_a_crash_at_every_step(place: Place, monkeypatch: pytest.MonkeyPatch, st
         assert {name: dataset.get(name) for name in FILES} == FILES
 
 
-def test_what_was_sealed_while_the_next_server_waited_for_the_area(place: Place) -> None:
+def test_a_dataset_sealed_while_the_next_server_waits_is_taken_out(place: Place) -> None:
     """It opened the volume before the commit, and got the staging area after a crash behind it."""
     with dlfs.open(place.volume.uri) as opened_before:
         uuid = uuid4()
@@ -182,7 +183,7 @@ def test_what_was_sealed_while_the_next_server_waited_for_the_area(place: Place)
     assert place.versions() == [1]
 
 
-def test_an_error_leaves_it_open(place: Place) -> None:
+def test_a_failed_seal_leaves_the_dataset_open(place: Place) -> None:
     bad = Path(place.area.path(b"x")) / "link"
 
     def spoil() -> None:
@@ -196,7 +197,9 @@ def test_an_error_leaves_it_open(place: Place) -> None:
     assert seal(place, bad.unlink).state == "sealed"
 
 
-def test_an_error_behind_the_commit_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_after_the_commit_is_ignored(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = sealers.import_dataset
 
     def fail_late(*args: object, **kwargs: object) -> None:
@@ -300,7 +303,9 @@ def test_discarding(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         sealer.status(inode)
 
 
-def test_the_end_of_the_mount_gives_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_mount_abandons_a_seal(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sealer, inode = place.sealer()
     begun, noticed = trio.Event(), threading.Event()
     begin = place.area.begin_seal

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -43,10 +45,12 @@ def discover_at(target: ScriptedTarget, options: str = ""):
     return asked, discover(asked)
 
 
-def dead_port() -> int:
-    """A port of 127.0.0.1 where nobody listens."""
-    with ScriptedTarget() as target:
-        return target.port
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """Reserve a port of 127.0.0.1 on which no program listens."""
+    with socket.socket() as reserved:  # bound, so that no other test is given the port
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
 
 
 # ---- what is found -------------------------------------------------------------------------------
@@ -135,15 +139,18 @@ def test_one_of_several_volumes_is_chosen(tmp_path: Path) -> None:
 # ---- what is missing -----------------------------------------------------------------------------
 
 
-def test_a_node_that_is_down_is_named(tmp_path: Path) -> None:
+def test_a_node_that_is_down_is_named(tmp_path: Path, dead_port: int) -> None:
     _, paths = make_volume(tmp_path, "pool", 2)
     with ScriptedTarget([subsystem("x", [serve(paths[0], 1), empty(2)])]) as target:
         with dlfs.open(str(paths[1]) + "," + asking(target)) as volume:
             missing = volume.members[1].uuid
-        port = dead_port()
         with pytest.raises(NotFoundError) as caught:
-            dlfs.open(f"{asking(target)},nvme-tcp+discover://127.0.0.1:{port}")
-    for said in (f"missing: 1 ({missing})", f"127.0.0.1:{port}", "nsid=2: this is no DLFS volume"):
+            dlfs.open(f"{asking(target)},nvme-tcp+discover://127.0.0.1:{dead_port}")
+    for said in (
+        f"missing: 1 ({missing})",
+        f"127.0.0.1:{dead_port}",
+        "nsid=2: this is no DLFS volume",
+    ):
         assert said in str(caught.value)
 
 
@@ -202,11 +209,14 @@ def test_nothing_but_foreign_namespaces() -> None:
         pytest.raises(NotFoundError, match=r"there is none; passed over: .*no DLFS volume"),
     ):
         dlfs.open(asking(target))
+
+
+def test_a_target_that_is_down_has_no_volume(dead_port: int) -> None:
     with pytest.raises(NotFoundError, match="there is none; passed over"):
-        dlfs.open(asking(target))  # it is down now
+        dlfs.open(f"nvme-tcp+discover://127.0.0.1:{dead_port}")
 
 
-def test_a_host_that_is_not_allowed_is_told(tmp_path: Path) -> None:
+def test_a_host_that_is_not_allowed_is_reported(tmp_path: Path) -> None:
     _, paths = make_volume(tmp_path, "pool", 1)
     with (
         ScriptedTarget([subsystem("x", [serve(paths[0])], hosts=[HOST])]) as target,
@@ -215,7 +225,7 @@ def test_a_host_that_is_not_allowed_is_told(tmp_path: Path) -> None:
         dlfs.open(asking(target))
 
 
-def test_a_volume_is_not_made_on_whatever_is_listed() -> None:
+def test_a_volume_is_not_formatted_by_discovery() -> None:
     with (
         ScriptedTarget([subsystem("x", [empty()])]) as target,
         pytest.raises(UsageError, match="dlfs discover"),
@@ -276,7 +286,7 @@ def test_namespaces_of_one_name_that_are_not_one_stay_apart(tmp_path: Path) -> N
         assert [(uri.port, uri.alternatives) for uri in uris] == [(a.port, ()), (b.port, ())]
 
 
-def test_referrals_are_followed_once(tmp_path: Path) -> None:
+def test_referrals_are_followed_once(tmp_path: Path, dead_port: int) -> None:
     _, paths = make_volume(tmp_path, "pool", 1)
     with (
         ScriptedTarget([subsystem("x", [serve(paths[0])])]) as node,
@@ -288,17 +298,16 @@ def test_referrals_are_followed_once(tmp_path: Path) -> None:
         def refer(target: ScriptedTarget, port: int) -> None:
             target.list_also([DiscoveryRecord(name, "127.0.0.1", port, referral=True)])
 
-        down = dead_port()
         refer(far, node.port)
         refer(far, far.port)
-        refer(far, down)
-        refer(far, down)
+        refer(far, dead_port)
+        refer(far, dead_port)
         refer(near, far.port)
         with dlfs.open(asking(far)) as volume:
             check_samples(volume)
         _, found = discover_at(far)
-        told = [(referral.address, referral.problem is None) for referral in found.referrals]
-        assert told == [(f"127.0.0.1 {node.port}", True), (f"127.0.0.1 {down}", False)]
+        listed = [(referral.address, referral.problem is None) for referral in found.referrals]
+        assert listed == [(f"127.0.0.1 {node.port}", True), (f"127.0.0.1 {dead_port}", False)]
         with pytest.raises(NotFoundError, match="there is none"):
             dlfs.open(asking(near))
 
@@ -319,7 +328,7 @@ def test_referrals_are_followed_once(tmp_path: Path) -> None:
         ({256: b"nqn.2024-01.org.example:gone\0"}, "gone"),
     ],
 )
-def test_what_cannot_be_reached_is_listed(changes: dict[int, bytes], says: str) -> None:
+def test_subsystems_that_cannot_be_reached_are_listed(changes: dict[int, bytes], says: str) -> None:
     with ScriptedTarget([subsystem("x", [empty()])]) as target:
         record = DiscoveryRecord(nqn("odd"), "127.0.0.1", target.port)
         target.list_also([OddRecord(record, changes)])
