@@ -23,7 +23,7 @@ from dlfs.views.reading import AHEAD_SAMPLES, SEGMENT_SAMPLES
 from dlfs.views.view import DatasetView
 
 Readable = Dataset | DatasetView
-"""What an epoch is read from: a dataset, or a view of several."""
+"""A dataset, or a view of several."""
 
 SEGMENT_LISTS = 1 << 12
 """Most lists of a segment."""

@@ -49,13 +49,13 @@ class Interleaving:
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._weights = weights
-        self._rests = list(accumulate(reversed(weights)))[::-1]
+        self._remaining = list(accumulate(reversed(weights)))[::-1]
 
     def counts(self, positions: int) -> list[int]:
         """Return how many of the first positions belong to each source."""
         counts = []
-        for weight, rest in zip(self._weights, self._rests, strict=True):
-            counts.append(positions * weight // rest)
+        for weight, remaining in zip(self._weights, self._remaining, strict=True):
+            counts.append(positions * weight // remaining)
             positions -= counts[-1]
         return counts
 

@@ -107,7 +107,7 @@ def _readable_places(part: Part, batch: Batch) -> NDArray[np.int64]:
 # ---- epochs --------------------------------------------------------------------------------------
 
 Pieces = list[tuple[Part, NativeBatch]]
-"""What a stream returns for one batch: where samples belong in it, and the samples."""
+"""The samples of one batch by source: their places in the batch, and the samples."""
 
 
 class _Segment:

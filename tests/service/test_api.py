@@ -484,3 +484,13 @@ def test_an_unknown_dataset_is_stale(world: World) -> None:
     identity = dlfs.connection.DatasetIdentity(uuid.uuid4(), "x", 1)
     with pytest.raises(StaleError, match="it was removed"):
         dlfs.Dataset(connection, identity).open()
+
+
+def test_a_view_of_connected_datasets(world: World) -> None:
+    def read(dataset: dlfs.Dataset) -> Any:
+        first, second = dlfs.split(dataset, 0.3)
+        view = dlfs.mix({first: 0.5, second: 0.5}, samples=900)
+        with view.batches(64, seed=4, on_error="skip") as epoch:
+            return [plain(batch) for batch in epoch]
+
+    assert sum(len(indices) for indices, _, _ in world.both(read)) > 800
