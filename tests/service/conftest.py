@@ -13,13 +13,13 @@ from tests.service.serving import Service, make_samples, make_volume
 
 @pytest.fixture(scope="session")
 def samples() -> dict[bytes, bytes]:
-    """Samples of the dataset ``d``, in path order."""
+    """Return the samples of the dataset ``d``, in path order."""
     return make_samples()
 
 
 @pytest.fixture
 def volume(tmp_path: Path, samples: dict[bytes, bytes]) -> str:
-    """A volume ``images`` with the dataset ``d``."""
+    """Make a volume ``images`` with the dataset ``d``, and return its URI."""
     return make_volume(tmp_path / "images.img", samples, label="images")
 
 

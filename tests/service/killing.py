@@ -98,7 +98,7 @@ def serve_until_ended(reporter: Reporter, arguments: list[str], log: str) -> Non
 
 
 def main() -> None:
-    """Fork what is asked for."""
+    """Fork a process for each request on standard input."""
     address = sys.argv[1]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:

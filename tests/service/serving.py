@@ -35,7 +35,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def make_samples(count: int = 600, seed: int = 1) -> dict[bytes, bytes]:
-    """Samples of all kinds of lengths, in path order."""
+    """Return samples of all kinds of lengths, in path order."""
     draw = random.Random(seed)
     samples = {
         b"class%d/%05d" % (n % 5, n): draw.randbytes(draw.randrange(6000)) for n in range(count)
@@ -77,10 +77,10 @@ def damage(uri: str, *indices: int) -> None:
 
 
 class Hurry:
-    """A clock on which a pause takes no time and the time for a service to come back is over.
+    """A clock that a pause moves beyond every timeout.
 
-    So a client may give a service that is there all the time that a slow machine takes, and give up
-    one that is not at once.
+    A client waits for a running service as long as a slow machine needs, and fails at once if no
+    service is running.
 
     Args:
         monkeypatch: puts it in place of ``dlfs.service.control``'s until the test ends.
@@ -141,26 +141,26 @@ class Service:
         return self
 
     def stop(self) -> None:
-        """End it, and see that it ends well and leaves nothing."""
+        """End the service; check that it exits with 0, removes its socket and logs no traceback."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(SECONDS_MAX) == 0, self.log.read_text()
         assert not self.socket.exists()
         assert "Traceback" not in self.log.read_text()
 
     def kill(self) -> None:
-        """End it without a chance to clean up."""
+        """Kill the service, so that it cannot clean up."""
         self.process.kill()
         self.process.wait(SECONDS_MAX)
 
     def close(self) -> None:
-        """End it, if it still runs."""
+        """Kill the service if it still runs, and close its pipe."""
         if self.process.poll() is None:
             self.kill()
         if self.process.stdout is not None:
             self.process.stdout.close()
 
     def connection(self) -> ControlConnection:
-        """A connection to it, as a client has."""
+        """Open a connection to the service, as a client does."""
         return ControlConnection(str(self.socket))
 
     def snapshot(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Service:
 
 
 def memory_files(pid: int) -> list[str]:
-    """The nameless files of ours that a process has open, by name."""
+    """Return the names of the memory files (memfd) of DLFS that a process has open."""
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -204,7 +204,7 @@ def client(script: str, *arguments: str, **popen: Any) -> Iterator[subprocess.Po
 
 
 def hear(process: subprocess.Popen[bytes]) -> str:
-    """The next line of a client."""
+    """Return the next line that a client prints."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], SECONDS_MAX)
     assert ready, f"heard nothing for {SECONDS_MAX} s"
@@ -212,6 +212,6 @@ def hear(process: subprocess.Popen[bytes]) -> str:
 
 
 def tell(process: subprocess.Popen[bytes], line: str = "go") -> None:
-    """Let a client go on."""
+    """Send a line to a client, which then continues."""
     assert process.stdin is not None
     process.stdin.write(line.encode() + b"\n")

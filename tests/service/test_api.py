@@ -44,7 +44,7 @@ class World:
         self.local, self.connected = (volume["d"] for volume in self.volumes)
 
     def both(self, ask: Callable[[dlfs.Dataset], Any]) -> Any:
-        """Ask both; they must agree."""
+        """Run an operation on both datasets; check that the results are equal, and return one."""
         answers = [outcome(ask, dataset) for dataset in (self.local, self.connected)]
         assert answers[0] == answers[1]
         return answers[0]

@@ -1,4 +1,4 @@
-"""Service and clients killed in every order: survivors say so or go on, and nothing is left.
+"""Tests a service and clients that are killed in every order: others continue, nothing leaks.
 
 A round has a service and three clients that read without end and check every byte; some of them are
 killed, in an order that the round's seed decides. Clients that survive the service must say so by a
@@ -105,7 +105,7 @@ class Field:
             self.reports.append((int(who_said), said))
 
     def forget(self, pid: int) -> None:
-        """Drop what a process has said."""
+        """Drop the reports of a process."""
         self.reports = [(who, said) for who, said in self.reports if who != pid]
 
     # ---- rounds ----------------------------------------------------------------------------------

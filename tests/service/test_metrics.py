@@ -23,7 +23,7 @@ def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def busy(serve, volume):
-    """A service whose dataset was read once, with its client still there."""
+    """Start a service, read its dataset once, and keep the client connected."""
     service = serve(volume, options=("--metrics", "127.0.0.1:0"))
     with dlfs.connect(service.uri) as connected, connected["d"] as dataset:
         for batch in dataset.batches(50):

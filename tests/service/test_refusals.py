@@ -122,7 +122,7 @@ def test_other_users_are_refused_unless_they_are_allowed(
 
 
 class Raw:
-    """A client without manners."""
+    """A client that sends arbitrary bytes."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -135,7 +135,7 @@ class Raw:
         return self
 
     def hear(self) -> Message | None:
-        """The next message; None at the end."""
+        """Return the next message, or None at the end of the connection."""
         header = self._receive(HEADER.size)
         return decode(self._receive(body_bytes(header)), ANSWERS) if header else None
 
@@ -156,7 +156,7 @@ class Raw:
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that is sent everything, and must still be there in the end."""
+    """Start a service for all tests of this module; check that it still serves in the end."""
     folder = tmp_path_factory.mktemp("patient")
     uri = make_volume(folder / "v.img", make_samples(50), label="v")
     service = Service([uri], folder / "p.sock")
@@ -380,7 +380,7 @@ def test_an_answer_that_makes_no_sense_ends_the_connection(
 def test_the_memory_that_a_client_can_take_is_limited(
     seed: int, serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
 ) -> None:
-    """One index many times over pins next to nothing, and takes memory for arrays all the same."""
+    """A list of one index repeated pins few bytes, but the service needs memory for its arrays."""
     draw = random.Random(seed)
     service = serve(volume)
     with dlfs.connect(service.uri) as connected, connected.dataset() as dataset:
@@ -424,5 +424,5 @@ def test_the_memory_of_closed_clients_is_freed(
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process, the pages that it shares with others included."""
+    """Return the resident memory of a process in bytes, including shared pages."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

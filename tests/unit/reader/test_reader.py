@@ -390,7 +390,7 @@ def test_one_sample_at_a_time(bench):
 
 
 def test_samples_that_fit_in_memory_are_read_once(bench):
-    """Samples over several chunks too: their runs take free memory before that of others."""
+    """Also samples over several chunks: their runs use free memory before they evict others."""
     made = bench(random_samples(150, high=40 * KIB))
     with made.reader(memory_bytes=32 * MIB) as reader:
         random = np.random.default_rng(0)

@@ -70,7 +70,7 @@ class Talk:
         self._own.sendall(encode(message))
 
     def hears_the_end(self) -> bool:
-        """Wait for what comes next; whether it is the end."""
+        """Return True if the connection ends next. Waits for it."""
         return self._own.recv(1) == b""
 
     def _receive(self, count: int) -> bytes:

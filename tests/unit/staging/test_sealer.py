@@ -31,7 +31,7 @@ FILES = {f"{number % 3}/{number}": bytes([number]) * number for number in range(
 
 
 class Crash(BaseException):
-    """The process ends here."""
+    """Raised where the process is to end, as in a crash."""
 
 
 class Place:
@@ -57,7 +57,7 @@ class Place:
         return Sealer(self.volume, self.area, lambda _, name: self.gone.append(name)), inode
 
     def restart(self) -> list[bytes]:
-        """Do what the next server does at its start."""
+        """Open the volume and the staging area again, and recover, as the next server does."""
         self.close()
         self.volume = dlfs.open(str(self.folder / "volume.img"))
         self.area = StagingArea(self.folder / "area", self.volume.uuid)
@@ -84,7 +84,7 @@ async def ready() -> str | None:
 
 
 def seal(place: Place, *attempts: Callable[[], None]) -> SealStatus:
-    """Seal, once for every attempt, each prepared by its call; the last status."""
+    """Seal once for every attempt, after calling it; return the last status."""
     sealer, inode = place.sealer()
 
     async def main() -> SealStatus:
