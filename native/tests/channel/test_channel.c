@@ -463,6 +463,24 @@ static void wrong_calls(void)
     service_stop(&service);
 }
 
+/* A client with a timeout waits until it ends. */
+static void patient_client(void)
+{
+    struct service service;
+    dlfs_fault_config faults = {.seed = 1, .stall_per_million = 1000000, .stall_ms = 20};
+    service_start(&service, MEMORY, MEMORY / 2, &faults);
+    dlfs_channel_config config = channel_config(&service);
+    struct connection to = connect_with(&service, &config, 600000);
+    dlfs_batch *batch = read_from(to.client, 0, 10);
+    check_batch(batch);
+    dlfs_batch_release(batch);
+    CHECK(!dlfs_client_is_lost(to.client));
+    dlfs_client_destroy(to.client);
+    wait_ended(to.channel, DLFS_E_CLOSED);
+    dlfs_channel_destroy(to.channel);
+    service_stop(&service);
+}
+
 /* The largest batches that any configuration may have. */
 static void largest_channel(void)
 {
@@ -512,6 +530,7 @@ int main(void)
     service_ends();
     client_ends();
     no_answer();
+    patient_client();
     wrong_calls();
     largest_channel();
     arena_is_read_only();

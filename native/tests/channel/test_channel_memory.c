@@ -98,6 +98,40 @@ static void choices_and_streams_are_charged(struct service *service)
     dlfs_share_destroy(memory);
 }
 
+/* What exceeds a small bound is refused before anything of it is done. */
+static void small_bounds_refuse(struct service *service)
+{
+    dlfs_share *memory;
+    dlfs_sequence *sequence;
+    uint8_t buffer[LENGTH_MAX];
+    dlfs_failure failure;
+    struct connection one = connect_to(service);
+    uint64_t before = stats_of(one.channel).memory_bytes;
+    dlfs_client_destroy(one.client);
+    dlfs_channel_destroy(one.channel);
+    CHECK_EQ(dlfs_share_create(before + 8192, &memory), 0);
+    dlfs_channel_config config = channel_config(service);
+    config.memory = memory;
+    one = connect_with(service, &config, 0);
+    CHECK_EQ(dlfs_client_get(one.client, 1, buffer, sizeof buffer, 0), DLFS_E_LIMIT);
+    dlfs_part part = {
+        .index = 1, .length_bytes = sample_length(1), .avoided_member = DLFS_MEMBER_ANY};
+    CHECK(part.length_bytes > 0 && part.length_bytes < 4096);
+    CHECK_EQ(dlfs_client_read_part(one.client, &part, buffer, &failure), 0);
+    check_bytes(buffer, 1);
+    dlfs_choice choice = {.kind = DLFS_ORDER_LIST, .indices = repeated, .count = REPEATS};
+    CHECK_EQ(dlfs_sequence_choose(service->dataset.directory, &choice, &sequence), 0);
+    dlfs_stream_config stream = {.sequence = sequence, .stride = 1, .count = REPEATS};
+    CHECK_EQ(dlfs_client_stream_open(one.client, &stream), DLFS_E_LIMIT);
+    CHECK(stats_of(one.channel).memory_bytes <= before + 8192);
+    CHECK_EQ(stats_of(one.channel).samples, 0);
+    CHECK_EQ(stats_of(one.channel).sample_bytes, part.length_bytes);
+    dlfs_sequence_destroy(sequence);
+    dlfs_client_destroy(one.client);
+    dlfs_channel_destroy(one.channel);
+    dlfs_share_destroy(memory);
+}
+
 static void copies_are_charged(struct service *service)
 {
     uint64_t indices[COUNT];
@@ -198,6 +232,7 @@ int main(void)
     service_start(&service, MEMORY, 8 * MIB, NULL);
     arrays_of_batches_are_charged(&service);
     choices_and_streams_are_charged(&service);
+    small_bounds_refuse(&service);
     copies_are_charged(&service);
     users_are_bounded(&service);
     scratch_comes_back(&service);
