@@ -1,7 +1,7 @@
-"""Writers that are stopped at random moments, and go on when another has written and gone.
+"""Writers that are stopped at random moments and continue after their successor has finished.
 
-Each round stops one writer (SIGSTOP), waits until its successor has taken the lease over, written
-and given the lease back, and lets the first go on (SIGCONT). Not one of its blocks may land.
+Each round stops one writer (SIGSTOP), waits until its successor has taken over the lease, written
+and released the lease, and continues the first writer (SIGCONT). None of its blocks may land.
 ``DLFS_STOPPED_ROUNDS`` sets the number of rounds of each kind, ``DLFS_STOPPED_SEED`` the seed.
 """
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from dlfs.block import open_device
 from dlfs.block.lease import LeaseTimes
 from dlfs.units import MIB
+from tests.support.writers import format_times
 
 ROUNDS = int(os.environ.get("DLFS_STOPPED_ROUNDS", "1"))
 SEED = int(os.environ.get("DLFS_STOPPED_SEED", "20190923"))
@@ -29,8 +30,8 @@ HERE, THERE = uuid.UUID(int=0x1111), uuid.UUID(int=0x2222)
 FIRST_BYTE, LAST_BYTE = MIB, 2 * MIB
 OLD, NEW = b"\1", b"\2"
 
-# On each line of its input, the writer takes the lease and writes until that is refused. With a
-# clock that "stands still", as that of a stopped virtual machine, it knows of no deadline.
+# The writer takes the lease for each line of input and writes until a write is refused. With a
+# clock that "stands still", like that of a stopped virtual machine, it never sees its deadline.
 WRITER = """
 import random, sys
 from dlfs.block import Kind, SharedNamespaceDevice, aligned_buffer, open_device
@@ -69,7 +70,7 @@ for _ in sys.stdin:
 
 @dataclass(frozen=True)
 class Scene:
-    """One target, and how it is reached.
+    """One target, and the URIs of both writers.
 
     Attributes:
         times: Times of both leases.
@@ -89,11 +90,9 @@ class Scene:
 
 @contextmanager
 def _writer(scene: Scene, clock: str) -> Iterator[subprocess.Popen[str]]:
-    times = scene.times
-    numbers = (times.renew_s, times.valid_s, times.drain_s, times.claim_s, times.poll_s)
     arguments = [
         scene.writer_uri,
-        ",".join(map(str, numbers)),
+        format_times(scene.times),
         *map(str, (FIRST_BYTE, LAST_BYTE)),
         clock,
         str(SEED),
@@ -119,7 +118,7 @@ def _ask(process: subprocess.Popen[str]) -> str:
 
 
 def _take_over(scene: Scene) -> None:
-    """Wait the stopped writer out, write over all that it wrote, and give the lease back."""
+    """Wait until the stopped writer's lease expires, overwrite its data, and release the lease."""
     with open_device(scene.successor_uri, writable=True) as device:
         device.lock_exclusive("its successor")
         device.write(FIRST_BYTE, NEW * (LAST_BYTE - FIRST_BYTE))
@@ -127,7 +126,7 @@ def _take_over(scene: Scene) -> None:
 
 
 def _play_round(scene: Scene, process: subprocess.Popen[str], chance: random.Random) -> bool:
-    """Stop the writer at a random moment of its life, and look what it leaves.
+    """Stop the writer at a random moment, and check that it writes nothing after it continues.
 
     Returns:
         False if the writer got no lease, since the machine was too slow.
@@ -137,7 +136,7 @@ def _play_round(scene: Scene, process: subprocess.Popen[str], chance: random.Ran
     if answer == "over":
         return False
     assert answer == "writing"
-    threading.Event().wait(chance.random() * 0.05)  # the moment, not a condition
+    threading.Event().wait(chance.random() * 0.05)  # a random moment, not a condition
     process.send_signal(signal.SIGSTOP)
     try:
         if scene.cut is not None and chance.random() < 0.5:
@@ -151,11 +150,11 @@ def _play_round(scene: Scene, process: subprocess.Popen[str], chance: random.Ran
 
 
 def play(scene: Scene, *, clock: str, host: str) -> None:
-    """Play all rounds of one kind.
+    """Run all rounds of one kind.
 
     Args:
         scene: The target; its times are also those of ``SharedNamespaceDevice`` in this process.
-        clock: "goes on" or "stands still": the clock by which the stopped writer knows its lease.
+        clock: "goes on" or "stands still": the clock that the stopped writer checks its lease by.
         host: "same host" or "another host": that of the successor. Part of the seed.
     """
     chance = random.Random(f"{SEED} {clock} {host}")

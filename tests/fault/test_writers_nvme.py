@@ -1,4 +1,4 @@
-"""Writers of a shared namespace over NVMe/TCP: one at a time, whichever dies, stalls or comes back.
+"""Writers of a shared namespace over NVMe/TCP exclude each other when one dies or stalls.
 
 The target is the scripted one, in this process, so that a test sees every write to the media.
 """
@@ -35,15 +35,16 @@ from tests.support.nvme.command import Event
 from tests.support.nvme.faults import Complete, Cut
 from tests.support.nvme.reservation import ReservationType
 from tests.support.nvme.script import Fault, FaultScript
+from tests.support.writers import format_times, locked_writer
 
 MEMBER_BYTES = 2 * MIB
 SEED = 20190923
 
 QUICK = LeaseTimes(renew_s=0.05, valid_s=20, drain_s=20, claim_s=0.5, poll_s=0.02)
-"""For writers that live, on a machine that may be slow."""
+"""Lease times of writers that live, on a machine that may be slow."""
 
 MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, drain_s=1, claim_s=0.5, poll_s=0.02)
-"""For writers that die; ``SHORT`` keeps the device's own time-outs within it."""
+"""Lease times of writers that die; the timeouts of ``SHORT`` are shorter."""
 
 SHORT = {"timeout_ms": 600, "reconnect_ms": 400, "keepalive_ms": 500}
 
@@ -78,7 +79,7 @@ def record_of(namespace: Namespace) -> bytes:
 
 
 def forget_writer(namespace: Namespace) -> None:
-    """What waiting for a dead writer comes to, without the wait."""
+    """Remove the lease and reservation of a dead writer, without waiting for their expiry."""
     namespace.contents[RECORD_OFFSET_BYTES : RECORD_OFFSET_BYTES + RECORD_BYTES] = bytes(
         RECORD_BYTES
     )
@@ -123,7 +124,7 @@ def test_another_host_reads_and_writes_nothing(target: ScriptedTarget) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_reservation_without_a_lease_is_not_ours_to_take(target: ScriptedTarget) -> None:
+def test_a_reservation_of_other_software_refuses_the_lease(target: ScriptedTarget) -> None:
     reservations = target.namespace.reservations
     reservations.keys = {THERE.bytes: 77}
     reservations.holder, reservations.kind = THERE.bytes, ReservationType.WRITE_EXCLUSIVE
@@ -135,18 +136,18 @@ def test_a_reservation_without_a_lease_is_not_ours_to_take(target: ScriptedTarge
 
 
 @pytest.mark.usefixtures("mortal")
-def test_a_stalled_writer_is_fenced_by_who_takes_over(target: ScriptedTarget) -> None:
+def test_a_stalled_writer_is_fenced_by_its_successor(target: ScriptedTarget) -> None:
     with open_nvme(target, HERE, **SHORT) as stalled, open_nvme(target, THERE, **SHORT) as next_one:
         stalled.lock_exclusive("a stalled writer")
         assert stalled._renewer is not None
         stalled._renewer.stop()
-        lease, stalled._lease = stalled._lease, None  # it has checked, and then it stands still
+        lease, stalled._lease = stalled._lease, None  # as if stopped after it checked its lease
         next_one.lock_exclusive("the next")
         assert target.namespace.reservations.holder == THERE.bytes
         writes = target.counters.commands[Event.WRITE]
         with pytest.raises(LeaseLostError, match="was over before it was sent"):
             stalled.write(0, b"\1" * 512)
-        assert target.counters.commands[Event.WRITE] - writes < 2  # the next one's renewal
+        assert target.counters.commands[Event.WRITE] - writes < 2  # the successor's renewal
         stalled.limit_writes(stalled.generation(), None)
         with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
             stalled.write(0, b"\1" * 512)
@@ -160,7 +161,7 @@ def test_a_stalled_writer_is_fenced_by_who_takes_over(target: ScriptedTarget) ->
 
 
 @pytest.mark.usefixtures("mortal")
-def test_a_host_that_was_preempted_stays_fenced_when_the_lease_is_given_back(
+def test_a_host_that_was_preempted_stays_fenced_when_the_lease_is_released(
     target: ScriptedTarget,
 ) -> None:
     reservations = target.namespace.reservations
@@ -176,7 +177,7 @@ def test_a_host_that_was_preempted_stays_fenced_when_the_lease_is_given_back(
         with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
             stalled.write(0, b"\1" * 512)
         stalled._locked_by = None
-        stalled.lock_exclusive("the same host, again")  # the fence is DLFS's: no obstacle
+        stalled.lock_exclusive("the same host, again")  # a fence of DLFS is preempted
         assert reservations.holder == HERE.bytes
         stalled.write(0, b"\3" * 512)
         stalled.unlock()
@@ -202,52 +203,26 @@ def test_a_writer_cut_off_from_a_silent_target_stops_by_itself(target: ScriptedT
         assert not any(target.namespace.contents[:512])
 
 
-HOLDER = """
-import sys
-from dlfs.block import SharedNamespaceDevice, open_device
-from dlfs.block.lease import LeaseTimes
-SharedNamespaceDevice.lease_times = LeaseTimes(*map(float, sys.argv[2].split(",")))
-device = open_device(sys.argv[1], writable=True)
-device.lock_exclusive("a dying writer")
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-def numbers(times: LeaseTimes) -> str:
-    values = (times.renew_s, times.valid_s, times.drain_s, times.claim_s, times.poll_s)
-    return ",".join(map(str, values))
-
-
 @pytest.mark.usefixtures("mortal")
 @pytest.mark.parametrize("host", [HERE, THERE], ids=["same host", "another host"])
-def test_a_killed_writer_is_named_and_then_waited_out(
+def test_a_killed_writer_is_named_until_its_lease_expires(
     target: ScriptedTarget, host: uuid.UUID
 ) -> None:
     uri = target.uri(hostid=THERE, **SHORT)
-    with (
-        open_nvme(target, host, **SHORT) as device,
-        subprocess.Popen(
-            [sys.executable, "-c", HOLDER, uri, numbers(MORTAL)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as writer,
-    ):
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"locked\n"
+    with open_nvme(target, host, **SHORT) as device, locked_writer(uri, MORTAL) as writer:
         with pytest.raises(LockedError, match=rf"a dying writer on host .* pid {writer.pid} "):
             device.lock_exclusive("the next")
         writer.kill()
         writer.wait()
         died_at = time.monotonic()
         device.lock_exclusive("the next")
-        assert time.monotonic() - died_at >= MORTAL.valid_s  # never sooner than it may be
+        assert time.monotonic() - died_at >= MORTAL.valid_s  # its deadline
         assert target.namespace.reservations.holder == host.bytes
         device.write(0, bytes(512))
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_lease_that_cannot_be_given_back_is_left_to_expire(
+def test_a_lease_that_cannot_be_released_is_left_to_expire(
     target: ScriptedTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = open_nvme(target, HERE, **SHORT)
@@ -270,7 +245,10 @@ def fill(volume: dlfs.Volume, name: str, samples: dict[bytes, bytes]) -> None:
 
 
 def contents(uri: str) -> dict[tuple[str, int], dict[bytes, bytes]]:
-    """All samples, verified. Superblock copies may lag until the next writer settles them."""
+    """Verify the volume and return all samples.
+
+    Superblock copies may lag until the next writer brings them up to date.
+    """
     found = {}
     with dlfs.open(uri) as volume:
         assert [finding for finding in volume.verify() if finding.kind != "superblock"] == []
@@ -289,7 +267,7 @@ NEW = {("first", 1): FIRST, ("second", 1): SECOND}
 
 @functools.cache
 def volume_with_first() -> bytes:
-    """The media of a member whose volume holds ``FIRST``."""
+    """Return the media of a member whose volume holds ``FIRST``."""
     name = uuid.uuid4().hex
     uri = f"mem:{name}?size={MEMBER_BYTES}"
     dlfs.format_volume(uri, chunk_bytes=4 * KIB)
@@ -323,7 +301,7 @@ def test_format_is_refused_while_another_writes(target: ScriptedTarget) -> None:
 def test_a_flush_that_fails_leaves_one_generation_or_the_other(
     target: ScriptedTarget, nth: int
 ) -> None:
-    """Every flush of a transaction in turn: of the claim, of settling, of each step of a commit."""
+    """Fail each flush of a transaction in turn: of the claim, of recovery, of each commit step."""
     target.namespace.contents[:] = volume_with_first()
     uri = target.uri()
     with dlfs.open(uri) as volume:
@@ -334,7 +312,7 @@ def test_a_flush_that_fails_leaves_one_generation_or_the_other(
         target.play(None)
         assert script.played == 1
     assert contents(uri) in (OLD, NEW)
-    assert (record_of(target.namespace) == bytes(RECORD_BYTES)) == (nth > 1)  # 1: a claim's own
+    assert (record_of(target.namespace) == bytes(RECORD_BYTES)) == (nth > 1)  # 1: the claim's flush
     forget_writer(target.namespace)
     with dlfs.open(uri) as volume:
         fill(volume, "third", SECOND)
@@ -343,7 +321,9 @@ def test_a_flush_that_fails_leaves_one_generation_or_the_other(
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("event", [Event.WRITE, Event.FLUSH], ids=["write", "flush"])
-def test_connections_lost_in_a_commit_are_made_again(target: ScriptedTarget, event: Event) -> None:
+def test_connections_lost_in_a_commit_are_reestablished(
+    target: ScriptedTarget, event: Event
+) -> None:
     target.namespace.contents[:] = volume_with_first()
     uri = target.uri()
     with dlfs.open(uri) as volume:
@@ -356,7 +336,7 @@ def test_connections_lost_in_a_commit_are_made_again(target: ScriptedTarget, eve
         target.play(script)
         try:
             fill(volume, "second", SECOND)
-        except DeviceError:  # a flush cannot speak for writes of a controller that is gone
+        except DeviceError:  # a flush does not cover writes through a controller that is lost
             expected = [OLD, NEW]
         else:
             expected = [NEW]
@@ -370,7 +350,7 @@ def test_connections_lost_in_a_commit_are_made_again(target: ScriptedTarget, eve
 def test_a_target_that_loses_its_cache_between_write_and_flush(
     target: ScriptedTarget, step: int
 ) -> None:
-    """Power is cut just before the step-th flush of a transaction, and comes back at once."""
+    """Cut the power just before flush number ``step`` of a transaction, and restore it at once."""
     namespace = target.namespace
     target.namespace.contents[:] = volume_with_first()
     uri = target.uri()
@@ -402,7 +382,7 @@ def test_a_target_that_loses_its_cache_between_write_and_flush(
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("event", [Event.WRITE, Event.FLUSH], ids=["write", "flush"])
 def test_one_member_lost_in_a_commit_leaves_one_generation_or_the_other(event: Event) -> None:
-    """Member 1 goes away at some point of a transaction and does not come back within it."""
+    """Lose member 1 at some point of a transaction, until the transaction has ended."""
     chance = random.Random(SEED)
     subsystem = Subsystem("nqn.2026-11.org.dlfs:b", [Namespace(MEMBER_BYTES)])
     with ScriptedTarget() as first, ScriptedTarget([subsystem]) as second:
@@ -439,7 +419,7 @@ main()
 
 
 class DeadlyNamespace(Namespace):
-    """Kills a process at the n-th write that all members together get."""
+    """Kills a process at the n-th write to any of the members."""
 
     victim: subprocess.Popen[bytes] | None = None
     left = -1
@@ -467,26 +447,20 @@ def deadly() -> Iterator[ScriptedTarget]:
 
 def run_import(uri: str, folder: Path, name: str, times: LeaseTimes) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, numbers(times), "import", folder, uri, "--name", name],
+        [sys.executable, "-c", COMMAND, format_times(times), "import", folder, uri, "--name", name],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
 
 
 @pytest.mark.usefixtures("mortal")
-def test_an_import_says_that_it_waits_for_a_dead_writer(
+def test_an_import_logs_that_it_waits_for_a_dead_writer(
     target: ScriptedTarget, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(b"1")
     uri = target.uri(**SHORT)
     dlfs.format_volume(uri, chunk_bytes=4 * KIB)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, uri, numbers(MORTAL)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"locked\n"
+    with locked_writer(uri, MORTAL) as writer:
         writer.kill()
     with run_import(uri, tmp_path, "next", MORTAL) as command:
         output, _ = command.communicate(timeout=120)
@@ -496,7 +470,7 @@ def test_an_import_says_that_it_waits_for_a_dead_writer(
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_import_killed_at_any_write_is_whole_or_nothing(
+def test_an_import_killed_at_any_write_is_complete_or_absent(
     deadly: ScriptedTarget, tmp_path: Path
 ) -> None:
     uri = ",".join(deadly.uri(subsystem.nqn) for subsystem in deadly.subsystems)

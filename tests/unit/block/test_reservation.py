@@ -1,4 +1,7 @@
-"""Reservation commands byte for byte, reports, and what a host does with them."""
+"""Reservation commands byte for byte, reports, and a host's use of them on a model of a target.
+
+The same checks of a host run on SPDK's target in ``tests/spdk/test_reservations.py``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,15 @@ from dlfs.block.reservation import (
     report,
     reservation_key,
 )
-from dlfs.errors import DeviceError, LeaseLostError, LockedError
+from dlfs.errors import DeviceError
+from tests.support.reservations import (
+    ReservedNamespace,
+    check_acquire_and_release,
+    check_foreign_registration,
+    check_foreign_reservation,
+    check_preemption,
+    check_release_after_power_loss,
+)
 
 KEY = 0x1122334455667788
 HOST = bytes(range(16))
@@ -60,7 +71,7 @@ def test_release_and_report() -> None:
     assert report(5) == NvmeCommand(0x0E, 5, cdw10=1023, cdw11=1)  # 4096 bytes, extended
 
 
-def test_what_asks_for_reservations() -> None:
+def test_commands_that_probe_for_reservations() -> None:
     assert identify_controller() == NvmeCommand(0x06, 0, cdw10=1)
     assert identify_namespace(5) == NvmeCommand(0x06, 5)
     assert get_host_identifier() == NvmeCommand(0x0A, 0, cdw10=0x81, cdw11=1)
@@ -89,7 +100,7 @@ def test_a_report_names_the_holder() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_hostile_reports_are_cut_short(data: bytes) -> None:
+def test_malformed_reports_are_truncated(data: bytes) -> None:
     assert len(ReservationReport.decode(data).registrants) <= len(data) // 64
 
 
@@ -165,13 +176,12 @@ class Controller:
         return 0
 
 
-def reservation(state: dict[str, object], host: bytes = HOST) -> Reservation:
-    found = Reservation.probe(Controller(state, host), 5, "nvme:")
-    assert found is not None
-    return found
+def namespace(state: dict[str, object]) -> ReservedNamespace:
+    host, other = Controller(state, HOST), Controller(state, OTHER_HOST)
+    return ReservedNamespace(5, host, other, HOST, OTHER_HOST)
 
 
-def test_keys_tell_their_maker_and_their_host() -> None:
+def test_a_key_identifies_dlfs_and_its_host() -> None:
     assert reservation_key(HOST) == reservation_key(HOST)
     assert reservation_key(HOST) != reservation_key(OTHER_HOST)
     assert reservation_key(HOST) >> 32 == KEY_TAG >> 32 == 0x444C4653
@@ -180,63 +190,33 @@ def test_keys_tell_their_maker_and_their_host() -> None:
 @pytest.mark.parametrize(
     ("oncs", "rescap", "host"), [(0xDF, 2, HOST), (32, 0xFD, HOST), (32, 2, bytes(16))]
 )
-def test_what_a_target_may_lack(oncs: int, rescap: int, host: bytes) -> None:
+def test_a_target_without_reservations(oncs: int, rescap: int, host: bytes) -> None:
     controller = Controller({}, host)
     controller.oncs, controller.rescap = oncs, rescap
     assert Reservation.probe(controller, 5, "nvme:") is None
 
 
-def test_taken_and_given_back() -> None:
-    state: dict[str, object] = {}
-    mine, other = reservation(state), reservation(state, OTHER_HOST)
-    mine.preempt_reservation(expired=False)
-    mine.acquire()
-    assert state == {"keys": {HOST: reservation_key(HOST)}, "holder": HOST}
-    mine.acquire()  # another process of this host
-    with pytest.raises(LockedError, match=rf"lock nvme:: reserved by .* {HOST.hex()} "):
-        other.acquire()
-    mine.release()
-    assert state == {"keys": {OTHER_HOST: reservation_key(OTHER_HOST)}, "holder": None}
+def test_a_reservation_is_acquired_and_released() -> None:
+    check_acquire_and_release(namespace({}))
 
 
-def test_a_target_that_lost_its_power_has_forgotten() -> None:
+def test_a_release_after_a_power_loss_of_the_target() -> None:
     state: dict[str, object] = {}
-    mine = reservation(state)
-    mine.acquire()
-    state.update(keys={}, holder=None)
-    mine.release()
+    check_release_after_power_loss(namespace(state), lambda: state.update(keys={}, holder=None))
 
 
 @pytest.mark.parametrize("expired", [True, False], ids=["of a dead writer", "a fence"])
 def test_a_reservation_of_dlfs_is_preempted_and_the_new_one_stays(expired: bool) -> None:
-    state: dict[str, object] = {}
-    mine, other = reservation(state), reservation(state, OTHER_HOST)
-    mine.acquire()
-    other.preempt_reservation(expired=expired)
-    preempted = {"keys": {OTHER_HOST: reservation_key(OTHER_HOST)}, "holder": OTHER_HOST}
-    assert state == preempted
-    with pytest.raises(LeaseLostError, match="fenced"):
-        mine.release()
-    other.acquire()
-    other.release()
-    assert state == preempted
-    again = reservation(state, OTHER_HOST)  # the next writer of that host keeps the fence, too
-    again.preempt_reservation(expired=False)
-    again.acquire()
-    again.release()
-    assert state == preempted
+    check_preemption(namespace({}), expired=expired)
 
 
-def test_a_reservation_of_other_software_is_left_alone() -> None:
-    state: dict[str, object] = {"keys": {OTHER_HOST: KEY}, "holder": OTHER_HOST}
-    with pytest.raises(LockedError, match="by other software than DLFS"):
-        reservation(state).preempt_reservation(expired=True)
+@pytest.mark.parametrize("expired", [True, False], ids=["of a dead writer", "without a lease"])
+def test_a_reservation_of_other_software_is_left_alone(expired: bool) -> None:
+    check_foreign_reservation(namespace({}), expired=expired)
 
 
 def test_a_registration_of_other_software_is_left_alone() -> None:
-    state: dict[str, object] = {"keys": {HOST: KEY}}
-    with pytest.raises(LockedError, match="registered already, with another key"):
-        reservation(state).acquire()
+    check_foreign_registration(namespace({}))
 
 
 def test_a_refusal_names_its_status() -> None:

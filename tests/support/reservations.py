@@ -1,0 +1,155 @@
+"""Checks of ``dlfs.block.reservation`` that hold on every target: a model, or a real one.
+
+A test gives a ``ReservedNamespace``: two hosts that reach one namespace without reservations.
+Each ``check_`` function lets both hosts act and compares what the target reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from dlfs.block.nvme import CommandRunner
+from dlfs.block.reservation import (
+    AcquireAction,
+    RegisterAction,
+    Reservation,
+    acquire,
+    register,
+    reservation_key,
+)
+from dlfs.errors import LeaseLostError, LockedError
+
+URI = "nvme:"
+"""URI of the namespace in error messages."""
+
+FOREIGN_KEY = 0x1122334455667788
+"""Key of software other than DLFS."""
+
+
+@dataclass(frozen=True)
+class ReservedNamespace:
+    """A namespace that two hosts reach.
+
+    Attributes:
+        nsid: namespace ID.
+        host: runner of commands on a controller of the first host.
+        other: runner of commands on a controller of the second host.
+        host_id: host identifier of the first host, 16 bytes.
+        other_id: host identifier of the second host, 16 bytes.
+    """
+
+    nsid: int
+    host: CommandRunner
+    other: CommandRunner
+    host_id: bytes
+    other_id: bytes
+
+    def probe(self, runner: CommandRunner) -> Reservation:
+        """Return the reservation of one host's next writer."""
+        found = Reservation.probe(runner, self.nsid, URI)
+        assert found is not None
+        return found
+
+    def state(self) -> tuple[dict[bytes, int], bytes | None]:
+        """Return the key of each registered host, and the holder, as the target reports them."""
+        found = self.probe(self.host).report()
+        keys = {registrant.host_identifier: registrant.key for registrant in found.registrants}
+        assert len(keys) == len(found.registrants)
+        return keys, found.holder.host_identifier if found.holder else None
+
+    def register_foreign_key(self, runner: CommandRunner) -> None:
+        """Register a host as software other than DLFS does."""
+        command, data = register(self.nsid, RegisterAction.REGISTER, FOREIGN_KEY)
+        assert runner.run_io(command, data, to_device=True).status == 0
+
+    def reserve_with_foreign_key(self, runner: CommandRunner) -> None:
+        """Register and reserve as software other than DLFS does."""
+        self.register_foreign_key(runner)
+        command, data = acquire(self.nsid, AcquireAction.ACQUIRE, FOREIGN_KEY)
+        assert runner.run_io(command, data, to_device=True).status == 0
+
+
+def check_acquire_and_release(namespace: ReservedNamespace) -> None:
+    """Check that a reservation locks the other host out, and that its holder can release it."""
+    mine, other = namespace.probe(namespace.host), namespace.probe(namespace.other)
+    host_key, other_key = map(reservation_key, (namespace.host_id, namespace.other_id))
+    mine.preempt_reservation(expired=False)
+    mine.acquire()
+    assert namespace.state() == ({namespace.host_id: host_key}, namespace.host_id)
+    mine.acquire()  # another process of this host
+    with pytest.raises(
+        LockedError, match=rf"lock nvme:: reserved by .* {namespace.host_id.hex()} "
+    ):
+        other.acquire()
+    mine.release()
+    assert namespace.state() == ({namespace.other_id: other_key}, None)
+
+
+def check_release_after_power_loss(
+    namespace: ReservedNamespace, lose_power: Callable[[], object]
+) -> None:
+    """Check that a release succeeds after the target lost power, and with it the reservation.
+
+    Args:
+        namespace: the namespace under test.
+        lose_power: makes the target forget reservations.
+    """
+    mine = namespace.probe(namespace.host)
+    mine.acquire()
+    lose_power()
+    mine.release()
+    assert namespace.state() == ({}, None)
+
+
+def check_preemption(namespace: ReservedNamespace, *, expired: bool) -> None:
+    """Check that a reservation of DLFS is preempted and that the new one stays as a fence.
+
+    Args:
+        namespace: the namespace under test.
+        expired: True if the reservation is that of a dead writer, False if it is a fence.
+    """
+    mine, other = namespace.probe(namespace.host), namespace.probe(namespace.other)
+    mine.acquire()
+    other.preempt_reservation(expired=expired)
+    preempted = {namespace.other_id: reservation_key(namespace.other_id)}, namespace.other_id
+    assert namespace.state() == preempted
+    with pytest.raises(LeaseLostError, match="fenced"):
+        mine.release()
+    other.acquire()
+    other.release()
+    assert namespace.state() == preempted
+    again = namespace.probe(namespace.other)  # the next writer of that host keeps the fence, too
+    again.preempt_reservation(expired=False)
+    again.acquire()
+    again.release()
+    assert namespace.state() == preempted
+
+
+def check_foreign_reservation(namespace: ReservedNamespace, *, expired: bool) -> None:
+    """Check that DLFS does not preempt a reservation of other software.
+
+    Args:
+        namespace: the namespace under test.
+        expired: True if the last holder of the lease died.
+    """
+    namespace.reserve_with_foreign_key(namespace.other)
+    foreign = {namespace.other_id: FOREIGN_KEY}, namespace.other_id
+    assert namespace.state() == foreign
+    mine = namespace.probe(namespace.host)
+    with pytest.raises(LockedError, match="by other software than DLFS"):
+        mine.preempt_reservation(expired=expired)
+    assert namespace.state() == foreign
+    with pytest.raises(LockedError, match=rf"reserved by .* {namespace.other_id.hex()} "):
+        mine.acquire()
+    assert namespace.state()[1] == namespace.other_id
+
+
+def check_foreign_registration(namespace: ReservedNamespace) -> None:
+    """Check that DLFS does not replace a key that other software registered for its host."""
+    namespace.register_foreign_key(namespace.host)
+    with pytest.raises(LockedError, match="registered already, with another key"):
+        namespace.probe(namespace.host).acquire()
+    assert namespace.state() == ({namespace.host_id: FOREIGN_KEY}, None)

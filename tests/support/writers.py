@@ -1,0 +1,51 @@
+"""A process that holds the lease of a device until a test kills it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dlfs.block.lease import LeaseTimes
+
+PURPOSE = "a dying writer"
+"""Name of the writer in its lock record."""
+
+_PROGRAM = f"""
+import sys
+from dlfs.block import SharedNamespaceDevice, open_device
+from dlfs.block.lease import LeaseTimes
+SharedNamespaceDevice.lease_times = LeaseTimes(*map(float, sys.argv[2].split(",")))
+device = open_device(sys.argv[1], writable=True)
+device.lock_exclusive("{PURPOSE}")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def format_times(times: LeaseTimes) -> str:
+    """Return the durations of a lease as an argument of a program."""
+    values = (times.renew_s, times.valid_s, times.drain_s, times.claim_s, times.poll_s)
+    return ",".join(map(str, values))
+
+
+@contextmanager
+def locked_writer(uri: str, times: LeaseTimes) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that holds the lease of a device; kill it at the end.
+
+    Args:
+        uri: URI of the device.
+        times: durations of the process's lease.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, uri, format_times(times)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"locked\n"
+            yield process
+        finally:
+            process.kill()
