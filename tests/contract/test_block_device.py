@@ -292,7 +292,7 @@ def taken(completions: list[tuple[int, int]], length: int) -> list[int]:
     return [tag for tag, _ in completions]
 
 
-def test_a_full_queue_pair_says_so(device: BlockDevice) -> None:
+def test_a_full_queue_pair_refuses_an_operation(device: BlockDevice) -> None:
     buffer = aligned_buffer(4096, 4096)
     with device.queue_pair(2) as queue:
         assert queue.submit(Kind.READ, buffer, 0, 1)
@@ -388,7 +388,7 @@ def test_many_threads_read_and_write_at_once(device: BlockDevice) -> None:
     assert failures == []
 
 
-def test_a_closed_device_says_so(opener: Opener) -> None:
+def test_a_closed_device_raises_closed_error(opener: Opener) -> None:
     device = opener(True)
     device.close()
     device.close()
@@ -446,7 +446,7 @@ def is_leased(device: BlockDevice) -> bool:
     return isinstance(device, NativeBackedDevice) and device.locks_by_record
 
 
-def test_a_stale_or_hostile_record_locks_nobody_out(opener: Opener) -> None:
+def test_a_stale_or_malformed_record_excludes_no_writer(opener: Opener) -> None:
     with opener(True) as device, opener(True) as other:
         for junk in (b"DLFS-LOCK 1\n{\n", b"\xff" * 4096, b"DLFS-LOCK 1\n" + b"[" * 4000 + b"\n"):
             device.write(RECORD_OFFSET_BYTES, junk.ljust(4096, b"\0"))
@@ -456,7 +456,7 @@ def test_a_stale_or_hostile_record_locks_nobody_out(opener: Opener) -> None:
             device.unlock()
 
 
-# Python 3.12 warns of any fork beside threads; that such a fork works is the point here.
+# Python 3.12 warns of any fork of a process with threads; here such a fork is under test.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_reads_and_harms_nobody(opener: Opener) -> None:
     data = pattern(4096)
@@ -479,7 +479,7 @@ def test_a_forked_child_reads_and_harms_nobody(opener: Opener) -> None:
 
 
 def child_uses(device: BlockDevice, queue: object, data: bytes) -> int:
-    """Use the device in a forked child; the result is the child's exit status."""
+    """Use the device in a forked child; return the child's exit status."""
     try:
         queue.poll()  # type: ignore[attr-defined]
         return 2

@@ -1,8 +1,8 @@
-"""Machines for walk-throughs: network namespaces on one switch, each with a shell to type into.
+"""Machines for walk-throughs: network namespaces on one switch, each with a shell.
 
-The trainer's namespace has the switch. A storage node's kernel is played by a folder like nvmet's
-configfs (``tests.unit.fabric.configfs``), which its recipes write to, and by the scripted target,
-which serves what they wrote there. ``scp`` copies to another machine's folder.
+The trainer's namespace has the switch. A storage node's kernel is simulated by a folder like
+nvmet's configfs (``tests.unit.fabric.configfs``), which its recipes write to, and by the scripted
+target, which exports the namespaces configured there. ``scp`` copies to another machine's folder.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Machine:
     """A network namespace, a folder, and a shell in it.
 
     Args:
-        folder: of all machines; this one's is below it, by its address.
-        name: of the namespace.
-        address: IPv4, of 10.0.0.0/24.
-        switch: the namespace that has the switch; None: this one.
+        folder: folder of all machines; a machine's own folder in it has its address as name.
+        name: name of the network namespace.
+        address: IPv4 address in 10.0.0.0/24.
+        switch: network namespace that has the switch; None: this one.
     """
 
     def __init__(self, folder: Path, name: str, address: str, switch: str | None) -> None:
@@ -52,7 +52,7 @@ class Machine:
         except BaseException:
             _ip("netns", "del", name)
             raise
-        # An /etc of its own, for the machine's name towards storage nodes.
+        # A private /etc, for the machine's name towards storage nodes.
         self._etc = folder / f"etc-{address}"
         shutil.copytree("/etc", self._etc, symlinks=True, ignore=shutil.ignore_patterns("nvme"))
         (self._etc / "machine-id").write_text(f"{uuid4().hex}\n")
@@ -108,7 +108,7 @@ class Machine:
 
 
 class StorageNode(Machine):
-    """A machine whose kernel is simulated; see the module."""
+    """A machine whose kernel is simulated; see the head of this module."""
 
     def __init__(self, folder: Path, name: str, address: str, switch: str | None) -> None:
         self.disk = folder / f"disk-{address}"
@@ -124,7 +124,7 @@ class StorageNode(Machine):
         return self.configfs.environment(super().environment())
 
     def type(self, command: str) -> tuple[int, str]:
-        """Run a command, then let the kernel serve what is exported now."""
+        """Run a command, then make the simulated kernel serve the current exports."""
         done = super().type(command)
         self._serve()
         return done
@@ -153,7 +153,7 @@ class StorageNode(Machine):
         self._targets[port] = target
 
     def crash(self, port: int | None = None) -> None:
-        """End the target at a port, or all of them, as if the power failed."""
+        """Kill the target at a port, or all targets, as a power cut would."""
         for each in [*self._targets] if port is None else [port]:
             target = self._targets.pop(each)
             target.kill()

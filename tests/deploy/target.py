@@ -1,6 +1,6 @@
 """The scripted target as a program: ``python -m tests.deploy.target ORDER``, until it is killed.
 
-ORDER is JSON: the address and port to listen at, and subsystems of one namespace each.
+ORDER is a JSON object: the address and port to listen on, and subsystems of one namespace each.
 """
 
 from __future__ import annotations

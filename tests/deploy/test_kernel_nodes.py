@@ -1,4 +1,4 @@
-"""Two storage nodes with the real kernel, exporting by their recipes, and a volume over both."""
+"""Two storage nodes with real kernels, exported by their recipes, and a volume over both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLES = {f"{number:03}": bytes([number]) * (1000 + 700 * number) for number in
 
 
 class Node:
-    """A storage node: its disk, and what it exports."""
+    """A storage node: its disk and its exports."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir()

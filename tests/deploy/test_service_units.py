@@ -1,4 +1,4 @@
-"""The units of the node service, as systemd reads them."""
+"""The systemd units of the node service: systemd accepts them, and their commands exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlfs.cli.commands import app
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 
 
-def test_systemd_accepts_them(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze (package systemd)")
     units = []
@@ -31,7 +31,7 @@ def test_systemd_accepts_them(tmp_path: Path) -> None:
     )
 
 
-def test_they_start_a_verb_that_there_is() -> None:
+def test_the_units_start_existing_verbs() -> None:
     lines = (UNITS / "dlfs-serve@.service").read_text().splitlines()
     (start,) = [line.partition("=")[2] for line in lines if line.startswith("ExecStart=")]
     words = shlex.split(start)

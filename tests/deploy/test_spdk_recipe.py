@@ -1,4 +1,4 @@
-"""The recipe for SPDK, against its real nvmf_tgt: DLFS_SPDK_TARGET names the program."""
+"""The recipe for SPDK, against a real nvmf_tgt, which DLFS_SPDK_TARGET names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Run a verb of a recipe where an nvmf_tgt is."""
+    """Run a verb of a recipe next to a running nvmf_tgt."""
     rpc = tmp_path / "rpc.sock"
     options = ("-m", "0x1", "--no-huge", "-s", "512", "--no-pci", "-r", str(rpc))
     log = tmp_path / "nvmf_tgt.log"
@@ -92,7 +92,7 @@ def test_start_verify_undo(run: Run, tmp_path: Path) -> None:
 
 
 def check_volume(exports: list[Export]) -> None:
-    """Check that exported devices can be a volume, which discovery finds."""
+    """Check that a volume can be made of exported devices and that discovery finds it."""
     uris = [f"nvme-tcp://127.0.0.1:{e.port}/{e.nqn}?nsid=1&hostnqn={HOST}" for e in exports]
     dlfs.format_volume(uris)
     discovery = f"nvme-tcp+discover://127.0.0.1:{exports[0].discovery_port}?hostnqn="

@@ -1,6 +1,6 @@
-"""deploy/README.md's walk-through, typed as it stands there, on machines made of namespaces.
+"""The walk-through of deploy/README.md, run literally on machines made of network namespaces.
 
-The storage nodes' disks are files here, and what differs from run to run is not compared.
+The storage nodes' disks are files here. Output that differs from run to run is not compared.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ VARYING = [
 
 
 def blocks() -> Iterator[tuple[str, str]]:
-    """The blocks of the walk-through, in order: language and text."""
+    """Return the blocks of the walk-through in order, as (language, text)."""
     text = README[README.index("## Two storage nodes") : README.index("## nvmet")]
     yield from re.findall(r"^```(console|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def commands(block: str) -> list[tuple[str, str, str]]:
-    """Machine, command and what is shown, of a console block."""
+    """Return machine, command and expected output of each command of a console block."""
     return re.findall(r"^([a-z-]+)[$#] (.*)\n((?:(?![a-z-]+[$#] ).*\n)*)", block, re.MULTILINE)
 
 
@@ -58,7 +58,7 @@ def network(tmp_path: Path) -> Iterator[Network]:
 
 
 def run(network: Network, name: str, command: str, mountpoint: Path) -> tuple[int, str]:
-    """Type a command, with this test's places in the stead of the README's."""
+    """Run a command, with the README's paths replaced by this test's."""
     machine = network.machines[name]
     places = {MOUNTPOINT: str(mountpoint)}
     if isinstance(machine, StorageNode):

@@ -38,15 +38,15 @@ SIZE_BYTES = 512 * KIB
 BLOCK = 4096
 CONTENT = random.Random(20190923).randbytes(SIZE_BYTES)
 
-# Of a device that must recover: time enough for a slow machine.
+# Options of a device that must recover, long enough for a slow machine.
 PATIENT = {"timeout_ms": 10000, "connect_ms": 1000, "keepalive_ms": 10000, "reconnect_ms": 20000}
-# The same where the target is silent, which costs one timeout.
+# The same for faults with a silent target, which cost one timeout.
 ATTENTIVE = PATIENT | {"timeout_ms": 400}
-# Of a device whose target never does right again.
+# Options of a device whose target never recovers.
 HASTY = {"timeout_ms": 100, "connect_ms": 100, "keepalive_ms": 5000, "reconnect_ms": 200}
 DIGESTS = {"hdgst": 1, "ddgst": 1}
 INITIATORS = ["nvme-tcp", pytest.param("spdk", marks=pytest.mark.spdk)]
-"""Values of a parameter for tests of what both initiators promise."""
+"""Parameter values for tests that run with both initiators."""
 
 
 def uri_through(initiator: str, target: ScriptedTarget, **options: object) -> str:
@@ -57,8 +57,8 @@ def uri_through(initiator: str, target: ScriptedTarget, **options: object) -> st
 
 
 def check_honest(initiator: str, target: ScriptedTarget) -> None:
-    """Check that the host kept to the specification."""
-    if initiator == "nvme-tcp":  # SPDK asks for properties that fabrics do not have
+    """Check that the host followed the specification."""
+    if initiator == "nvme-tcp":  # SPDK reads properties that fabrics do not have
         assert target.violations == []
 
 
@@ -69,7 +69,7 @@ def make_target(
     transport: Transport | None = None,
     block_bytes: int = 512,
 ) -> ScriptedTarget:
-    """One namespace that holds ``CONTENT``."""
+    """Make a target with one namespace that holds ``CONTENT``."""
     space = Namespace(SIZE_BYTES, block_bytes=block_bytes)
     space.contents[:] = CONTENT
     subsystem = Subsystem(DEFAULT_NQN, [space], settings=settings)
@@ -83,7 +83,7 @@ def device_of(target: ScriptedTarget, **options: object) -> Iterator[BlockDevice
 
 
 def _opened(uri: str) -> BlockDevice:
-    """Open a device: again where a slow machine takes longer than its short times allow."""
+    """Open a device; retry if a slow machine exceeds the short timeouts."""
     until = time.monotonic() + OPENING_S
     while True:
         try:
@@ -94,7 +94,7 @@ def _opened(uri: str) -> BlockDevice:
 
 
 def check_typed(error: BaseException, target: ScriptedTarget) -> None:
-    """One error of the tree, that says which target."""
+    """Check that an error is a DlfsError that names the target."""
     assert isinstance(error, DeviceError | NotFoundError), repr(error)
     names = (f"127.0.0.1:{target.port}", f"traddr=127.0.0.1 trsvcid={target.port}")
     assert any(name in str(error) for name in names), str(error)
@@ -103,9 +103,9 @@ def check_typed(error: BaseException, target: ScriptedTarget) -> None:
 def transfer(
     device: BlockDevice, kind: Kind, blocks: Sequence[tuple[int, NDArray[np.uint8]]]
 ) -> dict[int, DlfsError]:
-    """Run operations eight at a time; the errors of those that failed, by their number.
+    """Run operations eight at a time; return the errors of failed operations by their number.
 
-    A device that is lost makes no queue pair: then all have failed with that.
+    A lost device makes no queue pair: then all operations fail with that error.
     """
     failed: dict[int, DlfsError] = {}
     done = 0
@@ -128,7 +128,7 @@ def transfer(
 
 
 def read_checked(device: BlockDevice, target: ScriptedTarget, count: int = 24) -> int:
-    """Read blocks at random places; what comes is right, what fails says why. How many failed."""
+    """Read blocks at random offsets; check contents and errors; return the count of failures."""
     chance = random.Random(count)
     offsets = [chance.randrange(SIZE_BYTES // BLOCK) * BLOCK for _ in range(count)]
     blocks = []
@@ -148,7 +148,7 @@ def read_checked(device: BlockDevice, target: ScriptedTarget, count: int = 24) -
 def write_checked(
     device: BlockDevice, target: ScriptedTarget, *, length_bytes: int = 16 * KIB, seed: int = 1
 ) -> int:
-    """Write to places of their own; what succeeded is there. How many failed."""
+    """Write disjoint ranges; check that successes are on media; return the count of failures."""
     chance = random.Random(seed)
     blocks = []
     for offset in range(0, SIZE_BYTES // 2, length_bytes):
@@ -156,32 +156,35 @@ def write_checked(
         buffer[:] = np.frombuffer(chance.randbytes(length_bytes), np.uint8)
         blocks.append((offset, buffer))
     failed = transfer(device, Kind.WRITE, blocks)
-    held = target.namespace.contents
+    media = target.namespace.contents
     for number, (offset, buffer) in enumerate(blocks):
         if number in failed:
             check_typed(failed[number], target)
         else:
-            found = bytes(held[offset : offset + length_bytes])
+            found = bytes(media[offset : offset + length_bytes])
             assert found == buffer.tobytes(), f"lost a write at {offset}"
-    rest = len(blocks) * length_bytes
-    assert bytes(held[rest:]) == CONTENT[rest:], "wrote where nobody asked to"
+    end = len(blocks) * length_bytes
+    assert bytes(media[end:]) == CONTENT[end:], "wrote beyond the submitted ranges"
     return len(failed)
 
 
 def script_of(*faults: Fault, seed: int = 0) -> FaultScript:
-    """A script that a failing test prints."""
+    """Make a script and print it, so that a failing test shows it."""
     script = FaultScript(faults, seed=seed)
     print(f"seed {seed}: {faults}")
     return script
 
 
 def resources() -> tuple[int, int]:
-    """Open file descriptors and threads of this process, those of libdlfs included."""
+    """Count the open file descriptors and threads of this process, including libdlfs's."""
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 def check_nothing_left(before: tuple[int, int]) -> None:
-    """No more than ``resources`` found before; an earlier test's may have been going then."""
+    """Wait until no more is open than ``resources`` counted before.
+
+    Resources of an earlier test may have been closing at that time, so fewer is right too.
+    """
     deadline = time.monotonic() + 20
     while _grown(before) and time.monotonic() < deadline:
         time.sleep(0.001)

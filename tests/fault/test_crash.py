@@ -1,8 +1,8 @@
-"""A crash at any write of an import or a removal leaves one generation or the other, whole.
+"""A crash at any write of an import or a removal leaves the old or the new generation complete.
 
-Two kinds of crash: the media as a power cut may leave it, rebuilt from a record of every write and
-flush; and a real process, killed at write k, for every k. With replicas, each member alone gives
-the one or the other as well.
+There are two kinds of crash. A power cut is simulated: the media is rebuilt from a record of every
+write and flush. A process crash is real: a process is killed at write k, for every k. With
+replicas, each member alone gives a complete generation too.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def read_all(volume):
 
 
 class Media:
-    """A volume in memory whose history is recorded, and whose past can be brought back."""
+    """A volume in memory that records its writes and can restore an earlier state."""
 
     def __init__(self, replicas):
         self.replicas = replicas
@@ -57,7 +57,7 @@ class Media:
         self.log = None
 
     def run(self, change):
-        """Record what a change writes."""
+        """Run a change and record its writes."""
         self.log = WriteLog()
 
         def opener(uri, *, writable, engine):
@@ -130,9 +130,9 @@ CASES = {
 
 
 def check_state(media, old, new, older=None):
-    """The volume opens with the old or the new contents, whole, and can be written.
+    """Check that the volume opens with the old or the new contents, complete, and is writable.
 
-    A member alone that lags may give what was there before the old ones.
+    A lagging member alone may give the contents before the old ones.
     """
     with dlfs.open(media.uris) as volume:
         got = read_all(volume)
@@ -145,14 +145,14 @@ def check_state(media, old, new, older=None):
 
 
 class States:
-    """Checks states of the media, each one once: many cuts come to the same bytes."""
+    """Checks each state of the media once: many power cuts leave the same bytes."""
 
     def __init__(self, media, old, new, older=None):
         self.media, self.contents = media, (old, new, older)
         self.known = {}
 
     def check(self, images):
-        """Bring images back; return whether they have the new contents."""
+        """Restore images; return True if they have the new contents."""
         self.media.restore(images)
         digest = b"".join(hashlib.blake2b(image).digest() for image in images)
         if digest not in self.known:
@@ -161,7 +161,7 @@ class States:
 
 
 def check_recovery(media, got_new, old, new):
-    """A writer after the crash loses nothing either."""
+    """Check that a writer after the crash loses nothing either."""
     with dlfs.open(media.uris) as volume:
         write(volume, "after", {b"x": b"after the crash" * 300})
         expected = {**(new if got_new else old), ("after", 1): {b"x": b"after the crash" * 300}}
@@ -184,7 +184,7 @@ def test_a_crash_at_any_write(media, case):
         seen_new.append(check_state(media, old, new))
         if count % 3 == 0:
             check_recovery(media, seen_new[-1], old, new)
-    assert seen_new == sorted(seen_new)  # once durable, it stays
+    assert seen_new == sorted(seen_new)  # once durable, the new contents stay
     assert not seen_new[0]
     assert seen_new[-1]
 
@@ -206,25 +206,25 @@ def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(media, case):
             check_recovery(media, got_new, old, new)
 
 
-def test_a_removed_version_is_not_given_again_after_a_crash(media):
+def test_a_removed_version_is_not_reused_after_a_crash(media):
     media.run(prepare_two)
     media.run(remove_first)
     for count in range(len(media.log.events) + 1):
         media.restore(media.log.reordered_images(count, random.Random(SEED + count)))
         with dlfs.open(media.uris) as volume:
             write(volume, "first", SECOND)
-            assert volume["first"].version == 2  # whether the first one is there still or not
+            assert volume["first"].version == 2  # the first version may be there or not
 
 
 def test_a_crash_after_a_crash(media):
-    """The writer that recovers a volume crashes too, at any write."""
+    """Check crashes of the writer that recovers the volume, at any write."""
     media.run(import_first)
     old = media.contents()
     media.run(lambda volume: write(volume, "second", SECOND))
     new = media.contents()
     chance = random.Random(SEED)
     events = media.log.events
-    # Only the superblocks' phase differs from a plain import: some copies have the new generation.
+    # Only the superblocks' phase differs from a plain import: some copies are new already.
     tail = [i for i, event in enumerate(events) if isinstance(event, WriteEvent)][-4 * MEMBERS :]
     for first in tail:
         crashed = media.log.reordered_images(first + 1, chance)
@@ -266,7 +266,7 @@ def test_a_failing_device_leaves_the_volume_as_it_was(media, stop):
 
 
 def remove_and_import(uris, kills):
-    """Runs in a process of its own, which dies at its write number ``kills``."""
+    """Remove and import; the calling process is killed at its write number ``kills``."""
     point = StopPoint(kills, action="kill", torn_blocks=1)
 
     def opener(uri, *, writable, engine):
@@ -280,7 +280,7 @@ def remove_and_import(uris, kills):
 
 
 def run_in_child(uris, kills):
-    """The exit code of the process."""
+    """Run ``remove_and_import`` in a child process; return its exit code."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -297,7 +297,7 @@ KILLED_MODEL = {f"s/{i}".encode(): bytes([i]) * (i * 211) for i in range(20)}
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_process_killed_at_any_write(tmp_path):
-    """SIGKILL at write k of a removal and an import, for every k until nothing is left to kill."""
+    """Send SIGKILL at write k of a removal and an import, for every k until the process ends."""
     paths = [tmp_path / "a", tmp_path / "b"]
     uris = [str(path) for path in paths]
     dlfs.format_volume(uris, size_bytes=MEMBER_BYTES, chunk_bytes=4 * KIB)

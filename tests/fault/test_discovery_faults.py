@@ -1,4 +1,4 @@
-"""Discovery controllers that do everything wrong: discovery ends, with a list or a typed error."""
+"""Discovery against faulty controllers ends with a list or a typed error."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def check_said(error: DlfsError, target: ScriptedTarget) -> None:
 
 
 @pytest.mark.parametrize("name", LOG_FAULTS)
-def test_discovery_ends_well_or_says_why(name: str) -> None:
+def test_discovery_succeeds_or_reports_an_error(name: str) -> None:
     script = script_of(LOG_FAULTS[name], seed=12)
     with ScriptedTarget(script=script) as target:
-        while not script.played:  # a slow machine may run out of time before
+        while not script.played:  # a slow machine may exceed the timeout first
             try:
                 found = discovered(target)
                 assert len(found.subsystems) <= 1
@@ -97,19 +97,19 @@ def test_discovery_ends_well_or_says_why(name: str) -> None:
         assert target.violations == []
 
 
-def test_a_command_that_is_never_answered_is_not_tried_for_ever() -> None:
-    """Each attempt reaches a target that connects and never answers: the budget ends it."""
+def test_a_command_that_is_never_answered_is_not_retried_for_ever() -> None:
+    """Each attempt reaches a target that connects and never answers: the time limit ends it."""
     script = script_of(Fault(Event.LOG_PAGE, Omit(), times=None), seed=13)
     with ScriptedTarget(script=script) as target:
         with pytest.raises(DeviceError) as caught:
             discovered(target)
         check_said(caught.value, target)
-        # As many time-outs as fit in timeout_ms + connect_ms + reconnect_ms, and the last one's.
+        # The timeouts that fit in timeout_ms + connect_ms + reconnect_ms, plus the last one.
         assert script.played <= 6
 
 
 def until_found(target: ScriptedTarget) -> None:
-    """An honest target is discovered, as soon as the machine is quick enough."""
+    """Retry until a target without faults is discovered, since the machine may be slow."""
     while True:
         try:
             found = discovered(target).subsystems

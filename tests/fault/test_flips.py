@@ -1,7 +1,7 @@
-"""Any single flipped bit is detected before bytes escape, or is provably harmless.
+"""Any single flipped bit is detected before its bytes are returned, or is provably harmless.
 
-Metadata: every byte of every superblock copy, of the catalog and of a directory segment, one bit
-each (another one from byte to byte), and every bit of what is described there. Data: random bits.
+Metadata: one bit of each byte of every superblock copy, of the catalog and of a directory segment
+(byte i has bit i mod 8 flipped), and every bit of a directory header. Data: random bits.
 """
 
 import random
@@ -34,14 +34,14 @@ SAMPLES = {
 
 
 class Media:
-    """A volume in memory with one dataset, whose bits can be flipped and set right again."""
+    """A volume in memory with one dataset, whose bits can be flipped and restored."""
 
     def __init__(self):
         self.name = f"flip-{uuid.uuid4().hex}"
         self.uri = f"mem:{self.name}?size={MEMBER_BYTES}"
         dlfs.format_volume(self.uri, chunk_bytes=4 * KIB, block_bytes=BLOCK_BYTES)
         with dlfs.open(self.uri) as volume:
-            for version in range(2):  # so that both letters are in use
+            for version in range(2):  # so that both superblock slots are in use
                 with volume.writer("the data") as writer:
                     for path, data in SAMPLES.items():
                         writer.add(path, data)
@@ -59,7 +59,7 @@ class Media:
         device.write(start, bytes(content))
 
     def bytes_of(self, runs, length_bytes):
-        """Where the bytes of a space lie on the member."""
+        """Return the offset on the member of each byte of a space."""
         space = DataSpace(self.generation.geometry, runs)
         return [space.resolve(address)[1] for address in range(length_bytes)]
 
@@ -72,7 +72,7 @@ class Media:
         return self.bytes_of(superblock.catalog_runs, superblock.catalog_bytes)
 
     def used_bytes(self):
-        """What belongs to samples, by byte of the member."""
+        """Map each byte of the member that belongs to a sample to the sample's index."""
         with dlfs.open(self.uri) as volume, volume["the data"] as dataset:
             space = DataSpace(self.generation.geometry, self.record.data_runs)
             return {
@@ -95,14 +95,14 @@ def media():
 
 @pytest.fixture(autouse=True)
 def whole(media):
-    """What a test flips it sets right again."""
+    """Check after each test that it restored the bits that it flipped."""
     yield
     with dlfs.open(media.uri) as volume:
         assert list(volume.verify()) == []
 
 
 def each_byte(places):
-    """One bit of each byte, another one from byte to byte."""
+    """Return one (byte, bit) for each byte; the bit differs from byte to byte."""
     return [(byte, number % 8) for number, byte in enumerate(places)]
 
 
@@ -154,12 +154,12 @@ def test_every_bit_of_a_directory_header(media):
     check_directory(media, each_bit([*header[:172], *header[4092:]]))
 
 
-def test_a_byte_here_and_there_of_a_directory(media):
+def test_some_bytes_of_a_directory(media):
     check_directory(media, each_byte(media.directory_bytes())[::37])
 
 
 def test_every_byte_of_a_directory(media):
-    """In memory, where it is fast enough for all of them."""
+    """Check every byte, which is fast enough in memory."""
     record = media.record
     space = DataSpace(media.generation.geometry, record.directory_runs)
     sizes = DirectorySizes(record.entries_bytes, record.names_bytes)
@@ -178,7 +178,7 @@ def test_every_byte_of_a_directory(media):
 
 
 def check_samples(media):
-    """What can be read is right; returns the errors of what cannot, by path."""
+    """Check the samples that can be read; return the errors of the others, by path."""
     errors = {}
     with dlfs.open(media.uri) as volume, volume["the data"] as dataset:
         assert dataset.paths() == sorted(SAMPLES)
@@ -215,8 +215,8 @@ def test_data(media):
     assert 0 < hits < DATA_FLIPS
 
 
-def test_what_nothing_depends_on(media):
-    """Padding, free chunks, the lock record and the gaps."""
+def test_flips_of_unused_bytes_are_harmless(media):
+    """Flip bits of padding, free chunks, the lock record and the gaps."""
     chance = random.Random(SEED)
     used = set(media.used_bytes()) | set(media.catalog_bytes()) | set(media.directory_bytes())
     for start in superblock_offsets(MEMBER_BYTES):

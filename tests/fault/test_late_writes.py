@@ -1,6 +1,6 @@
 """Writes that are pending in a target's back end when their connection ends, and land later.
 
-Both initiators promise the same.
+The tests run with both initiators.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST, SECOND = b"\1" * 512, b"\2" * 512
 
 
 def slow_target(*, late_s: float, quiesce_ms: int) -> tuple[ScriptedTarget, SlowNamespace]:
-    """A target that closes the connection of the first write, which lands ``late_s`` after."""
+    """Make a target that closes the connection of the first write, which lands ``late_s`` later."""
     namespace = SlowNamespace(MIB, late_s=late_s)
     namespace.delays_next = True
     settings = Settings(quiesce_ms=quiesce_ms)

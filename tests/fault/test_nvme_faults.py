@@ -1,10 +1,10 @@
-"""Everything that a target may do wrong, against the initiator.
+"""Faults of a target, and how the initiator handles each of them.
 
-However a target misbehaves, an operation ends right, after a retry where one helps, or with one
-typed error that names the target, within the budget; never with a wrong byte, never with a hang
-(pytest's timeout stands for that), and nothing stays open. Each fault is tried once, where the
-initiator must recover by itself, and for ever, where it must give up and be usable again when the
-target is honest again.
+With every fault, an operation either succeeds, after a retry if one helps, or ends with one typed
+error that names the target, within its time limit. It never returns a wrong byte and never hangs
+(pytest's timeout would fail the test), and no descriptor or thread is left. Each fault happens
+once, where the initiator must recover by itself. It also happens for ever, where the initiator must
+give up, and must work again once the target is without faults.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def _nothing_stays_open() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A fault, and how it must end when it happens once.
+    """A fault, and the result of an operation that meets it once.
 
     Attributes:
-        do: what happens.
+        do: the fault.
         ends: ``well``: the operation succeeds; ``badly``: it fails; ``either``.
-        digests: that make it a fault: 1 header, 2 data.
+        digests: digests with which it is a fault: 1 header, 2 data.
     """
 
     do: Action
@@ -102,7 +102,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, int]:
-        """How patient a device must be."""
+        """Timeouts of the device."""
         return ATTENTIVE if isinstance(self.do, Omit | Silence | Delay) else PATIENT
 
 
@@ -223,8 +223,8 @@ def test_a_read_survives(case: Case, digests: bool) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in READS if name.startswith("data ")])
-def test_a_read_whose_completion_is_spared_survives(name: str) -> None:
-    """As above, with SUCCESS flags.
+def test_a_read_without_a_completion_survives(name: str) -> None:
+    """Repeat ``test_a_read_survives`` with SUCCESS flags.
 
     Data under another command's CCCID and with SUCCESS is that command's right answer, as far as
     any host can tell; checksums of samples are there for such targets.
@@ -262,7 +262,7 @@ LASTING = (
 
 @pytest.mark.parametrize("name", LASTING)
 def test_a_read_gives_up(name: str) -> None:
-    """Every read meets the fault: each ends in an error, and the device is good again later."""
+    """Every read meets the fault: each ends in an error, and the device recovers later."""
     script = script_of(Fault(Event.READ, READS[name].do, times=None), seed=6)
     target = make_target(transport=WITH_COMPLETIONS)
     with target, device_of(target, **HASTY, **DIGESTS) as device:
@@ -274,7 +274,7 @@ def test_a_read_gives_up(name: str) -> None:
 
 
 def until_right(target: ScriptedTarget, attempt: Callable[[], int]) -> None:
-    """Try until nothing fails: a lost device is looked for again after a while."""
+    """Retry until nothing fails: a lost device reconnects after a while."""
     while True:
         try:
             if attempt() == 0:
@@ -285,7 +285,7 @@ def until_right(target: ScriptedTarget, attempt: Callable[[], int]) -> None:
 
 @pytest.mark.parametrize("success_flag", [False, True])
 def test_a_wrong_data_digest_costs_its_command_alone(success_flag: bool) -> None:
-    """One answer in seven is garbled: each such command is sent again, on the same connection."""
+    """One answer in seven is corrupted: each such command is sent again, on the same connection."""
     garbled = Fault(Event.READ, SpoilDataDigest(data=True), times=None, chance=1 / 7)
     script = script_of(garbled, seed=7)
     target = make_target(script, transport=Transport(success_flag=success_flag))
@@ -310,7 +310,7 @@ def test_a_wrong_header_digest_costs_its_queue_pair_alone() -> None:
 
 @pytest.mark.parametrize("digests", [False, True])
 def test_answers_may_be_split_at_every_byte(digests: bool) -> None:
-    """An answer of one block in two pieces that arrive apart, for every place of the cut."""
+    """An answer of one block arrives in two fragments, for every position of the split."""
     script = FaultScript()
     options = PATIENT | (DIGESTS if digests else {})
     with make_target(script) as target, device_of(target, **options) as device:
@@ -322,7 +322,7 @@ def test_answers_may_be_split_at_every_byte(digests: bool) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1], [2, 3], [7], [24, 1], [1, 4095], [100_000]])
-def test_everything_may_come_in_pieces(sizes: list[int]) -> None:
+def test_everything_may_arrive_in_fragments(sizes: list[int]) -> None:
     script = FaultScript(fragments=Fragments(sizes))
     options = PATIENT | DIGESTS | {"connect_ms": 10000}
     with make_target(script) as target, device_of(target, **options) as device:
@@ -333,7 +333,7 @@ def test_everything_may_come_in_pieces(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_faults_at_random(seed: int) -> None:
-    """Any of the passing faults, at any read, again and again."""
+    """Transient faults of all kinds happen at random reads."""
     chance = random.Random(seed)
     passing = [case.do for case in READS.values() if case.ends == "well"]
     quick = [do for do in passing if not isinstance(do, Gather | Silence | Delay | Omit)]
@@ -347,7 +347,7 @@ def test_faults_at_random(seed: int) -> None:
 
 
 def flush_in_the_end(device: BlockDevice, target: ScriptedTarget) -> None:
-    """A flush after a reconnection fails once: what was written before may be lost."""
+    """Flush; retry once, since a flush after a reconnect fails: earlier writes may be lost."""
     try:
         device.flush()
     except DeviceError as error:
@@ -411,7 +411,7 @@ def test_a_write_survives(event: Event, case: Case) -> None:
     with make_target(script) as target, device_of(target, **case.options, **DIGESTS) as device:
         failed = write_checked(device, target, length_bytes=16 * 1024)
         assert script.played == 1
-        # A write that met silence may still be executed: it must end, and with it all beside it.
+        # A write that met silence may still be executed: it must end, with all concurrent writes.
         assert {"well": failed == 0, "badly": failed >= 1, "either": True}[case.ends], script
         assert write_checked(device, target, seed=2) == 0
         flush_in_the_end(device, target)
@@ -556,11 +556,11 @@ OPENINGS = [
 
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=name) for name, fault in OPENINGS])
-def test_opening_ends_well_or_says_why(fault: Fault) -> None:
-    """Then an honest target is opened at once."""
+def test_opening_succeeds_or_reports_an_error(fault: Fault) -> None:
+    """After the fault, a target without faults is opened at once."""
     script = script_of(fault, seed=9)
     with make_target(script) as target:
-        while not script.played:  # a slow machine may run out of time before
+        while not script.played:  # a slow machine may exceed the timeout first
             try:
                 with open_device(target.uri(**HASTY, **DIGESTS), writable=True) as device:
                     if device.size_bytes == len(CONTENT):
@@ -574,8 +574,8 @@ def test_opening_ends_well_or_says_why(fault: Fault) -> None:
 
 @pytest.mark.parametrize("event", STEPS)
 @pytest.mark.parametrize("do", [Omit(), Cut(), Garbage(300)], ids=repr)
-def test_reconnecting_survives_what_goes_wrong_on_the_way(event: Event, do: Action) -> None:
-    """The device is open and loses its target; the first attempts to come back fail, too."""
+def test_reconnecting_survives_faults_of_its_attempts(event: Event, do: Action) -> None:
+    """The device loses its target, and its first attempts to reconnect fail too."""
     with make_target() as target, device_of(target, **ATTENTIVE | {"connect_ms": 200}) as device:
         assert read_checked(device, target, 4) == 0
         script = script_of(Fault(event, do, times=2), seed=10)
@@ -586,7 +586,7 @@ def test_reconnecting_survives_what_goes_wrong_on_the_way(event: Event, do: Acti
 
 
 def test_a_queue_is_refused_by_a_target_that_forgot_the_controller() -> None:
-    """It was restarted, which nobody had noticed: the queue is asked for again, of a new one."""
+    """The target was restarted unnoticed, so the initiator requests a queue of a new controller."""
     with make_target() as target, device_of(target, **PATIENT) as device:
         refused = Fault(Event.CONNECT_IO, Complete(status=0x4182))
         script = script_of(refused, Fault(Event.PROPERTY_GET, Cut(reset=True), match=CSTS))
@@ -595,7 +595,7 @@ def test_a_queue_is_refused_by_a_target_that_forgot_the_controller() -> None:
         assert script.played == 2
 
 
-def test_few_queues_are_told_and_used() -> None:
+def test_few_queues_are_reported_and_used() -> None:
     with (
         make_target(settings=Settings(io_queues=1)) as target,
         device_of(target, **PATIENT) as device,
@@ -614,7 +614,7 @@ def test_few_queues_are_told_and_used() -> None:
 @pytest.mark.parametrize(
     "do", [Omit(), Cut(), Cut(reset=True), Complete(status=0x4006), Garbage(30)], ids=repr
 )
-def test_trouble_with_keep_alives_is_got_over(do: Action) -> None:
+def test_the_device_recovers_from_faults_of_keep_alives(do: Action) -> None:
     script = script_of(Fault(Event.KEEP_ALIVE, do), seed=11)
     options = PATIENT | {"keepalive_ms": 400, "timeout_ms": 200}
     with make_target(script) as target, device_of(target, **options) as device:
@@ -655,7 +655,7 @@ HONEST = {
 
 @pytest.mark.parametrize("name", HONEST)
 @pytest.mark.parametrize("digests", [False, True])
-def test_any_honest_target_will_do(name: str, digests: bool) -> None:
+def test_any_target_within_the_specification_works(name: str, digests: bool) -> None:
     options = PATIENT | (DIGESTS if digests else {})
     target = make_target(transport=HONEST[name])
     with target, device_of(target, **options) as device:

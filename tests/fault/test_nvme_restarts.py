@@ -1,8 +1,9 @@
-"""A target that is killed and comes back, again and again, under readers and writers.
+"""A target that is killed and restarted repeatedly, while readers and writers run.
 
-Everything is from printed seeds. Reads end right: every sample of an epoch arrives exactly once.
-Writes end right or say so: what was flushed is there. When it is over, file descriptors, threads
-and memory are what they were. DLFS_RESTARTS asks for more restarts than usual.
+All randomness comes from printed seeds. Every sample of an epoch arrives exactly once. A write
+succeeds or fails with an error, and flushed data is on media. At the end, the counts of file
+descriptors and threads, and the memory in use, are as before. DLFS_RESTARTS sets the number of
+restarts.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 class Killer:
-    """Ends connections of a target at chance moments of its work, in a thread.
+    """Ends connections of a target at random moments, in a thread.
 
     A moment is a number of commands seen, so that the speed of the machine does not matter. The
     target is killed and comes back after a while, drops its connections, or falls silent for a
@@ -87,7 +88,7 @@ class Killer:
 
 @contextmanager
 def volume_target(samples: dict[bytes, bytes]) -> Iterator[ScriptedTarget]:
-    """A target with a volume that holds the samples, written through it."""
+    """Make a target with a volume, and write the samples to the volume through the target."""
     subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
     with ScriptedTarget([subsystem]) as target:
         uri = target.uri(**OPTIONS)
@@ -96,7 +97,7 @@ def volume_target(samples: dict[bytes, bytes]) -> Iterator[ScriptedTarget]:
             for path, data in samples.items():
                 writer.add(path, data)
         while target.connections:
-            pass  # the target has yet to see that they ended
+            pass  # the target has not seen yet that they ended
         yield target
 
 
@@ -107,7 +108,7 @@ def resident_bytes() -> int:
 
 
 def read_epoch(dataset: dlfs.Dataset, samples: dict[bytes, bytes], seed: int, plan: str) -> None:
-    """An epoch in global order: every sample, once, right."""
+    """Read an epoch in global order; check that every sample arrives once, intact."""
     seen = []
     for batch in dataset.batches(16, seed=seed, epoch=seed, shuffle="global", plan=plan):
         with batch:
@@ -139,8 +140,8 @@ def test_epochs_survive_restarts() -> None:
         assert max(growth[1:]) - growth[0] < GROWTH_BYTES_MAX, growth
 
 
-def test_a_target_that_stays_away_is_one_error_and_then_good_again() -> None:
-    samples = random_samples(COUNT, 4, high=20_000)  # more than memory holds
+def test_a_target_that_stays_lost_is_one_error_until_it_returns() -> None:
+    samples = random_samples(COUNT, 4, high=20_000)  # larger than the sample memory
     options = OPTIONS | {"reconnect_ms": 1000}
     with volume_target(samples) as target:
         before = resources()
@@ -170,25 +171,25 @@ PIECE_BYTES = 16 * KIB
 
 
 class Journal:
-    """What was written where, and what may be there after losses of power."""
+    """Contents written to each offset, and the contents it may have after power losses."""
 
     def __init__(self) -> None:
         self.durable: dict[int, bytes] = {}
         self.possible: dict[int, set[bytes]] = {}
 
     def wrote(self, offset: int, data: bytes) -> None:
-        """Submitted: it is there, or was lost, until a flush succeeds."""
+        """Note a submitted write. It may be on media or lost until a flush succeeds."""
         self.possible.setdefault(offset, {self.durable.get(offset, bytes(PIECE_BYTES))}).add(data)
 
     def flushed(self, latest: dict[int, bytes]) -> None:
-        """A flush that succeeded makes the last acknowledged writes durable."""
+        """Note a successful flush, which makes the last acknowledged writes durable."""
         for offset, data in latest.items():
             self.durable[offset] = data
             self.possible[offset] = {data}
 
 
 def write_some(device: BlockDevice, chance: random.Random, journal: Journal) -> dict[int, bytes]:
-    """Writes at chance places; what each place was acknowledged to hold last."""
+    """Write at random offsets; return the last acknowledged content of each offset."""
     latest: dict[int, bytes] = {}
     buffer = aligned_buffer(PIECE_BYTES, 4096)
     for _ in range(24):
@@ -205,7 +206,7 @@ def write_some(device: BlockDevice, chance: random.Random, journal: Journal) -> 
 @pytest.mark.parametrize("lose_cache", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_no_flushed_write_is_lost(initiator: str, seed: int, lose_cache: bool) -> None:
-    """Rounds of writes and a flush; a flush that fails leaves its round's writes open."""
+    """Run rounds of writes and a flush; after a failed flush, its round's writes may be lost."""
     print(f"seed {seed}")
     chance, journal = random.Random(seed), Journal()
     before = resources()
@@ -228,5 +229,5 @@ def test_no_flushed_write_is_lost(initiator: str, seed: int, lose_cache: bool) -
         for offset, possible in journal.possible.items():
             assert device.read(offset, PIECE_BYTES) in possible, f"seed {seed}, byte {offset}"
         check_honest(initiator, target)
-    if initiator == "nvme-tcp":  # SPDK's environment stays
+    if initiator == "nvme-tcp":  # SPDK's environment stays initialized
         check_nothing_left(before)

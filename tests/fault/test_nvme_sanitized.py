@@ -1,7 +1,7 @@
-"""The faults of a target against libdlfs built with ASan and UBSan: no crash, no byte out of place.
+"""Tests of target faults with libdlfs built with ASan and UBSan: no memory error is found.
 
-Tests of ``test_nvme_faults`` run again in a process of their own, whose allocator is ASan's, so
-that the buffers of numpy are watched, too. Leaks are not looked for: Python frees little at exit.
+Tests of ``test_nvme_faults`` run again in a separate process with ASan's allocator, which checks
+numpy's buffers too. Leaks are not detected, since Python frees little at exit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def runtime(name: str) -> str:
-    """A sanitizer's library, to be loaded before anything else."""
+    """Return the path of a sanitizer's runtime library, which must be loaded first."""
     compiler = os.environ.get("CC", "cc")
     command = [compiler, f"-print-file-name={name}"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -34,7 +34,7 @@ def runtime(name: str) -> str:
     return found
 
 
-def test_no_fault_makes_the_library_step_out_of_its_memory() -> None:
+def test_no_fault_causes_a_memory_error() -> None:
     preload = runtime("libasan.so")
     folder = configure("address")
     compile_target(folder, "dlfs")

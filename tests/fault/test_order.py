@@ -1,6 +1,6 @@
-"""A directory whose checksums are right, but whose storage order leaves a sample out.
+"""A directory with valid checksums whose storage order omits a sample.
 
-Chunks are verified by that order before they are given from memory, so such a dataset is refused.
+Chunks in memory are verified in that order, so such a dataset is refused.
 """
 
 import random
@@ -21,7 +21,7 @@ REASON = "sorted by address"
 
 
 def seal(segment: bytearray) -> None:
-    """Make the checksums of a directory's entries part right again."""
+    """Recompute the checksums of a directory's entries."""
     checksums, count = struct.unpack_from("<2Q", segment, 80)
     (locations,) = struct.unpack_from("<Q", segment, 112)
     table = crc32c_blocks(bytes(segment[locations : locations + count * BLOCK]), BLOCK)
@@ -32,7 +32,7 @@ def seal(segment: bytearray) -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> str:
-    """A volume whose order has the sample of rank 4 twice and that of rank 5 not at all."""
+    """Return a volume whose storage order has rank 4 twice and omits rank 5."""
     path = tmp_path / "volume.img"
     uri = str(path)
     dlfs.format_volume(uri, size_bytes=8 << 20, chunk_bytes=64 << 10)
@@ -57,7 +57,7 @@ def image(tmp_path: Path) -> str:
 
 
 def check_samples(volume: dlfs.Volume) -> None:
-    """Read all samples, from memory that takes the whole dataset, and compare them."""
+    """Read all samples with sample memory for the whole dataset, and compare them."""
     with volume["data"] as dataset:
         for batch in dataset.batches(4):
             for index, sample in zip(batch.indices, batch, strict=True):

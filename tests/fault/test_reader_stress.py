@@ -1,10 +1,10 @@
-"""Readers under all kinds of load and faults at once, from a seed that a failure prints.
+"""Readers under many kinds of load and faults at once, from a seed that a failure prints.
 
 Epochs of every plan and single reads share one reader with little memory. The devices fail, flip
-bits, delay answers and reorder them. Batches are retained, and epochs are left early and resumed by
-another number of ranks. Every returned sample must be right, every other one reported, and all
-memory free at the end. With two copies, one member is lost and returns meanwhile, and no read may
-fail. DLFS_STRESS_SEEDS sets the number of seeds.
+bits, and delay and reorder completions. Batches stay referenced, and epochs end early and resume
+with another number of ranks. Every returned sample must be intact, every other sample reported, and
+all memory free at the end. With two replicas, one member is lost and returns meanwhile, and no read
+may fail. DLFS_STRESS_SEEDS sets the number of seeds.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ WORKERS = 3
 SEEDS = int(os.environ.get("DLFS_STRESS_SEEDS", "16"))
 PLANS = ("auto", "direct", "chunks", "harvest")
 
-# Faults that pass are retried until the sample is there; those of the second kind take samples.
+# Transient faults are retried until the sample is read; faults of the second kind lose samples.
 PASSING = {"timeout_ms": 60_000, "retry_count": 60}
 LASTING = {"timeout_ms": 20, "retry_count": 1}
 
 
 class Stress:
-    """One dataset and one reader, made from a seed."""
+    """A dataset and a reader of it, both made from a seed."""
 
     def __init__(self, seed: int, name: str, options: dict[str, int], *, replicas: int = 1) -> None:
         random = np.random.default_rng(seed)
@@ -93,32 +93,32 @@ class Stress:
 
 
 class Worker:
-    """One consumer of a reader: epochs, parts of them, and reads between their batches."""
+    """A consumer of a reader: takes whole and partial epochs, and reads between their batches."""
 
     def __init__(self, stress: Stress, seed: int, plans: tuple[str, ...]) -> None:
         self.stress = stress
         self.random = np.random.default_rng(seed)
         self.plans = plans
-        self.kept: list[Batch | None] = [None] * int(self.random.integers(1, 6))
+        self.retained: list[Batch | None] = [None] * int(self.random.integers(1, 6))
 
     def run(self) -> None:
         for _ in range(2):
             self._epoch()
-        for batch in self.kept:
+        for batch in self.retained:
             if batch is not None:
                 self.stress.check(batch)
 
-    def _keep(self, batch: Batch) -> None:
-        """Keep a batch in the place of another, whose bytes must have stayed as they were."""
+    def _retain(self, batch: Batch) -> None:
+        """Retain a batch in place of an older one; check that the older one did not change."""
         self.stress.check(batch)
-        place = int(self.random.integers(0, len(self.kept)))
-        old = self.kept[place]
+        place = int(self.random.integers(0, len(self.retained)))
+        old = self.retained[place]
         if old is not None:
             self.stress.check(old)
-        self.kept[place] = batch
+        self.retained[place] = batch
 
     def _epoch(self) -> None:
-        """An epoch in two parts, taken by different numbers of ranks; the second may end early."""
+        """Take an epoch in two parts with different numbers of ranks; the second may end early."""
         random, reader = self.random, self.stress.reader
         order: dict[str, Any] = {
             "seed": int(random.integers(0, 5)),
@@ -142,21 +142,21 @@ class Worker:
                 world_size=ranks,
                 plan=plan,
                 on_error="skip",
-            ).resume(state) as rest:
-                for batch in rest:
+            ).resume(state) as resumed:
+                for batch in resumed:
                     seen += self._take(batch)
                     if random.integers(0, 60) == 0:
                         return
         assert sorted(seen) == list(range(COUNT))
 
     def _take(self, batch: Batch) -> list[int]:
-        """The indices that a batch accounts for, given out or told as failures."""
-        self._keep(batch)
+        """Retain a batch; return the indices of its samples and of its reported failures."""
+        self._retain(batch)
         if self.random.integers(0, 8) == 0:
             wanted = self.random.integers(0, COUNT, int(self.random.integers(0, 60)))
             read = self.stress.reader.read(wanted, on_error="skip")
             assert len(read) + len(read.failures) == len(wanted)
-            self._keep(read)
+            self._retain(read)
         return batch.indices.tolist() + [failure.index for failure in batch.failures]
 
 
@@ -172,7 +172,7 @@ class Killer:
 
 
 class Sufferer(Worker):
-    """A consumer to whom nothing may fail."""
+    """A consumer none of whose reads may fail."""
 
     def __init__(self, stress: Stress, seed: int, killer: Killer) -> None:
         super().__init__(stress, seed, PLANS)
@@ -193,7 +193,7 @@ def stress(request: pytest.FixtureRequest, seed: int, options: dict[str, int]) -
 
 @pytest.mark.parametrize("options", [PASSING, LASTING], ids=["passing", "lasting"])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_everything_at_once(stress: Stress, seed: int, options: dict[str, int]) -> None:
+def test_all_loads_and_faults_at_once(stress: Stress, seed: int, options: dict[str, int]) -> None:
     random = np.random.default_rng(seed)
     plans = PLANS if random.integers(0, 2) else (str(random.choice(PLANS)),)
     print(f"seed {seed}, {plans}, {stress.slots} slots, {stress.faults}")
@@ -224,7 +224,7 @@ def test_a_member_is_lost_again_and_again(request: pytest.FixtureRequest, seed: 
 
 
 def assert_memory_is_back(stress: Stress) -> None:
-    """As many small samples as there are slots can be held at once, none in memory of its own.
+    """Check that as many small samples as there are slots fit at once, without private memory.
 
     Only samples that are read from the devices count: one that lies in the cache pins the run of
     slots that it was packed into.
@@ -234,12 +234,12 @@ def assert_memory_is_back(stress: Stress) -> None:
     chunk_count = sum(run.chunk_count for run in stress.laid.runs)
     limit = min(stress.slots, chunk_count)
     before = reader.stats()["private_batches"]
-    held: list[Batch] = []
+    batches: list[Batch] = []
     for index in np.flatnonzero((lengths > 0) & (lengths < CHUNK_BYTES)):
         hits = reader.stats()["cache_hits"]
         batch = reader.read([index])
         if reader.stats()["cache_hits"] == hits:
-            held.append(batch)
-        if len(held) == limit:
+            batches.append(batch)
+        if len(batches) == limit:
             break
     assert reader.stats()["private_batches"] == before

@@ -1,7 +1,7 @@
-"""A crash at any write of a repair loses nothing, and the repair can be done again.
+"""A crash at any write of a repair loses nothing, and the repair can be repeated.
 
-The media are rebuilt as a power cut after any write or flush may leave them. What is left of the
-volume opens then, with or without the new device, and the same repair makes it whole.
+The media are rebuilt as a power cut after any write or flush may leave them. The remaining members
+then open, with or without the new device, and the same repair restores the volume.
 """
 
 import random
@@ -45,7 +45,7 @@ class Lab:
         return dlfs.repair(self.left, replacements={LOST: self.new}, opener=opener)
 
     def record(self):
-        """Repair, and remember every write."""
+        """Repair the volume and record every write."""
 
         def opener(uri, *, writable, engine):
             self.recorded.append(uri)
@@ -59,7 +59,7 @@ class Lab:
                 device.write(0, image)
 
     def check(self):
-        """Everything can be read with what is left, and the repair can be done again."""
+        """Check that every sample can be read and that the repair can be repeated."""
         assert read_all(self.left) == SAMPLES
         assert read_all([*self.left, self.new]) == SAMPLES
         report = self.repair()
@@ -101,8 +101,8 @@ def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(lab):
         lab.check()
 
 
-def test_a_crash_while_copies_are_mended(lab):
-    """Samples damaged in either copy: no moment of the repair takes the last right one away."""
+def test_a_crash_while_samples_are_repaired(lab):
+    """Samples are damaged in either replica; the repair never overwrites the last intact one."""
     lab.record()
     chance = random.Random(SEED)
     damage_each(lab, chance)
@@ -134,7 +134,7 @@ def image_of(uri):
 
 
 def damage_each(lab, chance):
-    """Flip a byte of every small sample, in one copy."""
+    """Flip a byte of every small sample, in one replica."""
     with dlfs.open(lab.whole) as volume, volume["data"] as dataset:
         places = [dataset.stat(i) for i in range(len(dataset)) if dataset.lengths([i])[0] < 4096]
     for number, place in enumerate(places):

@@ -1,4 +1,4 @@
-"""Writers that are stopped and go on, on a scripted target; see tests/fault/stopped.py."""
+"""Writers that are stopped and continue, on a scripted target; see tests/fault/stopped.py."""
 
 from __future__ import annotations
 

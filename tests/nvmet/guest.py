@@ -3,11 +3,11 @@
 ``Guest`` is the machine: started in about three seconds, killed as by a power cut, silenced and
 resumed, started again with the same disks. Its disks are raw files of this machine, which outlive
 it. ``run_in_guest(script)`` starts one, runs a script as root with busybox's tools and nvmet's
-modules loaded, and returns the exit code and the output: for whatever must be tried on a real
-kernel, such as recipes that go through configfs.
+modules loaded, and returns the exit code and the output. It tests code that needs a real kernel,
+such as recipes that go through configfs.
 
-A guest reaches ports of 127.0.0.1 on this machine at 10.0.2.2, and nothing else outside matters to
-it. QEMU accepts forwarded connections before the guest does: ``wait_until_ready`` waits until the
+A guest reaches ports of 127.0.0.1 on this machine at 10.0.2.2, and no other address outside. QEMU
+accepts forwarded connections before the guest does: ``wait_until_ready`` waits until the
 script has ended.
 """
 
@@ -96,11 +96,11 @@ class Guest:
     """One virtual machine.
 
     Args:
-        folder: for its files; empty, and its own.
-        script: for busybox's shell, run once the network is up.
-        files: further ones of the guest's root folder, by name.
-        disks: at most 20; they exist.
-        ports: of 127.0.0.1, here and in the guest.
+        folder: existing, empty folder for its files.
+        script: script for busybox's shell, run once the network is up.
+        files: additional files of the guest's root folder, by name.
+        disks: at most 20 disks, whose files exist.
+        ports: forwarded ports of 127.0.0.1, here and in the guest.
     """
 
     def __init__(
@@ -245,11 +245,12 @@ def run_in_guest(
     """Run a shell script in a new guest, and end the guest.
 
     Args:
-        script: as root, in /tmp; busybox's tools, nvmet-tcp and nvme-tcp loaded, configfs mounted,
-            64-MiB RAM disks /dev/ram0 and /dev/ram1. An exit code other than 0 is no error here.
-        files: further ones of the guest's root folder, by name: executable.
-        disks: of the guest.
-        ports: of 127.0.0.1, here and in the guest.
+        script: run as root, in /tmp. It finds busybox's tools, nvmet-tcp and nvme-tcp loaded,
+            configfs mounted, and 64-MiB RAM disks /dev/ram0 and /dev/ram1. An exit code other than
+            0 is no error here.
+        files: additional executable files of the guest's root folder, by name.
+        disks: disks of the guest.
+        ports: forwarded ports of 127.0.0.1, here and in the guest.
 
     Raises:
         GuestError: the guest did not start, or the script did not end.

@@ -51,7 +51,7 @@ def build_initrd(kernel: GuestKernel, files: dict[str, bytes]) -> bytes:
     """Build the initial RAM disk of a guest.
 
     Args:
-        kernel: whose modules the guest loads.
-        files: further ones, by name, in the root folder.
+        kernel: kernel whose modules the guest loads.
+        files: additional files of the root folder, by name.
     """
     return build_archive(_entries(kernel, files))

@@ -1,10 +1,10 @@
 """Debian's kernel for the tests' virtual machines: fetched once, unpacked, never installed.
 
 ``python -m tests.nvmet.kernel`` (a rule of the Makefile) downloads the package of a cloud kernel
-with apt, and keeps in ``build/nvmet`` what a guest needs: the kernel as an ELF file, which spares
-the emulated processor the decompressing, and the modules in ``MODULES`` with all they depend on, in
-the order to load them. The cloud kernel has virtio's PCI transport and the NVMe core built in.
-Downloading needs apt's package lists; where they are missing, root fetches them.
+with apt and stores the files of a guest in ``build/nvmet``. They are the kernel as an ELF file,
+which the emulated processor need not decompress, and the modules in ``MODULES`` with their
+dependencies, in the order to load them. The cloud kernel has virtio's PCI transport and the NVMe
+core built in. Downloading needs apt's package lists; where they are missing, root fetches them.
 """
 
 from __future__ import annotations

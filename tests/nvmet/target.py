@@ -1,8 +1,8 @@
-"""The Linux kernel's own NVMe/TCP target, in a guest: what the initiator must work with.
+"""The Linux kernel's NVMe/TCP target, which runs in a guest.
 
 Namespaces are raw files of this machine behind virtio disks, so they outlive the guest. The target
-listens on one port of 127.0.0.1, the same here and in the guest, and after a restart. So are serial
-numbers and UUIDs, which the kernel would draw anew.
+listens on one port of 127.0.0.1, the same here and in the guest, and after a restart. Serial
+numbers and UUIDs stay the same too; by default the kernel would generate new ones.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Namespace:
     """One namespace of a subsystem.
 
     Attributes:
-        path: of the file behind it, which several targets may share as paths to one namespace;
-            None: a file of the target's own. Zeros at first.
+        path: path of the backing file, which several targets may share as paths to one namespace;
+            None: a private file of the target. It contains zeros at first.
     """
 
     size_bytes: int = 32 * MIB
@@ -107,9 +107,9 @@ class KernelTarget:
     """A target with some subsystems, and the files behind their namespaces.
 
     Args:
-        folder: for its files; empty, and its own.
-        subsystems: with at most 20 namespaces in all.
-        inline_bytes: what a host may write in a capsule.
+        folder: existing, empty folder for its files.
+        subsystems: subsystems with at most 20 namespaces in all.
+        inline_bytes: most bytes that a host may write in a capsule.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class KernelTarget:
         """Return the device URI of a namespace.
 
         Args:
-            nqn: of its subsystem, which may be an unknown one.
-            nsid: of the namespace, which may be one that is not there.
-            options: of the URI, such as ``hdgst=1``.
+            nqn: NQN of its subsystem, which need not exist.
+            nsid: namespace ID, which need not exist.
+            options: options of the URI, such as ``hdgst=1``.
         """
         query = "".join(f"&{key}={quote(str(value))}" for key, value in options.items())
         return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"

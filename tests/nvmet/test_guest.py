@@ -1,4 +1,4 @@
-"""The guest itself: what the tests of the initiator rely on."""
+"""The guest: features that the tests of the initiator rely on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ICRESP_HEAD = struct.pack("<BBBBI", 1, 0, 128, 0, 128)
 
 
 def ic_response(port: int) -> bytes:
-    """The head of a target's answer to an initialization request."""
+    """Return the first bytes of a target's answer to an initialization request."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(ICREQ)
         with connection.makefile("rb") as stream:
@@ -56,7 +56,7 @@ def test_a_target_serves_and_survives_a_pause(kernel_target: KernelTarget) -> No
 
 
 @pytest.mark.qemu
-def test_a_guest_that_ends_early_or_fails_says_why(tmp_path: Path) -> None:
+def test_a_guest_that_ends_early_or_fails_reports_the_reason(tmp_path: Path) -> None:
     with Guest(tmp_path, "echo no good; exit 9", ports=[free_port()]) as guest:
         assert guest.running
         with pytest.raises(GuestError, match=r"failed:[\s\S]*no good"):
@@ -80,11 +80,11 @@ def test_archives_are_padded_as_the_format_says() -> None:
     assert archive.endswith(b"TRAILER!!!\0\0\0\0")
 
 
-def test_modules_come_behind_what_they_depend_on() -> None:
+def test_modules_follow_their_dependencies() -> None:
     files = {"b": b"\0depends=a,c-d\0", "a": b"\0depends=\0", "c_d": b"\0depends=a,built-in\0"}
     assert list(order_modules(["b", "a"], files.__getitem__, {"built_in"})) == ["a", "c_d", "b"]
 
 
-def test_a_kernel_that_is_none_is_refused() -> None:
+def test_a_file_that_is_no_kernel_is_refused() -> None:
     with pytest.raises(KernelError, match="unknown way"):
         decompress_kernel(bytes(4096))

@@ -1,4 +1,4 @@
-"""The Linux kernel's own initiator, in a guest, against the scripted target, then honest."""
+"""The Linux kernel's initiator, in a guest, against the scripted target without faults."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 DATA_BYTES = 1 << 20
 DIGESTS = ",hdr_digest,data_digest"
 
-# The script does this for each line of options: connect; print what is there; write other data, in
-# requests of several sizes, and compare each with a read past the page cache; print what was
-# written last; disconnect.
+# The script connects for each line of options, prints the contents, and writes other data in
+# requests of several sizes. It compares each with a read that bypasses the page cache, prints the
+# data written last, and disconnects.
 SCRIPT = """
 set -e
 wait_for() {

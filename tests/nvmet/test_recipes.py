@@ -43,7 +43,7 @@ find $nvmet | sort | diff before -
 def test_start_verify_undo() -> None:
     first = Export(device="/dev/ram0", address="127.0.0.1", allowed_hosts=(HOST,), nqn=NQN)
     second = Export(device="/dev/ram1", address="127.0.0.1", allowed_hosts=(HOST,))
-    # Nothing has this address: the kernel refuses the port, and start takes everything back.
+    # No interface has this address: the kernel refuses the port, and start undoes everything.
     elsewhere = Export(device="/dev/ram0", address="10.9.9.9", allowed_hosts=(HOST,), port=4421)
     result = run_in_guest(
         SCRIPT,

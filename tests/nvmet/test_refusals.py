@@ -58,7 +58,7 @@ def test_an_unallocated_namespace_is_not_found(kernel_target: KernelTarget, nsid
     assert f"127.0.0.1:{kernel_target.port}" in str(caught.value)
 
 
-def test_a_port_that_nobody_listens_on_is_lost_at_once() -> None:
+def test_a_port_without_a_listener_is_lost_at_once() -> None:
     port = free_port()
     with pytest.raises(DeviceLostError, match=f"127.0.0.1:{port}"):
         open_device(f"nvme-tcp://127.0.0.1:{port}/{OPEN}?nsid=1")
@@ -70,8 +70,8 @@ def test_the_identity_is_that_of_the_namespace(kernel_target: KernelTarget) -> N
         assert device.block_bytes == 4096
 
 
-def test_the_kernel_has_no_reservations_and_says_so(kernel_target: KernelTarget) -> None:
-    """Linux offers them from 6.13 on (resv_enable); a writer's lock must do without before."""
+def test_the_kernel_reports_that_it_has_no_reservations(kernel_target: KernelTarget) -> None:
+    """Linux has reservations since 6.13 (resv_enable); without them a writer has only its lease."""
     with open_device(kernel_target.uri(OPEN), writable=True) as device:
         assert isinstance(device, NvmeTcpDevice)
         page = bytearray(4096)

@@ -1,4 +1,4 @@
-"""A volume with two copies of everything, on two kernel targets: either of them may be lost."""
+"""A volume with two replicas of every sample on two kernel targets; either target may be lost."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_target_that_is_lost_in_mid_epoch_costs_no_sample(
     assert reported_states(uri) == ["current", "current"]
 
 
-def test_a_repaired_volume_needs_the_other_target_no_more(
+def test_a_repaired_volume_no_longer_needs_the_other_target(
     two_targets: TwoTargets, uri: str
 ) -> None:
     remaining, replaced = two_targets

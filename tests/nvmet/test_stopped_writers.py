@@ -1,8 +1,9 @@
-"""Writers that are stopped and go on, on the kernel's target; see tests/fault/stopped.py.
+"""Writers that are stopped and continue, on the kernel's target; see tests/fault/stopped.py.
 
-This kernel has no reservations: the deadline of the lease, and the end of the connections of a host
-that is silent, must do. It counts keep-alive timeouts in seconds, and ends connections after two. A
-round takes six seconds: there is one kind of rounds unless ``DLFS_STOPPED_ROUNDS`` is set.
+This kernel has no reservations. Writes are stopped by the deadline of the lease and by the target,
+which ends the connections of a silent host. The kernel counts keep-alive timeouts in seconds and
+ends connections after two. A round takes six seconds: only one kind of rounds runs unless
+``DLFS_STOPPED_ROUNDS`` is set.
 """
 
 from __future__ import annotations

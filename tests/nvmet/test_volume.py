@@ -1,8 +1,8 @@
-"""A volume over two kernel targets: what works on files works there, and outlives their restarts.
+"""A volume over two kernel targets works like one on files and survives their restarts.
 
-The members are namespaces of two targets, each in a guest of its own. The demo's digits are on the
-volume, to be read through the API and the mount, and larger samples, of which a small sample memory
-holds a part, so that an epoch goes on reading until its end.
+The members are namespaces of two targets, each in its own guest. The volume has the demo's digits,
+which are read through the API and the mount. It also has larger samples, which exceed the small
+sample memory, so that an epoch reads from the targets until its end.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_a_target_that_restarts_in_mid_epoch_costs_no_sample(
     volume: Disaggregated, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = functools.partial(ReaderOptions, timeout_ms=RESTART_MS)
-    monkeypatch.setattr("dlfs.connection.ReaderOptions", patient)  # 30 s may not start a guest
+    monkeypatch.setattr("dlfs.connection.ReaderOptions", patient)  # a guest may start slowly
     draw = random.Random(seed)
     victim = draw.choice(volume.targets)
     moment = draw.randrange(1, len(LARGE) // 16 // 2)
@@ -137,7 +137,7 @@ def test_a_target_that_restarts_in_mid_epoch_costs_no_sample(
     check_nothing_left(before)
 
 
-def test_a_second_path_is_taken_when_the_first_is_lost(volume: Disaggregated) -> None:
+def test_a_second_path_is_used_when_the_first_is_lost(volume: Disaggregated) -> None:
     lost = volume.targets[0]
     with (
         dlfs.open(volume.uri_of_paths(), memory_bytes=MEMORY_BYTES) as opened,
@@ -181,7 +181,7 @@ def can_read(dataset: dlfs.Dataset) -> bool:
         return False
 
 
-def test_a_restart_in_mid_import_leaves_all_of_it_or_nothing(volume: Disaggregated) -> None:
+def test_a_restart_during_an_import_leaves_all_of_it_or_nothing(volume: Disaggregated) -> None:
     victim = volume.targets[0]
     failure: dlfs.DeviceError | None = None
     with dlfs.open(volume.uri(reconnect_ms=14_000)) as opened:
@@ -202,7 +202,7 @@ def test_a_restart_in_mid_import_leaves_all_of_it_or_nothing(volume: Disaggregat
         assert list(opened.verify()) == []
 
 
-def test_a_flush_does_not_vouch_for_what_was_written_before_a_restart(
+def test_a_flush_does_not_cover_writes_before_a_restart(
     volume: Disaggregated,
 ) -> None:
     """The kernel's target says that it has a volatile cache."""

@@ -1,8 +1,8 @@
-"""SPDK's own NVMe-oF target on 127.0.0.1, configured through its JSON-RPC.
+"""SPDK's NVMe-oF target on 127.0.0.1, configured through its JSON-RPC.
 
-The program is the one that ``DLFS_SPDK_TARGET`` names, else ``nvmf_tgt`` in PATH. It runs without
-huge pages and without PCI. It polls, which keeps a CPU busy: it must not live longer than its
-tests. Namespaces are RAM disks, or files where the bytes must outlive the target.
+``DLFS_SPDK_TARGET`` names the program; the default is ``nvmf_tgt`` in PATH. It runs without huge
+pages and without PCI. It polls, which keeps a CPU busy, so it must end with its tests. Namespaces
+are RAM disks, or files if their contents must outlive the target.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Namespace:
     """One namespace of a subsystem.
 
     Attributes:
-        path: of the file behind it; None: a RAM disk of zeros.
+        path: path of the backing file; None: a RAM disk of zeros.
     """
 
     size_bytes: int = 32 * MIB
@@ -116,7 +116,7 @@ class Rpc:
             try:
                 answer: dict[str, Any] = json.loads(text)
             except json.JSONDecodeError:
-                continue  # not all of it yet
+                continue  # the answer is incomplete
             return answer
 
     def close(self) -> None:
@@ -128,8 +128,8 @@ class SpdkTarget:
     """A running target; subsystems come and go.
 
     Args:
-        cpu: that it keeps busy; None: any.
-        options: of the TCP transport, by the names of ``nvmf_create_transport``.
+        cpu: CPU that it keeps busy; None: any.
+        options: options of the TCP transport, by the names of ``nvmf_create_transport``.
     """
 
     def __init__(self, *, cpu: int | None = None, **options: object) -> None:
@@ -174,7 +174,7 @@ class SpdkTarget:
             try:
                 rpc = Rpc(path)
             except (FileNotFoundError, ConnectionRefusedError):
-                time.sleep(0.01)  # it says nowhere that its socket is there
+                time.sleep(0.01)  # the target does not report that its socket exists
                 continue
             rpc.call("framework_wait_init")
             return rpc

@@ -1,4 +1,4 @@
-"""Devices through SPDK, and whole volumes, against SPDK's own target."""
+"""Devices through SPDK, and whole volumes, against SPDK's target."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_frozen_target_is_a_timeout_and_then_goes_on() -> None:
             assert device.read(0, 4096) == b"\x33" * 4096
 
 
-def test_a_target_that_stays_away_is_lost_within_the_budget() -> None:
+def test_a_target_that_does_not_return_is_lost_within_the_time_limit() -> None:
     with SpdkTarget() as target:
         target.add(NQN)
         uri = target.spdk_uri(NQN, timeout_ms=2000, reconnect_ms=500, connect_ms=500)
@@ -282,7 +282,7 @@ def read_when_back(device: SpdkDevice) -> bytes:
             time.sleep(0.01)
 
 
-def test_a_flush_tells_of_a_cache_that_was_lost(tmp_path: Path) -> None:
+def test_a_flush_reports_a_lost_cache(tmp_path: Path) -> None:
     with SpdkTarget() as target:
         target.add(NQN, [Namespace(path=tmp_path / "disk")])
         with spdk_device(target.spdk_uri(NQN)) as device:

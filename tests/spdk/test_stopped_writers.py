@@ -1,6 +1,7 @@
-"""Writers that are stopped and go on, on SPDK's target with reservations; see fault/stopped.py.
+"""Writers that are stopped and continue, on SPDK's target; see tests/fault/stopped.py.
 
-The target counts keep-alive timeouts in steps of 100 ms here, instead of its 10 s.
+The target has reservations. Here it counts keep-alive timeouts in steps of 100 ms, instead of its
+default of 10 s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes through SPDK's initiator: flushes report losses, and none is sent after the lease.
+"""Writes through SPDK's initiator: flushes report losses; no write is sent after the lease ends.
 
 The target is the scripted one, in this process, so that a test sees what reaches the media.
 """
@@ -64,11 +64,11 @@ def test_a_flush_that_failed_has_made_nothing_durable(target: ScriptedTarget) ->
         flush_fails_once(device)
 
 
-def test_a_write_that_ends_behind_a_flush_is_not_covered_by_it(target: ScriptedTarget) -> None:
+def test_a_write_that_ends_after_a_flush_is_not_covered_by_it(target: ScriptedTarget) -> None:
     buffer = aligned_buffer(BY_R2T, 4096)
     buffer[:] = 1
     with open_spdk(target) as device, device.queue_pair(1) as queue:
-        device.flush()  # it has its own queue pair from now on
+        device.flush()  # the device has its own queue pair from now on
         target.play(FaultScript([Fault(Event.WRITE, Delay(0.2))]))
         assert queue.submit(Kind.WRITE, buffer, 0, 1)
         device.flush()
@@ -77,7 +77,7 @@ def test_a_write_that_ends_behind_a_flush_is_not_covered_by_it(target: ScriptedT
         flush_fails_once(device)
 
 
-def test_a_flush_speaks_for_a_write_of_the_same_controller(target: ScriptedTarget) -> None:
+def test_a_flush_covers_a_write_of_the_same_controller(target: ScriptedTarget) -> None:
     with open_spdk(target) as device:
         device.write(0, b"\1" * 512)
         device.flush()

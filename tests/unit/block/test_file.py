@@ -1,4 +1,4 @@
-"""Files as devices: making them, and what cannot be one."""
+"""Files as devices: their creation, and the paths that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases step by step, under a clock that the test winds; then over a shared file, for real."""
+"""Leases, first step by step under a simulated clock, then over a shared file in real time."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_living_holder_is_named_soon(block: FakeBlock) -> None:
     first.check()
 
 
-def test_a_dead_holder_is_waited_out_and_the_wait_is_logged_once(block: FakeBlock) -> None:
+def test_a_dead_holders_lease_expires_and_the_wait_is_logged_once(block: FakeBlock) -> None:
     dead, notices = block.lease("the dead"), list[tuple[bytes, float]]()
     dead.acquire()
     began = block.time
@@ -146,7 +146,7 @@ def test_a_record_may_ask_for_a_longer_wait_but_not_for_ever(block: FakeBlock) -
     ],
     ids=["noise", "a record without a mark", "a malformed mark"],
 )
-def test_what_is_no_lease_keeps_nobody_out(block: FakeBlock, content: bytes) -> None:
+def test_a_record_without_a_lease_excludes_no_writer(block: FakeBlock, content: bytes) -> None:
     block.content = content
     block.lease("a writer").acquire()
     assert block.time - 1000 < 2 * TIMES.claim_s
@@ -156,7 +156,7 @@ def test_a_claim_that_was_overwritten_is_none(block: FakeBlock) -> None:
     first, second = block.lease("the first"), block.lease("the second")
     overtaking = first.claiming()
     next(overtaking)
-    overtaking.send(b"")  # both read a free record; the first writes at last, in the other's wait
+    overtaking.send(b"")  # both read a free record; the first writes late, during the other's wait
     overtaking.send(block.content)
     write = overtaking.send(b"")
     content = write.content  # type: ignore[union-attr]
@@ -173,7 +173,7 @@ def test_a_device_too_slow_for_a_claim_is_an_error_and_its_record_stays(block: F
     block.write_s = TIMES.claim_s
     with pytest.raises(DeviceTimeoutError, match=rf"within 1 s, got {CLAIM_ROUNDS_MAX} that"):
         block.lease("a writer").acquire()
-    assert LeaseMark.decode(block.content) is not None  # it may lie over another's
+    assert LeaseMark.decode(block.content) is not None  # it may have overwritten another's record
 
 
 def test_a_claim_that_took_too_long_is_void_and_starts_again(block: FakeBlock) -> None:
@@ -294,7 +294,7 @@ def test_a_renewal_counts_from_its_start(block: FakeBlock) -> None:
     assert lease.lost
 
 
-def test_a_stolen_lease_names_the_thief_and_stays_lost(block: FakeBlock) -> None:
+def test_a_lease_taken_by_another_writer_names_it_and_stays_lost(block: FakeBlock) -> None:
     lease, thief = block.lease("a writer"), block.lease("the thief")
     lease.acquire()
     own = block.content
@@ -369,7 +369,7 @@ def test_a_claim_that_fails_is_logged_and_its_record_stays(block: FakeBlock) -> 
 # ---- devices -------------------------------------------------------------------------------------
 
 QUICK = LeaseTimes(renew_s=0.05, valid_s=20, drain_s=20, claim_s=0.5, poll_s=0.02)
-"""Lease times for holders that live, on a machine that may be slow."""
+"""Lease times of holders that live, on a machine that may be slow."""
 
 MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, drain_s=0.5, claim_s=0.5, poll_s=0.02)
 """Lease times for holders that die."""
@@ -428,7 +428,7 @@ def test_a_lost_lease_stops_every_write(opener: Opener) -> None:
         renewer = device._renewer
         assert renewer is not None
         renewer.join()
-        # It may have looked before the thief's own record was there.
+        # It may have read the record before the thief wrote its own.
         whose = "that of (the thief|another writer, which left no record)"
         for use in (
             lambda: device.write(0, bytes(4096)),
@@ -468,7 +468,7 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_writer_is_waited_out(
+def test_a_killed_writers_lease_expires(
     path: Path, opener: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     times = MORTAL
@@ -491,7 +491,7 @@ def test_a_killed_writer_is_waited_out(
     device.write(0, bytes(4096))
 
 
-# Python 3.12 warns of any fork beside threads; that such a fork works is the point here.
+# Python 3.12 warns of any fork of a process with threads; here such a fork is under test.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_neither_renews_nor_holds(opener: Opener) -> None:
     device = opener(QUICK)

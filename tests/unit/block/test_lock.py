@@ -1,4 +1,4 @@
-"""The holder's record: round trip, and hostile bytes."""
+"""The record of a lock's holder: round trips, and malformed bytes."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_a_mark_is_bounded_and_strict() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_hostile_bytes_are_no_record_or_a_printable_one(content: bytes) -> None:
+def test_malformed_bytes_are_no_record_or_a_printable_one(content: bytes) -> None:
     for prefix in (b"", b"DLFS-LOCK 1\n", b'DLFS-LOCK 1\n{"pid": 1, "holder": '):
         record = HolderRecord.decode(prefix + content)
         assert record is None or str(record).isprintable()
 
 
-def test_fields_of_odd_types_and_sizes_are_tamed() -> None:
+def test_fields_of_odd_types_and_sizes_are_converted_or_dropped() -> None:
     fields = {"pid": 10**30, "holder": "\x1b" * 3000, "host": [1], "since": None}
     record = HolderRecord.decode(b"DLFS-LOCK 1\n" + json.dumps(fields).encode() + b"\n")
     assert record is None  # longer than the record can be

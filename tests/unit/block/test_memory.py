@@ -29,7 +29,7 @@ def test_bytes_outlive_closing_but_not_forgetting(name: str) -> None:
         MemoryDevice(name)
 
 
-def test_what_is_forgotten_lives_until_its_users_close(name: str) -> None:
+def test_a_forgotten_device_lives_until_its_users_close(name: str) -> None:
     old = MemoryDevice(name, 64 * KIB, writable=True)
     MemoryDevice.forget(name)
     old.write(0, b"z" * 512)

@@ -1,4 +1,4 @@
-"""Devices over NVMe/TCP, against a target that is honest, or gone."""
+"""Devices over NVMe/TCP, against a target without faults, or a lost one."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_different_namespace_behind_a_path_is_not_taken_for_the_same() -> None
                 device.read(0, 4096)
 
 
-def test_a_flush_tells_that_writes_before_a_reset_may_be_gone() -> None:
+def test_a_flush_reports_that_writes_before_a_reset_may_be_lost() -> None:
     with ScriptedTarget() as target, open_device(target.uri(), writable=True) as device:
         assert isinstance(device, NvmeTcpDevice)
         device.write(0, bytes(4096))
@@ -150,15 +150,15 @@ def test_a_flush_tells_that_writes_before_a_reset_may_be_gone() -> None:
         with pytest.raises(DeviceError) as caught:
             device.flush()
         assert caught.value.errno == errno.EIO
-        device.flush()  # nothing has been written since
+        device.flush()  # no write since the last flush
         device.write(0, bytes(4096))
         device.flush()
         target.drop_connections()
-        device.flush()  # all that was written is durable
+        device.flush()  # all writes are durable
         assert device.status().reconnects == 2
 
 
-def test_errors_name_the_target_and_what_it_did() -> None:
+def test_errors_name_the_target_and_the_failure() -> None:
     with ScriptedTarget() as target, open_device(target.uri() + HASTY, writable=True) as device:
         assert device.read(0, 4096) == bytes(4096)  # so that there is a queue pair
         target.pause()
@@ -197,9 +197,9 @@ def test_keep_alives_can_be_turned_off(keepalive_ms: int) -> None:
 
 
 def test_keep_alives_are_sent_in_time() -> None:
-    """Commands of a queue do not keep the controller alive; the admin queue's keep-alives do.
+    """Only the admin queue's keep-alives keep the controller alive, not commands of an I/O queue.
 
-    They come twice as often as they must, so two seconds are what a busy machine may lose.
+    They are sent twice as often as required, so a busy machine may be late by two seconds.
     """
     with ScriptedTarget() as target, open_device(target.uri(keepalive_ms=4000)) as device:
         while target.counters.commands[Event.KEEP_ALIVE] < 3:
@@ -210,7 +210,7 @@ def test_keep_alives_are_sent_in_time() -> None:
 
 
 def test_a_name_is_tried_at_all_its_addresses() -> None:
-    with ScriptedTarget() as target:  # on 127.0.0.1 alone; the name may mean ::1 first
+    with ScriptedTarget() as target:  # listens on 127.0.0.1 only; the name may resolve to ::1 first
         with open_device(target.uri().replace("127.0.0.1", "localhost")) as device:
             assert device.read(0, 4096) == bytes(4096)
         with pytest.raises(NotFoundError, match=r"find the address of nowhere\.invalid"):
@@ -224,7 +224,7 @@ def test_ipv6() -> None:
             assert device.read(0, 4096) == bytes(4096)
 
 
-def test_one_command_that_is_forgotten_among_others_that_are_answered() -> None:
+def test_one_unanswered_command_among_answered_ones() -> None:
     script = FaultScript([Fault(Event.READ, Omit(), nth=5)])
     with ScriptedTarget(script=script) as target, open_device(target.uri() + HASTY) as device:
         assert isinstance(device, NvmeTcpDevice)
@@ -232,7 +232,7 @@ def test_one_command_that_is_forgotten_among_others_that_are_answered() -> None:
         with device.queue_pair(8) as queue:
             for tag in waiting:
                 assert queue.submit(Kind.READ, aligned_buffer(4096, 4096), tag * 4096, tag)
-            while script.played == 0 or device.status().timeouts == 0:  # others keep it busy
+            while script.played == 0 or device.status().timeouts == 0:  # keeps the queue busy
                 for tag, result in queue.poll(-1):
                     assert result == 4096
                     assert queue.submit(Kind.READ, aligned_buffer(4096, 4096), 0, tag)

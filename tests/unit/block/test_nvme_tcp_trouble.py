@@ -69,7 +69,7 @@ def test_a_command_times_out_although_others_are_answered() -> None:
         until = time.monotonic() + TIMEOUT_S
         while 0 not in answered:
             assert time.monotonic() < until, "the unanswered command was never noticed"
-            # Whoever looks only when something is there finds something whenever they look.
+            # Waits for an event, so that every poll finds a completion: the timeout must work then.
             select.select([descriptor], [], [], 1)
             answered = set()
             for number, result in queue.poll(0):
@@ -77,7 +77,7 @@ def test_a_command_times_out_although_others_are_answered() -> None:
                 answered.add(number)
                 if number:
                     assert queue.submit(Kind.READ, buffers[number], number * PAGE, number)
-        assert device.status().timeouts >= 1  # on a slow machine others' time runs out too
+        assert device.status().timeouts >= 1  # on a slow machine other commands time out too
 
 
 @pytest.mark.parametrize("busy_poll_us", [50, 1_000_000])
@@ -108,8 +108,8 @@ def test_a_busy_poll_keeps_time_limits() -> None:
         assert queue.poll(TIMEOUT_S * 1000) == [(7, E_TIMEOUT)]
 
 
-def test_a_command_that_is_issued_again_has_the_whole_time_of_a_command() -> None:
-    """The first attempt finds no target, the second is cut off, the third is not answered."""
+def test_a_reissued_command_has_the_full_timeout() -> None:
+    """The first attempt finds no target, the second is disconnected, the third is not answered."""
     script = FaultScript([Fault(Event.READ, Cut(0)), Fault(Event.READ, Omit(), nth=2)])
     with (
         ScriptedTarget(script=script) as target,

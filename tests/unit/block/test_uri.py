@@ -1,4 +1,4 @@
-"""Device URIs: what is accepted, what is refused, and that nothing crashes the parser."""
+"""Device URIs: accepted ones, refused ones, and arbitrary text, which never crashes the parser."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ ACCEPTED: list[tuple[str, DeviceUri]] = [
         ),
     ),
 ]
-"""Texts, and what each of them names."""
+"""Accepted texts, each with the URI that it is parsed to."""
 
 REFUSED: list[tuple[str, str]] = [
     ("", "a path or a URI"),
@@ -206,4 +206,4 @@ REFUSED: list[tuple[str, str]] = [
     ("spdk:trtype=PCIe traddr=0000:5e:00.0 cores=0-", "CPUs"),
     ("spdk:trtype=PCIe traddr=0000:5e:00.0 cores=" + "1+" * 300 + "1", "CPUs"),
 ]
-"""Texts, and words of the error that each of them gets."""
+"""Refused texts, each with words of its error."""

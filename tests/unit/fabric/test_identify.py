@@ -1,4 +1,4 @@
-"""Identify data structures: honest ones, nonsense, and any bytes at all."""
+"""Identify data structures: valid ones, malformed ones, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = uuid.UUID("11111111-2222-3333-4444-555555555555")
 
 
 class IdentifyRunner:
-    """A controller of some namespaces, some structures of which it refuses."""
+    """A controller of some namespaces that refuses some Identify commands."""
 
     def __init__(self, *namespaces: Namespace, refused: tuple[int, ...] = ()) -> None:
         self._namespaces = {space.nsid: space for space in namespaces}
@@ -114,7 +114,7 @@ def test_identities() -> None:
     assert format_identity({1: eui}) == "eui64:0001020304050607"
     assert format_identity({1: eui, 2: nguid}) == f"nguid:{nguid.hex()}"
     assert format_identity({2: nguid, 3: NAME.bytes}) == f"uuid:{NAME}"
-    # Wrong lengths, zeros and unknown types are no names; what reaches over the end neither.
+    # Wrong lengths, zeros, unknown types and descriptors beyond the end give no identifier.
     page = b"\x03\x08\0\0" + bytes(8) + b"\x01\x08\0\0" + bytes(8) + b"\x09\x01\0\0\1\x03\x10\0\0\1"
     assert decode_descriptors(page) == {}
 

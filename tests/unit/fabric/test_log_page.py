@@ -1,4 +1,4 @@
-"""The discovery log page: honest ones, changing ones, and any bytes at all."""
+"""The discovery log page: valid ones, changing ones, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_decodes_every_field() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(3, 5), (9, 3), (9, 0), (0, 4)])
 def test_a_log_that_changes_is_read_again(before: int, after: int) -> None:
-    """Also where the target refuses what is beyond the end of a log that became shorter."""
+    """Also if the target refuses to read beyond the end of a log that became shorter."""
 
     def page(commands: int) -> bytes:
         return (
@@ -109,14 +109,14 @@ def test_a_refusal_is_an_error() -> None:
         read_log(LogRunner(lambda _: discovery_page(listed_records(6), 1)[:-1]), "here")
 
 
-def test_a_log_that_never_stays_is_given_up() -> None:
+def test_a_log_that_keeps_changing_is_given_up() -> None:
     runner = LogRunner(lambda commands: discovery_page(listed_records(1), commands))
     with pytest.raises(DeviceError, match=f"{ATTEMPTS} changes"):
         read_log(runner, "here")
     assert len(runner.commands) == 1 + 2 * ATTEMPTS
 
 
-def test_refuses_what_it_does_not_know() -> None:
+def test_unknown_values_are_refused() -> None:
     head = struct.pack("<QQH", 1, RECORDS_MAX + 1, 0).ljust(1024, b"\0")
     with pytest.raises(LimitError, match="at most 1024 records, got 1025"):
         decode_header(head, "here")
@@ -125,7 +125,7 @@ def test_refuses_what_it_does_not_know() -> None:
 
 
 @given(st.binary(min_size=1024, max_size=1024))
-def test_any_bytes_are_a_record_fit_for_a_terminal(data: bytes) -> None:
+def test_any_bytes_are_a_printable_record(data: bytes) -> None:
     found = decode_record(data)
     for text in (found.address, found.service_id, found.subsystem_nqn, found.transport):
         assert text.isascii()

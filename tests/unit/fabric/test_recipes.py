@@ -1,4 +1,4 @@
-"""Recipes: what they refuse, that they quote, and what they do to a folder like configfs."""
+"""Recipes: refused arguments, quoting, and their changes to a folder like configfs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_nvmetcli_has_a_highest_port() -> None:
         nvmetcli_json(export_of("/dev/x", port=9000))
 
 
-def test_names_are_made_where_none_is_given() -> None:
+def test_names_are_generated_by_default() -> None:
     made = {export_of("/dev/x", nqn="", address=address).nqn for address in ("10.0.0.1", "fd00::1")}
     assert len(made) == 2
     for nqn in made:
@@ -87,7 +87,7 @@ def test_names_are_made_where_none_is_given() -> None:
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=40))
 @settings(max_examples=30)
 def test_settings_are_quoted(name: str) -> None:
-    """The shell reads the device's path as it was given, whatever it is made of."""
+    """The shell reads the device's path unchanged, with any characters."""
     path = f"/dev/{name}"
     try:
         export = export_of(path)
@@ -146,7 +146,7 @@ def test_exports_share_ports_and_hosts(configfs: FakeConfigfs, device: Path) -> 
     assert f"hosts/{OTHER_HOST}" not in configfs.content()
 
 
-def test_what_fails_midway_is_taken_back(configfs: FakeConfigfs, device: Path) -> None:
+def test_a_start_that_fails_is_undone(configfs: FakeConfigfs, device: Path) -> None:
     assert configfs.run(nvmet_script(export_of(device)), "start").code == 0
     content = configfs.content()
     elsewhere = nvmet_script(export_of(device, nqn="", address="10.0.0.12"))
@@ -184,7 +184,7 @@ def test_a_device_that_is_missing_or_in_use_is_refused(configfs: FakeConfigfs) -
         (f"../../ports/8009/subsystems/{NQN}", None, "nothing listens at port 8009"),
     ],
 )
-def test_verify_finds_what_was_changed(
+def test_verify_reports_changes(
     configfs: FakeConfigfs, device: Path, name: str, value: str | None, says: str
 ) -> None:
     script = nvmet_script(export_of(device))
@@ -258,7 +258,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
     ("kind", "name"),
     [("nvmet", "nvmet/export.sh"), ("nvmetcli", "nvmet/config.json"), ("spdk", "spdk/export.sh")],
 )
-def test_deploy_has_what_is_printed(kind: str, name: str) -> None:
+def test_deploy_contains_the_printed_recipes(kind: str, name: str) -> None:
     """deploy/ contains the recipes of its walk-through's first storage node."""
     export = Export(device="/dev/nvme1n1", address="10.0.0.11", allowed_hosts=(HOST,), nqn=NQN)
     assert (DEPLOY / name).read_text() == RECIPES[kind](export)

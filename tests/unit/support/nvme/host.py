@@ -42,7 +42,7 @@ class Host:
 
     Attributes:
         value: dwords 0 and 1 of the last completion.
-        head: SQHD of the last completion, -1 when there was none (SUCCESS).
+        head: SQHD of the last completion; -1 if there was none (SUCCESS).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""PDUs: bytes from the specification, round trips, and hostile bytes."""
+"""PDUs: bytes from the specification, round trips, and malformed bytes."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_only_the_peers_types_are_accepted() -> None:
 
 
 @given(st.binary(max_size=400), wires, st.sampled_from([EVERY_TYPE, TO_HOST, TO_CONTROLLER]))
-def test_hostile_bytes_are_pdus_or_refused(
+def test_malformed_bytes_are_pdus_or_refused(
     data: bytes, wire: Wire, accepted: frozenset[PduType]
 ) -> None:
     decoder = Decoder(accepted, wire)

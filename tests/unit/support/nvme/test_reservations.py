@@ -152,7 +152,7 @@ def test_unregistering_gives_the_reservation_up() -> None:
     assert found.allows(B, write=True)
 
 
-def test_preempting_takes_over_and_unregisters() -> None:
+def test_preempting_takes_the_reservation_and_unregisters() -> None:
     found = registered((A, KEY_A), (B, KEY_B), (C, KEY_C))
     assert acquire(found, A, KEY_A, WRITE_EXCLUSIVE) == 0
     assert acquire(found, B, KEY_B, EXCLUSIVE_ACCESS, preempt=0xDEAD) == CONFLICT

@@ -1,4 +1,4 @@
-"""The scripted target when it is honest: what the specification asks of it."""
+"""The scripted target without faults follows the specification."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def target() -> Iterator[ScriptedTarget]:
 
 
 def test_a_first_exchange_byte_by_byte(target: ScriptedTarget) -> None:
-    """ICReq, Connect and Property Get of VS, with no line shared with the target."""
+    """Exchange ICReq, Connect and Property Get of VS, without any code of the target."""
     nqn, host = DEFAULT_NQN.encode(), b"nqn.2014-08.org.nvmexpress:uuid:1"
     with socket.create_connection(("127.0.0.1", target.port), timeout=20) as peer:
         stream = peer.makefile("rb")
@@ -105,7 +105,7 @@ def test_digests_that_the_target_does_not_speak_are_not_agreed_to() -> None:
         assert host.response.digests == 0
 
 
-def test_connect_refuses_what_it_must() -> None:
+def test_connect_refuses_invalid_requests() -> None:
     space = Namespace(MIB)
     subsystems = [
         Subsystem(DEFAULT_NQN, [space]),
@@ -153,7 +153,7 @@ def test_commands_wait_for_connect_and_enable(target: ScriptedTarget) -> None:
 # ---- Identify, features, log pages ---------------------------------------------------------------
 
 
-def test_identify_says_what_was_configured() -> None:
+def test_identify_reports_the_settings() -> None:
     spaces = [
         Namespace(2 * MIB, block_bytes=4096, identity=UUID(int=5)),
         Namespace(MIB, nsid=3, volatile_cache=False),
@@ -265,7 +265,7 @@ def test_a_missed_keep_alive_ends_the_association(target: ScriptedTarget) -> Non
 # ---- reads and writes ----------------------------------------------------------------------------
 
 
-def test_data_comes_in_pieces_when_configured() -> None:
+def test_data_is_split_as_configured() -> None:
     with (
         ScriptedTarget(transport=Transport(c2h_bytes=1024)) as target,
         Pair(target.port, DEFAULT_NQN) as pair,
@@ -331,7 +331,7 @@ def test_commands_out_of_bounds_are_refused(target: ScriptedTarget) -> None:
         assert io.run(replace(NOTHING, opcode=Nvm.FLUSH, nsid=0xFFFFFFFF))[0] == 0
 
 
-def test_what_no_host_may_do_ends_the_connection_and_is_noted(target: ScriptedTarget) -> None:
+def test_a_violation_by_the_host_ends_the_connection_and_is_noted(target: ScriptedTarget) -> None:
     write = replace(NOTHING, opcode=Nvm.WRITE, nsid=1, cid=600, length=4096, cdw12=7)
     wrongs = {
         "nobody's": lambda ask: H2CData(ask.cccid, ask.tag ^ 1, 0, DATA),
