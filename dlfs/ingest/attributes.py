@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,8 +25,7 @@ import numpy.typing as npt
 
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.arrays.description import array_attributes
-from dlfs.ingest.source import SampleBlock, Source, show
+from dlfs.ingest.source import SampleBlock, Source, array_attributes, show
 from dlfs.ingest.tables.columns import Column, column_values, is_scalar
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.tables.files import open_ipc, open_parquet
@@ -61,7 +61,7 @@ class Rule(Protocol):
         ...
 
 
-class AttributedSource:
+class AttributedSource(Source):
     """A source whose samples have further attributes.
 
     Args:
@@ -73,40 +73,18 @@ class AttributedSource:
     def __init__(self, source: Source, rules: Sequence[Rule]) -> None:
         self._source = source
         self._rules = rules
+        self.name = source.name
+        self.sample_count = source.sample_count
+        self.sample_bytes = source.sample_bytes
+        self.gives_shuffled = source.gives_shuffled
+        self._take_counts()
 
-    @property
-    def name(self) -> str:
-        """Name of the wrapped source."""
-        return self._source.name
-
-    @property
-    def sample_count(self) -> int | None:
-        """Number of samples in the wrapped source."""
-        return self._source.sample_count
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """Total size of the samples in bytes, as the wrapped source knows it."""
-        return self._source.sample_bytes
-
-    @property
-    def gives_shuffled(self) -> bool:
-        """True if the wrapped source gives a true shuffle of all samples."""
-        return self._source.gives_shuffled
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of entries that the source and the rules leave out, by reason."""
-        found = dict(self._source.skipped)
+    def _take_counts(self) -> None:
+        """Take what the source and the rules left out so far."""
+        self.skipped = Counter(self._source.skipped)
         for rule in self._rules:
-            for reason, count in rule.skipped.items():
-                found[reason] = found.get(reason, 0) + count
-        return found
-
-    @property
-    def empty_directories(self) -> int:
-        """Number of directories without a sample, as the wrapped source counts them."""
-        return self._source.empty_directories
+            self.skipped.update(rule.skipped)
+        self.empty_directories = self._source.empty_directories
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks with the attributes of all rules; see ``Source.blocks``."""
@@ -116,6 +94,7 @@ class AttributedSource:
                 for rule in self._rules:
                     attributes.update(rule.columns(block))
                 yield replace(block, attributes=attributes)
+        self._take_counts()
 
     def close(self) -> None:
         """Close the wrapped source."""
@@ -285,7 +264,6 @@ def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, np
 
 def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, npt.NDArray[Any]]:
     where = f"attributes of {path}"
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
     with (open_parquet if is_parquet else open_ipc)(path) as table:
         schema = table.schema
         columns = [Column(name, (name,), schema.field(name).type) for name in schema.names]
@@ -295,20 +273,14 @@ def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, npt.NDArray[Any]]:
                     f"{where}: expected numbers, bools or text in every column, got "
                     f"{column.type} in {column.name}"
                 )
-            parts[column.name] = []
+        parts: dict[str, list[npt.NDArray[Any]]] = {column.name: [] for column in columns}
         row = 0
-        for batch in table.batches(schema.names):
+        no_rows = importlib.import_module("pyarrow").RecordBatch.from_pylist([], schema)
+        for batch in chain([no_rows], table.batches(schema.names)):
             for column in columns:
                 parts[column.name].append(column_values(column, batch, row, where))
             row += batch.num_rows
-    return {name: np.concatenate(found) if found else _empty(schema, name)
-            for name, found in parts.items()}  # fmt: skip
-
-
-def _empty(schema: Any, name: str) -> npt.NDArray[Any]:
-    types = importlib.import_module("pyarrow.types")
-    kind = schema.field(name).type
-    return np.empty(0, kind.to_pandas_dtype() if types.is_primitive(kind) else object)
+    return {name: np.concatenate(found) for name, found in parts.items()}
 
 
 # ---- arrays --------------------------------------------------------------------------------------

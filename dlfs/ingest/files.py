@@ -5,7 +5,7 @@ Before anything is written, several threads stat all files. That gives the sizes
 check, and finds files that cannot be read. Every file is opened relative to the folder's
 descriptor, so a path may have the full length of a sample's path.
 
-``FileReader`` then reads a buffer of files at a time, by several threads in libdlfs. These compare
+``FilesSource`` then reads a buffer of files at a time, by several threads in libdlfs. These compare
 each file before and after with the first stat, so that a file which changes is an error. Within a
 buffer they read in the table's order, because files made together lie together on the disk.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+from abc import abstractmethod
 from array import array
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ from dlfs._native.library import describe
 from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.ingest.order import indexed_blocks
-from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, file_errors, show
+from dlfs.ingest.source import THREADS, SampleBlock, Source, file_errors, show
 
 
 class FileTable:
@@ -52,62 +53,67 @@ class FileTable:
         first = self._positions[index]
         return bytes(self._text[first : self._text.index(0, first)])
 
-    def stat(self, directory: int, *, follow_links: bool, threads: int) -> int | None:
+    def stat(self, directory: int, *, follow_links: bool) -> int | None:
         """Stat every file; return the index of one that cannot be read, or None."""
         self.names = np.frombuffer(self._text, np.uint8)
         self.files = np.zeros(len(self), FILE_DTYPE)
         self.files["position"] = np.frombuffer(self._positions, np.uint64)
         failed = stat_files(
-            directory, self.names, self.files, follow_links=follow_links, threads=threads
+            directory, self.names, self.files, follow_links=follow_links, threads=THREADS
         )
         return int(np.flatnonzero(self.files["code"])[0]) if failed else None
 
 
-class FileReader:
-    """Reads the files of a table.
+class FilesSource(Source):
+    """The files that a table lists, read relative to the descriptor of a folder.
 
     Args:
-        directory: descriptor of the folder; the caller closes it.
-        folder: name of the folder, for errors.
-        table: the complete table of files.
-        attributes: attributes of the samples: arrays with a value for each file.
+        name: path of the source, for messages.
+        folder: path of the folder.
         follow_links: True if a path may end in a symbolic link.
-        buffer_bytes: size of each of the two buffers, in bytes.
-        threads: number of threads that read files, 1..64.
 
     Raises:
+        NotFoundError: the folder does not exist.
+        UsageError: the folder is none.
         DeviceError: a file does not exist, is no regular file, or cannot be read.
     """
 
-    def __init__(
-        self,
-        directory: int,
-        folder: str,
-        table: FileTable,
-        *,
-        attributes: Mapping[str, npt.NDArray[Any]] | None = None,
-        follow_links: bool,
-        buffer_bytes: int = BUFFER_BYTES,
-        threads: int = THREADS,
-    ) -> None:
-        self._directory = directory
+    gives_shuffled = True
+
+    def __init__(self, name: str, folder: str, *, follow_links: bool) -> None:
+        self.name = name
         self._folder = folder
-        self._table = table
-        self._attributes = attributes or {}
         self._follow_links = follow_links
-        self._buffer_bytes = buffer_bytes
-        self._threads = threads
-        self._stat()
-        self.sizes = np.ascontiguousarray(table.files["length_bytes"])
+        self._table = FileTable()
+        self._directory = open_folder(folder)
+        try:
+            self._attributes = self._find_files()
+            self._stat()
+        except BaseException:
+            self.close()
+            raise
+        self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
+        self.sample_count = len(self._sizes)
+        self.sample_bytes = int(self._sizes.sum())
+
+    @abstractmethod
+    def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Fill the table; return the attributes: arrays with a value for each file."""
+
+    def close(self) -> None:
+        """Close the folder."""
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every file once; see ``Source.blocks``.
 
         Raises:
-            DeviceError: a file cannot be read, or has changed.
+            DeviceError: a file cannot be read, or has changed since the first stat.
         """
         return indexed_blocks(
-            self.sizes, self._read, layout=layout, seed=seed, buffer_bytes=self._buffer_bytes
+            self._sizes, self._read, layout=layout, seed=seed, buffer_bytes=self.buffer_bytes
         )
 
     def _read(
@@ -117,7 +123,7 @@ class FileReader:
         buffer: npt.NDArray[np.uint8],
     ) -> SampleBlock:
         table, in_order = self._table, np.argsort(indices)
-        lengths = self.sizes[indices].astype(np.int64)
+        lengths = self._sizes[indices].astype(np.int64)
         chosen = indices[in_order]
         files = table.files[chosen]
         files["buffer_offset"] = offsets[in_order]
@@ -127,7 +133,7 @@ class FileReader:
             files,
             buffer,
             follow_links=self._follow_links,
-            threads=self._threads,
+            threads=THREADS,
         ):
             bad = int(np.flatnonzero(files["code"])[0])
             raise self._failure(int(chosen[bad]), int(files["code"][bad]))
@@ -136,16 +142,14 @@ class FileReader:
         return SampleBlock(paths, buffer, offsets, lengths, attributes)
 
     def _stat(self) -> None:
-        bad = self._table.stat(
-            self._directory, follow_links=self._follow_links, threads=self._threads
-        )
+        bad = self._table.stat(self._directory, follow_links=self._follow_links)
         if bad is not None:
             path, code = self._table.path(bad), int(self._table.files["code"][bad])
             why = "the file may not be read" if code == -errno.EACCES else describe(code)
             raise DeviceError(f"import {join_shown(self._folder, path)}: {why}", -code)
 
     def _failure(self, index: int, code: int) -> DlfsError:
-        path, size = join_shown(self._folder, self._table.path(index)), int(self.sizes[index])
+        path, size = join_shown(self._folder, self._table.path(index)), int(self._sizes[index])
         if code in (-errno.ESTALE, -errno.ENOENT, -errno.ELOOP):
             return DeviceError(
                 f"import {path}: the file changed during the import (it had {size} bytes)",

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import numpy.typing as npt
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.order import packing_order
+from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     BUFFER_BYTES,
@@ -33,9 +36,9 @@ from dlfs.ingest.source import (
     Source,
     check_path,
     clean_path,
-    read_ahead,
     show,
     source_name,
+    stream_ahead,
 )
 
 Value = int | float | bool | str
@@ -66,15 +69,11 @@ class ShardSource(Source):
         if not shards:
             raise UsageError(f"import: expected {noun}, got none")
         self.shards = list(shards)
+        self.name = source_name(self.shards)
 
     @abstractmethod
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Yield the blocks of a shard, each with memory of its own."""
-
-    @property
-    def name(self) -> str:
-        """Path of the shard, or of the first and the last."""
-        return source_name(self.shards)
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every shard once; see ``Source.blocks``.
@@ -82,18 +81,14 @@ class ShardSource(Source):
         Raises:
             DlfsError: a shard is damaged, ends early, or cannot be read.
         """
-        stream = self._stream(packing_order(len(self.shards), layout=layout, seed=seed).tolist())
-        return read_ahead(lambda _: next(stream, None), buffer_bytes=0)
-
-    def _stream(self, order: Iterable[int]) -> Iterator[SampleBlock]:
-        for number in order:
-            yield from self.read_shard(number)
+        order = packing_order(len(self.shards), layout=layout, seed=seed).tolist()
+        return stream_ahead(chain.from_iterable(map(self.read_shard, order)))
 
 
 def gather(
     records: Iterable[Record], *, where: str, buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[SampleBlock]:
-    """Make blocks of records; a record's bytes are copied before the next record is taken.
+    """Make blocks of records.
 
     Args:
         records: records of one shard, all with the same attributes.
@@ -105,11 +100,12 @@ def gather(
     """
     paths: list[bytes] = []
     rows: list[Mapping[str, Value]] = []
-    data = bytearray()
-    lengths: list[int] = []
+    parts: list[bytes | memoryview] = []
+    size_bytes = 0
 
     def block() -> SampleBlock:
-        sizes = np.array(lengths, np.int64)
+        sizes = np.array(list(map(len, parts)), np.int64)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
         columns = {
             name: attribute_array([row[name] for row in rows], name, where) for name in rows[0]
         }
@@ -118,14 +114,13 @@ def gather(
         )
 
     for record in records:
-        full = len(data) + len(record.data) > buffer_bytes or len(paths) == BLOCK_SAMPLES_MAX
-        if paths and full:
+        size_bytes += len(record.data)
+        if paths and (size_bytes > buffer_bytes or len(paths) == BLOCK_SAMPLES_MAX):
             yield block()
-            paths, rows, data, lengths = [], [], bytearray(), []
+            paths, rows, parts, size_bytes = [], [], [], len(record.data)
         paths.append(record.path)
         rows.append(record.attributes)
-        data += record.data
-        lengths.append(len(record.data))
+        parts.append(record.data)
     if paths:
         yield block()
 
@@ -203,17 +198,18 @@ def text_path(text: bytes, where: str) -> bytes:
     return path
 
 
-def files_of(paths: Sequence[str], accepts: Callable[[str], bool], *, noun: str) -> list[str]:
-    """Return the files that paths stand for: a folder stands for the accepted files in it.
+def files_of(paths: Sequence[str], format_name: str, *, noun: str) -> list[str]:
+    """Return the files that paths stand for: a folder stands for the files of a format in it.
 
     Args:
         paths: paths of files and folders.
-        accepts: returns True if a file name, in lower case, is one of the format.
+        format_name: name of the format, whose patterns the files' names match.
         noun: name of such a file in the error, such as ``a TFRecord file``.
 
     Raises:
         UsageError: a folder has no such file.
     """
+    patterns = find_format(format_name).names
     found: list[str] = []
     for path in paths:
         if not Path(path).is_dir():
@@ -222,7 +218,8 @@ def files_of(paths: Sequence[str], accepts: Callable[[str], bool], *, noun: str)
         inside = sorted(
             str(entry)
             for entry in Path(path).iterdir()
-            if entry.is_file() and accepts(entry.name.lower())
+            if entry.is_file()
+            and any(fnmatchcase(entry.name.lower(), pattern) for pattern in patterns)
         )
         if not inside:
             raise UsageError(f"import {path}: expected {noun} in the folder, got none")

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 AUTO = "auto"
 """Format name that asks for recognition."""
 
+_BOOLS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
 _MAGIC_BYTES = 512
 """Bytes read from the start of a file to recognise it."""
 
@@ -64,7 +66,7 @@ class FormatOptions(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Format:
     """One row of the table of formats."""
 
@@ -72,7 +74,7 @@ class Format:
     summary: str
     """Short description of the files that it takes."""
     opener: str
-    """Class of the format's options, as ``module:class``."""
+    """Class of the format's options, as ``module:class``; ``.tar`` is a module of ``formats``."""
     names: tuple[str, ...] = ()
     """Patterns of file names, in lower case."""
     magic: tuple[tuple[int, bytes], ...] = ()
@@ -83,136 +85,78 @@ class Format:
     """Extra of this package that the format needs; None if dlfs alone is enough."""
 
 
-FORMATS: tuple[Format, ...] = (
+FORMATS = (
     Format(
-        name="tar",
-        summary="tar archives and WebDataset shards, every member a sample",
-        opener="dlfs.ingest.formats.tar:TarOptions",
-        names=tuple(
-            f"*{suffix}"
-            for suffix in (
-                ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst",
-                ".tzst",
-            )
-        ),
-    ),
-    Format(
-        name="tfrecord",
-        summary="TFRecord files, also of tf.train.Examples",
-        opener="dlfs.ingest.formats.tfrecord.source:TfRecordOptions",
+        "tar", "tar archives and WebDataset shards, every member a sample", ".tar:TarOptions",
         names=(
-            *(
-                f"*.{stem}{ending}"
-                for stem in ("tfrecord", "tfrecords", "tfrec")
-                for ending in ("", ".gz", ".zlib")
-            ),
-            "*.tfrecord-*-of-*",
-            "*.tfrecords-*-of-*",
+            "*.tar", "*.tar.gz", "*.tgz", "*.tar.bz2", "*.tbz2", "*.tar.xz", "*.txz", "*.tar.zst",
+            "*.tzst",
         ),
     ),
     Format(
-        name="parquet",
-        summary="Parquet files, a row a sample",
-        opener="dlfs.ingest.formats.arrow:ParquetOptions",
-        names=("*.parquet", "*.parq", "*.pq"),
-        magic=((0, b"PAR1"), (0, b"PARE")),
-        extra="arrow",
+        "tfrecord", "TFRecord files, also of tf.train.Examples", ".tfrecord.source:TfRecordOptions",
+        names=(
+            "*.tfrecord", "*.tfrecord.gz", "*.tfrecord.zlib", "*.tfrecord-*-of-*",
+            "*.tfrecords", "*.tfrecords.gz", "*.tfrecords.zlib", "*.tfrecords-*-of-*",
+            "*.tfrec", "*.tfrec.gz", "*.tfrec.zlib",
+        ),
     ),
     Format(
-        name="arrow",
-        summary="Arrow IPC files and streams, Feather, a row a sample",
-        opener="dlfs.ingest.formats.arrow:ArrowOptions",
-        names=("*.arrow", "*.arrows", "*.ipc", "*.feather"),
-        magic=((0, b"ARROW1"),),
-        extra="arrow",
+        "parquet", "Parquet files, a row a sample", ".arrow:ParquetOptions", extra="arrow",
+        names=("*.parquet", "*.parq", "*.pq"), magic=((0, b"PAR1"), (0, b"PARE")),
     ),
     Format(
-        name="huggingface",
-        summary="a dataset or its splits, as Hugging Face's save_to_disk writes them",
-        opener="dlfs.ingest.formats.arrow:HuggingFaceOptions",
+        "arrow", "Arrow IPC files and streams, Feather, a row a sample", ".arrow:ArrowOptions",
+        names=("*.arrow", "*.arrows", "*.ipc", "*.feather"), magic=((0, b"ARROW1"),), extra="arrow",
+    ),
+    Format(
+        "huggingface", "a dataset or its splits, as Hugging Face's save_to_disk writes them",
+        ".arrow:HuggingFaceOptions", extra="arrow",
         marks=("dataset_dict.json|state.json", "dataset_dict.json|dataset_info.json"),
-        extra="arrow",
     ),
     Format(
-        name="hdf5",
-        summary="HDF5 files",
-        opener="dlfs.ingest.formats.hdf5:Hdf5Options",
-        names=("*.h5", "*.hdf5", "*.he5"),
-        magic=((0, b"\x89HDF\r\n\x1a\n"),),
-        extra="hdf5",
+        "hdf5", "HDF5 files", ".hdf5:Hdf5Options", extra="hdf5",
+        names=("*.h5", "*.hdf5", "*.he5"), magic=((0, b"\x89HDF\r\n\x1a\n"),),
     ),
     Format(
-        name="netcdf",
-        summary="NetCDF files, classic and 4",
-        opener="dlfs.ingest.formats.netcdf.source:NetcdfOptions",
+        "netcdf", "NetCDF files, classic and 4", ".netcdf.source:NetcdfOptions", extra="netcdf",
         names=("*.nc", "*.nc4", "*.cdf", "*.netcdf"),
         magic=((0, b"CDF\1"), (0, b"CDF\2"), (0, b"CDF\5")),
-        extra="netcdf",
     ),
     Format(
-        name="zarr",
-        summary="Zarr stores, formats 2 and 3",
-        opener="dlfs.ingest.formats.zarr:ZarrOptions",
-        names=("*.zarr.zip",),
-        marks=("zarr.json|.zgroup|.zarray",),
-        extra="zarr",
+        "zarr", "Zarr stores, formats 2 and 3", ".zarr:ZarrOptions", extra="zarr",
+        names=("*.zarr.zip",), marks=("zarr.json|.zgroup|.zarray",),
     ),
     Format(
-        name="adios2",
-        summary="ADIOS2 BP files and folders",
-        opener="dlfs.ingest.formats.adios:AdiosOptions",
-        names=("*.bp",),
-        marks=("md.idx", "data.0"),
-        extra="adios2",
+        "adios2", "ADIOS2 BP files and folders", ".adios:AdiosOptions", extra="adios2",
+        names=("*.bp",), marks=("md.idx", "data.0"),
     ),
     Format(
-        name="npy",
-        summary="NumPy's NPY files",
-        opener="dlfs.ingest.formats.npy:NpyOptions",
-        names=("*.npy",),
-        magic=((0, b"\x93NUMPY"),),
+        "npy", "NumPy's NPY files", ".npy:NpyOptions",
+        names=("*.npy",), magic=((0, b"\x93NUMPY"),),
+    ),
+    Format("npz", "NumPy's NPZ archives", ".npy:NpzOptions", names=("*.npz",)),
+    Format(
+        "lmdb", "an LMDB environment, a key a sample", ".lmdb.source:LmdbOptions",
+        names=("*.lmdb", "*.mdb"), magic=((16, b"\xde\xc0\xef\xbe"),), marks=("data.mdb",),
     ),
     Format(
-        name="npz",
-        summary="NumPy's NPZ archives",
-        opener="dlfs.ingest.formats.npy:NpzOptions",
-        names=("*.npz",),
-    ),
-    Format(
-        name="lmdb",
-        summary="an LMDB environment, a key a sample",
-        opener="dlfs.ingest.formats.lmdb.source:LmdbOptions",
-        names=("*.lmdb", "*.mdb"),
-        magic=((16, b"\xde\xc0\xef\xbe"),),
-        marks=("data.mdb",),
-    ),
-    Format(
-        name="mds",
-        summary="MosaicML MDS shards, in the folder of their index.json",
-        opener="dlfs.ingest.formats.mds:MdsOptions",
+        "mds", "MosaicML MDS shards, in the folder of their index.json", ".mds:MdsOptions",
         marks=("index.json", "*.mds|*.mds.*"),
     ),
     Format(
-        name="webdataset",
-        summary="WebDataset shards, with members as attributes of others of their key",
-        opener="dlfs.ingest.formats.webdataset:WebDatasetOptions",
+        "webdataset", "WebDataset shards, with members as attributes of others of their key",
+        ".webdataset:WebDatasetOptions",
     ),
     Format(
-        name="list",
-        summary="a list of files: text with a path a line, or CSV or TSV with attributes",
-        opener="dlfs.ingest.formats.file_list:ListOptions",
-        names=("*.txt", "*.csv", "*.tsv"),
+        "list", "a list of files: text with a path a line, or CSV or TSV with attributes",
+        ".file_list:ListOptions", names=("*.txt", "*.csv", "*.tsv"),
     ),
     Format(
-        name="imagefolder",
-        summary="a folder of class folders, the class as label",
-        opener="dlfs.ingest.formats.image_folder:ImageFolderOptions",
+        "imagefolder", "a folder of class folders, the class as label",
+        ".image_folder:ImageFolderOptions",
     ),
-    Format(
-        name="folder",
-        summary="every file under a folder",
-        opener="dlfs.ingest.formats.folder:FolderOptions",
-    ),
+    Format("folder", "every file under a folder", ".folder:FolderOptions"),
 )  # fmt: skip
 
 
@@ -254,20 +198,23 @@ def _recognise_one(path: str) -> Format:
     try:
         if Path(path).is_dir():
             return _recognise_folder(os.listdir(path))
-        found = _recognise_name(Path(path).name.lower())
-        if found is None:
-            with open(path, "rb") as file:
-                found = _recognise_magic(file.read(_MAGIC_BYTES))
+        name = Path(path).name.lower()
+        for row in FORMATS:
+            if any(fnmatchcase(name, pattern) for pattern in row.names):
+                return row
+        with open(path, "rb") as file:
+            head = file.read(_MAGIC_BYTES)
     except FileNotFoundError as error:
         raise NotFoundError(f"import {path}: there is no such file or folder") from error
     except OSError as error:
         raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
-    if found is None:
-        raise UsageError(
-            f"import {path}: expected a folder, or a file of a known format; "
-            "'dlfs import --formats' lists them, --format names one"
-        )
-    return found
+    for row in FORMATS:
+        if any(head[offset:].startswith(magic) for offset, magic in row.magic):
+            return row
+    raise UsageError(
+        f"import {path}: expected a folder, or a file of a known format; "
+        "'dlfs import --formats' lists them, --format names one"
+    )
 
 
 def _recognise_folder(entries: Sequence[str]) -> Format:
@@ -280,27 +227,14 @@ def _recognise_folder(entries: Sequence[str]) -> Format:
     return find_format("folder")
 
 
-def _recognise_name(name: str) -> Format | None:
-    for row in FORMATS:
-        if any(fnmatchcase(name, pattern) for pattern in row.names):
-            return row
-    return None
-
-
-def _recognise_magic(head: bytes) -> Format | None:
-    for row in FORMATS:
-        if any(head[offset:].startswith(magic) for offset, magic in row.magic):
-            return row
-    return None
-
-
 # ---- options -------------------------------------------------------------------------------------
 
 
 def options_class(row: Format) -> type[FormatOptions]:
     """Return the class of a format's options; imports its module, not the packages it needs."""
     module, _, name = row.opener.partition(":")
-    found: type[FormatOptions] = getattr(importlib.import_module(module), name)
+    loaded = importlib.import_module(module, "dlfs.ingest.formats")
+    found: type[FormatOptions] = getattr(loaded, name)
     return found
 
 
@@ -356,7 +290,7 @@ def read_value(value: object, kind: Any) -> object:
     if isinstance(kind, types.UnionType):
         if value is None or value == "none":
             return None
-        (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
+        kind = _without_none(kind)
     if typing.get_origin(kind) is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
@@ -374,21 +308,24 @@ def read_value(value: object, kind: Any) -> object:
     return value
 
 
+def _without_none(kind: Any) -> Any:
+    """Return the type ``T`` of ``T | None``; any other type unchanged."""
+    if not isinstance(kind, types.UnionType):
+        return kind
+    (found,) = [part for part in typing.get_args(kind) if part is not type(None)]
+    return found
+
+
 def _read_text(text: str, kind: type) -> object:
     try:
-        if kind is bool:
-            return {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}[
-                text.lower()
-            ]
-        return kind(text)
+        return _BOOLS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise ValueError(f"expected {show_type(kind)}, got {text!r}") from None
 
 
 def show_type(kind: Any) -> str:
     """Return the name of an option's type for help and errors."""
-    if isinstance(kind, types.UnionType):
-        (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
+    kind = _without_none(kind)
     if typing.get_origin(kind) is tuple:
         return "NAME,..."
     if typing.get_origin(kind) is Literal:
@@ -411,16 +348,11 @@ def describe_options(row: Format) -> list[OptionHelp]:
     """Return the options of a format, for the help."""
     kind = options_class(row)
     hints = typing.get_type_hints(kind, include_extras=True)
-    types_and_texts = {name: typing.get_args(hint) for name, hint in hints.items()}
-    return [
-        OptionHelp(
-            field.name,
-            show_type(types_and_texts[field.name][0]),
-            field.default,
-            types_and_texts[field.name][1],
-        )
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-    ]
+    options = []
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        option_type, text = typing.get_args(hints[field.name])
+        options.append(OptionHelp(field.name, show_type(option_type), field.default, text))
+    return options
 
 
 # ---- packages ------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ sample larger than a buffer gets a block of its own.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from errno import EIO
+from errno import EIO, ESTALE
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -30,6 +32,7 @@ from dlfs.errors import (
 )
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.format.paths import path_problem
+from dlfs.reader.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
 from dlfs.units import MIB
 
 LinkPolicy = Literal["follow", "skip", "error"]
@@ -64,39 +67,23 @@ class Source(Protocol):
     A class of a format inherits the defaults that fit it.
     """
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Path of the source, or of its first and last file, for messages."""
-        ...
+    name: str
+    """Path of the source, or of its first and last file, for messages."""
+    sample_count: int | None = None
+    """Number of samples; None if it is unknown before all of them were read."""
+    sample_bytes: int | None = None
+    """Total size of the samples in bytes; None if it is unknown before all were read."""
+    gives_shuffled: bool = False
+    """True if layout ``shuffled`` gives the samples in a true shuffle of all of them.
 
-    @property
-    def sample_count(self) -> int | None:
-        """Number of samples; None if it is unknown before all of them were read."""
-        return None
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """Total size of the samples in bytes; None if it is unknown before all were read."""
-        return None
-
-    @property
-    def gives_shuffled(self) -> bool:
-        """True if layout ``shuffled`` gives the samples in a true shuffle of all of them.
-
-        If it is False, the dataset writer shuffles them within its window.
-        """
-        return False
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of entries left out, by reason; complete once all blocks were taken."""
-        return {}
-
-    @property
-    def empty_directories(self) -> int:
-        """Number of directories without a sample under them; a dataset does not store these."""
-        return 0
+    If it is False, the dataset writer shuffles them within its window.
+    """
+    skipped: Mapping[str, int] = {}
+    """Number of entries left out, by reason; complete once all blocks were taken."""
+    empty_directories: int = 0
+    """Number of directories without a sample under them; a dataset does not store these."""
+    buffer_bytes: int = BUFFER_BYTES
+    """Size of each of the two buffers of ``read_ahead``, in bytes."""
 
     @abstractmethod
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
@@ -110,6 +97,22 @@ class Source(Protocol):
     def close(self) -> None:
         """Close the files of the source; closing it again does nothing."""
         return
+
+
+def file_state(file: int | str) -> tuple[int, int]:
+    """Return the size of a file in bytes and its time of change in ns: both change with a write.
+
+    Args:
+        file: descriptor or path of the file.
+    """
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(where: str, file: int | str, state: tuple[int, int]) -> None:
+    """Raise DeviceError if a file has changed since ``file_state`` returned a state."""
+    if file_state(file) != state:
+        raise DeviceError(f"{where}: the file changed during the import", ESTALE)
 
 
 def source_name(paths: Sequence[str]) -> str:
@@ -172,38 +175,47 @@ def read_ahead(
             yield block
 
 
-class BlockFiller:
-    """Makes blocks of a stream of samples, for ``read_ahead``.
+def stream_ahead(blocks: Iterator[SampleBlock]) -> Generator[SampleBlock, None, None]:
+    """Yield blocks that have memory of their own, while a thread makes the next one."""
+    return read_ahead(lambda _: next(blocks, None), buffer_bytes=0)
+
+
+def array_attributes(
+    dtype: npt.DTypeLike, shape: tuple[int, ...], count: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the attributes of samples that are arrays of one type and shape.
+
+    A sample's bytes are the array's elements in row-major order. Its type and shape go into the
+    columns ``dlfs:dtype`` and ``dlfs:shape``, so that readers return arrays again.
 
     Args:
-        samples: iterator of (path, size in bytes, function that reads the bytes into a buffer of
-            that size); each sample is read before the next one is taken.
+        dtype: type of the elements: bool, numbers, times, or strings of a fixed length.
+        shape: shape of each array.
+        count: number of samples.
+
+    Returns:
+        Columns for ``SampleBlock.attributes`` or ``DatasetWriter.add_batch``.
+
+    Raises:
+        UsageError: no sample can have this type or shape.
     """
+    texts = zip((DTYPE_COLUMN, SHAPE_COLUMN), ArrayForm.of(dtype, shape).texts, strict=True)
+    return {name: np.full(count, text, object) for name, text in texts}
 
-    def __init__(self, samples: Iterator[tuple[bytes, int, Callable[[memoryview], None]]]) -> None:
-        self._samples = samples
-        self._next = next(samples, None)
 
-    def __call__(self, buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
-        """Fill a buffer with as many samples as fit."""
-        paths: list[bytes] = []
-        lengths: list[int] = []
-        used = 0
-        while self._next is not None and len(paths) < BLOCK_SAMPLES_MAX:
-            path, size, read = self._next
-            if size > len(buffer) - used:
-                if paths:
-                    break
-                buffer = np.empty(size, np.uint8)
-            read(buffer.data[used : used + size])
-            paths.append(path)
-            lengths.append(size)
-            used += size
-            self._next = next(self._samples, None)
-        if not paths:
-            return None
-        sizes = np.array(lengths, np.int64)
-        return SampleBlock(paths, buffer, np.cumsum(sizes) - sizes, sizes)
+def keep_link(policy: LinkPolicy, where: str, skipped: Counter[str]) -> bool:
+    """Return True if a symbolic link is to be followed; count it if it is skipped.
+
+    Raises:
+        UsageError: the policy refuses links.
+    """
+    if policy == "error":
+        raise UsageError(
+            f"{where}: expected no symbolic links, got one; links='skip' leaves it out"
+        )
+    if policy == "skip":
+        skipped["symbolic link"] += 1
+    return policy == "follow"
 
 
 def clean_path(name: bytes, where: str) -> bytes:

@@ -10,24 +10,19 @@ because their checksums are there.
 from __future__ import annotations
 
 import bz2
-import errno
 import gzip
-import io
 import lzma
-import os
 import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, BinaryIO, Literal, Protocol, cast
+from typing import IO, Literal, cast
 
+import numpy as np
 import zstandard
 
 from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError
-from dlfs.ingest.source import (
-    clean_path,
-    file_errors,
-)
+from dlfs.ingest.source import check_unchanged, clean_path, file_errors, file_state
 from dlfs.units import MIB
 
 Compression = Literal["none", "gzip", "bzip2", "xz", "zstd"]
@@ -89,44 +84,6 @@ class Member:
     segments: tuple[Segment, ...]
 
 
-class _Stream(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-    def readinto(self, target: memoryview, /) -> int | None: ...
-    def seek(self, position: int, /) -> int: ...
-    def tell(self) -> int: ...
-    def close(self) -> None: ...
-
-
-class _ForwardStream:
-    """A stream that counts its position, and seeks forward by reading."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._position = 0
-
-    def read(self, size: int, /) -> bytes:
-        data = self._stream.read(size)
-        self._position += len(data)
-        return data
-
-    def readinto(self, target: memoryview, /) -> int:
-        count: int = self._stream.readinto(target)  # type: ignore[attr-defined]
-        self._position += count
-        return count
-
-    def seek(self, position: int, /) -> int:
-        while self._position < position:
-            if not self.read(min(position - self._position, _STREAM_BYTES)):
-                break
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def close(self) -> None:
-        self._stream.close()
-
-
 class _StrictHeader(tarfile.TarInfo):
     """A header that raises an error if it is damaged, where ``tarfile`` would end the archive."""
 
@@ -178,8 +135,8 @@ class Archive:
         self.path = path
         with file_errors(f"import {path}", "archive"):
             self._file = open(path, "rb", buffering=_STREAM_BYTES)  # noqa: SIM115
-        self.state = archive_state(self._file.fileno())
-        self._stream = _decompress(self._file, compression_of(path) or "none")
+        self.state = file_state(self._file.fileno())
+        self._stream = decompressed(self._file, compression_of(path) or "none")
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
@@ -202,7 +159,7 @@ class Archive:
         """
         try:
             with tarfile.TarFile(
-                fileobj=cast(IO[bytes], self._stream),
+                fileobj=self._stream,
                 tarinfo=_StrictHeader,
                 encoding="utf-8",
                 errors="surrogateescape",
@@ -211,39 +168,32 @@ class Archive:
                     headers.members.clear()  # type: ignore[attr-defined]  # or it keeps all
                     yield self._member(header)
             self._check_end()
-        except _DAMAGED as error:
-            raise self._failure(error) from error
-        except OSError as error:
-            if isinstance(error, DlfsError):
-                raise
+        except DlfsError:
+            raise
+        except (*_DAMAGED, OSError) as error:
             raise self._failure(error) from error
 
-    def read(self, member: Member, target: memoryview) -> None:
-        """Read the latest member's bytes.
-
-        Args:
-            member: the last member from ``members``.
-            target: buffer as long as the member.
+    def read(self, member: Member) -> memoryview:
+        """Read the bytes of the last member from ``members``.
 
         Raises:
             DlfsError: as for ``members``.
         """
-        if sum(segment.length_bytes for segment in member.segments) < len(target):
-            target[:] = bytes(len(target))
+        is_sparse = sum(segment.length_bytes for segment in member.segments) < member.size_bytes
+        target = (np.zeros if is_sparse else np.empty)(member.size_bytes, np.uint8).data
         try:
             for segment in member.segments:
                 self._stream.seek(segment.position_bytes)
                 end = segment.offset_bytes + segment.length_bytes
                 self._read_into(target[segment.offset_bytes : end])
-        except _DAMAGED as error:
+        except (*_DAMAGED, OSError) as error:
             raise self._failure(error) from error
-        except OSError as error:
-            raise self._failure(error) from error
+        return target
 
     def _read_into(self, target: memoryview) -> None:
         done = 0
         while done < len(target):
-            count = self._stream.readinto(target[done:])
+            count = self._stream.readinto(target[done:])  # type: ignore[attr-defined]
             if not count:
                 raise tarfile.ReadError(_CUT_SHORT[0])
             done += count
@@ -272,7 +222,7 @@ class Archive:
                     f"import {self.path}: expected nothing after the archive's end, got data at "
                     f"byte {first}; import archives joined into one file one by one"
                 )
-        check_unchanged(self.path, self._file.fileno(), self.state)
+        check_unchanged(f"import {self.path}", self._file.fileno(), self.state)
 
     def _failure(self, error: Exception) -> DlfsError:
         offset = self._stream.tell()
@@ -284,29 +234,21 @@ class Archive:
         return FormatError(f"{where}: the archive is damaged: {error}")
 
 
-def archive_state(descriptor: int) -> tuple[int, int]:
-    """Return the size of a file in bytes and its time of change in ns: both change with a write."""
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
+def decompressed(file: IO[bytes], compression: Compression) -> IO[bytes]:
+    """Return the decompressed stream of a file; the file itself if it is not compressed.
 
-
-def check_unchanged(path: str, descriptor: int, state: tuple[int, int]) -> None:
-    """Raise DeviceError if a file has changed since ``archive_state``."""
-    if archive_state(descriptor) != state:
-        raise DeviceError(f"import {path}: the file changed during the import", errno.ESTALE)
-
-
-def _decompress(file: BinaryIO, compression: Compression) -> _Stream:
+    The stream counts its position, and seeks forward by reading.
+    """
     if compression == "gzip":
-        return _ForwardStream(cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb")))
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
     if compression == "bzip2":
-        return _ForwardStream(cast(IO[bytes], bz2.BZ2File(file)))
+        return cast(IO[bytes], bz2.BZ2File(file))
     if compression == "xz":
-        return _ForwardStream(cast(IO[bytes], lzma.LZMAFile(file)))
+        return cast(IO[bytes], lzma.LZMAFile(file))
     if compression == "zstd":
         frames = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        return _ForwardStream(io.BufferedReader(cast(io.RawIOBase, frames), _STREAM_BYTES))
-    return cast(_Stream, file)
+        return cast(IO[bytes], frames)
+    return file
 
 
 def _kind(header: tarfile.TarInfo) -> Kind:

@@ -11,18 +11,31 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.files import CUT_SHORT, read_ranges
+from dlfs._native.files import CUT_SHORT, FILE_DTYPE, read_ranges
 from dlfs._native.library import describe
 from dlfs.errors import DeviceError, DlfsError, TruncatedError
-from dlfs.ingest.archives.archive import check_unchanged
+from dlfs.ingest.source import THREADS, check_unchanged
 
 _OPEN_MAX = 256
 """Most files open at once; by default a process may open 1024."""
+
+
+def make_ranges(
+    positions: npt.ArrayLike, buffer_offsets: npt.ArrayLike, lengths: npt.NDArray[Any] | list[int]
+) -> npt.NDArray[np.void]:
+    """Return ranges for ``RangeReader.read``: where each lies in its file and in the buffer."""
+    ranges = np.zeros(len(lengths), FILE_DTYPE)
+    ranges["position"] = positions
+    ranges["buffer_offset"] = buffer_offsets
+    ranges["length_bytes"] = lengths
+    return ranges
 
 
 class RangeReader:
@@ -30,16 +43,12 @@ class RangeReader:
 
     Args:
         files: paths of the files.
-        states: state of each file, from ``archive_state``.
-        threads: number of threads that read, 1..64.
+        states: state of each file, from ``file_state``.
     """
 
-    def __init__(
-        self, files: Sequence[str], states: Sequence[tuple[int, int]], *, threads: int
-    ) -> None:
+    def __init__(self, files: Sequence[str], states: Sequence[tuple[int, int]]) -> None:
         self._files = files
         self._states = states
-        self._threads = threads
 
     def read(
         self,
@@ -51,8 +60,7 @@ class RangeReader:
 
         Args:
             numbers: ``int64[n]``, number of the file of each range.
-            ranges: ``FILE_DTYPE[n]``: ``position`` in the file, ``buffer_offset``,
-                ``length_bytes``.
+            ranges: ``FILE_DTYPE[n]``, from ``make_ranges``.
             buffer: ``uint8[n_bytes]``.
 
         Raises:
@@ -71,11 +79,8 @@ class RangeReader:
     def check_unchanged(self) -> None:
         """Raise DeviceError if a file has changed since its first state."""
         for path, state in zip(self._files, self._states, strict=True):
-            descriptor = _open(path)
-            try:
-                check_unchanged(path, descriptor, state)
-            finally:
-                os.close(descriptor)
+            with _device_errors(path):
+                check_unchanged(f"import {path}", path, state)
 
     def _read_group(
         self,
@@ -87,10 +92,11 @@ class RangeReader:
         descriptors: list[int] = []
         try:
             for number in group.tolist():
-                descriptors.append(_open(self._files[number]))
+                with _device_errors(self._files[number]):
+                    descriptors.append(os.open(self._files[number], os.O_RDONLY | os.O_CLOEXEC))
             opened = np.array(descriptors, np.int32)
             ranges["descriptor"] = opened[np.searchsorted(group, numbers)]
-            if read_ranges(ranges, buffer, threads=self._threads):
+            if read_ranges(ranges, buffer, threads=THREADS):
                 bad = int(np.flatnonzero(ranges["code"])[0])
                 raise self._failure(int(numbers[bad]), ranges[bad])
         finally:
@@ -105,8 +111,12 @@ class RangeReader:
         return DeviceError(f"{what}: {describe(code)}", -code)
 
 
-def _open(path: str) -> int:
+@contextmanager
+def _device_errors(path: str) -> Iterator[None]:
+    """Turn the errors of opening a file that has been seen into DeviceError."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        yield
+    except DlfsError:
+        raise
     except OSError as error:
         raise DeviceError(f"import {path}: {error.strerror}", error.errno or errno.EIO) from error

@@ -137,10 +137,6 @@ class ArrayOptions:
         "NAME=ARRAY: the array of an attribute; /ARRAY starts at the top of its file",
     ] = ()
 
-    def settings(self) -> dict[str, Any]:
-        """Return the options as arguments of ``ArraySource``."""
-        return {"select": self.select, "samples": self.samples, "attributes": self.attributes}
-
 
 def parse_attributes(entries: Sequence[str]) -> dict[str, str]:
     """Read ``NAME=ARRAY``; ``ARRAY`` alone gets the last component of the array's name.

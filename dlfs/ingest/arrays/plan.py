@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from dlfs.errors import UsageError
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Samples
-from dlfs.ingest.source import clean_path, show
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions, parse_attributes
+from dlfs.ingest.source import clean_path, file_state, show
 
 ROW_DIGITS_MIN = 8
 
@@ -53,25 +53,17 @@ class Plan:
 
     Args:
         paths: paths of the files.
-        select: patterns of the arrays to import; empty for all that are no attributes.
-        samples: what makes a sample: ``rows``, ``arrays`` or ``groups``.
-        references: reference to the array of each attribute, by the attribute's name.
+        options: options of the format.
 
     Raises:
-        UsageError: two files have the same name.
+        UsageError: two files have the same name, or an attribute is malformed.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        select: Sequence[str],
-        samples: Samples,
-        references: Mapping[str, str],
-    ) -> None:
+    def __init__(self, paths: Sequence[str], options: ArrayOptions) -> None:
         self._paths = paths
-        self._select = [pattern.strip("/") for pattern in select]
-        self._samples = samples
-        self._references = references
+        self._select = [pattern.strip("/") for pattern in options.select]
+        self._samples = options.samples
+        self._references = parse_attributes(options.attributes)
         self._units: list[Unit] = []
         self._seen: list[ArrayInfo] = []
         self._stems = [_stem(path) for path in paths]
@@ -91,7 +83,7 @@ class Plan:
             UsageError: the array of an attribute does not exist, or does not fit.
             FormatError: a name cannot be part of a path.
         """
-        self.states.append(state_of(self._paths[index]))
+        self.states.append(file_state(self._paths[index]))
         self.skipped.update(file.skipped)
         self._seen.extend(list(file.arrays.values())[: _SHOWN_MAX - len(self._seen)])
         units: dict[str, list[ArrayInfo]] = {}
@@ -190,12 +182,6 @@ def _stem(path: str) -> bytes:
     """Return the file name without its suffix: ``run7`` for ``data/run7.h5``."""
     name = Path(path).name
     return os.fsencode(name.rpartition(".")[0] or name)
-
-
-def state_of(path: str) -> tuple[int, int]:
-    """Return the size of a file in bytes and its time of change in ns: both change with a write."""
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
 
 
 def _describe(array: ArrayInfo) -> str:

@@ -44,22 +44,21 @@ import numpy.typing as npt
 
 from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, LimitError
-from dlfs.ingest.arrays.description import array_attributes
 from dlfs.ingest.arrays.file import (
     ArrayFile,
     ArrayInfo,
+    ArrayOptions,
     Opener,
-    Samples,
-    parse_attributes,
     reading,
 )
-from dlfs.ingest.arrays.plan import ROW_DIGITS_MIN, Plan, Unit, state_of
+from dlfs.ingest.arrays.plan import ROW_DIGITS_MIN, Plan, Unit
 from dlfs.ingest.order import packing_order
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
-    BUFFER_BYTES,
     SampleBlock,
     Source,
+    array_attributes,
+    check_unchanged,
     read_ahead,
     show,
     source_name,
@@ -96,12 +95,7 @@ class ArraySource(Source):
     Args:
         paths: paths of existing files.
         opener: function that opens one of them.
-        select: patterns (as ``fnmatch``) of the arrays to import; empty for all that are no
-            attributes.
-        samples: what makes a sample: ``rows``, ``arrays`` or ``groups``.
-        attributes: ``NAME=ARRAY`` or ``ARRAY``: an array in the samples' group or, with ``/``
-            before it, from the top of the file.
-        buffer_bytes: size of each of the two buffers, in bytes.
+        options: options of the format.
 
     Raises:
         UsageError: no array matches, two files have the same name, or an attribute does not fit.
@@ -110,20 +104,11 @@ class ArraySource(Source):
         DeviceError: a file cannot be read.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        opener: Opener,
-        *,
-        select: Sequence[str] = (),
-        samples: Samples = "rows",
-        attributes: Sequence[str] = (),
-        buffer_bytes: int = BUFFER_BYTES,
-    ) -> None:
+    def __init__(self, paths: Sequence[str], opener: Opener, options: ArrayOptions) -> None:
         self._paths = list(paths)
         self._opener = opener
-        self._buffer_bytes = buffer_bytes
-        plan = Plan(self._paths, select, samples, parse_attributes(attributes))
+        self.name = source_name(self._paths)
+        plan = Plan(self._paths, options)
         for index, path in enumerate(self._paths):
             with reading(path):
                 file = opener(path)
@@ -131,34 +116,15 @@ class ArraySource(Source):
                 plan.add(index, file)
         self._units, self._column_types = plan.finish()
         self._states = plan.states
-        self._skipped = dict(plan.skipped)
-        self._makes_archives = samples == "groups"
-        for unit in self._units if self._makes_archives else []:
-            _check_group(self._paths[unit.file], unit)
-
-    @property
-    def name(self) -> str:
-        """Path of the file, or of the first and the last."""
-        return source_name(self._paths)
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Arrays left out, by reason."""
-        return self._skipped
-
-    @property
-    def sample_count(self) -> int:
-        """Number of samples in all files."""
-        return sum(unit.count for unit in self._units)
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """Total size of the samples in bytes; None if rows are of any length."""
-        if any(unit.members[0].kind != "fixed" for unit in self._units):
-            return None
+        self.skipped = plan.skipped
+        self.sample_count = sum(unit.count for unit in self._units)
+        self._makes_archives = options.samples == "groups"
         if self._makes_archives:
-            return sum(archive_bytes(unit.members) for unit in self._units)
-        return sum(unit.members[0].size_bytes for unit in self._units)
+            self.sample_bytes = sum(
+                _group_bytes(self._paths[unit.file], unit) for unit in self._units
+            )
+        elif all(unit.members[0].kind == "fixed" for unit in self._units):
+            self.sample_bytes = sum(unit.members[0].size_bytes for unit in self._units)
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every sample once; see ``Source.blocks``.
@@ -168,7 +134,7 @@ class ArraySource(Source):
             DeviceError: a file cannot be read, or changed meanwhile.
         """
         with closing(self._all_windows(self._order(layout, seed))) as windows_of_units:
-            yield from read_ahead(_Filler(windows_of_units), buffer_bytes=self._buffer_bytes)
+            yield from read_ahead(_Filler(windows_of_units), buffer_bytes=self.buffer_bytes)
 
     def _order(self, layout: Layout, seed: int) -> list[Unit]:
         """Return the units file by file, in path order or in an order drawn from the seed."""
@@ -190,15 +156,12 @@ class ArraySource(Source):
             with closing(file):
                 while position < len(units) and units[position].file == index:
                     reader = _UnitReader(
-                        path, file, units[position], self._column_types, self._buffer_bytes
+                        path, file, units[position], self._column_types, self.buffer_bytes
                     )
                     reader.check()
                     yield from reader.groups() if self._makes_archives else reader.windows()
                     position += 1
-            if state_of(path) != self._states[index]:
-                raise DeviceError(
-                    f"import {path}: the file changed during the import", errno.ESTALE
-                )
+            check_unchanged(f"import {path}", path, self._states[index])
 
 
 class _UnitReader:
@@ -415,13 +378,15 @@ def archive_bytes(members: Sequence[ArrayInfo]) -> int:
     return len(out.getbuffer()) + headers + sum(array.size_bytes for array in members)
 
 
-def _check_group(path: str, unit: Unit) -> None:
+def _group_bytes(path: str, unit: Unit) -> int:
+    """Return the size of a group's NPZ archive, after a check of the limit."""
     size = archive_bytes(unit.members)
     if size > GROUP_BYTES_MAX:
         raise LimitError(
             f"import {path}: {show(unit.path)}: expected at most {GROUP_BYTES_MAX} bytes in a "
             f"group, got {size}; take arrays or rows as samples"
         )
+    return size
 
 
 def _entry(array: ArrayInfo) -> zipfile.ZipInfo:

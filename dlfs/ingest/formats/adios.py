@@ -48,7 +48,7 @@ class AdiosOptions(ArrayOptions):
         """Open BP files or folders."""
         load_package("adios2", extra="adios2", what=f"import {paths[0]}")
         opener = partial(ProcessFile, f"{__name__}:{AdiosFile.__name__}")
-        return ArraySource(paths, opener, **self.settings())
+        return ArraySource(paths, opener, self)
 
 
 class AdiosFile(ArrayFile):

@@ -25,7 +25,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,24 +130,15 @@ class ArrowSource(ShardSource):
                 path=options.path,
             )
         counts = [self._check(shard) for shard in self.shards]
-        self._sample_count = None if None in counts else sum(filter(None, counts))
+        self.sample_count = None if None in counts else sum(filter(None, counts))
+        if left_out := len(self._columns.left_out):
+            self.skipped = {"column that has not one value in a row": left_out}
 
     def _check(self, shard: str) -> int | None:
         """Check that a file has the columns; return its number of rows, if it is known."""
         with self._opener(shard) as table:
             self._columns.check(table.schema, f"import {shard}")
             return table.row_count
-
-    @property
-    def sample_count(self) -> int | None:
-        """Number of rows of Parquet files; None for Arrow files."""
-        return self._sample_count
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of columns that cannot be attributes, if the caller named none."""
-        left_out = len(self._columns.left_out)
-        return {"column that has not one value in a row": left_out} if left_out else {}
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one file; see ``ShardSource``."""
@@ -176,13 +166,8 @@ class ArrowSource(ShardSource):
 def _open_files(
     paths: Sequence[str], options: _Options, name: str, noun: str, opener: Opener
 ) -> ArrowSource:
-    patterns = find_format(name).names
-
-    def accepts(entry: str) -> bool:
-        return any(fnmatchcase(entry, pattern) for pattern in patterns)
-
-    files = files_of(paths, accepts, noun=noun)
-    suffixes = [pattern.removeprefix("*") for pattern in patterns]
+    files = files_of(paths, name, noun=noun)
+    suffixes = [pattern.removeprefix("*") for pattern in find_format(name).names]
     prefixes = shard_prefixes(files, suffixes)
     return ArrowSource(list(map(Shard, files, prefixes)), options, opener)
 

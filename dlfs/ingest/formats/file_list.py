@@ -16,26 +16,16 @@ as those of a folder, in any order; layout ``path`` keeps the order of the list.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
 import numpy.typing as npt
 
-from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.files import FileReader, FileTable, open_folder
-from dlfs.ingest.source import (
-    BUFFER_BYTES,
-    THREADS,
-    SampleBlock,
-    Source,
-    clean_path,
-    file_errors,
-    show,
-    single_path,
-)
+from dlfs.ingest.files import FilesSource
+from dlfs.ingest.source import clean_path, file_errors, show, single_path
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, typed_column
 
 
@@ -55,14 +45,12 @@ class ListOptions:
         return ListSource(single_path(paths, "list"), self)
 
 
-class ListSource(Source):
+class ListSource(FilesSource):
     """The files of a list.
 
     Args:
         path: path of the list.
         options: options of the format.
-        buffer_bytes: size of each of the two buffers, in bytes.
-        threads: number of threads that read files, 1..64.
 
     Raises:
         NotFoundError: the list or its root folder does not exist.
@@ -72,68 +60,15 @@ class ListSource(Source):
         DeviceError: the list or one of its files cannot be read.
     """
 
-    def __init__(
-        self,
-        path: str,
-        options: ListOptions,
-        *,
-        buffer_bytes: int = BUFFER_BYTES,
-        threads: int = THREADS,
-    ) -> None:
-        self._name = path
-        paths, attributes = _read_list(path, options)
-        table = FileTable()
-        for item in paths:
-            table.add(item)
+    def __init__(self, path: str, options: ListOptions) -> None:
+        self._paths, self._columns = _read_list(path, options)
         root = options.root if options.root is not None else str(Path(path).parent)
-        self._directory = open_folder(root)
-        try:
-            self._reader = FileReader(
-                self._directory,
-                root,
-                table,
-                attributes=attributes,
-                follow_links=options.links == "follow",
-                buffer_bytes=buffer_bytes,
-                threads=threads,
-            )
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(path, root, follow_links=options.links == "follow")
 
-    @property
-    def name(self) -> str:
-        """Path of the list."""
-        return self._name
-
-    @property
-    def sample_count(self) -> int:
-        """Number of files in the list."""
-        return len(self._reader.sizes)
-
-    @property
-    def sample_bytes(self) -> int:
-        """Total size of the files, in bytes."""
-        return int(self._reader.sizes.sum())
-
-    @property
-    def gives_shuffled(self) -> bool:
-        """True: files can be read in any order."""
-        return True
-
-    def close(self) -> None:
-        """Close the folder."""
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
-
-    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
-        """Read every file once; see ``Source.blocks``.
-
-        Raises:
-            DeviceError: a file cannot be read, or changed since the first stat.
-        """
-        return self._reader.blocks(layout=layout, seed=seed)
+    def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
+        for path in self._paths:
+            self._table.add(path)
+        return self._columns
 
 
 def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:

@@ -12,27 +12,17 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Annotated, Any
 
 import numpy.typing as npt
 
-from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.format.constants import PATH_BYTES_MAX
-from dlfs.ingest.files import FileReader, FileTable, join_shown, open_folder
-from dlfs.ingest.source import (
-    BUFFER_BYTES,
-    THREADS,
-    LinkPolicy,
-    SampleBlock,
-    Source,
-    check_path,
-    show,
-    single_path,
-)
+from dlfs.ingest.files import FilesSource, join_shown
+from dlfs.ingest.source import LinkPolicy, check_path, keep_link, show, single_path
 
 Status = os.stat_result | None
 """Status of an entry; None for a regular file, which is not looked up during the walk."""
@@ -61,15 +51,13 @@ class FolderOptions:
         return FolderSource(single_path(paths, "folder"), links=self.links)
 
 
-class FolderSource(Source):
+class FolderSource(FilesSource):
     """The files under a folder.
 
     Args:
         folder: path of the folder; it may itself be a symbolic link, whatever ``links`` says.
         links: ``follow`` imports what a symbolic link leads to, directories too; ``skip`` leaves
             links out and counts them; ``error`` refuses them.
-        buffer_bytes: size of each of the two buffers, in bytes.
-        threads: number of threads that read files, 1..64.
 
     Raises:
         NotFoundError: the folder does not exist.
@@ -78,81 +66,14 @@ class FolderSource(Source):
         LimitError: a path is too long for a sample.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        links: LinkPolicy = "follow",
-        buffer_bytes: int = BUFFER_BYTES,
-        threads: int = THREADS,
-    ) -> None:
-        self._name = os.fspath(folder)
+    def __init__(self, folder: str | os.PathLike[str], *, links: LinkPolicy = "follow") -> None:
         self._links = links
-        self._table = FileTable()
-        self._skipped: Counter[str] = Counter()
-        self._directory = open_folder(self.name)
-        try:
-            self._empty_directories = self._walk()
-            self._reader = FileReader(
-                self._directory,
-                self.name,
-                self._table,
-                attributes=self._attributes(),
-                follow_links=links == "follow",
-                buffer_bytes=buffer_bytes,
-                threads=threads,
-            )
-        except BaseException:
-            self.close()
-            raise
+        self.skipped: Counter[str] = Counter()
+        super().__init__(os.fspath(folder), os.fspath(folder), follow_links=links == "follow")
 
-    def _attributes(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the attributes of this kind of folder: arrays with a value for each file."""
+    def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
+        self.empty_directories = self._walk()
         return {}
-
-    @property
-    def name(self) -> str:
-        """Path of the folder."""
-        return self._name
-
-    @property
-    def empty_directories(self) -> int:
-        """Number of directories without a file under them."""
-        return self._empty_directories
-
-    @property
-    def sample_count(self) -> int:
-        """Number of files found."""
-        return len(self._table)
-
-    @property
-    def sample_bytes(self) -> int:
-        """Total size of the files found, in bytes."""
-        return int(self._reader.sizes.sum())
-
-    @property
-    def gives_shuffled(self) -> bool:
-        """True: files can be read in any order."""
-        return True
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of special files, and of symbolic links under ``skip``."""
-        return dict(self._skipped)
-
-    def close(self) -> None:
-        """Close the folder."""
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
-
-    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
-        """Read every file once; see ``Source.blocks``.
-
-        Raises:
-            DeviceError: a file cannot be read, or changed since the walk.
-        """
-        return self._reader.blocks(layout=layout, seed=seed)
 
     def _walk(self) -> int:
         """Fill the table in path order; return the number of directories without a sample."""
@@ -172,7 +93,7 @@ class FolderSource(Source):
             elif status is None or stat.S_ISREG(status.st_mode):
                 self._add(path)
             else:
-                self._skipped["special file"] += 1
+                self.skipped["special file"] += 1
         return empty
 
     def _enter(self, path: bytes, above: frozenset[tuple[int, int]]) -> _Frame:
@@ -203,7 +124,9 @@ class FolderSource(Source):
                 full = prefix + os.fsencode(item.name)
                 if item.is_file(follow_symlinks=False):
                     found.append((full, full, None))
-                elif not item.is_symlink() or self._keep_link(full):
+                elif not item.is_symlink() or keep_link(
+                    self._links, f"import {self._where(full)}", self.skipped
+                ):
                     found.append(self._entry(full, item))
         return found
 
@@ -213,16 +136,6 @@ class FolderSource(Source):
         except OSError as error:
             raise self._broken(path, item.is_symlink(), error) from error
         return (path + b"/" if stat.S_ISDIR(status.st_mode) else path), path, status
-
-    def _keep_link(self, path: bytes) -> bool:
-        if self._links == "error":
-            raise UsageError(
-                f"import {self._where(path)}: expected no symbolic links, got one; "
-                "links='skip' leaves it out"
-            )
-        if self._links == "skip":
-            self._skipped["symbolic link"] += 1
-        return self._links == "follow"
 
     def _broken(self, path: bytes, is_link: bool, error: OSError) -> DlfsError:
         where = self._where(path)

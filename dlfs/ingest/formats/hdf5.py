@@ -31,7 +31,7 @@ class Hdf5Options(ArrayOptions):
     def open(self, paths: Sequence[str]) -> ArraySource:
         """Open HDF5 files."""
         load_package("h5py", extra="hdf5", what=f"import {paths[0]}")
-        return ArraySource(paths, Hdf5File, **self.settings())
+        return ArraySource(paths, Hdf5File, self)
 
 
 class Hdf5File(ArrayFile):

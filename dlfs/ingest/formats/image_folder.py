@@ -11,25 +11,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import UsageError
 from dlfs.ingest.files import join_shown
-from dlfs.ingest.formats.folder import FolderSource
-from dlfs.ingest.source import (
-    LinkPolicy,
-    single_path,
-)
+from dlfs.ingest.formats.folder import FolderOptions, FolderSource
+from dlfs.ingest.source import single_path
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFolderOptions:
+class ImageFolderOptions(FolderOptions):
     """Options of a folder of classes."""
-
-    links: Annotated[LinkPolicy, "symbolic links: follow, skip, or refuse"] = "follow"
 
     def open(self, paths: Sequence[str]) -> ImageFolderSource:
         """Open one folder; see ``ImageFolderSource``."""
@@ -44,8 +39,9 @@ class ImageFolderSource(FolderSource):
         DlfsError: as for ``FolderSource``.
     """
 
-    def _attributes(self) -> Mapping[str, npt.NDArray[Any]]:
+    def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
         """Return ``label``, ``int64[n_files]``, and ``class``, ``object[n_files]``."""
+        super()._find_files()
         names: list[str] = []
         for index in range(len(self._table)):
             path = self._table.path(index)

@@ -21,18 +21,16 @@ Source: https://docs.mosaicml.com/projects/streaming, "Dataset format" (version 
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import io
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import zstandard
@@ -45,7 +43,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.ingest.arrays.description import array_attributes
+from dlfs.ingest.archives.archive import Compression, decompressed
 from dlfs.ingest.records import (
     ShardSource,
     Value,
@@ -58,9 +56,11 @@ from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     SampleBlock,
+    array_attributes,
     file_errors,
     single_path,
 )
+from dlfs.json_records import parse_json, to_record
 from dlfs.units import GIB, MIB
 from dlfs.wording import quote
 
@@ -79,6 +79,12 @@ _NUMBERS = {
         )
     },
 }  # fmt: skip
+_COMPRESSIONS: dict[str, Compression] = {
+    "zstd": "zstd",
+    "gz": "gzip",
+    "gzip": "gzip",
+    "bz2": "bzip2",
+}
 _TEXTS: dict[str, Callable[[str], Value]] = {
     "str": str,
     "str_int": int,
@@ -103,17 +109,24 @@ class MdsOptions:
         return MdsSource(single_path(paths, "folder of shards"), self)
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(msgspec.Struct, frozen=True, rename={"name": "basename", "size_bytes": "bytes"}):
     """A shard's file, plain or compressed."""
 
     name: str
     size_bytes: int
-    hashes: Mapping[str, str]
+    hashes: dict[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
+_SHARD_FIELDS = {
+    "names": "column_names",
+    "encodings": "column_encodings",
+    "sizes": "column_sizes",
+    "raw": "raw_data",
+    "packed": "zip_data",
+}
+
+
+class _Shard(msgspec.Struct, frozen=True, rename=_SHARD_FIELDS):
     """A shard's entry in the index."""
 
     samples: int
@@ -121,8 +134,8 @@ class _Shard:
     encodings: tuple[str, ...]
     sizes: tuple[int | None, ...]
     raw: _File
-    packed: _File | None
-    compression: str
+    packed: _File | None = None
+    compression: str | None = None
 
 
 class MdsSource(ShardSource):
@@ -156,25 +169,12 @@ class MdsSource(ShardSource):
         self._attributes = _choose_attributes(first, options, self._column, where)
         if options.path is not None:
             _position(first, options.path, where)
-
-    @property
-    def name(self) -> str:
-        """Path of the folder."""
-        return str(self._folder)
-
-    @property
-    def sample_count(self) -> int | None:
-        """Number of samples in all shards, from the index."""
-        return sum(shard.samples for shard in self._index)
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of columns that cannot be attributes, if the caller named none."""
-        taken = {self._column, *self._attributes, *filter(None, [self._options.path])}
-        left_out = len(set(self._index[0].names) - taken)
-        if self._options.attributes is not None or not left_out:
-            return {}
-        return {"column that is neither number nor text": left_out}
+        self.name = str(self._folder)
+        self.sample_count = sum(shard.samples for shard in self._index)
+        used = {self._column, *self._attributes, options.path}
+        left_out = sum(name not in used for name in first.names)
+        if options.attributes is None and left_out:
+            self.skipped = {"column that is neither number nor text": left_out}
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one shard; see ``ShardSource``."""
@@ -240,7 +240,7 @@ class MdsSource(ShardSource):
         if not self._options.hashes:
             return
         where = f"import {self._folder / file.name}"
-        for name, expected in file.hashes.items():
+        for name, expected in (file.hashes or {}).items():
             got = _digest(name, data, where)
             if got != expected:
                 raise ChecksumError(f"{where}: expected {name} {expected}, got {got}")
@@ -364,11 +364,11 @@ def _read_index(path: Path) -> list[_Shard]:
     with file_errors(f"import {path}"), path.open("rb") as file:
         text = file.read(_INDEX_BYTES_MAX)
     try:
-        index = json.loads(text)
+        index = parse_json(text)
         listed = index["shards"]
         versions = {index["version"], *(shard["version"] for shard in listed)}
         formats = {shard["format"] for shard in listed}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (FormatError, TypeError, KeyError) as error:
         raise FormatError(f"import {path}: expected an index of shards: {error!r}") from error
     if versions != {_VERSION}:
         raise VersionError(f"import {path}: expected version {_VERSION}, got {versions}")
@@ -377,28 +377,18 @@ def _read_index(path: Path) -> list[_Shard]:
     return [_read_shard(shard, f"import {path}: shard {i}") for i, shard in enumerate(listed)]
 
 
-def _read_shard(shard: dict[str, Any], where: str) -> _Shard:
+def _read_shard(shard: Any, where: str) -> _Shard:
     try:
-        names, encodings = shard["column_names"], shard["column_encodings"]
-        sizes = shard["column_sizes"]
-        packed = shard.get("zip_data")
-        found = _Shard(
-            int(shard["samples"]),
-            tuple(map(str, names)),
-            tuple(map(str, encodings)),
-            tuple(None if size is None else int(size) for size in sizes),
-            _read_file(shard["raw_data"]),
-            _read_file(packed) if packed else None,
-            str(shard.get("compression") or "none").partition(":")[0],
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FormatError(f"{where}: expected a shard's description: {error!r}") from error
-    fixed = [size for size in found.sizes if size is not None]
-    if not len(names) == len(encodings) == len(sizes) or min([0, found.samples, *fixed]) < 0:
+        found = to_record(shard, _Shard)
+    except FormatError as error:
+        raise FormatError(f"{where}: expected a shard's description: {error}") from error
+    names, sizes = found.names, found.sizes
+    fixed = [size for size in sizes if size is not None]
+    if not len(names) == len(found.encodings) == len(sizes) or min([0, found.samples, *fixed]) < 0:
         raise FormatError(f"{where}: expected as many encodings and sizes as columns")
     if len(set(names)) != len(names):
-        raise FormatError(f"{where}: expected columns of different names, got {names}")
-    for file in (found.raw, *([found.packed] if found.packed else [])):
+        raise FormatError(f"{where}: expected columns of different names, got {list(names)}")
+    for file in filter(None, (found.raw, found.packed)):
         if not file.name or Path(file.name).name != file.name:
             raise FormatError(f"{where}: expected a file's name, got {file.name!r}")
         if not 0 <= file.size_bytes <= SHARD_BYTES_MAX:
@@ -406,11 +396,6 @@ def _read_shard(shard: dict[str, Any], where: str) -> _Shard:
                 f"{where}: expected at most {SHARD_BYTES_MAX} bytes, got {file.size_bytes}"
             )
     return found
-
-
-def _read_file(file: dict[str, Any]) -> _File:
-    hashes = {str(name): str(value) for name, value in (file.get("hashes") or {}).items()}
-    return _File(str(file["basename"]), int(file["bytes"]), hashes)
 
 
 def _read(path: Path, file: _File) -> bytes:
@@ -424,23 +409,18 @@ def _read(path: Path, file: _File) -> bytes:
 
 def _decompress(packed: bytes, shard: _Shard, where: str) -> bytes:
     """Decompress a shard up to the size in the index."""
-    stream: IO[bytes]
-    if shard.compression == "zstd":
-        reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
-        stream = cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, reader)))
-    elif shard.compression in ("gz", "gzip"):
-        stream = cast(IO[bytes], gzip.GzipFile(fileobj=io.BytesIO(packed)))
-    elif shard.compression == "bz2":
-        stream = cast(IO[bytes], bz2.BZ2File(io.BytesIO(packed)))
-    else:
+    name = (shard.compression or "none").partition(":")[0]
+    kind = _COMPRESSIONS.get(name)
+    if kind is None:
         raise UsageError(
-            f"{where}: expected compression zstd, gz or bz2, got {shard.compression}; "
+            f"{where}: expected compression zstd, gz or bz2, got {name}; "
             "decompress the shards first"
         )
+    stream = decompressed(io.BytesIO(packed), kind)
     try:
         data = stream.read(shard.raw.size_bytes + 1)
     except (OSError, EOFError, zstandard.ZstdError) as error:
-        raise FormatError(f"{where}: the {shard.compression} stream is damaged: {error}") from error
+        raise FormatError(f"{where}: the {name} stream is damaged: {error}") from error
     if len(data) != shard.raw.size_bytes:
         raise FormatError(
             f"{where}: expected {shard.raw.size_bytes} bytes when decompressed, "

@@ -38,7 +38,7 @@ class NpyOptions(ArrayOptions):
 
     def open(self, paths: Sequence[str]) -> ArraySource:
         """Open NPY files."""
-        return ArraySource(paths, NpyFile, **self.settings())
+        return ArraySource(paths, NpyFile, self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class NpzOptions(ArrayOptions):
 
     def open(self, paths: Sequence[str]) -> ArraySource:
         """Open NPZ archives."""
-        return ArraySource(paths, NpzFile, **self.settings())
+        return ArraySource(paths, NpzFile, self)
 
 
 class NpyFile(ArrayFile):

@@ -18,36 +18,31 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.files import FILE_DTYPE
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.archives.archive import Archive, Compression, Member, Segment, compression_of
 from dlfs.ingest.archives.links import LinkTree
-from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.archives.ranges import RangeReader, make_ranges
 from dlfs.ingest.order import indexed_blocks, packing_order
+from dlfs.ingest.records import Record, gather
 from dlfs.ingest.source import (
-    BUFFER_BYTES,
-    THREADS,
-    BlockFiller,
     LinkPolicy,
     SampleBlock,
     Source,
     check_path,
-    read_ahead,
+    keep_link,
     show,
     source_name,
+    stream_ahead,
 )
-
-Streamed = tuple[bytes, int, Callable[[memoryview], None]]
 
 
 class _Names:
@@ -71,7 +66,8 @@ class _Names:
         if member.kind == "special file":
             self.skipped["special file"] += 1
             return None
-        if member.kind == "symbolic link" and not self._keep_link(path, shard):
+        where = f"import {self._archives[shard]}: {show(path)}"
+        if member.kind == "symbolic link" and not keep_link(self._policy, where, self.skipped):
             return None
         self._claim(path, shard)
         if member.kind == "hard link":
@@ -112,16 +108,6 @@ class _Names:
             raise FormatError(f"import: expected each path once, got {show(path)} {both}")
         self.shard_of[path] = shard
 
-    def _keep_link(self, path: bytes, shard: int) -> bool:
-        if self._policy == "error":
-            raise UsageError(
-                f"import {self._archives[shard]}: {show(path)}: expected no symbolic links, "
-                "got one; links='skip' leaves it out"
-            )
-        if self._policy == "skip":
-            self.skipped["symbolic link"] += 1
-        return self._policy == "follow"
-
     def _add_hard(self, path: bytes, target: bytes, shard: int) -> None:
         if target in self.symbolic:
             self.symbolic[path] = self.symbolic[target]
@@ -154,8 +140,6 @@ class TarSource(Source):
         links: ``follow`` imports what a symbolic link in the archive leads to, folders too;
             ``skip`` leaves links out and counts them; ``error`` refuses them.
         prefix_shards: begin every path with the archive's name without suffix, as a folder.
-        buffer_bytes: size of each of the two buffers, in bytes.
-        threads: number of threads that read members of plain archives, 1..64.
 
     Raises:
         UsageError: the list is empty, a name is not an archive's, or a link leads nowhere.
@@ -170,50 +154,21 @@ class TarSource(Source):
         *,
         links: LinkPolicy = "follow",
         prefix_shards: bool = False,
-        buffer_bytes: int = BUFFER_BYTES,
-        threads: int = THREADS,
     ) -> None:
         self._archives = [os.fspath(path) for path in archives]
-        self._buffer_bytes = buffer_bytes
-        self._threads = threads
+        if not self._archives:
+            raise UsageError("import: expected an archive, got none")
+        self.name = source_name(self._archives)
         self._prefixes = [archive_prefix(path) if prefix_shards else b"" for path in self._archives]
         self._names = _Names(self._archives, links)
-        self._empty_directories = 0
+        self.skipped = self._names.skipped
         self._index = None
         if {check_archive(path) for path in self._archives} == {"none"}:
-            self._index = _Index(self._archives, self._prefixes, self._names, threads)
-        elif not self._archives:
-            raise UsageError("import: expected an archive, got none")
-
-    @property
-    def name(self) -> str:
-        """Path of the archive, or of the first and the last."""
-        return source_name(self._archives)
-
-    @property
-    def sample_count(self) -> int | None:
-        """Number of samples in plain archives; None for compressed archives."""
-        return None if self._index is None else len(self._index.paths)
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """Total size of the samples in plain archives in bytes; None for compressed archives."""
-        return None if self._index is None else int(self._index.sizes.sum())
-
-    @property
-    def gives_shuffled(self) -> bool:
-        """True for plain archives; compressed archives can only be read in order."""
-        return self._index is not None
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of special files, and of symbolic links under ``skip``."""
-        return dict(self._names.skipped)
-
-    @property
-    def empty_directories(self) -> int:
-        """Number of folders that are members themselves and have no file."""
-        return self._empty_directories if self._index is None else self._index.empty_directories
+            self._index = _Index(self._archives, self._prefixes, self._names)
+            self.sample_count = len(self._index.paths)
+            self.sample_bytes = int(self._index.sizes.sum())
+            self.gives_shuffled = True
+            self.empty_directories = self._index.empty_directories
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every sample once; see ``Source.blocks``.
@@ -222,19 +177,18 @@ class TarSource(Source):
             DlfsError: an archive is damaged, ends early, cannot be read, or changed meanwhile.
         """
         if self._index is None:
-            return read_ahead(
-                BlockFiller(self._stream(layout, seed)), buffer_bytes=self._buffer_bytes
-            )
+            records = self._stream(layout, seed)
+            return stream_ahead(gather(records, where="import", buffer_bytes=self.buffer_bytes))
         return indexed_blocks(
             self._index.sizes,
             self._index.read,
             layout=layout,
             seed=seed,
-            buffer_bytes=self._buffer_bytes,
+            buffer_bytes=self.buffer_bytes,
             finish=self._index.check_unchanged,
         )
 
-    def _stream(self, layout: Layout, seed: int) -> Iterator[Streamed]:
+    def _stream(self, layout: Layout, seed: int) -> Iterator[Record]:
         order = packing_order(len(self._archives), layout=layout, seed=seed).tolist()
         files: list[bytes] = []
         for shard in order:
@@ -243,34 +197,29 @@ class TarSource(Source):
                     path = self._names.add(member, shard, self._prefixes[shard])
                     if path is not None:
                         files.append(path)
-                        yield path, member.size_bytes, partial(archive.read, member)
+                        yield Record(path, archive.read(member))
         wanted: dict[bytes, list[bytes]] = {}
         for alias, target in self._names.aliases(files):
             wanted.setdefault(target, []).append(alias)
         yield from self._stream_aliases(wanted)
-        self._empty_directories = self._names.empty_folders(iter(self._names.shard_of))
+        self.empty_directories = self._names.empty_folders(iter(self._names.shard_of))
 
-    def _stream_aliases(self, wanted: Mapping[bytes, list[bytes]]) -> Iterator[Streamed]:
+    def _stream_aliases(self, wanted: Mapping[bytes, list[bytes]]) -> Iterator[Record]:
         for shard in sorted({self._names.shard_of[target] for target in wanted}):
             with Archive(self._archives[shard]) as archive:
                 for member in archive.members():
                     aliases = wanted.get(self._prefixes[shard] + member.path, [])
-                    if not aliases or member.kind != "file":
-                        continue
-                    data = bytearray(member.size_bytes)
-                    archive.read(member, memoryview(data))
-                    for alias in aliases:
-                        yield alias, member.size_bytes, partial(_copy, bytes(data))
+                    if aliases and member.kind == "file":
+                        data = archive.read(member)
+                        yield from (Record(alias, data) for alias in aliases)
 
 
 class _Index:
     """The location of each member in plain archives, in path order."""
 
-    def __init__(
-        self, archives: Sequence[str], prefixes: Sequence[bytes], names: _Names, threads: int
-    ) -> None:
+    def __init__(self, archives: Sequence[str], prefixes: Sequence[bytes], names: _Names) -> None:
         states: list[tuple[int, int]] = []
-        self._ranges = RangeReader(archives, states, threads=threads)
+        self._ranges = RangeReader(archives, states)
         self.check_unchanged = self._ranges.check_unchanged
         self._sparse: dict[tuple[int, int], tuple[Segment, ...]] = {}
         found: dict[bytes, tuple[int, int, int]] = {}
@@ -305,10 +254,7 @@ class _Index:
         """Read members by index, and return them as a block."""
         lengths = self.sizes[indices].astype(np.int64)
         shards = self._shards[indices]
-        ranges = np.zeros(len(indices), FILE_DTYPE)
-        ranges["position"] = self._positions[indices]
-        ranges["buffer_offset"] = offsets
-        ranges["length_bytes"] = lengths
+        ranges = make_ranges(self._positions[indices], offsets, lengths)
         if self._sparse:
             shards, ranges = self._split_sparse(shards, ranges, buffer)
         self._ranges.read(shards, ranges, buffer)
@@ -332,18 +278,9 @@ class _Index:
             for part in segments:
                 target = place[1] + part.offset_bytes
                 extra.append((shard, part.position_bytes, target, part.length_bytes))
-        added = np.zeros(len(extra), FILE_DTYPE)
-        if extra:
-            added["position"] = [part[1] for part in extra]
-            added["buffer_offset"] = [part[2] for part in extra]
-            added["length_bytes"] = [part[3] for part in extra]
-        owners = np.array([part[0] for part in extra], np.int64)
+        owners, *columns = np.array(extra, np.int64).reshape(-1, 4).T
+        added = make_ranges(*columns)
         return np.concatenate([shards[plain], owners]), np.concatenate([ranges[plain], added])
-
-
-def is_archive(name: str) -> bool:
-    """Return True if a name is an archive's."""
-    return compression_of(name) is not None
 
 
 def check_archive(path: str) -> Compression:
@@ -365,7 +302,3 @@ def archive_prefix(path: str) -> bytes:
     name = os.fsencode(Path(path).name)
     stem = name[: name.lower().rfind(b".t")]
     return stem + b"/"
-
-
-def _copy(data: bytes, target: memoryview) -> None:
-    target[:] = data

@@ -22,15 +22,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
-
 from dlfs.errors import FormatError
 from dlfs.ingest.archives.archive import Archive
-from dlfs.ingest.formats.tar import archive_prefix, check_archive, is_archive
+from dlfs.ingest.formats.tar import archive_prefix, check_archive
 from dlfs.ingest.records import Record, ShardSource, Value, files_of, gather
 from dlfs.ingest.source import SampleBlock, show
 
@@ -50,7 +48,7 @@ class WebDatasetOptions:
 
     def open(self, paths: Sequence[str]) -> WebDatasetSource:
         """Open archives, or folders of them; see ``WebDatasetSource``."""
-        return WebDatasetSource(files_of(paths, is_archive, noun="an archive"), self)
+        return WebDatasetSource(files_of(paths, "tar", noun="an archive"), self)
 
 
 @dataclass(slots=True)
@@ -79,12 +77,7 @@ class WebDatasetSource(ShardSource):
         self._options = options
         self._used = {name.partition(".")[0].lower() for name in options.attributes}
         self._column = None if options.column is None else options.column.lower().lstrip(".")
-        self._skipped: Counter[str] = Counter()
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of members that are neither samples nor attributes."""
-        return dict(self._skipped)
+        self.skipped: Counter[str] = Counter()
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one archive; see ``ShardSource``.
@@ -105,7 +98,7 @@ class WebDatasetSource(ShardSource):
                 if extension in self._used:
                     continue
                 if self._column not in (None, extension):
-                    self._skipped["member of another extension"] += 1
+                    self.skipped["member of another extension"] += 1
                     continue
                 yield Record(prefix + path, data, values)
 
@@ -114,7 +107,7 @@ class WebDatasetSource(ShardSource):
         with Archive(shard) as archive:
             for member in archive.members():
                 if member.kind != "file":
-                    self._skipped["member that is no file"] += member.kind != "folder"
+                    self.skipped["member that is no file"] += member.kind != "folder"
                     continue
                 key, extension = split_key(member.path)
                 if group is not None and group.key != key:
@@ -126,9 +119,7 @@ class WebDatasetSource(ShardSource):
                         f"import {shard}: key {show(key)}: expected one member of extension "
                         f"{extension!r}, got {show(member.path)} too"
                     )
-                data = np.empty(member.size_bytes, np.uint8).data
-                archive.read(member, data)
-                group.members[extension] = member.path, data
+                group.members[extension] = member.path, archive.read(member)
         if group is not None:
             yield group
 

@@ -39,7 +39,7 @@ class ZarrOptions(ArrayOptions):
     def open(self, paths: Sequence[str]) -> ArraySource:
         """Open Zarr stores."""
         load_package("zarr", extra="zarr", what=f"import {paths[0]}")
-        return ArraySource(paths, ZarrFile, **self.settings())
+        return ArraySource(paths, ZarrFile, self)
 
 
 class ZarrFile(ArrayFile):

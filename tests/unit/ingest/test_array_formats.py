@@ -342,7 +342,7 @@ def test_npy_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     np.save(path, VALUES)
     source = open_arrays(path)
-    source._buffer_bytes = 500
+    source.buffer_bytes = 500
     blocks = source.blocks(layout="path", seed=0)
     next(blocks)
     os.truncate(path, 1000)

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlfs.errors import DeviceError, LimitError, NotFoundError, UsageError
+from dlfs.ingest import files as files_module
 from dlfs.ingest.formats.folder import FolderSource
+from dlfs.ingest.source import BUFFER_BYTES
 
 
 def make(root: Path, files: dict[bytes, bytes]) -> None:
@@ -26,8 +28,16 @@ def make(root: Path, files: dict[bytes, bytes]) -> None:
         path.write_bytes(content)
 
 
-def take(root: Path, *, layout: Any = "path", seed: int = 0, **options: Any) -> list[Any]:
+def take(
+    root: Path,
+    *,
+    layout: Any = "path",
+    seed: int = 0,
+    buffer_bytes: int = BUFFER_BYTES,
+    **options: Any,
+) -> list[Any]:
     source = FolderSource(root, **options)
+    source.buffer_bytes = buffer_bytes
     got = []
     for block in source.blocks(layout=layout, seed=seed):
         spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
@@ -70,10 +80,13 @@ def test_shuffled_is_another_order_of_the_same_by_the_seed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("threads", [1, 5])
 @pytest.mark.parametrize("buffer_bytes", [1, 100, 1 << 20])
-def test_buffers_of_any_size_give_the_same(tmp_path: Path, buffer_bytes: int, threads: int) -> None:
+def test_buffers_of_any_size_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, threads: int
+) -> None:
+    monkeypatch.setattr(files_module, "THREADS", threads)
     files = {b"%03d" % i: b"%d" % i * i for i in range(64)}
     make(tmp_path, files)
-    got = take(tmp_path, layout="shuffled", seed=3, buffer_bytes=buffer_bytes, threads=threads)
+    got = take(tmp_path, layout="shuffled", seed=3, buffer_bytes=buffer_bytes)
     assert sorted(got) == sorted(files.items())
 
 
@@ -231,7 +244,8 @@ def test_closing_early_ends_the_reading(tmp_path: Path) -> None:
 
     make(tmp_path, {b"%d" % i: b"x" * 50 for i in range(50)})
     before = threads_and_descriptors()
-    source = FolderSource(tmp_path, buffer_bytes=100)
+    source = FolderSource(tmp_path)
+    source.buffer_bytes = 100
     blocks = source.blocks(layout="path", seed=0)
     assert len(next(blocks).paths) == 2
     assert threads_and_descriptors() > before  # a thread reads ahead

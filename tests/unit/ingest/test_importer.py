@@ -68,7 +68,8 @@ def contents(volume: Volume, name: str) -> dict[str, bytes]:
 def test_a_folder_arrives(volume: Volume, folder: Path, layout: Layout) -> None:
     (folder / "empty").mkdir()
     seen: list[Progress] = []
-    source = FolderSource(folder, buffer_bytes=5000)
+    source = FolderSource(folder)
+    source.buffer_bytes = 5000
     report = import_dataset(volume, source, "n", layout=layout, seed=9, progress=seen.append)
     assert contents(volume, "n") == FILES
     assert (report.sample_count, report.sample_bytes) == (150, sum(map(len, FILES.values())))
@@ -138,7 +139,8 @@ def test_importing_again_makes_a_new_version(volume: Volume, folder: Path) -> No
 
 
 def test_a_source_that_fails_leaves_the_volume_as_it_was(volume: Volume, folder: Path) -> None:
-    source = FolderSource(folder, buffer_bytes=2000)
+    source = FolderSource(folder)
+    source.buffer_bytes = 2000
     (folder / "d4" / "149\n").write_bytes(b"changed")
     free, generation = volume.free_bytes, volume.generation
     with pytest.raises(DeviceError, match="the file changed"):
@@ -153,8 +155,10 @@ def test_ctrl_c_leaves_the_volume_as_it_was(volume: Volume, folder: Path) -> Non
             raise KeyboardInterrupt
 
     free = volume.free_bytes
+    source = FolderSource(folder)
+    source.buffer_bytes = 2000
     with pytest.raises(KeyboardInterrupt):
-        import_dataset(volume, FolderSource(folder, buffer_bytes=2000), "n", progress=interrupt)
+        import_dataset(volume, source, "n", progress=interrupt)
     assert volume.free_bytes == free
     import_dataset(volume, FolderSource(folder), "n")
     assert contents(volume, "n") == FILES

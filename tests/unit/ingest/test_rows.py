@@ -56,7 +56,7 @@ def open_arrays(*paths: Path, buffer_bytes: int | None = None, **options: Any) -
     source = open_source(paths, options=options)
     assert isinstance(source, ArraySource)
     if buffer_bytes is not None:
-        source._buffer_bytes = buffer_bytes
+        source.buffer_bytes = buffer_bytes
     return source
 
 

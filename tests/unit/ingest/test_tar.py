@@ -25,6 +25,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.ingest.formats.tar import TarSource
+from dlfs.ingest.source import BUFFER_BYTES
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".tar": bytes,
@@ -67,8 +68,15 @@ def hard(name: str, target: str) -> tarfile.TarInfo:
     return special(name, tarfile.LNKTYPE, target)
 
 
-def take(*paths: Path, layout: Any = "path", seed: int = 0, **options: Any) -> list[Any]:
+def take(
+    *paths: Path,
+    layout: Any = "path",
+    seed: int = 0,
+    buffer_bytes: int = BUFFER_BYTES,
+    **options: Any,
+) -> list[Any]:
     source = TarSource(paths, **options)
+    source.buffer_bytes = buffer_bytes
     got = []
     for block in source.blocks(layout=layout, seed=seed):
         spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
@@ -327,7 +335,8 @@ def test_a_negative_size_is_refused(tmp_path: Path) -> None:
 
 def test_an_archive_that_changes_is_an_error(write: Callable[..., Path]) -> None:
     path = write(*FILES.items())
-    source = TarSource([path], buffer_bytes=3000)
+    source = TarSource([path])
+    source.buffer_bytes = 3000
     blocks = source.blocks(layout="path", seed=0)
     next(blocks)
     os.utime(path, ns=(5, 5))

@@ -13,7 +13,7 @@ import pytest
 import dlfs
 from dlfs.attributes import AttributesBuilder, AttributeTable
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.arrays.description import array_attributes
+from dlfs.ingest.source import array_attributes
 from dlfs.reader.arrays import ArrayForm, forms_of
 from dlfs.units import MIB
 

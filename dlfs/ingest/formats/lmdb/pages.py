@@ -86,17 +86,20 @@ class PageFile:
         TruncatedError: the file ends before its last page.
         DeviceError: the file cannot be read.
 
+    Attributes:
+        descriptor: descriptor of the open file.
+
     Threads: one at a time.
     """
 
     def __init__(self, path: str, where: str) -> None:
         self._where = where
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise DeviceError(f"{where}: {error.strerror}", error.errno or errno.EIO) from error
         try:
-            self.size_bytes = os.fstat(self._descriptor).st_size
+            self.size_bytes = os.fstat(self.descriptor).st_size
             self._page_bytes = 0
             self._page_count = 0
             self.main = self._read_metas()
@@ -106,14 +109,9 @@ class PageFile:
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def state(self) -> tuple[int, int]:
-        """Return the file's size in bytes and time of change in ns: both change with a write."""
-        status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def find_tree(self, name: bytes) -> Tree | None:
         """Return a named database, or None if it does not exist."""
@@ -209,7 +207,7 @@ class PageFile:
     def _read(self, offset: int, size: int, where: str) -> bytes:
         parts = []
         try:
-            while size and (part := os.pread(self._descriptor, size, offset)):
+            while size and (part := os.pread(self.descriptor, size, offset)):
                 parts.append(part)
                 offset, size = offset + len(part), size - len(part)
         except OSError as error:

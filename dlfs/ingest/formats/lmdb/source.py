@@ -12,20 +12,22 @@ the file has changed at the end, the import fails.
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
-from dlfs.errors import DeviceError, UsageError
+from dlfs.errors import UsageError
 from dlfs.format.paths import path_problem
 from dlfs.ingest.formats.lmdb.pages import PageFile, Tree
 from dlfs.ingest.records import Record, ShardSource, gather
 from dlfs.ingest.source import (
     SampleBlock,
     check_path,
+    check_unchanged,
+    file_state,
     show,
     single_path,
 )
@@ -61,25 +63,17 @@ class LmdbSource(ShardSource):
         super().__init__([path], noun="an environment")
         self._select = options.select
         self._where = f"import {path}"
-        self._left_out = 0
+        self.skipped: Counter[str] = Counter()
         file = Path(path) / "data.mdb" if Path(path).is_dir() else Path(path)
         self._pages = PageFile(str(file), self._where)
-        self._state = self._pages.state()
+        self._state = file_state(self._pages.descriptor)
         try:
             self._tree = self._find_tree(options.database)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def sample_count(self) -> int | None:
-        """Number of keys; None if only some of them are imported."""
-        return self._tree.entries if self._select == "*" else None
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of keys that ``select`` leaves out."""
-        return {"key that select leaves out": self._left_out} if self._left_out else {}
+        if self._select == "*":
+            self.sample_count = self._tree.entries
 
     def close(self) -> None:
         """Close the file."""
@@ -88,13 +82,12 @@ class LmdbSource(ShardSource):
     def read_shard(self, _number: int) -> Iterator[SampleBlock]:
         """Read the database; see ``ShardSource``."""
         yield from gather(self._records(), where=self._where)
-        if self._pages.state() != self._state:
-            raise DeviceError(f"{self._where}: the file changed during the import", errno.ESTALE)
+        check_unchanged(self._where, self._pages.descriptor, self._state)
 
     def _records(self) -> Iterator[Record]:
         for key, value in self._pages.items(self._tree):
             if not fnmatchcase(show(key), self._select):
-                self._left_out += 1
+                self.skipped["key that select leaves out"] += 1
                 continue
             path = key_path(key)
             check_path(path, f"{self._where}: key {show(key)!r}")

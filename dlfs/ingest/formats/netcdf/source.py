@@ -30,7 +30,7 @@ class NetcdfOptions(ArrayOptions):
     def open(self, paths: Sequence[str]) -> ArraySource:
         """Open NetCDF files."""
         load_package("netCDF4", extra="netcdf", what=f"import {paths[0]}")
-        return ArraySource(paths, NetcdfFile, **self.settings())
+        return ArraySource(paths, NetcdfFile, self)
 
 
 class NetcdfFile(ArrayFile):

@@ -29,7 +29,6 @@ import zlib
 from array import array
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
@@ -38,7 +37,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.checksums import crc32c
-from dlfs._native.files import FILE_DTYPE
 from dlfs.arguments import Layout
 from dlfs.errors import (
     ChecksumError,
@@ -48,8 +46,7 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.ingest.archives.archive import archive_state
-from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.archives.ranges import RangeReader, make_ranges
 from dlfs.ingest.formats.tfrecord.example import (
     ExampleError,
     ExampleReader,
@@ -68,8 +65,7 @@ from dlfs.ingest.records import (
     shard_prefixes,
     text_path,
 )
-from dlfs.ingest.registry import find_format
-from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, file_errors
+from dlfs.ingest.source import SampleBlock, file_errors, file_state
 from dlfs.units import GIB
 
 Compression = Literal["auto", "none", "gzip", "zlib"]
@@ -110,12 +106,7 @@ class TfRecordOptions:
 
     def open(self, paths: Sequence[str]) -> TfRecordSource:
         """Open TFRecord files, or folders of them; see ``TfRecordSource``."""
-        patterns = find_format("tfrecord").names
-
-        def accepts(name: str) -> bool:
-            return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-        return TfRecordSource(files_of(paths, accepts, noun="a TFRecord file"), self)
+        return TfRecordSource(files_of(paths, "tfrecord", noun="a TFRecord file"), self)
 
 
 class TfRecordSource(ShardSource):
@@ -124,8 +115,6 @@ class TfRecordSource(ShardSource):
     Args:
         shards: paths of the files.
         options: options of the format.
-        buffer_bytes: size of each of the two buffers, in bytes.
-        threads: number of threads that read plain files, 1..64.
 
     Raises:
         UsageError: the list of files is empty, or two files have one name.
@@ -136,17 +125,9 @@ class TfRecordSource(ShardSource):
         DeviceError: a file cannot be read.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[str],
-        options: TfRecordOptions,
-        *,
-        buffer_bytes: int = BUFFER_BYTES,
-        threads: int = THREADS,
-    ) -> None:
+    def __init__(self, shards: Sequence[str], options: TfRecordOptions) -> None:
         super().__init__(shards, noun="a TFRecord file")
         self._options = options
-        self._buffer_bytes = buffer_bytes
         self._prefixes = shard_prefixes(shards, _SUFFIXES)
         self._examples: ExampleReader | None = None
         if options.column is not None:
@@ -154,24 +135,12 @@ class TfRecordSource(ShardSource):
         self._compressions = [_compression(shard, options.compression) for shard in shards]
         self._index = None
         if set(self._compressions) == {"none"}:
-            self._index = _Index(self.shards, options.index, threads)
-
-    @property
-    def sample_count(self) -> int | None:
-        """Number of records in plain files; None for compressed files."""
-        return None if self._index is None else len(self._index.sizes)
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """Total size of plain files' records in bytes; None for compressed files and features."""
-        if self._index is None or self._options.column is not None:
-            return None
-        return int(self._index.sizes.sum()) - _OVERHEAD_BYTES * len(self._index.sizes)
-
-    @property
-    def gives_shuffled(self) -> bool:
-        """True for plain files; compressed files can only be read in order."""
-        return self._index is not None
+            self._index = _Index(self.shards, options.index)
+            self.gives_shuffled = True
+            self.sample_count = len(self._index.sizes)
+            if options.column is None:
+                data_bytes = self._index.sizes - np.uint64(_OVERHEAD_BYTES)
+                self.sample_bytes = int(data_bytes.sum())
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every record once; see ``Source.blocks``.
@@ -189,16 +158,14 @@ class TfRecordSource(ShardSource):
             partial(self._read, self._index),
             layout=layout,
             seed=seed,
-            buffer_bytes=self._buffer_bytes,
+            buffer_bytes=self.buffer_bytes,
             finish=self._index.check_unchanged,
         )
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one file; see ``ShardSource``."""
-        shard = self.shards[number]
-        return gather(
-            self._records(number), where=f"import {shard}", buffer_bytes=self._buffer_bytes
-        )
+        where = f"import {self.shards[number]}"
+        return gather(self._records(number), where=where, buffer_bytes=self.buffer_bytes)
 
     def _records(self, number: int) -> Iterator[Record]:
         shard = self.shards[number]
@@ -265,18 +232,18 @@ class TfRecordSource(ShardSource):
 class _Index:
     """The location of each record in plain files, with its header and checksums."""
 
-    def __init__(self, shards: Sequence[str], index: str, threads: int) -> None:
+    def __init__(self, shards: Sequence[str], index: str) -> None:
         states: list[tuple[int, int]] = []
         sizes: list[npt.NDArray[np.uint64]] = []
         for shard in shards:
             with file_errors(f"import {shard}"), open(shard, "rb") as file:
-                states.append(archive_state(file.fileno()))
+                states.append(file_state(file.fileno()))
                 found = _find_index(shard, index)
                 if found is None:
                     sizes.append(_scan(shard, file, states[-1][0]))
                 else:
                     sizes.append(_read_index(found, shard, states[-1][0]))
-        self._ranges = RangeReader(shards, states, threads=threads)
+        self._ranges = RangeReader(shards, states)
         self._firsts = np.cumsum([0, *map(len, sizes)])
         self._positions = np.concatenate([np.cumsum(part) - part for part in sizes])
         self.sizes = np.concatenate(sizes)
@@ -290,10 +257,7 @@ class _Index:
     ) -> tuple[list[int], list[int]]:
         """Read records into the buffer; return the file of each, and its number in the file."""
         shards = np.searchsorted(self._firsts, indices, side="right") - 1
-        ranges = np.zeros(len(indices), FILE_DTYPE)
-        ranges["position"] = self._positions[indices]
-        ranges["buffer_offset"] = offsets
-        ranges["length_bytes"] = self.sizes[indices]
+        ranges = make_ranges(self._positions[indices], offsets, self.sizes[indices])
         self._ranges.read(shards, ranges, buffer)
         numbers = indices.astype(np.int64) - self._firsts[shards]
         return shards.tolist(), numbers.tolist()
