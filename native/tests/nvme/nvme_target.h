@@ -24,13 +24,14 @@
 struct target {
     int listener;
     uint16_t port;
-    uint32_t digests;      /* digests that it grants */
-    bool success;          /* reads end with the SUCCESS flag, else with a response */
-    uint32_t piece_bytes;  /* most data of one C2HData */
-    atomic_uint answers;   /* reads and writes answered */
-    atomic_uint drop_each; /* closes the connection instead of every n-th answer; 0: never */
-    atomic_bool mute;      /* reads and writes are not answered */
-    atomic_uint refuse_io; /* status for Connect of I/O queues */
+    uint32_t digests;        /* digests that it grants */
+    bool success;            /* reads end with the SUCCESS flag, else with a response */
+    uint32_t piece_bytes;    /* most data of one C2HData */
+    atomic_uint answers;     /* reads and writes answered */
+    atomic_uint drop_each;   /* closes the connection instead of every n-th answer; 0: never */
+    atomic_bool mute;        /* reads and writes are not answered */
+    atomic_uint refuse_io;   /* status for Connect of I/O queues */
+    atomic_bool no_identify; /* closes the connection instead of answering Identify Namespace */
     atomic_bool stopping;
     pthread_t acceptor;
     pthread_mutex_t lock;
@@ -186,6 +187,9 @@ static inline bool peer_identify(struct peer *peer)
 {
     uint8_t page[4096] = {0};
     uint8_t what = peer->entry[40];
+    if (what == 0 && atomic_load(&peer->target->no_identify)) {
+        return false;
+    }
     if (what == 1) {
         page[77] = 5; /* MDTS: 128 KiB */
         nvme_put32(page + 516, 1);

@@ -79,6 +79,22 @@ static void test_wrong_arguments(void)
     target_free(target);
 }
 
+/* A connection that is lost during the set-up says nothing of the namespace. */
+static void test_loss_during_the_set_up(void)
+{
+    struct target *target = target_start(0, true, 65536);
+    dlfs_nvme_config config = target_config(target);
+    dlfs_device *device;
+    char message[DLFS_NVME_TEXT_BYTES] = "";
+    atomic_store(&target->no_identify, true);
+    CHECK_EQ(dlfs_device_open_nvme(&config, message, sizeof message, &device), DLFS_E_LOST);
+    CHECK(message[0] != '\0');
+    atomic_store(&target->no_identify, false);
+    config.nsid = 2;
+    CHECK_EQ(dlfs_device_open_nvme(&config, message, sizeof message, &device), DLFS_E_NOT_FOUND);
+    target_free(target);
+}
+
 /* The code for an unknown subsystem is that of the admin queue only. */
 static void test_refusals(void)
 {
@@ -102,6 +118,7 @@ int main(void)
 {
     test_commands();
     test_wrong_arguments();
+    test_loss_during_the_set_up();
     test_refusals();
     return 0;
 }
