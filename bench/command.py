@@ -58,6 +58,15 @@ def matches(name: str, patterns: Sequence[str] | None) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns or ["*"])
 
 
+def figure_class() -> type[Figure]:
+    """Return matplotlib's class ``Figure``; raise Unavailable if it is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise Unavailable("matplotlib is not installed: make bench installs it") from error
+    return Figure
+
+
 def plain_arguments(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the arguments that have a value, as strings for the JSON file."""
     return {name: str(value) for name, value in vars(arguments).items() if value is not None}
@@ -102,7 +111,7 @@ class Session:
         try:
             with Progress(self.console, self._name, minutes) as progress:
                 work(progress.whole())
-        except BenchmarkError as error:
+        except (BenchmarkError, Unavailable) as error:
             self.console.print(str(error), style="red", markup=False, highlight=False)
             code = error.exit_code
         except KeyboardInterrupt:
@@ -113,13 +122,7 @@ class Session:
     def write(
         self, report: Report, folder: Path, draw: Callable[[], dict[str, Figure]] | None = None
     ) -> None:
-        """Write the report, draw its pictures, and print where they are.
-
-        Args:
-            report: the results.
-            folder: folder for the results.
-            draw: returns the pictures by name; raises Unavailable if they cannot be drawn.
-        """
+        """Write the report with its pictures, if they can be drawn, and print where they are."""
         path = report.write(folder)
         page = path.with_suffix(".md")
         try:

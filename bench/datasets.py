@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,20 @@ class Source:
         """Return the bytes of all samples."""
         return int(self.lengths.sum())
 
+    def ranges(self, size_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of samples, first and end, of at most so many bytes or one sample each."""
+        ends = np.cumsum(self.lengths)
+        first = 0
+        while first < len(self):
+            before = int(ends[first - 1]) if first else 0
+            last = int(np.searchsorted(ends, before + size_bytes, side="right"))
+            last = max(first + 1, last)
+            yield first, last
+            first = last
+
 
 class SyntheticSource(Source):
-    """Samples of random bytes, the same for the same spec, size and seed."""
+    """Samples of random bytes behind the index, the same for the same spec, size and seed."""
 
     def __init__(self, spec: DatasetSpec, total_bytes: int, seed: int) -> None:
         random = np.random.default_rng([seed, spec.mean_bytes])
@@ -141,11 +153,9 @@ class SyntheticSource(Source):
         self._starts = random.integers(0, POOL_BYTES - LENGTH_MAX, count)
 
     def path(self, index: int) -> bytes:
-        """Return a path with a thousand samples in a folder."""
         return b"c%05d/%08d.bin" % (index // DIRECTORY_SAMPLES, index)
 
     def data(self, index: int) -> bytes:
-        """Return the index in eight bytes, then random bytes."""
         start, length = int(self._starts[index]), int(self.lengths[index])
         head = index.to_bytes(INDEX_BYTES, "little")
         return head + self._pool[start : start + length - INDEX_BYTES].tobytes()
@@ -170,11 +180,9 @@ class FolderBytes(Source):
         self.lengths = lengths
 
     def path(self, index: int) -> bytes:
-        """Return the path below the folder."""
         return self._paths[index]
 
     def data(self, index: int) -> bytes:
-        """Read the file."""
         with open(self._folder + b"/" + self._paths[index], "rb") as file:
             return file.read()
 
@@ -187,11 +195,9 @@ class Subset(Source):
         self.lengths = base.lengths[chosen]
 
     def path(self, index: int) -> bytes:
-        """Return the path that the sample has in the other source."""
         return self._base.path(int(self._chosen[index]))
 
     def data(self, index: int) -> bytes:
-        """Return the bytes that the sample has in the other source."""
         return self._base.data(int(self._chosen[index]))
 
 
@@ -219,7 +225,7 @@ def write_volume(volume: str, source: Source) -> int:
     count, total = len(source), source.total_bytes()
     with dlfs.open(volume) as opened:
         with opened.writer(DATASET, expected_bytes=total, expected_samples=count) as writer:
-            for first, last in _batches(source.lengths):
+            for first, last in source.ranges(WRITE_BYTES):
                 lengths = source.lengths[first:last]
                 data = b"".join(map(source.data, range(first, last)))
                 paths = list(map(source.path, range(first, last)))
@@ -232,18 +238,6 @@ def make_volume(volume: Path, source: Source) -> int:
     size_bytes = volume_bytes(len(source), source.total_bytes())
     dlfs.format_volume(str(volume), size_bytes=size_bytes)
     return write_volume(str(volume), source)
-
-
-def _batches(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of samples of about ``WRITE_BYTES`` each."""
-    ends = np.cumsum(lengths)
-    first = 0
-    while first < len(lengths):
-        before = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, before + WRITE_BYTES, side="right"))
-        last = max(first + 1, last)
-        yield first, last
-        first = last
 
 
 def write_files(source: Source, root: Path) -> None:
@@ -261,14 +255,11 @@ def write_files(source: Source, root: Path) -> None:
 
 def import_folder(folder: Path, volume: Path) -> None:
     """Import a folder into a new volume."""
-    source = FolderSource(folder, links="skip")
-    try:
+    with closing(FolderSource(folder, links="skip")) as source:
         size_bytes = volume_bytes(source.sample_count, source.sample_bytes)
         dlfs.format_volume(str(volume), size_bytes=size_bytes)
         with dlfs.open(str(volume)) as opened:
             import_dataset(opened, source, DATASET)
-    finally:
-        source.close()
 
 
 # ---- scenes --------------------------------------------------------------------------------------
@@ -355,13 +346,8 @@ def make_scene(
 ) -> Scene:
     """Lay a data set out below a folder, or reuse the same one from an earlier run.
 
-    Args:
-        spec: parameters of the data set.
-        root: folder on the disk under test.
-        total_bytes: bytes of all samples; unused for the corpus.
-        files_max: most plain files; unused for the corpus.
-        seed: seed of the bytes and of the choice of files.
-        corpus: folder of real files, for the data set of that name.
+    The corpus is a folder of real files, for the data set of that name; other arguments do not
+    limit it.
     """
     wanted = {**asdict(spec), "total_bytes": total_bytes, "files_max": files_max, "seed": seed}
     wanted["corpus"] = str(corpus) if spec.key == "corpus" else None
@@ -413,15 +399,7 @@ def scene_of_volume(
 
 
 def find_corpus(given: str, root: Path) -> Path:
-    """Return the folder that ``--corpus`` names; unpack Debian's archive for ``deb``.
-
-    Args:
-        given: a folder, or ``deb``.
-        root: folder on the disk under test, for the unpacked archive.
-
-    Raises:
-        BadArgumentError: it does not exist; says how to get it.
-    """
+    """Return the folder of ``--corpus``; for ``deb``, unpack Debian's archive below ``root``."""
     if given != "deb":
         folder = Path(given)
         if not folder.is_dir():

@@ -6,8 +6,10 @@ from __future__ import annotations
 class Unavailable(Exception):
     """The machine lacks something that a contender needs; the message says what and how to get it.
 
-    The contender is left out and named in the report.
+    The contender is left out and named in the report. Outside of rounds it ends the benchmark.
     """
+
+    exit_code = 1
 
 
 class BenchmarkError(Exception):

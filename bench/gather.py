@@ -10,7 +10,6 @@ parts that ran. All data is removed in the end.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -21,17 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import comparison
 from bench.command import command_line
-from bench.comparison import MISSED, Comparison
 from bench.datasets import CORPUS_ARCHIVE, CORPUS_PACKAGE, find_corpus
 from bench.errors import BadArgumentError
 from bench.machine import describe
-from bench.peers.report import read_races, summary
 from bench.process import INTERRUPTED, ROOT, started
-from bench.report import Table, facts_list
+from bench.report import facts_list, section_of
 
 INDEX = "index.md"
+SUMMARY = ("Floors", "How many times")
+"""Headings of the sections of the parts' pages that the index begins with."""
 CORPUS = "dlfs-bench-corpus"
 DATA = ("dlfs-bench", "dlfs-bench-peers", "dlfs-profile", CORPUS)
 """Folders that the parts and this module create in the folder of ``--dir``."""
@@ -60,20 +58,21 @@ class Part:
     quick: tuple[str, ...] = ("--quick",)
 
 
+ALL_OPTIONS = ("--dir", "--corpus", "--minutes")
 PARTS = (
     Part(
         "cases",
         "DLFS, plain files and the limits of the machine",
         ("-m", "bench"),
         17,
-        ("--dir", "--corpus", "--minutes"),
+        ALL_OPTIONS,
     ),
     Part(
         "peers",
         "DLFS next to its peers",
         ("-m", "bench.peers"),
         26,
-        ("--dir", "--corpus", "--minutes"),
+        ALL_OPTIONS,
     ),
     Part(
         "shuffle", "How well chunk shuffle shuffles", ("-m", "bench.shuffle"), 2, quick=("--tiny",)
@@ -91,29 +90,13 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A part that has ended.
-
-    Attributes:
-        part: the part.
-        command: command line that ran it.
-        code: exit code.
-        seconds: duration.
-        files: names of the files that it wrote, sorted.
-    """
+    """A part that has ended: its command line, exit code, and the names of its files, sorted."""
 
     part: Part
     command: str
     code: int
     seconds: float
     files: tuple[str, ...]
-
-    def data(self, folder: Path) -> dict[str, Any] | None:
-        """Return the plain values of its JSON file, or None if it wrote none."""
-        names = [name for name in self.files if name.endswith(".json")]
-        if not names:
-            return None
-        found: dict[str, Any] = json.loads((folder / names[0]).read_text(encoding="utf-8"))
-        return found
 
 
 def run_part(part: Part, arguments: argparse.Namespace, corpus: Path | None) -> Ended:
@@ -137,14 +120,7 @@ def run_part(part: Part, arguments: argparse.Namespace, corpus: Path | None) -> 
 
 
 def run_parts(parts: Sequence[Part], arguments: argparse.Namespace) -> tuple[list[Ended], str]:
-    """Run parts one after the other until one is interrupted.
-
-    Returns:
-        The parts that ended, and a sentence about the corpus.
-
-    Raises:
-        BadArgumentError: the folder of ``--corpus`` does not exist.
-    """
+    """Run parts until one is interrupted; return those that ended, and a sentence on the corpus."""
     ended: list[Ended] = []
     try:
         corpus, remark = choose_corpus(arguments)
@@ -182,13 +158,9 @@ def choose_corpus(arguments: argparse.Namespace) -> tuple[Path | None, str]:
 def index(ended: Sequence[Ended], facts: Mapping[str, Any], remark: str, folder: Path) -> str:
     """Return the page that links all others, the summary first."""
     lines = ["# Benchmark of this machine", "", *facts_list(facts), f"- {remark}"]
-    found = {one.part.name: one.data(folder) for one in ended}
-    if cases := found.get("cases"):
-        lines += ["", *floors(cases["cases"]).markdown()]
-    if found.get("peers"):
-        names = next(one.files for one in ended if one.part.name == "peers")
-        outcome = read_races([folder / name for name in names if name.endswith(".json")])[2]
-        lines += ["", "## How many times as fast as its peers DLFS is", "", *summary(outcome)]
+    for name in (name for one in ended for name in one.files if name.endswith(".md")):
+        for heading in SUMMARY:
+            lines += ["", *section_of(folder / name, heading)]
     for one in ended:
         lines += ["", f"## {one.part.title}", ""]
         if one.code:
@@ -199,22 +171,6 @@ def index(ended: Sequence[Ended], facts: Mapping[str, Any], remark: str, folder:
         lines += ["", *(f"- [{name}]({name})" for name in one.files if not name.endswith(".png"))]
         lines += [f"\n![{name}]({name})" for name in one.files if name.endswith(".png")]
     return "\n".join([*lines, ""])
-
-
-def floors(cases: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of the cases' floors, those that are missed first."""
-    rows = []
-    for case in cases:
-        for floor in case["floors"]:
-            found = Comparison(ratios=tuple(floor["ratios"]), at_least=floor["at_least"])
-            verdict = floor["verdict"].replace(MISSED, f"**{MISSED}**")
-            text = f"{floor['of']}: {floor['text']}"
-            rows.append((case["case"], text, *found.cells()[:-1], verdict))
-    verdicts = [row[-1] for row in rows]
-    counts = [f"{verdicts.count(one)} {one}" for one in dict.fromkeys(sorted(verdicts))]
-    rows.sort(key=lambda row: row[-1].startswith("met"))
-    columns = ("case", "floor", *comparison.COLUMNS)
-    return Table(f"Floors: {', '.join(counts)}", columns, rows)
 
 
 def main(words: Sequence[str] | None = None) -> int:

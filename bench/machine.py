@@ -12,7 +12,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,6 @@ class Machine:
     pretend_cold: bool = False
     core: int = 0
     perf: str = "spdk_nvme_perf"
-    _compiled: dict[str, Path] = field(default_factory=dict)
 
     def drop_caches(self) -> bool:
         """Write dirty pages back and drop the kernel's caches; return False if not allowed."""
@@ -63,25 +63,16 @@ class Machine:
         return False
 
     def require_cold(self, *, cold: bool = True) -> None:
-        """Drop the kernel's caches for a cold run; do nothing for a warm one.
-
-        Raises:
-            Unavailable: caches cannot be dropped here.
-        """
+        """Drop the kernel's caches for a cold run, which takes root; do nothing for a warm one."""
         if cold and not self.drop_caches() and not self.pretend_cold:
             raise Unavailable("cold files: dropping the kernel's caches needs root")
 
     def program(self, name: str) -> Path:
-        """Compile a C program of ``native`` unless it is newer than its source; return its path.
-
-        Raises:
-            Unavailable: it cannot be compiled.
-        """
-        if name not in self._compiled:
-            self._compiled[name] = _compile(name)
-        return self._compiled[name]
+        """Compile a C program of ``native`` unless it is newer than its source; return its path."""
+        return _compile(name)
 
 
+@cache
 def _compile(name: str) -> Path:
     source, target = NATIVE / f"{name}.c", BUILD / name
     newest = max(source.stat().st_mtime, (NATIVE / "bare.h").stat().st_mtime)
@@ -124,7 +115,7 @@ def describe(directory: Path) -> dict[str, Any]:
     }
 
 
-def _output(*command: str) -> str:
+def _output(*command: object) -> str:
     """Return a program's output; "" if it fails or is not installed."""
     with contextlib.suppress(Unavailable, FileNotFoundError):
         return output_of(*command, cwd=ROOT).strip()
@@ -147,27 +138,19 @@ def _cpu_model() -> str:
 
 def _disk(directory: Path) -> dict[str, Any]:
     """Describe the file system of a directory and the disk below it."""
-    best = ("", "", "")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
-            device, point, kind = line.split()[:3]
-            if _is_below(directory, point) and len(point) >= len(best[1]):
-                best = (device, point, kind)
+    found = _output("findmnt", "--noheadings", "--output", "SOURCE,FSTYPE", "--target", directory)
+    device, kind = [*found.split(), "", ""][:2]
     number = directory.stat().st_dev
     queue = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     queue = queue if (queue / "queue").exists() else queue.resolve().parent
     return {
         "directory": str(directory),
-        "file_system": best[2],
-        "device": best[0],
+        "file_system": kind,
+        "device": device,
         "device_model": _read(queue / "device" / "model"),
         "device_scheduler": _read(queue / "queue" / "scheduler"),
         "device_bytes": 512 * int(_read(queue / "size") or 0),
     }
-
-
-def _is_below(directory: Path, point: str) -> bool:
-    return directory.resolve().is_relative_to(point)
 
 
 def _read(path: Path) -> str:

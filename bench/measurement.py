@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,10 +74,6 @@ class Measurement:
     checked: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
 
 class Contender(Protocol):
     """One way to read samples. A frozen dataclass whose fields are its parameters."""
@@ -99,14 +95,7 @@ class Contender(Protocol):
 
 @dataclass
 class Tally:
-    """Counts the batches of a run, and remembers a few of their samples to compare them later.
-
-    Attributes:
-        samples: samples so far.
-        bytes: bytes of these samples.
-        batches: batches so far.
-        remembered: bytes of some samples, by index.
-    """
+    """Counts the batches of a run, and remembers a few of their samples, to compare them later."""
 
     samples: int = 0
     bytes: int = 0
@@ -140,11 +129,7 @@ class Tally:
 
 
 def check_bytes(source: Source, found: Mapping[int, bytes]) -> int:
-    """Compare samples, given by index, with the source, and return their number.
-
-    Raises:
-        WrongBytesError: a sample differs.
-    """
+    """Compare samples, given by index, with the source; return their number or raise."""
     for index, data in found.items():
         if data != source.data(index):
             raise WrongBytesError(f"sample {index} has {len(data)} bytes that are not its own")

@@ -22,13 +22,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from bench.errors import BenchmarkError, Unavailable, WrongBytesError
+from dlfs.json_records import from_json, to_json
+
+Job = TypeVar("Job")
 
 ROOT = Path(__file__).parents[1]
 """The checkout: benchmarks start their own modules from here."""
@@ -89,11 +92,7 @@ def run_program(main: Callable[[], int]) -> NoReturn:
 
 
 def find_program(name: str, package: str) -> str:
-    """Return the path of an installed program.
-
-    Raises:
-        Unavailable: it is not installed; names the Debian package.
-    """
+    """Return the path of an installed program of a Debian package."""
     found = shutil.which(name)
     if found is None:
         raise Unavailable(f"{name} is not installed: apt-get install {package}")
@@ -101,14 +100,9 @@ def find_program(name: str, package: str) -> str:
 
 
 def output_of(*command: object, **options: Any) -> str:
-    """Run a program to its end and return its standard output.
+    """Run a program to its end and return its standard output; ``options`` are subprocess.run's.
 
-    Args:
-        command: the program and its arguments; each is converted to a string.
-        options: arguments of ``subprocess.run``.
-
-    Raises:
-        Unavailable: it failed; with the last line of its messages.
+    If it fails, Unavailable has the last line of its messages.
     """
     words = [str(word) for word in command]
     done = subprocess.run(words, check=False, capture_output=True, text=True, **options)
@@ -116,6 +110,20 @@ def output_of(*command: object, **options: Any) -> str:
         lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit {done.returncode}"]
         raise Unavailable(f"{Path(words[0]).name}: {lines[-1]}")
     return done.stdout
+
+
+@contextmanager
+def bound_to(core: int | None) -> Iterator[None]:
+    """Bind this thread, and threads and processes that it starts, to a core; None binds nothing."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, allowed if core is None else {core})
+    except OSError as error:
+        raise Unavailable(f"--core {core}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @contextmanager
@@ -131,9 +139,6 @@ def started(
         command: the program and its arguments.
         grace_seconds: time from SIGTERM until the program is killed; None: unlimited.
         options: arguments of ``subprocess.Popen``.
-
-    Raises:
-        OSError: the program cannot be started.
     """
     _interrupt.defer()
     try:
@@ -193,11 +198,7 @@ class Child:
         return answer
 
     def finish(self) -> None:
-        """Close the child's standard input and wait until it has ended.
-
-        Raises:
-            Unavailable: it ended with an error.
-        """
+        """Close the child's standard input, and wait until it has ended without an error."""
         self._process.communicate()
         if self._process.returncode:
             raise Unavailable(f"it failed: {self._last_line()}")
@@ -219,7 +220,7 @@ _ERRORS: dict[str, type[Exception]] = {
 @contextmanager
 def start_child(
     module: str,
-    job: Mapping[str, Any],
+    job: object,
     log: Path,
     *,
     prefix: Sequence[str] = (),
@@ -232,7 +233,7 @@ def start_child(
 
     Args:
         module: name of a module that calls `run_child`.
-        job: plain values.
+        job: a dataclass of plain values, whose class the module gives to `run_child`.
         log: file that receives what the child prints.
         prefix: command that the interpreter is started through.
         grace_seconds: time that the child may take to stop.
@@ -252,7 +253,7 @@ def start_child(
         ) as process,
     ):
         child = Child(process, log)
-        child.send(json.dumps(job))
+        child.send(to_json(job).decode())
         yield child
         process.communicate()
 
@@ -278,16 +279,12 @@ class Parent:
             raise SystemExit(f"expected {command} from the parent, got {line!r}")
 
 
-def run_child(work: Callable[[dict[str, Any], Parent], None]) -> int:
-    """Read the job, do the work, and report the errors of `bench.errors` to the parent.
-
-    Returns:
-        Exit code 0.
-    """
+def run_child(kind: type[Job], work: Callable[[Job, Parent], None]) -> int:
+    """Read the job, do the work, and report the errors of `bench.errors` to the parent."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     parent = Parent(sys.stdin, answers)
-    job = json.loads(sys.stdin.readline())
+    job = from_json(sys.stdin.readline(), kind)
     try:
         work(job, parent)
     except Unavailable as reason:

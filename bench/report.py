@@ -60,7 +60,19 @@ class Table:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    plain = " ".join(text.replace("|", "\\|").split())
+    return f"**{plain}**" if plain == MISSED else plain
+
+
+def section_of(page: Path, heading: str) -> list[str]:
+    """Return the lines of a page from the heading that begins like this to the next heading."""
+    lines: list[str] = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"## {heading}") or (lines and not line.startswith("## ")):
+            lines.append(line)
+        elif lines:
+            break
+    return lines
 
 
 @dataclass(slots=True)
@@ -88,7 +100,7 @@ class Report:
 
     def markdown(self) -> str:
         """Return the whole page."""
-        return "\n".join([f"# {self.title}", "", *facts_list(self.facts), *self.lines, ""])
+        return "\n".join([f"# {self.title}", "", *facts_list(self.facts), "", *self.lines, ""])
 
     def write(self, folder: Path) -> Path:
         """Write the page and the JSON file into a folder, and return the JSON file's path."""
@@ -102,11 +114,7 @@ class Report:
 
 
 def facts_list(facts: Mapping[str, Any]) -> list[str]:
-    """Return the facts that results depend on as a Markdown list: run, machine, disk, versions.
-
-    Args:
-        facts: as `bench.machine.describe` returns them, with ``load_average_after``.
-    """
+    """Return the facts that results depend on as a Markdown list: run, machine, disk, versions."""
     known: defaultdict[str, Any] = defaultdict(str, facts)
     memory_gib, disk_gib = (int(known[key] or 0) / GIB for key in ("memory_bytes", "device_bytes"))
     before, after = (known[key] for key in ("load_average", "load_average_after"))

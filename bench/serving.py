@@ -47,11 +47,7 @@ class Mounted:
 
 @contextmanager
 def serve(volume: str, memory_bytes: int) -> Iterator[Served]:
-    """Serve a volume to the sample API, with a cache of so many bytes.
-
-    Raises:
-        Unavailable: the service ended before it was ready.
-    """
+    """Serve a volume to the sample API, with a cache of so many bytes."""
     with tempfile.TemporaryDirectory() as folder:
         options = ("--socket", f"{folder}/bench.sock", "--cache", str(memory_bytes))
         with start_service(volume, Path(folder) / "serve.log", *options) as served:
@@ -60,11 +56,7 @@ def serve(volume: str, memory_bytes: int) -> Iterator[Served]:
 
 @contextmanager
 def start_service(volume: str, log: Path, *options: str) -> Iterator[Served]:
-    """Run ``dlfs serve`` until the end of the block.
-
-    Raises:
-        Unavailable: the service ended before it was ready; with its last message.
-    """
+    """Run ``dlfs serve`` until the end of the block; name its log if it ended before."""
     command = [sys.executable, "-m", "dlfs.cli", "serve", volume, "--json", *options]
     with (
         log.open("ab") as errors,
@@ -86,11 +78,7 @@ def start_service(volume: str, log: Path, *options: str) -> Iterator[Served]:
 
 
 def check_fuse() -> None:
-    """Check that FUSE file systems can be mounted here.
-
-    Raises:
-        Unavailable: they cannot; says what is missing.
-    """
+    """Check that FUSE file systems can be mounted here; else say what is missing."""
     if importlib.util.find_spec("pyfuse3") is None:
         raise Unavailable(f"pyfuse3 is not installed: {install_command('pyfuse3')}")
     find_program("fusermount3", "fuse3")
@@ -100,17 +88,7 @@ def check_fuse() -> None:
 
 @contextmanager
 def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Iterator[Mounted]:
-    """Mount a volume.
-
-    Args:
-        volume: path or URI.
-        point: mount point; created if it is missing.
-        log: file that receives the server's messages.
-        server: ``native``, ``pyfuse3``, or ``auto`` for the one that DLFS would choose.
-
-    Raises:
-        Unavailable: FUSE or the server is missing.
-    """
+    """Mount a volume by a server: ``native``, ``pyfuse3``, or ``auto`` for DLFS's own choice."""
     check_fuse()
     from dlfs._native.fuse import is_built
     from dlfs.mount.background import mount_volume
@@ -129,11 +107,7 @@ def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Ite
 
 @contextmanager
 def mount_squashfuse(image: Path, point: Path) -> Iterator[Mounted]:
-    """Mount a SquashFS image through FUSE; squashfuse unmounts it when it is stopped.
-
-    Raises:
-        Unavailable: squashfuse is not installed or did not mount the image.
-    """
+    """Mount a SquashFS image through FUSE; squashfuse unmounts it when it is stopped."""
     program = find_program(SQUASHFUSE, "squashfuse")
     with started([program, "-f", image, point], stderr=subprocess.DEVNULL) as server:
         until = time.monotonic() + READY_SECONDS

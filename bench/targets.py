@@ -35,11 +35,7 @@ WIPED_BYTES = 2 * MIB
 
 
 def uri_of(uris: Sequence[str], scheme: str) -> str:
-    """Return the URI of a scheme.
-
-    Raises:
-        Unavailable: none was given.
-    """
+    """Return the URI of a scheme, if one was given."""
     for uri in uris:
         if uri.startswith(f"{scheme}:"):
             return uri

@@ -45,19 +45,15 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings that the arguments ask for.
-
-    Raises:
-        BadArgumentError: the corpus does not exist.
-    """
+    """Return the settings that the arguments ask for."""
     quick = arguments.quick
-    limits = replace(QUICK_LIMITS if quick else Limits(), seed=arguments.seed)
-    if arguments.full:
-        limits = replace(limits, paths=FULL_PATHS)
-    if arguments.seconds is not None:
-        limits = replace(limits, seconds=arguments.seconds)
-    if arguments.paths is not None:
-        limits = replace(limits, paths=arguments.paths)
+    limits = QUICK_LIMITS if quick else Limits()
+    limits = replace(
+        limits,
+        seconds=limits.seconds if arguments.seconds is None else arguments.seconds,
+        paths=arguments.paths or (FULL_PATHS if arguments.full else limits.paths),
+        seed=arguments.seed,
+    )
     folder = arguments.dir / "dlfs-bench"
     return Settings(
         directory=arguments.dir,
@@ -93,21 +89,15 @@ def main(words: list[str] | None = None) -> int:
             print(f"{case.name:16} {case.about}")
         return 0
     session = Session("cases", arguments.dir)
-    console = session.console
-    try:
-        settings = settings_of(arguments)
-    except BadArgumentError as error:
-        console.print(str(error), style="red", markup=False)
-        return error.exit_code
-    cases = choose(
-        arguments.cases, corpus=settings.corpus is not None, target=bool(settings.targets.uris)
-    )
-    if not cases:
-        console.print("no case has such a name: see --list (some need --corpus or --target)")
-        return BadArgumentError.exit_code
     results: list[Result] = []
 
     def run_cases(whole: Stretch) -> None:
+        settings = settings_of(arguments)
+        has_target = bool(arguments.target)
+        cases = choose(arguments.cases, corpus=settings.corpus is not None, target=has_target)
+        if not cases:
+            text = "no case has such a name: see --list (some need --corpus or --target)"
+            raise BadArgumentError(text)
         stage = Stage(settings)
         total, done = sum(len(case.contenders) for case in cases), 0
         try:
@@ -115,13 +105,13 @@ def main(words: list[str] | None = None) -> int:
                 begin, done = done, done + len(case.contenders)
                 stretch = whole.part(begin / total, done / total, case.name)
                 results.append(stage.run(case, stretch))
-                case_table(results[-1]).show(console)
+                case_table(results[-1]).show(session.console)
         finally:
             stage.close()
 
     code = session.measure(run_cases, arguments.minutes)
     if results:
-        floor_table(results, "Floors of DESIGN.md, section 10").show(console)
+        floor_table(results, "Floors of DESIGN.md, section 10").show(session.console)
         report = make_report(session.facts, plain_arguments(arguments), results)
         session.write(report, arguments.results)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from bench import comparison
 from bench.cases.runner import Result
 from bench.cases.table import bandwidth, rate
+from bench.comparison import MET
 from bench.report import Report, Table, number_text
 from dlfs.units import MIB
 
@@ -26,13 +28,13 @@ def _note(notes: Mapping[str, Any]) -> str:
 def case_table(result: Result) -> Table:
     """Return a case's table: medians over the rounds, a row for each contender."""
     rows: list[tuple[str, ...]] = []
-    for contender, runs in result.runs.items():
+    for label, runs in result.runs.items():
         rates = [rate(run) for run in runs]
         mib = median(bandwidth(run) for run in runs) / MIB
         cpu_us = median(run.cpu_seconds / max(1, run.samples) for run in runs) * 1e6
         rows.append(
             (
-                contender.label,
+                label,
                 number_text(median(rates)),
                 f"{number_text(min(rates))} - {number_text(max(rates))}",
                 number_text(mib) if mib else "",
@@ -40,7 +42,7 @@ def case_table(result: Result) -> Table:
                 _note(runs[-1].notes),
             )
         )
-    rows += [(one.label, "-", reason, "", "", "") for one, reason in result.missing.items()]
+    rows += [(label, "-", reason, "", "", "") for label, reason in result.missing.items()]
     data = result.dataset
     size_mib, stored_mib = data["sample_bytes"] / MIB, data["stored_bytes"] / MIB
     title = (
@@ -51,14 +53,20 @@ def case_table(result: Result) -> Table:
     return Table(title, COLUMNS, rows)
 
 
-def floor_table(results: Sequence[Result], title: str = "Floors") -> Table:
-    """Return the table of all floors: the median of the rounds' ratios, and the verdict."""
+def floor_table(results: Sequence[Result], name: str = "Floors") -> Table:
+    """Return the table of all floors: the median of the rounds' ratios, and the verdict.
+
+    Those that are not met come first, and the title has the number of each verdict.
+    """
     rows = [
         (result.case.name, f"{floor.of.label}: {floor.text}", *found.cells()[:-1], verdict)
         for result in results
         for floor, found, verdict in result.comparisons()
     ]
-    return Table(title, FLOOR_COLUMNS, rows)
+    rows.sort(key=lambda row: row[-1].startswith(MET))
+    counts = Counter(sorted(row[-1] for row in rows))
+    text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return Table(f"{name}: {text or 'none'}", FLOOR_COLUMNS, rows)
 
 
 def make_report(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,7 @@ from bench.targets import Targets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a run, from the command line.
-
-    Attributes:
-        directory: folder on the disk under test; data goes into a folder in it.
-        rounds: runs of each contender.
-        quick: use the data sets' quick sizes.
-        total_bytes: bytes of every data set; None: each its own size.
-        files_max: most plain files of a data set.
-        corpus: folder of real files, or None.
-        keep: leave the data for the next run.
-        limits: limits of each run.
-        targets: namespace behind a target, for the cases of initiators.
-        core: processor of those initiators; None: the last one that this process may use.
-        perf: name or path of SPDK's ``spdk_nvme_perf``.
-    """
+    """Settings of a run; the options of the command line describe them."""
 
     directory: Path
     rounds: int = 3
@@ -57,14 +44,14 @@ class Result:
     Attributes:
         case: the case.
         dataset: the scene's sizes and parameters.
-        runs: measurements of each contender, by round.
+        runs: measurements of each contender by its label, then by round.
         missing: why a contender could not run, for those that could not.
     """
 
     case: Case
     dataset: dict[str, Any]
-    runs: dict[Contender, list[Measurement]]
-    missing: dict[Contender, str]
+    runs: dict[str, list[Measurement]]
+    missing: dict[str, str]
 
     def comparisons(self) -> list[tuple[Floor, Comparison, str]]:
         """Return each floor with its comparison and its verdict."""
@@ -88,11 +75,8 @@ class Result:
             "case": self.case.name,
             "about": self.case.about,
             "dataset": self.dataset,
-            "runs": {
-                contender.label: [run.to_dict() for run in runs]
-                for contender, runs in self.runs.items()
-            },
-            "missing": {contender.label: reason for contender, reason in self.missing.items()},
+            "runs": {label: [asdict(run) for run in runs] for label, runs in self.runs.items()},
+            "missing": self.missing,
             "floors": [
                 {
                     "text": floor.text,
@@ -107,14 +91,14 @@ class Result:
         }
 
 
-def compare(floor: Floor, runs: dict[Contender, list[Measurement]]) -> Comparison:
+def compare(floor: Floor, runs: Mapping[str, Sequence[Measurement]]) -> Comparison:
     """Compare a floor's contenders in each round; no ratios if one of them is missing."""
-    if any(contender not in runs for contender in (floor.of, *floor.against)):
+    if any(contender.label not in runs for contender in (floor.of, *floor.against)):
         return Comparison(ratios=(), at_least=floor.at_least)
     other_metric = floor.against_metric or floor.metric
     ratios = []
-    for number, run in enumerate(runs[floor.of]):
-        others = [other_metric(runs[contender][number]) for contender in floor.against]
+    for number, run in enumerate(runs[floor.of.label]):
+        others = [other_metric(runs[contender.label][number]) for contender in floor.against]
         ratios.append(floor.metric(run) / min(others, default=floor.base))
     return Comparison(ratios=tuple(ratios), at_least=floor.at_least)
 
@@ -155,20 +139,16 @@ class Stage:
         )
 
     def run(self, case: Case, stretch: Stretch) -> Result:
-        """Run a case.
-
-        Raises:
-            WrongBytesError: bytes that a contender read differ from the source.
-        """
+        """Run a case."""
         stretch.show(f"writing the data set {case.dataset}")
         scene = self.scene(case.dataset)
 
         def run_once(contender: Contender, number: int) -> Measurement:
             return contender.run(Environment(scene, self.machine, self.settings.limits, number))
 
-        found = run_rounds(case.contenders, self.settings.rounds, run_once, stretch)
-        ran = {one: runs for one, runs in found.runs.items() if one not in found.missing}
-        return Result(case, scene.describe(), ran, found.missing)
+        contenders = {contender.label: contender for contender in case.contenders}
+        found = run_rounds(contenders, self.settings.rounds, run_once, stretch)
+        return Result(case, scene.describe(), found.runs, found.missing)
 
     def close(self) -> None:
         """Remove the data, unless it is to be left for the next run."""

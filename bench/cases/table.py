@@ -170,12 +170,6 @@ def _cached(dataset: str, *floors: Floor) -> Case:
     return Case(f"cached-{dataset}", dataset, about, (CACHED, COPY, WARM), floors)
 
 
-def _get(dataset: str) -> Case:
-    about = "one sample at a time by its path"
-    contenders = (GET_COLD, COLD, FIO_4K_1, GET_WARM, WARM)
-    return Case(f"get-{dataset}", dataset, about, contenders)
-
-
 def _import(dataset: str) -> Case:
     about = "a folder of files into a volume"
     floor = Floor(
@@ -287,7 +281,12 @@ CASES: tuple[Case, ...] = (
             Floor("directory and cache are there once", SERVICE_8, 0.95, shared_share, base=1.0),
         ),
     ),
-    _get("4k"),
+    Case(
+        "get-4k",
+        "4k",
+        "one sample at a time by its path",
+        (GET_COLD, COLD, FIO_4K_1, GET_WARM, WARM),
+    ),
     Case(
         "directory",
         "512",

@@ -22,11 +22,7 @@ URING_BYTES_MAX = 4 * MIB
 
 
 def run_bare(program: Path, *arguments: object) -> Measurement:
-    """Run a program of ``bench/native``, which prints its measurement as JSON.
-
-    Raises:
-        Unavailable: it failed.
-    """
+    """Run a program of ``bench/native``, which prints its measurement as JSON."""
     return Measurement(**json.loads(output_of(program, *arguments)))
 
 
@@ -79,9 +75,7 @@ class BareUring:
 class BareCopy:
     """Random batches of samples, copied by memcpy from memory to memory."""
 
-    @property
-    def label(self) -> str:
-        return "memcpy of each sample"
+    label = "memcpy of each sample"
 
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene
@@ -102,9 +96,7 @@ class FreshMemory:
     virtual machines whose host takes free memory back, it may cost more than the disk.
     """
 
-    @property
-    def label(self) -> str:
-        return "first touch of as much memory"
+    label = "first touch of as much memory"
 
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene

@@ -42,22 +42,11 @@ def path_of(index: int) -> bytes:
 
 @dataclass(frozen=True)
 class LaidDirectory:
-    """A directory segment in a file.
-
-    Attributes:
-        path: the file.
-        sizes: sizes of the segment's parts.
-        count: number of paths.
-    """
+    """A directory segment of ``count`` paths in a file."""
 
     path: Path
     sizes: DirectorySizes
     count: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of entries and names together."""
-        return self.sizes.entries_bytes + self.sizes.names_bytes
 
 
 def lay_directory(folder: Path, count: int) -> LaidDirectory:
@@ -145,9 +134,7 @@ class Find:
 class DictLookup:
     """The same lookups in a Python dictionary of at most two million paths, for scale."""
 
-    @property
-    def label(self) -> str:
-        return "a Python dict of the same paths"
+    label = "a Python dict of the same paths"
 
     def run(self, environment: Environment) -> Measurement:
         count = min(environment.limits.paths, DICT_MAX)
@@ -187,7 +174,7 @@ class Load:
         with directory:
             if directory.name(laid.count - 1) != path_of(laid.count - 1):
                 raise WrongBytesError("the last path differs")
-        total = laid.total_bytes if self.names else laid.sizes.entries_bytes
+        total = laid.sizes.entries_bytes + self.names * laid.sizes.names_bytes
         resident = laid.sizes.entries_bytes / laid.count
         notes = {"resident_bytes": resident, "mib": total / MIB}
         return Measurement(laid.count, total, watch.seconds, watch.cpu_seconds, 1, notes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.contenders.bare import run_bare
+from bench.datasets import Source
 from bench.measurement import CHECKED, Environment, Measurement, check_bytes
 from bench.resources import timed
 
@@ -23,60 +23,54 @@ CLOCK_EVERY = 64
 THREADS = 8
 
 
-def read_files(
-    root: bytes, paths: Sequence[bytes], sizes: Sequence[int], seconds: float
-) -> tuple[int, int, dict[int, bytes]]:
-    """Open, read and close files until all are read or the time is over: three calls a file.
+class FileList:
+    """Files that are opened, read and closed one after the other: three system calls a file.
 
     Args:
-        root: root folder, with a slash at its end.
-        paths: paths of the files below it.
-        sizes: exact size of each file in bytes.
-        seconds: time limit.
-
-    Returns:
-        Number of files and bytes read, and the bytes of some files by position.
+        root: root folder of the files.
+        source: the samples that the files contain.
+        indices: index of each file's sample, in the order of reading.
     """
-    until = time.perf_counter() + seconds
-    count = total = 0
-    found: dict[int, bytes] = {}
-    for path, size in zip(paths, sizes, strict=True):
-        descriptor = os.open(root + path, os.O_RDONLY)
-        try:
-            data = os.read(descriptor, size)
-        finally:
-            os.close(descriptor)
-        total += len(data)
-        if count % CLOCK_EVERY == 0:
-            if len(found) < CHECKED:
-                found[count] = data
-            if time.perf_counter() > until:
-                return count + 1, total, found
-        count += 1
-    return count, total, found
 
+    def __init__(self, root: Path, source: Source, indices: NDArray[np.int64]) -> None:
+        top = os.fsencode(root) + b"/"
+        self._source, self._indices = source, indices
+        self._paths = [top + source.path(index) for index in indices.tolist()]
+        self._sizes: list[int] = source.lengths[indices].tolist()
 
-def measure_files(
-    environment: Environment,
-    root: bytes,
-    paths: Sequence[bytes],
-    sizes: Sequence[int],
-    order: NDArray[np.int64],
-) -> Measurement:
-    """Measure `read_files`, and compare some files with the source.
+    def __len__(self) -> int:
+        return len(self._paths)
 
-    Args:
-        environment: as for every contender.
-        root: root folder, with a slash at its end.
-        paths: paths of the files below it.
-        sizes: exact size of each file in bytes.
-        order: index of each file's sample.
-    """
-    with timed() as watch:
-        count, total, found = read_files(root, paths, sizes, environment.limits.seconds)
-    samples = {int(order[position]): data for position, data in found.items()}
-    checked = check_bytes(environment.scene.source, samples)
-    return Measurement(count, total, watch.seconds, watch.cpu_seconds, checked)
+    def read(self, seconds: float, part: slice = slice(None)) -> tuple[int, int, dict[int, bytes]]:
+        """Read all files or a part of them until the time is over.
+
+        Returns:
+            Number of files and bytes read, and the bytes of some samples by index.
+        """
+        until = time.perf_counter() + seconds
+        count = total = 0
+        found: dict[int, bytes] = {}
+        for path, size in zip(self._paths[part], self._sizes[part], strict=True):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                data = os.read(descriptor, size)
+            finally:
+                os.close(descriptor)
+            total += len(data)
+            if count % CLOCK_EVERY == 0:
+                if len(found) < CHECKED:
+                    found[int(self._indices[part][count])] = data
+                if time.perf_counter() > until:
+                    return count + 1, total, found
+            count += 1
+        return count, total, found
+
+    def measure(self, seconds: float, part: slice = slice(None)) -> Measurement:
+        """Measure `read`, and compare some files with the source."""
+        with timed() as watch:
+            count, total, found = self.read(seconds, part)
+        checked = check_bytes(self._source, found)
+        return Measurement(count, total, watch.seconds, watch.cpu_seconds, checked)
 
 
 @dataclass(frozen=True)
@@ -95,24 +89,18 @@ class Files:
 
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene
-        root = os.fsencode(scene.files) + b"/"
-        order = scene.file_order(environment.round)
-        paths = [scene.source.path(index) for index in order.tolist()]
-        sizes = scene.source.lengths[order].tolist()
+        files = FileList(scene.files, scene.source, scene.file_order(environment.round))
         environment.machine.require_cold(cold=self.cold)
-        if not self.cold:
-            count, _, _ = read_files(root, paths, sizes, environment.limits.seconds * 2)
-            del paths[count:], sizes[count:]
-        return measure_files(environment, root, paths, sizes, order)
+        seconds = environment.limits.seconds
+        count = len(files) if self.cold else files.read(seconds * 2)[0]
+        return files.measure(seconds, slice(count))
 
 
 @dataclass(frozen=True)
 class ParallelFiles:
     """All plain files in path order, with cold caches, read by threads in C."""
 
-    @property
-    def label(self) -> str:
-        return f"plain files, cold, {THREADS} threads in C, path order"
+    label = f"plain files, cold, {THREADS} threads in C, path order"
 
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene

@@ -7,28 +7,22 @@ next to it.
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-from bench.errors import Unavailable
 from bench.measurement import Environment, Measurement
-from bench.process import find_program
+from bench.process import find_program, output_of
 from dlfs.units import KIB, MIB
 
 COMMON = ("--name=bench", "--ioengine=io_uring", "--direct=1", "--output-format=json")
+WRITE_BYTES, WRITE_DEPTH = MIB, 8
+"""Bytes of a write, and writes in flight."""
 
 
 def _run(environment: Environment, *arguments: str) -> dict[str, Any]:
     program = find_program("fio", "fio")
-    command = [program, *COMMON, *arguments]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=environment.scene.folder
-    )
-    if done.returncode:
-        lines = (done.stderr + done.stdout).strip().splitlines() or ["no reason given"]
-        raise Unavailable(f"fio: {lines[0]}")
-    job: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    text = output_of(program, *COMMON, *arguments, cwd=environment.scene.folder)
+    job: dict[str, Any] = json.loads(text[text.index("{") :])["jobs"][0]
     return job
 
 
@@ -84,18 +78,9 @@ class FioWrite:
     """Sequential writes by fio, as many bytes as the plain files have, flushed at the end.
 
     The space of the file is allocated first.
-
-    Attributes:
-        block_bytes: bytes of a write.
-        depth: writes in flight.
     """
 
-    block_bytes: int = MIB
-    depth: int = 8
-
-    @property
-    def label(self) -> str:
-        return f"fio sequential writes of {self.block_bytes // KIB} KiB, depth {self.depth}"
+    label = f"fio sequential writes of {WRITE_BYTES // KIB} KiB, depth {WRITE_DEPTH}"
 
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene
@@ -106,9 +91,9 @@ class FioWrite:
                 environment,
                 f"--filename={target.name}",
                 "--rw=write",
-                f"--bs={self.block_bytes}",
-                f"--iodepth={self.depth}",
-                f"--size={max(1, total // self.block_bytes) * self.block_bytes}",
+                f"--bs={WRITE_BYTES}",
+                f"--iodepth={WRITE_DEPTH}",
+                f"--size={max(1, total // WRITE_BYTES) * WRITE_BYTES}",
                 "--fallocate=native",
                 "--end_fsync=1",
                 "--refill_buffers",

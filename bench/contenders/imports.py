@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import dlfs
-from bench.datasets import DATASET, Scene, volume_bytes
+from bench.datasets import DATASET, volume_bytes
 from bench.measurement import CHECKED, Environment, Measurement, check_bytes
 from bench.resources import timed
 from dlfs.ingest.formats.folder import FolderSource
@@ -40,7 +40,10 @@ class Import:
                     source = FolderSource(scene.files, links="skip")
                     report = import_dataset(volume, source, DATASET, layout=self.layout)
                 source.close()
-                checked = _check(volume, scene)
+                paths = {i: scene.source.path(i) for i in scene.file_order(0)[:CHECKED].tolist()}
+                with volume.dataset(DATASET) as dataset:
+                    found = {index: dataset.get(path) for index, path in paths.items()}
+                checked = check_bytes(scene.source, found)
         finally:
             target.unlink()
         return Measurement(
@@ -51,9 +54,3 @@ class Import:
             checked,
             {"walk_seconds": watch.seconds - report.seconds},
         )
-
-
-def _check(volume: dlfs.Volume, scene: Scene) -> int:
-    chosen = scene.file_order(0)[:CHECKED].tolist()
-    with volume.dataset(DATASET) as dataset:
-        return check_bytes(scene.source, {i: dataset.get(scene.source.path(i)) for i in chosen})

@@ -7,22 +7,18 @@ without pause and discards what it reads. DLFS verifies every sample and returns
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import resource
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import dlfs
 from bench.contenders.bare import run_bare
 from bench.datasets import DATASET
 from bench.errors import Unavailable
-from bench.machine import Machine
 from bench.measurement import Environment, Measurement, Tally, check_bytes
-from bench.process import find_program
+from bench.process import bound_to, find_program, output_of
 from bench.resources import cpu_seconds, timed
 from bench.targets import uri_of
 from dlfs.block import NvmeTcpUri, SpdkUri, open_device, parse_uri
@@ -32,19 +28,6 @@ BUDGET = 1 / 4
 """Memory as a share of the data: enough for reading ahead. No sample is read twice."""
 PERF_MEMORY_MIB = 256
 IDLE_QUEUES = 4
-
-
-@contextmanager
-def _on_core(machine: Machine) -> Iterator[None]:
-    """Bind this thread, and threads that it starts, to the initiators' core."""
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {machine.core})
-        yield
-    except OSError as error:
-        raise Unavailable(f"--core {machine.core}: {error.strerror}") from error
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 @dataclass(frozen=True)
@@ -71,16 +54,16 @@ class Initiator:
         uri = uri_of(environment.scene.uris, self.scheme)
         options = {"memory_bytes": scene.memory_bytes(BUDGET), "depth": self.depth}
         with (
-            _on_core(environment.machine),
+            bound_to(environment.machine.core),
             dlfs.open(uri, **options) as volume,
             volume.dataset(DATASET) as dataset,
         ):
-            batches = (
-                self._ahead(dataset, environment)
-                if self.ahead
-                else self._read(dataset, environment)
-            )
-            self._touch(batches, scene.memory_bytes(BUDGET))
+            read = self._ahead if self.ahead else self._read
+            batches = read(dataset, environment)
+            left_bytes = scene.memory_bytes(BUDGET)
+            while left_bytes > 0:  # until the kernel has provided all pages of the memory
+                with next(batches) as batch:
+                    left_bytes -= int(batch.lengths.sum())
             tally = Tally()
             with timed() as watch:
                 until = time.perf_counter() + environment.limits.seconds
@@ -90,13 +73,6 @@ class Initiator:
                     batch.release()
             batches.close()
             return tally.result(scene.source, watch, stats=dataset.stats())
-
-    def _touch(self, batches: Iterator[dlfs.Batch], memory_bytes: int) -> None:
-        """Read until the memory is full, so that the kernel has provided all of its pages."""
-        while memory_bytes > 0:
-            batch = next(batches)
-            memory_bytes -= int(batch.lengths.sum())
-            batch.release()
 
     def _read(self, dataset: dlfs.Dataset, environment: Environment) -> Iterator[dlfs.Batch]:
         scene = environment.scene
@@ -135,21 +111,16 @@ class SpdkPerf:
     def run(self, environment: Environment) -> Measurement:
         program = find_program(environment.machine.perf, "SPDK (its Getting Started guide)")
         seconds = max(1, round(environment.limits.seconds))
-        command = [program, "--no-huge", "-s", str(PERF_MEMORY_MIB), "-w", "randread"]
-        command += ["-q", str(self.depth), "-o", str(self.block_bytes), "-t", str(seconds)]
-        command += [
-            "-c",
-            hex(1 << environment.machine.core),
-            "-r",
-            transport_id(environment.scene.uris),
-        ]
+        options = ["--no-huge", "-s", PERF_MEMORY_MIB, "-w", "randread", "-t", seconds]
+        options += ["-q", self.depth, "-o", self.block_bytes]
+        options += ["-c", hex(1 << environment.machine.core)]
+        options += ["-r", transport_id(environment.scene.uris)]
         before = cpu_seconds(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        text = output_of(program, *options)
         cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - before
-        total = re.search(r"^Total\s*:\s*([0-9.]+)", done.stdout, re.MULTILINE)
-        if done.returncode or total is None:
-            lines = (done.stderr + done.stdout).strip().splitlines() or ["no reason given"]
-            raise Unavailable(f"spdk_nvme_perf: {lines[-1]}")
+        total = re.search(r"^Total\s*:\s*([0-9.]+)", text, re.MULTILINE)
+        if total is None:
+            raise Unavailable("spdk_nvme_perf printed no total")
         reads = round(float(total[1]) * seconds)
         return Measurement(reads, reads * self.block_bytes, seconds, cpu)
 
@@ -180,7 +151,7 @@ class BareInitiator:
         host, port = uri.paths[0]
         program = environment.machine.program("bare_nvme")
         buffers = max(self.depth, environment.scene.spec.batch) if self.as_batch else self.depth
-        with _on_core(environment.machine):
+        with bound_to(environment.machine.core):
             return run_bare(
                 program, host, port, uri.subsystem_nqn, uri.nsid, self.block_bytes, self.depth,
                 buffers, int(self.as_batch), environment.limits.seconds,
@@ -188,11 +159,7 @@ class BareInitiator:
 
 
 def transport_id(uris: Sequence[str]) -> str:
-    """Return the namespace as a transport ID of SPDK.
-
-    Raises:
-        Unavailable: the URI is of another kind of device.
-    """
+    """Return the namespace as a transport ID of SPDK."""
     uri = parse_uri(uris[0])
     if isinstance(uri, SpdkUri):
         words = (*uri.transport_id, ("ns", str(uri.nsid)))
@@ -225,7 +192,7 @@ class Idle:
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene
         uri = uri_of(environment.scene.uris, self.scheme)
-        with _on_core(environment.machine), open_device(uri) as device:
+        with bound_to(environment.machine.core), open_device(uri) as device:
             queues = [device.queue_pair(32) for _ in range(IDLE_QUEUES)]
             device.read(0, 4096)
             with timed() as watch:

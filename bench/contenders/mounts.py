@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.contenders.files import measure_files, read_files
+from bench.contenders.files import FileList
 from bench.errors import Unavailable
 from bench.measurement import Environment, Measurement
-from bench.process import ROOT, find_program, output_of, started
+from bench.process import ROOT, bound_to, find_program, output_of, started
 from bench.resources import cpu_seconds_of
 from bench.serving import SQUASHFUSE, Mounted, check_fuse, mount_dlfs, mount_squashfuse
 
@@ -71,18 +71,6 @@ def _mount_image(environment: Environment, point: Path) -> AbstractContextManage
     return mount_squashfuse(image, point)
 
 
-@contextmanager
-def _bound(together: bool) -> Iterator[None]:
-    """Bind this process, and processes that it starts meanwhile, to one processor."""
-    allowed = os.sched_getaffinity(0)
-    if together:
-        os.sched_setaffinity(0, {max(allowed)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
 @dataclass(frozen=True)
 class MountFiles:
     """Random files through a mount: open, read and close, in one process.
@@ -109,17 +97,16 @@ class MountFiles:
         check_fuse()
         point = environment.scene.folder / "mnt"
         point.mkdir(exist_ok=True)
-        source = environment.scene.source
-        order = environment.scene.file_order(environment.round)[: environment.limits.mount_files]
-        paths = [source.path(index) for index in order.tolist()]
-        sizes = source.lengths[order].tolist()
+        scene, limits = environment.scene, environment.limits
+        order = scene.file_order(environment.round)[: limits.mount_files]
         environment.machine.require_cold(cold=self.cold)
-        with _bound(self.together), self._mounted(environment, point, order.tolist()) as mounted:
-            root = os.fsencode(mounted.files) + b"/"
+        core = max(os.sched_getaffinity(0)) if self.together else None
+        with bound_to(core), self._mounted(environment, point, order.tolist()) as mounted:
+            files = FileList(mounted.files, scene.source, order)
             if not self.cold:
-                read_files(root, paths, sizes, WARM_UP_SECONDS)
+                files.read(WARM_UP_SECONDS)
             before = cpu_seconds_of(mounted.pid)
-            found = measure_files(environment, root, paths, sizes, order)
+            found = files.measure(limits.seconds)
             served = cpu_seconds_of(mounted.pid) - before
         found.cpu_seconds += served
         found.notes["server_cpu_seconds"] = served

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import dlfs
 from bench.datasets import DATASET, Scene
 from bench.measurement import CHECKED, Environment, Measurement, Tally
-from bench.resources import cpu_seconds_of, timed
+from bench.resources import cpu_seconds_of_all, timed
 
 DEPTH = 128
 """Operations in flight, the same for fio and the bare reader."""
@@ -86,13 +86,10 @@ class Epoch:
                             break
                     plan = epoch.plan if tally.samples < len(scene) else ""
             stats = dataset.stats()
-            plan = plan or self._plan_of(dataset, scene)
+            if not plan:  # the epoch has ended; another one has the same plan
+                with dataset.batches(scene.spec.batch, shuffle=self.shuffle) as other:
+                    plan = other.plan
         return tally.result(scene.source, watch, plan=plan, stats=stats)
-
-    def _plan_of(self, dataset: dlfs.Dataset, scene: Scene) -> str:
-        """Return the plan of an epoch that has ended, by opening another one."""
-        with dataset.batches(scene.spec.batch, shuffle=self.shuffle) as other:
-            return other.plan
 
 
 @dataclass(frozen=True)
@@ -152,9 +149,7 @@ class Cached:
     A first pass that fills the memory is not timed.
     """
 
-    @property
-    def label(self) -> str:
-        return "DLFS read() of batches in memory"
+    label = "DLFS read() of batches in memory"
 
     def run(self, environment: Environment) -> Measurement:
         with open_dataset(environment.scene, WHOLE) as dataset:
@@ -162,24 +157,21 @@ class Cached:
 
 
 def measure_cached(
-    dataset: dlfs.Dataset, environment: Environment, service_pid: int = 0
+    dataset: dlfs.Dataset, environment: Environment, servers: Sequence[int] = ()
 ) -> Measurement:
     """Fill the memory, then measure random batches over all samples.
 
-    Args:
-        dataset: open dataset, of this process or of a service.
-        environment: as for every contender.
-        service_pid: process of the service whose CPU time counts as well; 0: none.
+    The CPU time of the processes that serve the dataset counts as well.
     """
     scene, size = environment.scene, environment.scene.spec.batch
     order = scene.random_order(environment.round)
     fill_memory(dataset, size)
     read_batches(dataset, order, size, UNLIMITED_SECONDS)
     before = dataset.stats()["reads"]
-    cpu = cpu_seconds_of(service_pid) if service_pid else 0.0
+    cpu = cpu_seconds_of_all(servers)
     with timed() as watch:
         tally = read_batches(dataset, order, size, environment.limits.seconds, again=True)
-    watch.cpu_seconds += (cpu_seconds_of(service_pid) if service_pid else 0.0) - cpu
+    watch.cpu_seconds += cpu_seconds_of_all(servers) - cpu
     return tally.result(scene.source, watch, reads=dataset.stats()["reads"] - before)
 
 

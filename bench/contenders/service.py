@@ -8,10 +8,7 @@ memory, unless something exists twice.
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +17,9 @@ import numpy as np
 import dlfs
 from bench.contenders.samples import fill_memory, measure_cached, read_batches
 from bench.datasets import DATASET, Scene
-from bench.measurement import Environment, Measurement, Tally, check_bytes
-from bench.resources import cpu_seconds, cpu_seconds_of, timed
+from bench.measurement import Environment, Measurement, check_bytes
+from bench.process import Child, Parent, run_child, run_program, start_child
+from bench.resources import cpu_seconds_of, timed
 from bench.serving import Served, serve
 from dlfs.units import GIB
 
@@ -38,9 +36,7 @@ def serve_scene(scene: Scene) -> AbstractContextManager[Served]:
 class ServiceCached:
     """Random batches of samples that are in a service's memory, read by one client."""
 
-    @property
-    def label(self) -> str:
-        return "DLFS read() of batches in a service's memory"
+    label = "DLFS read() of batches in a service's memory"
 
     def run(self, environment: Environment) -> Measurement:
         with (
@@ -48,7 +44,7 @@ class ServiceCached:
             dlfs.connect(served.uri) as volume,
             volume.dataset(DATASET) as dataset,
         ):
-            return measure_cached(dataset, environment, served.pid)
+            return measure_cached(dataset, environment, [served.pid])
 
 
 @dataclass(frozen=True)
@@ -66,94 +62,70 @@ class ServiceClients:
         return f"DLFS, {self.count} processes on one service"
 
     def run(self, environment: Environment) -> Measurement:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        with serve_scene(environment.scene) as served:
+        scene = environment.scene
+        with serve_scene(scene) as served, ExitStack() as stack:
             with dlfs.connect(served.uri) as volume, volume.dataset(DATASET) as dataset:
-                fill_memory(dataset, environment.scene.spec.batch)
-            pipes, clients = [], []
+                fill_memory(dataset, scene.spec.batch)
+            clients = []
             for number in range(self.count):
-                here, there = context.Pipe()
-                order = (
-                    len(environment.scene),
-                    environment.scene.spec.batch,
-                    environment.limits.seconds,
-                )
-                seed = (environment.scene.seed, environment.round, number)
-                arguments = (there, served.uri, *order, seed)
-                clients.append(context.Process(target=_read, args=arguments))
-                clients[-1].start()
-                there.close()
-                pipes.append(here)
-            try:
-                return _run(environment.scene, served, pipes, [c.pid or 0 for c in clients])
-            finally:
-                for pipe in pipes:
-                    pipe.close()
-                for client in clients:
-                    client.join()
+                seed = (scene.seed, environment.round, number)
+                size = (len(scene), scene.spec.batch, environment.limits.seconds)
+                log = scene.folder / f"client-{number}.log"
+                job = Job(served.uri, *size, seed)
+                clients.append(stack.enter_context(start_child(__name__, job, log)))
+            return _measure(scene, served, clients)
 
 
-def _run(
-    scene: Scene,
-    served: Served,
-    pipes: list[multiprocessing.connection.Connection],
-    pids: list[int],
-) -> Measurement:
-    """Let the clients read at once. Each sends samples, bytes, CPU time and samples to compare."""
-    for pipe in pipes:
-        pipe.recv()  # the client has opened the dataset
+def _measure(scene: Scene, served: Served, clients: list[Child]) -> Measurement:
+    """Let the clients read at once; they wait until their memory maps have been read."""
+    for client in clients:
+        client.answer()  # it has opened the dataset
     cpu = cpu_seconds_of(served.pid)
     with timed() as watch:
-        for pipe in pipes:
-            pipe.send("go")
-        results = [pipe.recv() for pipe in pipes]
+        for client in clients:
+            client.send("go")
+        results = [client.answer() for client in clients]
     service_seconds = cpu_seconds_of(served.pid) - cpu
-    pss = sum(_shared_bytes(pid) for pid in (served.pid, *pids))
-    resident = _shared_bytes(served.pid, "Rss")
-    samples = sum(one[0] for one in results)
-    total_seconds = service_seconds + sum(one[2] for one in results)
+    samples = sum(one["samples"] for one in results)
+    total_seconds = service_seconds + sum(one["cpu_seconds"] for one in results)
     notes = {
-        "pss_bytes": pss,
-        "resident_bytes": resident,
+        "pss_bytes": sum(_shared_bytes(pid) for pid in (served.pid, *(c.pid for c in clients))),
+        "resident_bytes": _shared_bytes(served.pid, "Rss"),
         "service_cpu_seconds": service_seconds,
         "cpu_us_per_sample": 1e6 * total_seconds / max(1, samples),
     }
-    checked = sum(check_bytes(scene.source, one[3]) for one in results)
-    size_bytes = sum(one[1] for one in results)
+    checked = 0
+    for client in clients:
+        client.send("check")
+        found = {int(index): bytes.fromhex(data) for index, data in client.answer().items()}
+        checked += check_bytes(scene.source, found)
+    size_bytes = sum(one["bytes"] for one in results)
     return Measurement(samples, size_bytes, watch.seconds, total_seconds, checked, notes)
 
 
-def _read(
-    pipe: multiprocessing.connection.Connection,
-    uri: str,
-    count: int,
-    size: int,
-    seconds: float,
-    seed: tuple[int, ...],
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The work of a client: random batches for some seconds, in the order of its own seed."""
+
+    uri: str
+    samples: int
+    batch: int
+    seconds: float
+    seed: tuple[int, ...]
+
+
+def work(job: Job, parent: Parent) -> None:
     """Read as a client: connect, wait for the start, read random batches, send the results."""
-    order = np.random.default_rng(seed).permutation(count)
-    with dlfs.connect(uri) as volume, volume.dataset(DATASET) as dataset:
-        dataset.read(order[:size]).release()
-        pipe.send("ready")
-        pipe.recv()
-        cpu, until = cpu_seconds(), time.perf_counter() + seconds
-        tally = Tally()
-        while time.perf_counter() < until or not tally.samples:
-            some = read_batches(dataset, order, size, until - time.perf_counter())
-            tally.samples, tally.bytes = tally.samples + some.samples, tally.bytes + some.bytes
-            tally.remembered = tally.remembered or some.remembered
-        pipe.send((tally.samples, tally.bytes, cpu_seconds() - cpu, tally.remembered))
-        _wait_for_end(pipe)
-
-
-def _wait_for_end(pipe: multiprocessing.connection.Connection) -> None:
-    """Wait until the other end is closed, so that the parent can read this process's memory map."""
-    try:
-        pipe.recv()
-    except EOFError:
-        return
+    order = np.random.default_rng(job.seed).permutation(job.samples)
+    with dlfs.connect(job.uri) as volume, volume.dataset(DATASET) as dataset:
+        dataset.read(order[: job.batch]).release()
+        parent.answer(ready=True)
+        parent.wait_for("go")
+        with timed() as watch:
+            tally = read_batches(dataset, order, job.batch, job.seconds, again=True)
+        parent.answer(samples=tally.samples, bytes=tally.bytes, cpu_seconds=watch.cpu_seconds)
+        parent.wait_for("check")
+        parent.answer(**{str(index): data.hex() for index, data in tally.remembered.items()})
 
 
 def _shared_bytes(pid: int, field: str = "Pss") -> int:
@@ -166,3 +138,7 @@ def _shared_bytes(pid: int, field: str = "Pss") -> int:
         elif is_shared and words[0] == f"{field}:":
             total += int(words[1]) * 1024
     return total
+
+
+if __name__ == "__main__":
+    run_program(lambda: run_child(Job, work))

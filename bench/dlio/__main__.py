@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from bench.command import Session, command_line, matches, plain_arguments
-from bench.dlio.report import Race, Way, make_report, race_table
-from bench.dlio.run import run_once
+from bench.dlio.report import Race, make_report, race_table
+from bench.dlio.run import Job, run_once
 from bench.dlio.stage import Stage, find_dlio, lay_out
 from bench.dlio.workloads import WAYS, WORKLOADS, Workload
 from bench.errors import BenchmarkError, Unavailable
@@ -39,30 +39,20 @@ def choose(patterns: Sequence[str] | None) -> list[Workload]:
 
 
 def race(stage: Stage, arguments: argparse.Namespace, stretch: Stretch) -> Race:
-    """Generate a workload's data and run it in every way, round after round.
+    """Generate a workload's data and run it in every way, round after round."""
 
-    Raises:
-        BenchmarkError: DLIO or DLFS failed or is missing, or wrote wrong bytes.
-    """
-
-    def run(way: Way, _number: int) -> dict[str, object]:
+    def run(way: str, _number: int) -> dict[str, object]:
+        job = Job(str(stage.folder), way, arguments.epochs, arguments.seed)
         try:
-            return run_once(
-                stage,
-                way.label,
-                epochs=arguments.epochs,
-                seed=arguments.seed,
-                prefix=arguments.prefix,
-            )
+            return run_once(job, arguments.prefix)
         except Unavailable as reason:
             raise BenchmarkError(str(reason)) from reason
 
     stretch.show("DLIO generates its data")
     lay_out(stage)
     rounds = arguments.rounds or (1 if arguments.quick else 3)
-    found = run_rounds([Way(name) for name in WAYS], rounds, run, stretch)
-    runs = {way.label: runs for way, runs in found.runs.items()}
-    return Race(stage.workload, stage.files, stage.data_bytes(), runs)
+    found = run_rounds({way: way for way in WAYS}, rounds, run, stretch)
+    return Race(stage.workload, stage.files, stage.data_bytes(), found.runs)
 
 
 def run(arguments: argparse.Namespace, whole: Stretch) -> Iterator[Race]:
@@ -98,10 +88,7 @@ def main(words: Sequence[str] | None = None) -> int:
     races: list[Race] = []
 
     def measure(whole: Stretch) -> None:
-        try:
-            find_dlio()
-        except Unavailable as reason:
-            raise BenchmarkError(str(reason)) from reason
+        find_dlio()
         for done in run(arguments, whole):
             races.append(done)
             race_table(done).show(session.console)

@@ -112,17 +112,7 @@ class Feed:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
     def epoch(self, number: int) -> Iterator[int]:
-        """Decode an epoch's full batches in a random order of all samples.
-
-        Args:
-            number: number of the epoch; each has another order.
-
-        Yields:
-            The number of samples of each decoded batch.
-
-        Raises:
-            DlfsError: a sample cannot be read.
-        """
+        """Decode an epoch's full batches in a random order; yield the samples of each."""
         batches = self._dataset.batches(
             self._batch_size,
             seed=self._seed,

@@ -32,22 +32,8 @@ Results = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One of ``WAYS``, as it runs in rounds."""
-
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class Race:
-    """The results of a workload.
-
-    Attributes:
-        workload: the workload.
-        files: number of files that were trained on.
-        data_bytes: bytes of all files that DLIO generated.
-        runs: DLIO's results for each way, by round.
-    """
+    """The results of a workload: DLIO's results for each way, by round."""
 
     workload: Workload
     files: int
@@ -117,7 +103,7 @@ def race_table(race: Race) -> Table:
     title = (
         f"{load.name}: {samples:,} samples in {race.files:,} files, {race.data_bytes / MIB:,.0f} "
         f"MiB; batches of {load.batch_size}, {load.computation_seconds * 1e3:g} ms each: "
-        f"{load.offered():,.0f} samples/s at AU 100 %"
+        f"{load.batch_size / load.computation_seconds:,.0f} samples/s at AU 100 %"
     )
     return Table(title, COLUMNS, rows)
 
@@ -128,7 +114,6 @@ def make_report(
     """Return the report of all workloads that were run."""
     data = {"arguments": arguments, "workloads": [race.to_dict() for race in races]}
     report = Report("dlio", "DLIO, side by side", facts, data)
-    report.lines.append("")
     for race in races:
         verdicts = ", ".join(f"{way}: {race.verdict(way)}" for way in WAYS[1:])
         report.add(race_table(race), f"Utilisation against ext4, cold: {verdicts}.")

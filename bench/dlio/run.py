@@ -23,6 +23,16 @@ from bench.resources import cpu_seconds_of
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """A run to make; its attributes are the arguments of `train`, with the stage's folder."""
+
+    folder: str
+    way: str
+    epochs: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """DLIO's results for an epoch.
 
@@ -38,30 +48,15 @@ class Epoch:
     first_seconds: float
 
 
-def run_once(
-    stage: Stage, way: str, *, epochs: int, seed: int, prefix: Sequence[str]
-) -> dict[str, Any]:
-    """Run a workload once, in a process of its own behind a prefix, and return its results.
-
-    Raises:
-        Unavailable: it failed, with the last line of its messages.
-        BenchmarkError: DLIO or DLFS failed.
-    """
-    job = {"folder": str(stage.folder), "way": way, "epochs": epochs, "seed": seed}
-    log = stage.folder / f"run-{way}.log"
+def run_once(job: Job, prefix: Sequence[str]) -> dict[str, Any]:
+    """Run a workload once, in a process of its own behind a prefix, and return its results."""
+    log = Path(job.folder) / f"run-{job.way}.log"
     with start_child("bench.dlio.run", job, log, prefix=prefix) as child:
         return child.answer()
 
 
 def read_results(output: Path) -> list[Epoch]:
-    """Read DLIO's results, by epoch.
-
-    Args:
-        output: DLIO's output folder.
-
-    Raises:
-        ValueError: its files do not have the form of DLIO 2.0.
-    """
+    """Read DLIO's results, by epoch, from its output folder."""
     try:
         metric = json.loads((output / "summary.json").read_text(encoding="utf-8"))["metric"]
         steps = json.loads((output / "0_output.json").read_text(encoding="utf-8"))
@@ -77,14 +72,7 @@ def read_results(output: Path) -> list[Epoch]:
 
 
 def train(stage: Stage, way: str, *, epochs: int, seed: int) -> dict[str, Any]:
-    """Drop the kernel's caches, train, and return DLIO's results.
-
-    Args:
-        stage: stage whose data was generated.
-        way: ``ext4``, ``mount`` or ``plugin``.
-        epochs: number of epochs; the first is cold.
-        seed: seed of DLIO's orders.
-    """
+    """Drop the kernel's caches, train in one of `WAYS`, and return DLIO's results."""
     output = stage.folder / f"output-{way}"
     shutil.rmtree(output, ignore_errors=True)
     folder = stage.plain if way == "ext4" else stage.mounted / stage.workload.name
@@ -109,11 +97,11 @@ def train(stage: Stage, way: str, *, epochs: int, seed: int) -> dict[str, Any]:
     return {"cold": cold, "epochs": results, "service_cpu_seconds": service_seconds}
 
 
-def work(job: dict[str, Any], parent: Parent) -> None:
+def work(job: Job, parent: Parent) -> None:
     """Train as the job says, and answer with the results."""
-    stage = Stage.load(Path(job["folder"]))
-    parent.answer(**train(stage, job["way"], epochs=job["epochs"], seed=job["seed"]))
+    stage = Stage.load(Path(job.folder))
+    parent.answer(**train(stage, job.way, epochs=job.epochs, seed=job.seed))
 
 
 if __name__ == "__main__":
-    run_program(lambda: run_child(work))
+    run_program(lambda: run_child(Job, work))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -32,11 +32,7 @@ RECORD_HEADER_BYTES, RECORD_FOOTER_BYTES = 12, 4
 
 
 def find_dlio() -> Path:
-    """Return the path of DLIO's program.
-
-    Raises:
-        Unavailable: DLIO, MPI or FUSE is missing; says what to install.
-    """
+    """Return the path of DLIO's program, if DLIO, MPI and FUSE are there."""
     found = ENVIRONMENT / "bin" / "dlio_benchmark"
     if not found.exists():
         raise Unavailable(f"{found} is not installed: make bench-dlio, or make build/dlio/.stamp")
@@ -49,11 +45,7 @@ def find_dlio() -> Path:
 class Stage:
     """One workload's files, all in one folder on the disk under test.
 
-    Attributes:
-        workload: the workload.
-        folder: private folder of the workload.
-        files: number of files that are trained on.
-        ranks: ranks of MPI: processes that share an epoch.
+    `files` are trained on by `ranks` of MPI: processes that share an epoch.
     """
 
     workload: Workload
@@ -119,15 +111,6 @@ def run_dlio(
 
     By default, MPI binds each rank and its threads to one processor, which is switched off. Its
     session directory is private to this run, as runs that share one may remove it.
-
-    Args:
-        stage: gives the number of ranks.
-        options: DLIO's command line.
-        log: file for DLIO's messages.
-        variables: environment variables to set.
-
-    Raises:
-        BenchmarkError: it failed; with its last messages.
     """
     command = ["mpirun", "-np", str(stage.ranks), "--oversubscribe", "--bind-to", "none"]
     command += ["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo"]
@@ -169,30 +152,16 @@ def generate(stage: Stage, folder: Path) -> None:
 
 
 def dlfs_command(*words: str | Path) -> None:
-    """Run a command of ``dlfs``.
-
-    Raises:
-        Unavailable: it failed; with its last message.
-    """
+    """Run a command of ``dlfs``."""
     output_of(sys.executable, "-m", "dlfs.cli", *words, cwd=ROOT)
 
 
-@contextmanager
-def serve(stage: Stage, *, writable: bool = False) -> Iterator[Served]:
-    """Serve and mount the volume, with no sample in memory.
-
-    Args:
-        stage: stage whose volume was formatted.
-        writable: also mount ``incoming/``, for writing data.
-
-    Raises:
-        Unavailable: the service ended before it was ready; names its log.
-    """
+def serve(stage: Stage, *, writable: bool = False) -> AbstractContextManager[Served]:
+    """Serve and mount the volume with no sample in memory; with ``incoming/`` if it is writable."""
     stage.mounted.mkdir(exist_ok=True)
     options = ["--socket", str(stage.folder / "dlfs.sock"), "--mount", str(stage.mounted)]
     options += ["--incoming", str(stage.staging)] if writable else []
-    with start_service(str(stage.volume), stage.folder / "serve.log", *options) as served:
-        yield served
+    return start_service(str(stage.volume), stage.folder / "serve.log", *options)
 
 
 # ---- data ----------------------------------------------------------------------------------------
@@ -202,18 +171,7 @@ def lay_out(stage: Stage) -> None:
     """Generate the data on the disk and through the mount, seal it, and compare both.
 
     Do nothing if an earlier run left the same data.
-
-    Raises:
-        WrongBytesError: a file differs between the disk and the mount.
-        BenchmarkError: DLIO or DLFS failed.
     """
-    try:
-        _lay_out(stage)
-    except Unavailable as reason:
-        raise BenchmarkError(str(reason)) from reason
-
-
-def _lay_out(stage: Stage) -> None:
     find_dlio()
     described = json.dumps(stage.described())
     if stage.stamp.exists() and stage.stamp.read_text(encoding="utf-8") == described:
@@ -243,9 +201,6 @@ def compare(source: Path, copy: Path) -> int:
 
     TFRecord files are compared by their records' features, because the map of a protocol buffer has
     no order and TensorFlow writes it in another one each time.
-
-    Raises:
-        WrongBytesError: a file differs, or is in one folder only.
     """
     here, there = (
         {path.relative_to(root) for path in root.rglob("*") if path.is_file()}

@@ -52,22 +52,10 @@ class Workload:
         """True if samples are records instead of files, for the sample API."""
         return self.format == "tfrecord"
 
-    def offered(self) -> float:
-        """Return the samples/s at which the accelerator is always busy."""
-        return self.batch_size / self.computation_seconds
-
     def options_of(
         self, folder: Path, output: Path, *, files: int, ranks: int, seed: int
     ) -> list[str]:
-        """Return DLIO's command line, except for its actions.
-
-        Args:
-            folder: folder of the data.
-            output: folder for DLIO's results.
-            files: number of files that are trained on.
-            ranks: number of MPI's ranks.
-            seed: seed of DLIO's orders.
-        """
+        """Return DLIO's command line, except for its actions."""
         values: dict[str, object] = {
             "workflow.checkpoint": False,
             "dataset.data_folder": folder,

@@ -12,11 +12,11 @@ from bench.datasets import find_corpus
 from bench.errors import BadArgumentError
 from bench.peers import plots
 from bench.peers.outcome import Outcome
-from bench.peers.peer import Peer
+from bench.peers.peer import Peer, all_peers
 from bench.peers.race import REFERENCES, ROUNDS, SECONDS, SIZES, STATES, TWO_AT, Race, Settings
-from bench.peers.registry import all_peers
 from bench.peers.report import make_report, read_races, show
 from bench.process import run_program
+from bench.progress import Stretch
 from dlfs.units import GIB, parse_bytes
 
 QUICK_SECONDS = 0.3
@@ -40,11 +40,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings that the arguments ask for.
-
-    Raises:
-        BadArgumentError: there is no such data set or corpus.
-    """
+    """Return the settings that the arguments ask for."""
     quick = arguments.quick
     corpus = arguments.corpus and find_corpus(arguments.corpus, arguments.dir / "dlfs-bench")
     sizes = arguments.sizes.split(",") if arguments.sizes else [*SIZES, *["corpus"][: bool(corpus)]]
@@ -98,15 +94,14 @@ def main(words: list[str] | None = None) -> int:
         show_and_write(session, plain, outcome, arguments.results)
         return 0
     session = Session("peers", arguments.dir, width=200)
-    try:
-        race = Race(settings_of(arguments))
-    except BadArgumentError as error:
-        session.console.print(str(error), style="red", markup=False)
-        return error.exit_code
-    peers = choose(arguments.only)
-    code = session.measure(lambda whole: race.run(peers, whole), arguments.minutes)
-    if race.outcome.runs:
-        show_and_write(session, plain_arguments(arguments), race.outcome, arguments.results)
+    outcome = Outcome()
+
+    def measure(whole: Stretch) -> None:
+        Race(settings_of(arguments), outcome).run(choose(arguments.only), whole)
+
+    code = session.measure(measure, arguments.minutes)
+    if outcome.runs:
+        show_and_write(session, plain_arguments(arguments), outcome, arguments.results)
     return code
 
 

@@ -19,23 +19,6 @@ WRITER_OPTIONS = "group_size:1,uncompressed"
 READER_OPTIONS = {"max_parallelism": "0"}
 
 
-class ArrayRecordReader(Reader):
-    """Reads opened shards."""
-
-    def __init__(self, shards: Any, batched: bool) -> None:
-        self._shards = shards
-        self._batched = batched
-
-    def read(self, indices: Any) -> list[Buffer]:
-        if self._batched:
-            records: list[Buffer] = self._shards.__getitems__(indices)
-            return records
-        return [self._shards[index] for index in indices]
-
-    def close(self) -> None:
-        self._shards.__exit__(None, None, None)
-
-
 class ArrayRecord(Peer):
     """ArrayRecord, read a batch at a time."""
 
@@ -46,23 +29,23 @@ class ArrayRecord(Peer):
 
     def prepare(self, source: Source, folder: Path) -> None:
         module = needed("array_record.python.array_record_module")
-        writer, room, shards = None, 0, 0
-        for _, _, data in source:
-            if writer is None or room <= 0:
-                if writer is not None:
-                    writer.close()
-                path = str(folder / f"samples-{shards:05}.array_record")
-                writer = module.ArrayRecordWriter(path, WRITER_OPTIONS)
-                room, shards = SHARD_BYTES, shards + 1
-            writer.write(data)
-            room -= len(data)
-        if writer is not None:
+        for number, (first, last) in enumerate(source.ranges(SHARD_BYTES)):
+            path = str(folder / f"samples-{number:05}.array_record")
+            writer = module.ArrayRecordWriter(path, WRITER_OPTIONS)
+            for index in range(first, last):
+                writer.write(source.data(index))
             writer.close()
 
-    def open(self, folder: Path) -> ArrayRecordReader:
+    def open(self, folder: Path) -> Reader:
         module = needed("array_record.python.array_record_data_source")
         paths = sorted(map(str, folder.glob("*.array_record")))
-        return ArrayRecordReader(module.ArrayRecordDataSource(paths, READER_OPTIONS), self.batched)
+        shards = module.ArrayRecordDataSource(paths, READER_OPTIONS)
+
+        def one_by_one(indices: Any) -> list[Buffer]:
+            return [shards[index] for index in indices]
+
+        read = shards.__getitems__ if self.batched else one_by_one
+        return Reader(read, release=lambda: shards.__exit__(None, None, None))
 
 
 class SingleArrayRecord(ArrayRecord):

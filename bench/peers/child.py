@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from itertools import count
@@ -25,8 +27,7 @@ from bench.datasets import Source
 from bench.errors import WrongBytesError
 from bench.measurement import Tally, check_bytes
 from bench.peers.data import Data
-from bench.peers.peer import Peer, Reader
-from bench.peers.registry import all_peers
+from bench.peers.peer import Peer, Reader, all_peers
 from bench.process import Parent, run_child
 from bench.resources import peak_rss_bytes, tree_cpu_seconds
 
@@ -44,7 +45,7 @@ class Job:
         verb: ``prepare``, ``look`` or ``race``.
         peer: name of the peer.
         folder: folder of the peer's data.
-        data: fields of `Data`.
+        data: the samples.
         samples: number of samples.
         batch: samples of one batch.
         own: read in the peer's own order; else in a given global one.
@@ -58,7 +59,7 @@ class Job:
     verb: str
     peer: str
     folder: str
-    data: dict[str, Any]
+    data: Data
     samples: int = 0
     batch: int = 0
     own: bool = False
@@ -72,10 +73,6 @@ class Job:
     def seed(self) -> int:
         """Seed of this child's order; never 0, the seed of the order in which DLFS packs."""
         return 1000 * (self.round + 1) + self.share
-
-    def source(self) -> Source:
-        """Return the samples."""
-        return Data(**self.data).source()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +90,18 @@ class Moment:
 
 @dataclass
 class OrderTally(Tally):
-    """A tally that also records the samples of an own order.
-
-    Attributes:
-        seen: indices of each batch.
-    """
+    """A tally that also records the indices of an own order, by batch."""
 
     seen: list[Any] = field(default_factory=list)
 
-    def add_found(self, indices: Any, found: Any) -> None:
-        """Count a batch; ``indices`` is None for an own order, whose batches carry indices."""
-        own = indices is None
-        if isinstance(found, list):
-            if own:
-                indices = [index for index, _ in found]
-                found = [data for _, data in found]
-            size_bytes = sum(map(len, found))
-        else:
-            indices = found.indices.copy() if own else indices
-            size_bytes = int(found.lengths.sum())
+    def add_found(self, indices: Any, found: Any, *, own: bool) -> None:
+        """Count a batch."""
         if own:
-            self.seen.append(indices)
+            self.seen.append(copy(indices))
         if len(found) != len(indices):
             raise WrongBytesError(f"{len(indices)} samples were requested, {len(found)} returned")
+        is_list = isinstance(found, list)
+        size_bytes = sum(map(len, found)) if is_list else int(found.lengths.sum())
         self.add(indices, size_bytes, lambda position: bytes(found[position]))
 
 
@@ -124,7 +110,7 @@ class OrderTally(Tally):
 
 def prepare(job: Job, peer: Peer, parent: Parent) -> None:
     """Convert the samples, and answer with what that took."""
-    folder, source = Path(job.folder), job.source()
+    folder, source = Path(job.folder), job.data.source()
     before = Moment.now()
     peer.prepare(source, folder)
     subprocess.run(["sync", "-f", folder], check=True)  # until the data is on the disk
@@ -144,7 +130,7 @@ def look(job: Job, peer: Peer, parent: Parent) -> None:
     try:
         parent.answer(
             own_order=reader.own_order,
-            checked=check(peer, reader, job.source(), seed=0),
+            checked=check(peer, reader, job.data.source(), seed=0),
             versions={name: metadata.version(name) for name in peer.packages},
         )
     finally:
@@ -153,22 +139,14 @@ def look(job: Job, peer: Peer, parent: Parent) -> None:
 
 def _stored_bytes(folder: Path) -> int:
     """Return the bytes that a folder takes on the disk."""
-    total = 0
-    for top, _, names in os.walk(folder):
-        total += sum(512 * os.lstat(os.path.join(top, name)).st_blocks for name in names)
-        total += 512 * os.lstat(top).st_blocks
-    return total
+    return sum(512 * path.lstat().st_blocks for path in (folder, *folder.rglob("*")))
 
 
 # ---- checking ------------------------------------------------------------------------------------
 
 
 def check(peer: Peer, reader: Reader, source: Source, seed: int) -> int:
-    """Read some samples, compare them with the source, and return their number.
-
-    Raises:
-        WrongBytesError: a sample differs, or was returned twice.
-    """
+    """Read some samples, compare them with the source, and return their number."""
     wanted = min(CHECKED_AFTER, len(source))
     found: dict[int, bytes] = {}
     if peer.random:
@@ -177,39 +155,20 @@ def check(peer: Peer, reader: Reader, source: Source, seed: int) -> int:
         others = random.choice(len(source), wanted, replace=False).tolist()
         indices = list(dict.fromkeys([*ends, *others]))
         got = reader.read(_as_taken(reader, indices))
-        found = {index: bytes(got[at]) for at, index in enumerate(indices)}
-    else:
-        for index, data in _pairs(reader, seed, min(64, wanted)):
-            if index in found:
-                raise WrongBytesError(f"sample {index} came twice in an epoch")
-            found[index] = data
+        return check_bytes(source, {index: bytes(got[at]) for at, index in enumerate(indices)})
+    with closing(reader.epoch(seed, min(64, wanted))) as epoch:
+        for chosen, got in epoch:
+            for at, index in enumerate(map(int, chosen)):
+                if index in found:
+                    raise WrongBytesError(f"sample {index} came twice in an epoch")
+                found[index] = bytes(got[at])
             if len(found) >= wanted:
                 break
     return check_bytes(source, found)
 
 
-def _pairs(reader: Reader, seed: int, batch: int) -> Iterator[tuple[int, bytes]]:
-    """Yield index and bytes of each sample of an epoch."""
-    epoch: Any = reader.epoch(seed, batch)
-    try:
-        for found in epoch:
-            if isinstance(found, list):
-                for index, data in found:
-                    yield int(index), bytes(data)
-            else:
-                for position in range(len(found)):
-                    yield int(found.indices[position]), bytes(found[position])
-    finally:
-        if hasattr(epoch, "close"):
-            epoch.close()
-
-
 def check_order(job: Job, seen: list[Any], whole: bool) -> None:
-    """Check that an epoch returned no sample twice, and each one if it ran to its end.
-
-    Raises:
-        WrongBytesError: it did not.
-    """
+    """Check that an epoch returned no sample twice, and each one if it ran to its end."""
     if job.warm or not seen:
         return
     indices = np.concatenate([np.asarray(part, np.int64) for part in seen])
@@ -232,11 +191,8 @@ def _as_taken(reader: Reader, indices: Any) -> Any:
 def _order(job: Job, reader: Reader, covered: int) -> list[Any]:
     """Return this child's share of a random order, in batches, before anything is timed.
 
-    Args:
-        job: the job.
-        reader: reader that takes the indices.
-        covered: batches that a first pass read. Only their samples are used, in a new order. 0:
-            all samples.
+    Of the samples, only those of the batches that a first pass covered are used, in a new order. 0:
+    all samples.
     """
     everything = np.random.default_rng([job.round, 7]).permutation(job.samples)
     mine = everything[job.share :: job.shares]
@@ -251,7 +207,7 @@ def _passes(job: Job, reader: Reader, covered: int) -> Iterator[Iterator[tuple[A
     order = [] if job.own else _order(job, reader, covered)
     for number in count():
         if job.own:
-            yield ((None, found) for found in reader.epoch(job.seed + 100 * number, job.batch))
+            yield reader.epoch(job.seed + 100 * number, job.batch)
         else:
             yield ((indices, reader.read(indices)) for indices in order)
 
@@ -282,38 +238,46 @@ def _warmed(job: Job, peer: Peer) -> tuple[Reader, int]:
     return reader, covered
 
 
-@dataclass(slots=True)
-class Timed:
-    """The timed part of a run.
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The timed part of a run of one child; times are in seconds of the monotonic clock.
+
+    A steady pace counts from the first batch on, because some peers read ahead until then. A child
+    that came to the end of its order has nothing left that was read ahead, so that its pace counts
+    from the opening of the first pass.
 
     Attributes:
-        opened: moment when the first pass had been opened.
-        first: moment of the first batch.
-        end: moment of the last batch.
-        first_samples: samples of the first batch.
-        first_bytes: bytes of the first batch.
+        begin: time at which the steady pace begins.
+        first: time of the first batch.
+        end: time of the last batch.
+        cpu_seconds: CPU time from `begin` to `end`.
+        samples: samples read from `begin` to `end`.
+        bytes: bytes of these samples.
+        all_samples: samples read in the whole timed part.
         whole: True if it went to the end of the order.
     """
 
-    opened: Moment
-    first: Moment
-    end: Moment
-    first_samples: int
-    first_bytes: int
+    begin: float
+    first: float
+    end: float
+    cpu_seconds: float
+    samples: int
+    bytes: int
+    all_samples: int
     whole: bool
 
 
-def read_timed(job: Job, reader: Reader, covered: int, tally: OrderTally) -> Timed:
+def read_timed(job: Job, reader: Reader, covered: int, tally: OrderTally) -> Pace:
     """Read batches until the time is over; a cold reader also stops at the end of the order."""
     passes = _passes(job, reader, covered)
     batches = next(passes)
-    opened = Moment.now()
+    begin = Moment.now()
     first: Moment | None = None
     until, whole = float("inf"), True
-    first_samples = first_bytes = 0
+    samples_before = bytes_before = 0
     while True:
         for indices, found in batches:
-            tally.add_found(indices, found)
+            tally.add_found(indices, found, own=job.own)
             if first is None:
                 first = Moment.now()
                 until = first.seconds + job.seconds
@@ -326,7 +290,18 @@ def read_timed(job: Job, reader: Reader, covered: int, tally: OrderTally) -> Tim
         batches = next(passes)
     end = Moment.now()
     assert first is not None
-    return Timed(opened, first, end, first_samples, first_bytes, whole)
+    if not whole:
+        begin, samples_before, bytes_before = first, first_samples, first_bytes
+    return Pace(
+        begin=begin.seconds,
+        first=first.seconds,
+        end=end.seconds,
+        cpu_seconds=end.cpu_seconds - begin.cpu_seconds,
+        samples=tally.samples - samples_before,
+        bytes=tally.bytes - bytes_before,
+        all_samples=tally.samples,
+        whole=whole,
+    )
 
 
 def race(job: Job, peer: Peer, parent: Parent) -> None:
@@ -339,38 +314,34 @@ def race(job: Job, peer: Peer, parent: Parent) -> None:
         peer.open(folder).close()
     parent.answer(ready=True)
     parent.wait_for("go")
-    start = Moment.now()
+    start = time.monotonic()
     if not job.warm:
         reader = peer.open(folder)
     try:
         tally = OrderTally()
-        timed = read_timed(job, reader, covered, tally)
+        pace = read_timed(job, reader, covered, tally)
         parent.answer(
-            samples=tally.samples,
-            bytes=tally.bytes,
-            start=asdict(start),
-            **asdict(timed),
+            **asdict(pace),
+            first_batch_seconds=pace.first - start,
             peak_rss_bytes=peak_rss_bytes(os.getpid()),
         )
         parent.wait_for("check")
-        source = job.source()
-        check_order(job, tally.seen, timed.whole)
+        source = job.data.source()
+        check_order(job, tally.seen, pace.whole)
         checked = check_bytes(source, tally.remembered) + check(peer, reader, source, job.seed)
     finally:
         reader.close()
     parent.answer(checked=checked)
 
 
-def work(values: dict[str, Any], parent: Parent) -> None:
+def work(job: Job, parent: Parent) -> None:
     """Do the work of a job, and name the peer and the data set in errors."""
-    job = Job(**values)
+    verbs = {"prepare": prepare, "look": look, "race": race}
     try:
-        {"prepare": prepare, "look": look, "race": race}[job.verb](
-            job, all_peers()[job.peer], parent
-        )
+        verbs[job.verb](job, all_peers()[job.peer], parent)
     except WrongBytesError as error:
-        raise WrongBytesError(f"{job.peer}, {job.data['key']}: {error.args[0]}") from error
+        raise WrongBytesError(f"{job.peer}, {job.data.key}: {error.args[0]}") from error
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(work))
+    sys.exit(run_child(Job, work))

@@ -62,14 +62,8 @@ class Data:
 
 def list_corpus(corpus: Path, listing: Path) -> int:
     """List a folder's regular files in path order; return their bytes."""
-    found: dict[bytes, int] = {}
-    top = os.fsencode(corpus)
-    for folder, _, names in os.walk(top):
-        for name in names:
-            path = os.path.join(folder, name)
-            status = os.lstat(path)
-            if stat.S_ISREG(status.st_mode):
-                found[os.path.relpath(path, top)] = status.st_size
+    files = (path for path in corpus.rglob("*") if stat.S_ISREG(path.lstat().st_mode))
+    found = {os.fsencode(path.relative_to(corpus)): path.stat().st_size for path in files}
     paths = sorted(found)
     listing.write_bytes(b"".join(path + b"\0" for path in paths))
     np.save(_lengths_of(listing), np.array([found[path] for path in paths], np.int64))

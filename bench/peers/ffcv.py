@@ -8,7 +8,8 @@ no decoder that fills a batch: data sets of several lengths are refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,57 +17,35 @@ from numpy.typing import NDArray
 
 from bench.datasets import Source
 from bench.errors import Unavailable
-from bench.peers.packages import workers
-from bench.peers.peer import GLOBAL, Peer, Reader
+from bench.peers.packages import DATA, INDEX, workers
+from bench.peers.peer import GLOBAL, Peer, Reader, Rows
 
-INDEX, DATA = "index", "data"
 NAME = "samples.beton"
 
 
-class FfcvSamples:
-    """A batch of FFCV: one array, in memory that FFCV reuses for later batches."""
+def _epoch(
+    path: Path, seed: int, batch: int
+) -> Generator[tuple[NDArray[np.int64], Rows], None, None]:
+    """Read all samples in random order, in memory that FFCV reuses for later batches."""
+    from ffcv.fields.decoders import IntDecoder, NDArrayDecoder
+    from ffcv.loader import Loader, OrderOption
 
-    def __init__(self, indices: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        self.indices: NDArray[np.integer] = indices[:, 0]
-        self.lengths: NDArray[np.integer] = np.full(len(data), data.shape[1])
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, position: int) -> memoryview:
-        return self._data[position].data
-
-
-class FfcvReader(Reader):
-    """Reads a beton file in random order; the first epoch compiles the pipeline."""
-
-    own_order = GLOBAL
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def epoch(self, seed: int, batch: int) -> Iterator[FfcvSamples]:
-        from ffcv.fields.decoders import IntDecoder, NDArrayDecoder
-        from ffcv.loader import Loader, OrderOption
-
-        batches = iter(
-            Loader(
-                str(self._path),
-                batch_size=batch,
-                num_workers=workers(),
-                order=OrderOption.RANDOM,
-                seed=seed,
-                drop_last=False,
-                pipelines={INDEX: [IntDecoder()], DATA: [NDArrayDecoder()]},
-            )
-        )
-        try:
-            for indices, data in batches:
-                yield FfcvSamples(indices, data)
-        finally:
-            batches.close()
-            batches.join()
+    loader = Loader(
+        str(path),
+        batch_size=batch,
+        num_workers=workers(),
+        order=OrderOption.RANDOM,
+        seed=seed,
+        drop_last=False,
+        pipelines={INDEX: [IntDecoder()], DATA: [NDArrayDecoder()]},
+    )
+    batches = iter(loader)
+    try:
+        for indices, data in batches:
+            yield indices[:, 0], Rows(data)
+    finally:
+        batches.close()
+        batches.join()
 
 
 class Arrays:
@@ -103,9 +82,9 @@ class Ffcv(Peer):
         writer = DatasetWriter(str(folder / NAME), fields, num_workers=workers())
         writer.from_indexed_dataset(Arrays(source))
 
-    def open(self, folder: Path) -> FfcvReader:
-        _require()
-        return FfcvReader(folder / NAME)
+    def open(self, folder: Path) -> Reader:
+        _require()  # the first epoch compiles the pipeline
+        return Reader(epoch=partial(_epoch, folder / NAME), own_order=GLOBAL)
 
 
 def _require() -> None:

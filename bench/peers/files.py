@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.datasets import Source, write_files
-from bench.errors import Unavailable
-from bench.peers.peer import GLOBAL, Peer, Reader
+from bench.peers.packages import needed
+from bench.peers.peer import GLOBAL, Joined, Peer, Reader
 
 FILES_MAX = 40_000
 
@@ -24,13 +25,8 @@ def write_listing(source: Source, folder: Path) -> None:
     np.save(folder / "lengths.npy", source.lengths)
 
 
-class FilesReader(Reader):
-    """Opens, reads and closes a file for each sample: three system calls.
-
-    Args:
-        folder: folder with the listing.
-        root: root folder of the files.
-    """
+class FileReader:
+    """Opens, reads and closes a file for each sample of a listing: three system calls."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         top = os.fsencode(root) + b"/"
@@ -40,16 +36,18 @@ class FilesReader(Reader):
     def __len__(self) -> int:
         return len(self._paths)
 
-    def sample(self, index: int) -> bytes:
-        """Read one sample."""
+    def __getitem__(self, index: int) -> bytes:
         descriptor = os.open(self._paths[index], os.O_RDONLY)
         try:
             return os.read(descriptor, self._lengths[index])
         finally:
             os.close(descriptor)
 
-    def read(self, indices: Any) -> list[bytes]:
-        return [self.sample(index) for index in indices]
+
+def reader_of_files(folder: Path, root: Path) -> Reader:
+    """Return a reader of the files below a root folder whose listing is in a folder."""
+    files = FileReader(folder, root)
+    return Reader(lambda indices: [files[index] for index in indices])
 
 
 class Files(Peer):
@@ -64,39 +62,17 @@ class Files(Peer):
         write_listing(source, folder)
 
     def open(self, folder: Path) -> Reader:
-        return FilesReader(folder, folder / "tree")
+        return reader_of_files(folder, folder / "tree")
 
 
 # ---- DataLoader ----------------------------------------------------------------------------------
 
 
-class TensorBatch:
-    """A batch that came as one tensor."""
-
-    def __init__(self, indices: Any, lengths: Any, data: Any) -> None:
-        self.indices: NDArray[np.int64] = indices.numpy()
-        self.lengths: NDArray[np.int64] = lengths.numpy()
-        self._data = memoryview(data.numpy())
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, position: int) -> memoryview:
-        end = int(self.lengths[: position + 1].sum())
-        return self._data[end - int(self.lengths[position]) : end]
-
-
-class _Samples:
+class _Samples(FileReader):
     """The data set that workers read: an item is a sample with its index."""
 
-    def __init__(self, files: FilesReader) -> None:
-        self._files = files
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> tuple[int, bytes]:
-        return index, self._files.sample(index)
+    def __getitem__(self, index: int) -> tuple[int, bytes]:  # type: ignore[override]
+        return index, super().__getitem__(index)
 
 
 def _collate(items: list[tuple[int, bytes]]) -> tuple[Any, Any, Any]:
@@ -104,41 +80,9 @@ def _collate(items: list[tuple[int, bytes]]) -> tuple[Any, Any, Any]:
     import torch
 
     data = bytearray(b"".join([data for _, data in items])) or bytearray(1)
-    lengths = torch.tensor([len(data) for _, data in items])
+    offsets = torch.tensor([0, *accumulate(len(data) for _, data in items)])
     indices = torch.tensor([index for index, _ in items])
-    return indices, lengths, torch.frombuffer(data, dtype=torch.uint8)
-
-
-class LoaderReader(Reader):
-    """PyTorch's DataLoader over plain files.
-
-    Args:
-        folder: folder of the files.
-        workers: number of processes that read; 0: the trainer reads.
-    """
-
-    own_order = GLOBAL
-
-    def __init__(self, folder: Path, workers: int) -> None:
-        try:
-            import torch.utils.data
-        except ImportError as error:
-            raise Unavailable("torch is not installed: make bench PACKAGES=torch") from error
-        self._torch = torch
-        self._samples = _Samples(FilesReader(folder, folder / "tree"))
-        self._workers = workers
-
-    def epoch(self, seed: int, batch: int) -> Iterator[TensorBatch]:
-        loader = self._torch.utils.data.DataLoader(
-            self._samples,
-            batch_size=batch,
-            shuffle=True,
-            num_workers=self._workers,
-            collate_fn=_collate,
-            generator=self._torch.Generator().manual_seed(seed),
-        )
-        for indices, lengths, data in loader:
-            yield TensorBatch(indices, lengths, data)
+    return indices, offsets, torch.frombuffer(data, dtype=torch.uint8)
 
 
 class Loader(Peer):
@@ -157,7 +101,24 @@ class Loader(Peer):
         )
 
     def open(self, folder: Path) -> Reader:
-        return LoaderReader(folder, self.workers)
+        torch = needed("torch")
+        samples = _Samples(folder, folder / "tree")
+
+        def epoch(
+            seed: int, batch: int
+        ) -> Generator[tuple[NDArray[np.integer], Joined], None, None]:
+            loader = torch.utils.data.DataLoader(
+                samples,
+                batch_size=batch,
+                shuffle=True,
+                num_workers=self.workers,
+                collate_fn=_collate,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            for indices, offsets, data in loader:
+                yield indices.numpy(), Joined(offsets.numpy(), memoryview(data.numpy()))
+
+        return Reader(epoch=epoch, own_order=GLOBAL)
 
 
 PEERS = (Files(), Loader(0), Loader(2))

@@ -9,40 +9,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bench.datasets import Source
-from bench.peers.columns import DATA, INDEX, ColumnSamples, gathered
-from bench.peers.packages import needed
-from bench.peers.peer import GLOBAL, Peer, Reader
+from bench.peers.columns import gathered
+from bench.peers.packages import DATA, INDEX, needed
+from bench.peers.peer import GLOBAL, Joined, Peer, Reader
 
 NAME = "dataset"
-
-
-class HuggingFaceReader(Reader):
-    """Reads an opened dataset; `shuffle` permutes its rows in memory.
-
-    There is no call to close one: the mapping ends with the last reference.
-    """
-
-    own_order = GLOBAL
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._column = dataset.select_columns([DATA])
-
-    def read(self, indices: Any) -> ColumnSamples:
-        return gathered(self._column[list(indices)][DATA])
-
-    def epoch(self, seed: int, batch: int) -> Iterator[ColumnSamples]:
-        shuffled = self._dataset.shuffle(seed=seed, keep_in_memory=True)
-        for table in shuffled.iter(batch_size=batch):
-            yield gathered(table[DATA], table[INDEX].to_numpy())
-
-    def close(self) -> None:
-        self._dataset = self._column = None
 
 
 class HuggingFace(Peer):
@@ -68,8 +47,21 @@ class HuggingFace(Peer):
         del dataset
         shutil.rmtree(cache)
 
-    def open(self, folder: Path) -> HuggingFaceReader:
-        return HuggingFaceReader(_datasets().load_from_disk(folder / NAME).with_format("arrow"))
+    def open(self, folder: Path) -> Reader:
+        dataset = _datasets().load_from_disk(folder / NAME).with_format("arrow")
+        column = dataset.select_columns([DATA])
+
+        def epoch(
+            seed: int, batch: int
+        ) -> Generator[tuple[NDArray[np.integer], Joined], None, None]:
+            shuffled = dataset.shuffle(seed=seed, keep_in_memory=True)
+            for table in shuffled.iter(batch_size=batch):
+                yield table[INDEX].to_numpy(), gathered(table[DATA])
+
+        # There is no call to close a dataset: the mapping ends with the last reference.
+        return Reader(
+            lambda indices: gathered(column[list(indices)][DATA]), epoch, own_order=GLOBAL
+        )
 
 
 def _datasets() -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.datasets import Source, write_files
 from bench.errors import Unavailable
-from bench.peers.files import FILES_MAX, FilesReader, write_listing
+from bench.peers.files import FILES_MAX, reader_of_files, write_listing
 from bench.peers.peer import Peer, Reader
 from bench.process import find_program, output_of
 from bench.serving import mount_squashfuse
@@ -52,7 +52,6 @@ class Image(Peer):
 
     @contextlib.contextmanager
     def share(self, folder: Path, *, warm: bool) -> Iterator[tuple[int, ...]]:
-        del warm  # the kernel caches
         if os.geteuid():
             raise Unavailable("mounting an image by the kernel needs root")
         output_of("mount", "-t", self._kind, "-o", "loop,ro", folder / "image", folder / "mount")
@@ -62,7 +61,7 @@ class Image(Peer):
             output_of("umount", folder / "mount")
 
     def open(self, folder: Path) -> Reader:
-        return FilesReader(folder, folder / "mount")
+        return reader_of_files(folder, folder / "mount")
 
 
 class SquashFuse(Peer):
@@ -74,12 +73,11 @@ class SquashFuse(Peer):
 
     @contextlib.contextmanager
     def share(self, folder: Path, *, warm: bool) -> Iterator[tuple[int, ...]]:
-        del warm  # the kernel caches
         with mount_squashfuse(folder / "image", folder / "mount") as mounted:
             yield (mounted.pid,)
 
     def open(self, folder: Path) -> Reader:
-        return FilesReader(folder, folder / "mount")
+        return reader_of_files(folder, folder / "mount")
 
 
 PEERS = (Image("squashfs"), SquashFuse(), Image("erofs"))

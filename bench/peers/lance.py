@@ -11,25 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.datasets import Source
-from bench.peers.columns import DATA, ColumnSamples, record_batches
-from bench.peers.packages import needed
-from bench.peers.peer import Peer, Reader
+from bench.peers.columns import joined, record_batches
+from bench.peers.packages import DATA, needed
+from bench.peers.peer import Joined, Peer, Reader
 
 NAME = "samples.lance"
-
-
-class LanceReader(Reader):
-    """Reads an opened table. Lance closes it with the last reference."""
-
-    def __init__(self, table: Any) -> None:
-        self._table = table
-
-    def read(self, indices: Any) -> ColumnSamples:
-        taken = self._table.take(list(indices), columns=[DATA])
-        return ColumnSamples(taken[DATA].chunk(0))
-
-    def close(self) -> None:
-        self._table = None
 
 
 class Lance(Peer):
@@ -45,8 +31,13 @@ class Lance(Peer):
         reader = pyarrow.RecordBatchReader.from_batches(schema, record_batches(source))
         lance.write_dataset(reader, str(folder / NAME))
 
-    def open(self, folder: Path) -> LanceReader:
-        return LanceReader(needed("lance", "pylance").dataset(str(folder / NAME)))
+    def open(self, folder: Path) -> Reader:
+        table = needed("lance", "pylance").dataset(str(folder / NAME))
+
+        def read(indices: Any) -> Joined:
+            return joined(table.take(list(indices), columns=[DATA])[DATA].chunk(0))
+
+        return Reader(read)  # Lance closes the table with the last reference
 
 
 PEERS = (Lance(),)

@@ -10,46 +10,25 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bench.datasets import Source
-from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
-from bench.peers.peer import Buffer, Peer, Reader
+from bench.peers.packages import (
+    DATA,
+    INDEX,
+    SHARD_BYTES,
+    SLOWLY_WRITTEN_MAX,
+    collate,
+    needed,
+    workers,
+)
+from bench.peers.peer import Buffer, Indices, Peer, Reader
 
-INDEX, DATA = "index", "data"
 NAME = "chunks"
-
-
-class LitDataReader(Reader):
-    """Reads an optimized folder. The mappings end with the last reference."""
-
-    own_order = "chunks shuffled, blocks of 256 samples within a chunk, samples within a block"
-
-    def __init__(self, package: Any, folder: Path, worker_count: int) -> None:
-        self._package = package
-        self._folder = folder
-        self._worker_count = worker_count
-        self._dataset: Any = None
-
-    def read(self, indices: Any) -> list[Buffer]:
-        if self._dataset is None:
-            self._dataset = self._package.StreamingDataset(str(self._folder / NAME))
-        return [self._dataset[index][DATA] for index in indices]
-
-    def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
-        dataset = self._package.StreamingDataset(str(self._folder / NAME), shuffle=True, seed=seed)
-        yield from self._package.StreamingDataLoader(
-            dataset, batch_size=batch, num_workers=self._worker_count, collate_fn=_pairs
-        )
-
-    def close(self) -> None:
-        self._dataset = None
-
-
-def _pairs(samples: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
-    return [(sample[INDEX], sample[DATA]) for sample in samples]
+ORDER = "chunks shuffled, blocks of 256 samples within a chunk, samples within a block"
 
 
 class LitData(Peer):
@@ -84,8 +63,22 @@ class LitData(Peer):
         )
         shutil.rmtree(scratch, ignore_errors=True)
 
-    def open(self, folder: Path) -> LitDataReader:
-        return LitDataReader(_litdata(folder / "scratch"), folder, self.worker_count)
+    def open(self, folder: Path) -> Reader:
+        package = _litdata(folder / "scratch")
+        chunks = str(folder / NAME)
+        dataset = cache(lambda: package.StreamingDataset(chunks))  # opened by the first read
+
+        def read(indices: Any) -> list[Buffer]:
+            samples = dataset()
+            return [samples[index][DATA] for index in indices]
+
+        def epoch(seed: int, batch: int) -> Generator[tuple[Indices, list[bytes]], None, None]:
+            shuffled = package.StreamingDataset(chunks, shuffle=True, seed=seed)
+            yield from package.StreamingDataLoader(
+                shuffled, batch_size=batch, num_workers=self.worker_count, collate_fn=collate
+            )
+
+        return Reader(read, epoch, own_order=ORDER)
 
 
 def _litdata(scratch: Path) -> Any:

@@ -18,42 +18,12 @@ def _key(index: int) -> bytes:
     return index.to_bytes(KEY_BYTES, "big")
 
 
-class LmdbReader(Reader):
-    """Reads in one transaction.
-
-    Args:
-        folder: folder of the database.
-        views: return views of the map, after touching their pages; else copies.
-        readahead: leave the kernel's read-ahead on.
-    """
-
-    def __init__(self, folder: Path, *, views: bool, readahead: bool) -> None:
-        self._environment = needed("lmdb").open(
-            str(folder / "data.lmdb"),
-            subdir=False,
-            readonly=True,
-            lock=False,
-            readahead=readahead,
-            max_readers=1,
-        )
-        self._transaction = self._environment.begin(buffers=views)
-        self._views = views
-
-    def read(self, indices: Any) -> list[Buffer]:
-        if self._views:
-            get = self._transaction.get
-            return [touch(get(_key(index))) for index in indices]
-        with self._transaction.cursor() as cursor:
-            pairs = cursor.getmulti([_key(index) for index in indices])
-        return [data for _, data in pairs]
-
-    def close(self) -> None:
-        self._transaction.abort()
-        self._environment.close()
-
-
 class Lmdb(Peer):
-    """LMDB in one of its ways, over one database."""
+    """LMDB in one of its ways, over one database; reads in one transaction.
+
+    The way ``views`` returns views of the map, after touching their pages; the others copies.
+    ``readahead`` leaves the kernel's read-ahead on.
+    """
 
     packages = ("lmdb",)
     data_of = "lmdb"
@@ -67,18 +37,36 @@ class Lmdb(Peer):
         size = 2 * source.total_bytes() + len(source) * 8192 + (64 << 20)
         lmdb = needed("lmdb")
         with lmdb.open(str(folder / "data.lmdb"), subdir=False, map_size=size) as environment:
-            pending = COMMIT_BYTES
-            transaction = environment.begin(write=True)
-            for index, _, data in source:
-                transaction.put(_key(index), data, append=True)
-                pending -= len(data)
-                if pending < 0:
-                    transaction.commit()
-                    transaction, pending = environment.begin(write=True), COMMIT_BYTES
-            transaction.commit()
+            for first, last in source.ranges(COMMIT_BYTES):
+                with environment.begin(write=True) as transaction:
+                    for index in range(first, last):
+                        transaction.put(_key(index), source.data(index), append=True)
 
     def open(self, folder: Path) -> Reader:
-        return LmdbReader(folder, views=self._views, readahead=self._readahead)
+        environment = needed("lmdb").open(
+            str(folder / "data.lmdb"),
+            subdir=False,
+            readonly=True,
+            lock=False,
+            readahead=self._readahead,
+            max_readers=1,
+        )
+        transaction = environment.begin(buffers=self._views)
+
+        def views(indices: Any) -> list[Buffer]:
+            get = transaction.get
+            return [touch(get(_key(index))) for index in indices]
+
+        def copies(indices: Any) -> list[Buffer]:
+            with transaction.cursor() as cursor:
+                pairs = cursor.getmulti([_key(index) for index in indices])
+            return [data for _, data in pairs]
+
+        def release() -> None:
+            transaction.abort()
+            environment.close()
+
+        return Reader(views if self._views else copies, release=release)
 
 
 PEERS = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -24,56 +24,24 @@ from typing import Any
 
 from bench.datasets import Source
 from bench.errors import Unavailable
-from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
-from bench.peers.peer import Buffer, Peer, Reader
+from bench.peers.packages import (
+    DATA,
+    INDEX,
+    SHARD_BYTES,
+    SLOWLY_WRITTEN_MAX,
+    collate,
+    needed,
+    workers,
+)
+from bench.peers.peer import Buffer, Indices, Peer, Reader
 
-INDEX, DATA = "index", "data"
 NAME = "shards"
 LOCK = "lock"
 BLOCK_SAMPLES = 1 << 18
 """Distance within which the library shuffles samples: its default."""
+ORDER = f"shards, then samples within {BLOCK_SAMPLES} of each other (py1e)"
 
 _torchvision_operators: Any = None
-
-
-class MdsReader(Reader):
-    """Reads a folder of shards."""
-
-    own_order = f"shards, then samples within {BLOCK_SAMPLES} of each other (py1e)"
-
-    def __init__(self, package: Any, folder: Path) -> None:
-        self._package = package
-        self._folder = folder
-        self._dataset: Any = None
-
-    def read(self, indices: Any) -> list[Buffer]:
-        if self._dataset is None:
-            self._dataset = self._opened(batch_size=len(indices))
-        return [sample[DATA] for sample in self._dataset[list(indices)]]
-
-    def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
-        dataset = self._opened(batch_size=batch, shuffle=True, shuffle_seed=seed)
-        try:
-            yield from needed("torch.utils.data").DataLoader(
-                dataset, batch_size=batch, num_workers=workers(), collate_fn=_pairs
-            )
-        finally:
-            _discard(dataset)
-
-    def close(self) -> None:
-        if self._dataset is not None:
-            _discard(self._dataset)
-            self._dataset = None
-
-    def _opened(self, **options: Any) -> Any:
-        with _locked(self._folder / LOCK):
-            return self._package.StreamingDataset(
-                local=str(self._folder / NAME), shuffle_block_size=BLOCK_SAMPLES, **options
-            )
-
-
-def _pairs(samples: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
-    return [(int(sample[INDEX]), sample[DATA]) for sample in samples]
 
 
 @contextmanager
@@ -116,8 +84,35 @@ class Mds(Peer):
             for index, _, data in source:
                 writer.write({INDEX: index, DATA: data})
 
-    def open(self, folder: Path) -> MdsReader:
-        return MdsReader(_streaming(), folder)
+    def open(self, folder: Path) -> Reader:
+        package = _streaming()
+        opened: list[Any] = []
+
+        def dataset(**options: Any) -> Any:
+            with _locked(folder / LOCK):
+                return package.StreamingDataset(
+                    local=str(folder / NAME), shuffle_block_size=BLOCK_SAMPLES, **options
+                )
+
+        def read(indices: Any) -> list[Buffer]:
+            if not opened:
+                opened.append(dataset(batch_size=len(indices)))
+            return [sample[DATA] for sample in opened[0][list(indices)]]
+
+        def epoch(seed: int, batch: int) -> Generator[tuple[Indices, list[bytes]], None, None]:
+            shuffled = dataset(batch_size=batch, shuffle=True, shuffle_seed=seed)
+            try:
+                yield from needed("torch.utils.data").DataLoader(
+                    shuffled, batch_size=batch, num_workers=workers(), collate_fn=collate
+                )
+            finally:
+                _discard(shuffled)
+
+        def release() -> None:
+            for one in opened:
+                _discard(one)
+
+        return Reader(read, epoch, release, ORDER)
 
 
 def _streaming() -> Any:

@@ -6,16 +6,16 @@ Cold, DLFS has memory for a sixteenth of the data, while peers have the whole pa
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dlfs
 from bench.contenders.samples import DEPTH, WHOLE, fill_memory
 from bench.datasets import DATASET, Source, make_volume
-from bench.peers.files import FilesReader, write_listing
-from bench.peers.peer import GLOBAL, IndexedSamples, Peer, Reader, Samples
+from bench.peers.files import reader_of_files, write_listing
+from bench.peers.peer import GLOBAL, Indices, Peer, Reader
 from bench.serving import mount_dlfs, serve
 from dlfs.epoch_options import WINDOW_CHUNKS
 from dlfs.extras import DISTRIBUTION
@@ -32,58 +32,45 @@ def _memory_bytes(folder: Path, share: float) -> int:
     return max(MIB, int(share * int((folder / "stored_bytes").read_text())))
 
 
-class DlfsReader(Reader):
-    """Reads batches on demand, and epochs ahead of the trainer.
+def _reader_of(volume: dlfs.Volume, shuffle: str = "global", *, fill: bool = False) -> Reader:
+    """Return a reader of batches on demand, and of epochs that are read ahead.
 
-    Args:
-        volume: open volume; the reader closes it.
-        shuffle: shuffle of its epochs.
+    The reader closes the volume. ``fill`` reads all samples into memory first.
     """
+    dataset = volume.dataset(DATASET).open()
+    if fill:
+        fill_memory(dataset, FILL_BATCH)
+    last: dlfs.Batch | None = None
 
-    takes_arrays = True
+    def read(indices: Any) -> dlfs.Batch:
+        nonlocal last
+        if last is not None:
+            last.release()
+        last = dataset.read(indices)
+        return last
 
-    def __init__(self, volume: dlfs.Volume, shuffle: str) -> None:
-        self._volume = volume
-        self._dataset = volume.dataset(DATASET).open()
-        self._shuffle = shuffle
-        self._last: dlfs.Batch | None = None
-        self.own_order = GLOBAL if shuffle == "global" else CHUNK_ORDER
+    def epoch(seed: int, batch: int) -> Generator[tuple[Indices, dlfs.Batch], None, None]:
+        with dataset.batches(batch, seed=seed, shuffle=shuffle) as batches:
+            for found in batches:
+                with found:
+                    yield found.indices, found
 
-    def read(self, indices: Any) -> Samples:
-        self._release()
-        self._last = self._dataset.read(indices)
-        return self._last
+    def release() -> None:
+        if last is not None:
+            last.release()
+        dataset.close()
+        volume.close()
 
-    def epoch(self, seed: int, batch: int) -> Iterator[IndexedSamples]:
-        with self._dataset.batches(batch, seed=seed, shuffle=self._shuffle) as epoch:
-            for found in epoch:
-                yield found
-                found.release()
-
-    def filled(self) -> DlfsReader:
-        """Read all samples into memory; return this reader."""
-        fill_memory(self._dataset, FILL_BATCH)
-        return self
-
-    def _release(self) -> None:
-        if self._last is not None:
-            self._last.release()
-            self._last = None
-
-    def close(self) -> None:
-        self._release()
-        self._dataset.close()
-        self._volume.close()
+    order = GLOBAL if shuffle == "global" else CHUNK_ORDER
+    return Reader(read, epoch, release, order, takes_arrays=True)
 
 
 class Dlfs(Peer):
     """The sample API in the reading process itself.
 
     Args:
-        name: name of the way.
+        name: as for every peer; so are `random` and `about`.
         shuffle: shuffle of its epochs.
-        random: True if batches on demand are measured, too.
-        about: as for every peer.
         share: share of the data that may be in memory when it is cold.
     """
 
@@ -111,12 +98,12 @@ class Dlfs(Peer):
         return self._open(folder, self._share)
 
     def open_warm(self, folder: Path) -> Reader:
-        return self._open(folder, WHOLE).filled()
+        return self._open(folder, WHOLE, fill=True)
 
-    def _open(self, folder: Path, share: float) -> DlfsReader:
+    def _open(self, folder: Path, share: float, *, fill: bool = False) -> Reader:
         memory_bytes = _memory_bytes(folder, share)
         volume = dlfs.open(str(folder / "volume.img"), memory_bytes=memory_bytes, depth=DEPTH)
-        return DlfsReader(volume, self._shuffle)
+        return _reader_of(volume, self._shuffle, fill=fill)
 
 
 class Service(Peer):
@@ -127,18 +114,18 @@ class Service(Peer):
     packages = (DISTRIBUTION,)
     data_of = "dlfs"
 
-    @contextlib.contextmanager
+    @contextmanager
     def share(self, folder: Path, *, warm: bool) -> Iterator[tuple[int, ...]]:
         memory_bytes = _memory_bytes(folder, WHOLE if warm else COLD_SHARE)
         with serve(str(folder / "volume.img"), memory_bytes) as served:
             (folder / "service").write_text(served.uri)
             yield (served.pid,)
 
-    def open(self, folder: Path) -> DlfsReader:
-        return DlfsReader(dlfs.connect((folder / "service").read_text()), "global")
+    def open(self, folder: Path) -> Reader:
+        return _reader_of(dlfs.connect((folder / "service").read_text()))
 
-    def open_warm(self, folder: Path) -> DlfsReader:
-        return self.open(folder).filled()
+    def open_warm(self, folder: Path) -> Reader:
+        return _reader_of(dlfs.connect((folder / "service").read_text()), fill=True)
 
 
 class Mount(Peer):
@@ -149,15 +136,14 @@ class Mount(Peer):
     packages = (DISTRIBUTION,)
     data_of = "dlfs"
 
-    @contextlib.contextmanager
+    @contextmanager
     def share(self, folder: Path, *, warm: bool) -> Iterator[tuple[int, ...]]:
-        del warm  # the kernel caches
         log = folder / "mount.log"
         with mount_dlfs(str(folder / "volume.img"), folder / "mount", log) as mounted:
             yield (mounted.pid,)
 
     def open(self, folder: Path) -> Reader:
-        return FilesReader(folder, folder / "mount" / DATASET)
+        return reader_of_files(folder, folder / "mount" / DATASET)
 
 
 PEERS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 GLOBAL_GIVEN = "global, as given"
@@ -11,16 +11,9 @@ GLOBAL_OWN = "global, its own"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The conversion of a data set into a peer's format.
+    """The conversion of a data set into a peer's format, until the data was on the disk.
 
-    Attributes:
-        peer: name of the peer.
-        dataset: key of the data set.
-        seconds: duration until the data was on the disk.
-        cpu_seconds: CPU time.
-        stored_bytes: bytes on the disk.
-        samples: number of samples converted.
-        sample_bytes: bytes of these samples.
+    `stored_bytes` are the bytes that it takes there.
     """
 
     peer: str
@@ -98,15 +91,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Deep:
-    """One measurement of random reads at one number of reads in flight.
-
-    Attributes:
-        who: name of the reader: DLFS, fio, or the bare io_uring reader.
-        dataset: key of the data set.
-        depth: reads in flight.
-        round: number of the round.
-        rate: samples per second.
-    """
+    """Samples/s of one reader, by its name, with a number of random reads in flight."""
 
     who: str
     dataset: str
@@ -134,22 +119,6 @@ class Outcome:
     datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     depths: list[Deep] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all results as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, whole: dict[str, Any]) -> Outcome:
-        """Return the outcome that `to_dict` turned into plain values."""
-        return cls(
-            [Run(**run) for run in whole["runs"]],
-            [Converted(**one) for one in whole["converted"]],
-            [(peer, key, manner, reason) for peer, key, manner, reason in whole["missing"]],
-            whole["datasets"],
-            whole["versions"],
-            [Deep(**one) for one in whole["depths"]],
-        )
 
     def add(self, other: Outcome) -> None:
         """Add the results of another race; its groups get numbers of their own."""

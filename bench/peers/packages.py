@@ -9,6 +9,9 @@ from typing import Any
 from bench.errors import Unavailable
 from dlfs.units import MIB
 
+INDEX, DATA = "index", "data"
+"""Names of the fields of a sample, where the format names them."""
+
 SHARD_BYTES = 64 * MIB
 """Size of a shard, file or chunk, where the format has such: the default of MDS and LitData."""
 
@@ -17,15 +20,7 @@ SLOWLY_WRITTEN_MAX = 50_000
 
 
 def needed(module: str, distribution: str = "") -> Any:
-    """Import a package that an adapter needs.
-
-    Args:
-        module: name in an import.
-        distribution: name of the distribution, if it is another one.
-
-    Raises:
-        Unavailable: it is not installed or cannot be imported.
-    """
+    """Import a module that an adapter needs, of a distribution with that name or another one."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -36,3 +31,8 @@ def needed(module: str, distribution: str = "") -> Any:
 def workers() -> int:
     """Return the number of worker processes of a data loader: one a core, as PyTorch suggests."""
     return len(os.sched_getaffinity(0))
+
+
+def collate(samples: list[dict[str, Any]]) -> tuple[list[int], list[bytes]]:
+    """Return the indices and the bytes of a batch of samples that have named fields."""
+    return [int(sample[INDEX]) for sample in samples], [sample[DATA] for sample in samples]

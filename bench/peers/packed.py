@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.datasets import Source
-from bench.peers.peer import Peer, Reader, Samples
-
-
-class PreadReader(Reader):
-    """Reads each sample by ``os.pread``."""
-
-    def __init__(self, folder: Path) -> None:
-        offsets = np.load(folder / "offsets.npy")
-        self._starts: list[int] = offsets[:-1].tolist()
-        self._lengths: list[int] = np.diff(offsets).tolist()
-        self._descriptor = os.open(folder / "data", os.O_RDONLY)
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-
-    def read(self, indices: Any) -> list[bytes]:
-        descriptor, starts, lengths = self._descriptor, self._starts, self._lengths
-        return [os.pread(descriptor, lengths[index], starts[index]) for index in indices]
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-class Rows:
-    """A batch of samples of one length: the rows of an array."""
-
-    def __init__(self, rows: NDArray[np.uint8]) -> None:
-        self._rows = rows
-        self.lengths = np.full(len(rows), rows.shape[1], np.int64)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, position: int) -> memoryview:
-        return memoryview(self._rows[position])
-
-
-class MapReader(Reader):
-    """Copies samples out of a mapped file: rows of one length by one index, others one by one."""
-
-    takes_arrays = True
-
-    def __init__(self, folder: Path) -> None:
-        self._offsets: NDArray[np.int64] = np.load(folder / "offsets.npy")
-        self._map: Any = np.memmap(folder / "data", np.uint8, "r")
-        self._map._mmap.madvise(mmap.MADV_RANDOM)
-        lengths = np.diff(self._offsets)
-        self._rows: NDArray[np.uint8] | None = None
-        if len(set(lengths.tolist())) == 1:
-            self._rows = np.asarray(self._map).reshape(len(lengths), -1)
-
-    def read(self, indices: Any) -> Sequence[bytes] | Samples:
-        if self._rows is not None:
-            return Rows(self._rows[indices])
-        view = memoryview(self._map)
-        starts = self._offsets[indices].tolist()
-        ends = self._offsets[np.asarray(indices) + 1].tolist()
-        return [bytes(view[start:end]) for start, end in zip(starts, ends, strict=True)]
-
-    def close(self) -> None:
-        self._rows = self._map = None
+from bench.peers.peer import Peer, Reader, Rows
 
 
 class Pread(Peer):
@@ -88,11 +29,19 @@ class Pread(Peer):
                 file.write(data)
 
     def open(self, folder: Path) -> Reader:
-        return PreadReader(folder)
+        offsets = np.load(folder / "offsets.npy")
+        starts, lengths = offsets[:-1].tolist(), np.diff(offsets).tolist()
+        descriptor = os.open(folder / "data", os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+        def read(indices: Any) -> list[bytes]:
+            return [os.pread(descriptor, lengths[index], starts[index]) for index in indices]
+
+        return Reader(read, release=lambda: os.close(descriptor))
 
 
 class Memmap(Peer):
-    """numpy.memmap on the same packed file."""
+    """numpy.memmap on the same packed file: rows of one length by one index, others one by one."""
 
     name = "memmap"
     about = (
@@ -103,7 +52,20 @@ class Memmap(Peer):
     data_of = "pread"
 
     def open(self, folder: Path) -> Reader:
-        return MapReader(folder)
+        offsets: NDArray[np.int64] = np.load(folder / "offsets.npy")
+        data: Any = np.memmap(folder / "data", np.uint8, "r")
+        data._mmap.madvise(mmap.MADV_RANDOM)
+        lengths = np.diff(offsets)
+        if len(set(lengths.tolist())) == 1:
+            rows = np.asarray(data).reshape(len(lengths), -1)
+            return Reader(lambda indices: Rows(rows[indices]), takes_arrays=True)
+
+        def read(indices: NDArray[np.int64]) -> list[bytes]:
+            view = memoryview(data)
+            starts, ends = offsets[indices].tolist(), offsets[indices + 1].tolist()
+            return [bytes(view[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+        return Reader(read, takes_arrays=True)
 
 
 PEERS = (Pread(), Memmap())

@@ -23,8 +23,10 @@ a mapped file copies them or calls `touch`: otherwise a page that was never read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import importlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -41,6 +43,25 @@ PAGE_BYTES = 4096
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
+MODULES: tuple[str, ...] = (
+    "ours",
+    "files",
+    "packed",
+    "images",
+    "lmdb",
+    "hdf5",
+    # Formats of other projects.
+    "array_record",
+    "huggingface",
+    "lance",
+    "mds",
+    "litdata",
+    "webdataset",
+    "ffcv",
+)
+"""Modules of this folder with a tuple ``PEERS``."""
+
+
 class Samples(Protocol):
     """A batch in one object, of peers that make no Python object for each sample.
 
@@ -55,48 +76,76 @@ class Samples(Protocol):
     def __getitem__(self, position: int) -> Buffer: ...
 
 
-class IndexedSamples(Samples, Protocol):
-    """A batch of an epoch in the peer's own order.
+Batch: TypeAlias = list[Buffer] | list[bytes] | Samples
+Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
 
-    Attributes:
-        indices: indices of the samples, ``int[n]``.
+
+class Rows:
+    """A batch of samples of one length: the rows of an array, ``uint8[n, length]``."""
+
+    def __init__(self, rows: NDArray[np.uint8]) -> None:
+        self._rows = rows
+        self.lengths: NDArray[np.integer] = np.full(len(rows), rows.shape[1], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, position: int) -> memoryview:
+        return self._rows[position].data
+
+
+class Joined:
+    """A batch whose samples follow each other in memory.
+
+    Args:
+        offsets: where each sample begins and the last one ends, ``int64[n + 1]``.
+        data: the memory.
     """
 
-    indices: NDArray[np.integer]
+    def __init__(self, offsets: NDArray[np.int64], data: memoryview) -> None:
+        self._offsets, self._data = offsets, data
+        self.lengths: NDArray[np.integer] = np.diff(offsets)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, position: int) -> memoryview:
+        return self._data[self._offsets[position] : self._offsets[position + 1]]
 
 
+def _unsupported(*_arguments: Any) -> Any:
+    raise NotImplementedError("the peer does not read like this, or is closed")
+
+
+@dataclass
 class Reader:
     """A peer that was opened. What it returns is valid until its next call.
 
     Attributes:
+        read: reads a batch in the given order, by the peer's batched call where it has one. Called
+            only if `Peer.random` is true. Indices are distinct.
+        epoch: reads all samples once in the peer's own order, given a seed and the samples of a
+            batch: a generator of ``(indices, batch)``, whose last batch may be short. Called only
+            if there is an `own_order`. Where the format stores no index, `Peer.prepare` stores it
+            next to the bytes. The framework may close the generator in the middle; its workers end
+            then, or in `close`.
+        release: releases everything; processes that the reader started have ended on return.
         own_order: description of the order of `epoch` ("shards shuffled, buffer of 1000"), `GLOBAL`
             for a uniform permutation, or empty if the peer has no order of its own.
         takes_arrays: `read` is called with ``int64[n]`` instead of a list of int.
     """
 
-    own_order = ""
-    takes_arrays = False
-
-    def read(self, indices: Any) -> Sequence[Buffer] | Samples:
-        """Read a batch in the given order, by the peer's batched call where it has one.
-
-        Called only if `Peer.random` is true. Indices are distinct.
-        """
-        raise NotImplementedError
-
-    def epoch(
-        self, seed: int, batch: int
-    ) -> Iterator[list[tuple[int, Buffer]]] | Iterator[IndexedSamples]:
-        """Read all samples once in the peer's own order; the last batch may be short.
-
-        Called only if the reader has an `own_order`. A sample comes with its index. Where the
-        format stores no index, `prepare` stores it next to the bytes. The framework may stop in the
-        middle and close the iterator; its workers end then, or in `close`.
-        """
-        raise NotImplementedError
+    read: Callable[[Any], Batch] = _unsupported
+    epoch: Callable[[int, int], Generator[tuple[Indices, Batch], None, None]] = _unsupported
+    release: Callable[[], object] = lambda: None
+    own_order: str = ""
+    takes_arrays: bool = False
 
     def close(self) -> None:
-        """Release everything; processes that the reader started have ended on return."""
+        """Release everything, and the references to the package's objects. Idempotent."""
+        self.release()
+        self.read = self.epoch = _unsupported
+        self.release = lambda: None
 
 
 class Peer:
@@ -129,26 +178,15 @@ class Peer:
         raise NotImplementedError
 
     def open_warm(self, folder: Path) -> Reader | None:
-        """Open with all samples in the peer's own memory; untimed.
-
-        Returns:
-            None for peers whose samples the kernel caches, which is the default.
-        """
-        del folder
+        """Open with all samples in the peer's memory; None if the kernel caches them. Untimed."""
         return None
 
     @contextmanager
     def share(self, folder: Path, *, warm: bool) -> Iterator[tuple[int, ...]]:
         """Run what all readers share, such as a mount or a service, while they read.
 
-        Args:
-            folder: folder that `prepare` wrote.
-            warm: True if all samples are to be in memory.
-
-        Yields:
-            IDs of the processes whose time and memory count as the peer's.
+        Yield the IDs of the processes whose time and memory count as the peer's.
         """
-        del folder, warm
         yield ()
 
     @property
@@ -163,3 +201,13 @@ def touch(view: memoryview) -> memoryview:
         bytes(view[::PAGE_BYTES])
         view[-1]
     return view
+
+
+def all_peers() -> dict[str, Peer]:
+    """Return all peers by name, in the order of the tables."""
+    peers: dict[str, Peer] = {}
+    for module in MODULES:
+        for peer in importlib.import_module(f"bench.peers.{module}").PEERS:
+            assert peer.name not in peers, f"two peers are called {peer.name}"
+            peers[peer.name] = peer
+    return peers

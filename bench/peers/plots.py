@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import Unavailable
+import numpy as np
+
+from bench.command import figure_class
 from bench.peers.outcome import Outcome, Run
 from bench.peers.verdicts import OURS, family
-from dlfs.units import MIB
+from dlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,20 +28,11 @@ LABEL_GAP = 0.042
 
 
 def draw(outcome: Outcome) -> dict[str, Figure]:
-    """Draw the pictures that there are runs for.
+    """Draw the pictures that there are runs for, and return them by name."""
+    Figure = figure_class()  # noqa: N806
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    Returns:
-        The pictures by name.
-
-    Raises:
-        Unavailable: matplotlib is missing.
-    """
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise Unavailable("matplotlib is not installed: make bench installs it") from error
     matplotlib.rcParams.update({"font.size": 10, "axes.spines.top": False})
     matplotlib.rcParams.update({"axes.spines.right": False})
     pictures: dict[str, Callable[[Any, Outcome], bool]] = {
@@ -103,11 +96,10 @@ def _throughput_panel(axes: Any, outcome: Outcome, runs: list[Run]) -> None:
     ends: list[tuple[float, str, str]] = []
     for number, name in enumerate(_names(runs)):
         mine = [run for run in runs if run.peer == name]
-        values = [
-            (size, _median([run for run in mine if run.dataset == key], lambda run: run.bandwidth))
-            for size, key in sizes
+        by_size = [(size, [run for run in mine if run.dataset == key]) for size, key in sizes]
+        points = [
+            (size, median(r.bandwidth / MIB for r in found)) for size, found in by_size if found
         ]
-        points = [(size, value / MIB) for size, value in values if value is not None]
         is_limit, is_dlfs = any(run.limit for run in mine), _is_dlfs(name)
         color = BLACK if is_limit else BLUE if name in OURS else SKY if is_dlfs else GREY
         if is_limit and len(points) == 1:  # a level line, for one data set
@@ -127,7 +119,8 @@ def _throughput_panel(axes: Any, outcome: Outcome, runs: list[Run]) -> None:
             ends.append((points[-1][1], name, color))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks([size for size, _ in sizes], [_size_text(size) for size, _ in sizes])
+    texts = [f"{s:.0f} B" if s < KIB else f"{s / KIB:.3g} KiB" for s, _ in sizes]
+    axes.set_xticks([size for size, _ in sizes], texts)
     axes.minorticks_off()
     axes.set_xlabel("mean size of a sample")
     axes.grid(axis="y", **GRID)
@@ -137,25 +130,17 @@ def _throughput_panel(axes: Any, outcome: Outcome, runs: list[Run]) -> None:
 def _label_ends(axes: Any, ends: list[tuple[float, str, str]], x: float) -> None:
     """Write names at the right without overlap, each with a thin line to the end of its own line.
 
-    Args:
-        axes: the panel.
-        ends: value, name and color of each line at its end.
-        x: value where the lines end.
+    ``ends`` has value, name and color of each line at ``x``, where the lines end.
     """
     if not ends:
         return
     axes.figure.canvas.draw()
     to_share = axes.transData + axes.transAxes.inverted()
     ends = sorted(ends)
-    wanted = [float(to_share.transform((x, value))[1]) for value, _, _ in ends]
-    placed: list[float] = []
-    for share in wanted:
-        placed.append(max(share, placed[-1] + LABEL_GAP) if placed else max(share, 0.0))
-    ceiling = 1.0
-    if placed[-1] > ceiling:
-        for at in range(len(placed) - 1, -1, -1):
-            placed[at] = min(placed[at], ceiling)
-            ceiling = placed[at] - LABEL_GAP
+    wanted = np.array([to_share.transform((x, value))[1] for value, _, _ in ends])
+    ranks = LABEL_GAP * np.arange(len(ends))
+    placed = np.maximum.accumulate(np.maximum(wanted, 0.0) - ranks) + ranks
+    placed = np.minimum(placed, 1.0 - ranks[::-1])
     start = float(to_share.transform((x, ends[0][0]))[0])
     box = {"transform": axes.transAxes}
     for (_, name, color), share, label in zip(ends, wanted, placed, strict=True):
@@ -163,10 +148,6 @@ def _label_ends(axes: Any, ends: list[tuple[float, str, str]], x: float) -> None
         axes.plot(*line, color=LIGHT, lw=0.6, clip_on=False, **box)
         weight = "bold" if name in OURS else "normal"
         axes.text(1.09, label, name, color=color, weight=weight, va="center", **box)
-
-
-def _size_text(size: float) -> str:
-    return f"{size:.0f} B" if size < 1024 else f"{size / 1024:.3g} KiB"
 
 
 # ---- two values of each peer ---------------------------------------------------------------------
@@ -183,14 +164,7 @@ def _pairs(
 ) -> bool:
     """Draw a panel for each data set, with a row a peer: a hollow and a full mark with a line.
 
-    Args:
-        figure: the picture.
-        outcome: the race.
-        hollow: runs of the hollow marks.
-        full: runs of the full marks.
-        names: peers, one a row.
-        value: value that is drawn.
-        texts: title of the picture, label of the axis, and the legend of both marks.
+    ``texts`` has the title of the picture, the label of the axis, and the legend of both marks.
     """
     from matplotlib.lines import Line2D
 

@@ -29,8 +29,7 @@ from bench.measurement import Contender, Environment, Limits
 from bench.peers.child import Job
 from bench.peers.data import Data, list_corpus
 from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Deep, Outcome, Run
-from bench.peers.peer import GLOBAL, Peer
-from bench.peers.registry import all_peers
+from bench.peers.peer import GLOBAL, Peer, all_peers
 from bench.process import Child, start_child
 from bench.progress import Stretch
 from bench.resources import MemoryWatch, cpu_seconds_of_all
@@ -63,22 +62,9 @@ hangs does not take the time of all."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a race, from the command line.
+    """Settings of a race; the options of the command line describe them.
 
-    Attributes:
-        directory: folder on the disk under test; data goes into a folder in it.
-        sizes: keys of data sets.
-        total_bytes: bytes of each data set; None: each its own size.
-        corpus: folder of real files, for the data set of that name.
-        seconds: duration of a timed part.
-        rounds: runs of each peer; some ways run only once, see `Entry.is_once`.
-        processes: numbers of processes that read at once: 1, or 1 and 2.
-        two_at: data set that more than one process reads; empty: all of them.
-        states: ``cold``, ``warm``, or both.
-        room_bytes: disk space for the peers of a group.
-        seed: seed of data and orders.
-        depths: also sweep over the reads in flight.
-        quick: use the data sets' quick sizes.
+    `two_at` is the only data set that more than one process reads; empty: all of them.
     """
 
     directory: Path
@@ -138,14 +124,12 @@ class Limit:
         contender: contender that measures it.
         warm: True if it is a limit of memory; else of the device.
         sample_bytes: bytes of a sample if a read is longer; 0: all bytes that were read count.
-        is_once: always False.
     """
 
     label: str
     contender: Contender
     warm: bool = False
     sample_bytes: int = 0
-    is_once: bool = False
 
 
 def limits_of(spec: DatasetSpec) -> list[Limit]:
@@ -162,27 +146,23 @@ def limits_of(spec: DatasetSpec) -> list[Limit]:
 class Race:
     """A race over one data set after the other.
 
-    Attributes:
-        outcome: the results so far.
-
     Args:
         settings: settings.
+        outcome: receives the results.
         machine: machine whose caches are dropped; None: this one.
     """
 
-    def __init__(self, settings: Settings, machine: Machine | None = None) -> None:
+    def __init__(
+        self, settings: Settings, outcome: Outcome, machine: Machine | None = None
+    ) -> None:
         self.settings = settings
         self.folder = settings.directory / "dlfs-bench-peers"
         self.machine = machine or Machine(self.folder)
-        self.outcome = Outcome()
+        self.outcome = outcome
         self.groups = 0
 
     def run(self, peers: Sequence[Peer], whole: Stretch) -> None:
-        """Run all data sets.
-
-        Raises:
-            WrongBytesError: bytes that a peer returned differ from the source.
-        """
+        """Run all data sets."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         keys = self.settings.sizes
@@ -261,9 +241,9 @@ class _DatasetRace:
     def _child(self, verb: str, peer: Peer, **more: Any) -> AbstractContextManager[Child]:
         """Start a child with a job for a peer."""
         data = replace(self.data, samples_max=all_peers()[peer.owner].samples_max)
-        job = Job(verb, peer.name, str(self._folder_of(peer)), asdict(data), **more)
+        job = Job(verb, peer.name, str(self._folder_of(peer)), data, **more)
         log = self.folder / f"{peer.name}.log"
-        return start_child("bench.peers.child", asdict(job), log, grace_seconds=STOP_SECONDS)
+        return start_child("bench.peers.child", job, log, grace_seconds=STOP_SECONDS)
 
     def _convert(self, owner: Peer, stretch: Stretch) -> Converted:
         """Convert the data set for a peer, unless that was done or has failed before."""
@@ -322,26 +302,42 @@ class _DatasetRace:
         contenders: list[Entry | Limit] = [*entries, *limits]
 
         def run_once(contender: Entry | Limit, number: int) -> None:
-            measure = self._run_limit if isinstance(contender, Limit) else self._run_entry
             try:
-                self.outcome.runs.append(measure(contender, number))  # type: ignore[arg-type]
+                if isinstance(contender, Limit):
+                    run = self._run_limit(contender, number)
+                else:
+                    run = self._run_entry(contender, number)
             except Unavailable as reason:
                 if isinstance(contender, Limit):
                     self._miss(contender.label, "", reason)
                 else:
                     self._miss(contender.peer.name, contender.manner, reason)
                 raise
+            self.outcome.runs.append(run)
 
-        rounds = self.settings.rounds
-        run_rounds(contenders, rounds, run_once, stretch, is_once=lambda one: one.is_once)
+        def is_once(contender: Entry | Limit) -> bool:
+            return isinstance(contender, Entry) and contender.is_once
+
+        by_label = {one.label: one for one in contenders}
+        run_rounds(by_label, self.settings.rounds, run_once, stretch, is_once=is_once)
 
     def _run_entry(self, entry: Entry, number: int) -> Run:
         """Run a peer once."""
-        peer = entry.peer
+        peer, converted = entry.peer, self._converted[entry.peer.owner]
+        assert isinstance(converted, Converted)
         with ExitStack() as stack:
             servers = stack.enter_context(peer.share(self._folder_of(peer), warm=entry.warm))
+            job = {
+                "samples": converted.samples,
+                "batch": self.data.spec.batch,
+                "own": entry.order != GLOBAL_GIVEN,
+                "warm": entry.warm,
+                "shares": entry.processes,
+                "seconds": self.settings.seconds,
+                "round": number,
+            }
             children = [
-                stack.enter_context(self._reading_child(entry, number, at))
+                stack.enter_context(self._child("race", peer, share=at, **job))
                 for at in range(entry.processes)
             ]
             for child in children:
@@ -357,49 +353,13 @@ class _DatasetRace:
             for child in children:
                 child.send("check")
             checked = sum(child.answer(ANSWER_SECONDS)["checked"] for child in children)
-        return replace(
-            self._run_of(entry, number, answers, cpu),
-            start_pss_bytes=watch.start_bytes,
-            peak_pss_bytes=watch.peak_bytes,
-            checked=checked,
+        samples, everything = (
+            sum(answer[key] for answer in answers) for key in ("samples", "all_samples")
         )
-
-    def _reading_child(
-        self, entry: Entry, number: int, share: int
-    ) -> AbstractContextManager[Child]:
-        converted = self._converted[entry.peer.owner]
-        assert isinstance(converted, Converted)
-        return self._child(
-            "race",
-            entry.peer,
-            samples=converted.samples,
-            batch=self.data.spec.batch,
-            own=entry.order != GLOBAL_GIVEN,
-            warm=entry.warm,
-            share=share,
-            shares=entry.processes,
-            seconds=self.settings.seconds,
-            round=number,
-        )
-
-    def _run_of(
-        self, entry: Entry, number: int, answers: list[dict[str, Any]], server_cpu: float
-    ) -> Run:
-        """Combine the children's answers.
-
-        A steady pace counts from the first batch on, because some peers read ahead until then. A
-        child that came to the end of its order has nothing left that was read ahead, so that its
-        pace counts from its opening.
-        """
-        begins = [answer["opened" if answer["whole"] else "first"] for answer in answers]
-        before = [(0, 0) if a["whole"] else (a["first_samples"], a["first_bytes"]) for a in answers]
-        ends = [answer["end"] for answer in answers]
-        everything = sum(answer["samples"] for answer in answers)
-        samples = everything - sum(first for first, _ in before)
-        cpu = sum(end["cpu_seconds"] for end in ends) - sum(b["cpu_seconds"] for b in begins)
-        waits = [a["first"]["seconds"] - a["start"]["seconds"] for a in answers]
+        cpu *= samples / max(1, everything)  # the servers' part of the steady pace
+        wait = max(answer["first_batch_seconds"] for answer in answers)
         return Run(
-            peer=entry.peer.name,
+            peer=peer.name,
             dataset=self.key,
             order=entry.order,
             warm=entry.warm,
@@ -407,11 +367,14 @@ class _DatasetRace:
             group=self.race.groups,
             round=number,
             samples=samples,
-            bytes=sum(answer["bytes"] for answer in answers) - sum(size for _, size in before),
-            seconds=max(end["seconds"] for end in ends) - min(b["seconds"] for b in begins),
-            cpu_seconds=cpu + server_cpu * samples / max(1, everything),
-            first_batch_seconds=None if entry.warm else max(waits),
+            bytes=sum(answer["bytes"] for answer in answers),
+            seconds=max(a["end"] for a in answers) - min(a["begin"] for a in answers),
+            cpu_seconds=cpu + sum(answer["cpu_seconds"] for answer in answers),
+            first_batch_seconds=None if entry.warm else wait,
+            start_pss_bytes=watch.start_bytes,
+            peak_pss_bytes=watch.peak_bytes,
             peak_rss_bytes=max(answer["peak_rss_bytes"] for answer in answers),
+            checked=checked,
         )
 
     # ---- limits of the machine ----

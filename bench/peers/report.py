@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,7 +13,7 @@ from rich.console import Console
 from bench import comparison
 from bench.comparison import MISSED
 from bench.peers.outcome import Converted, Outcome, Run
-from bench.peers.registry import all_peers
+from bench.peers.peer import all_peers
 from bench.peers.verdicts import (
     CACHED_FLOOR,
     CACHED_PEER,
@@ -25,23 +25,24 @@ from bench.peers.verdicts import (
     verdicts,
 )
 from bench.report import Report, Table, number_text
+from dlfs.json_records import parse_json, to_record
 from dlfs.units import MIB
 
-COLUMNS = (
-    "peer",
-    "order",
-    "samples/s, cold",
-    "warm",
-    "MiB/s, cold",
-    "warm",
-    "CPU us/sample, cold",
-    "warm",
-    "two processes, samples/s, cold",
-    "warm",
-    "first batch ms, cold",
-    "memory MiB, cold",
-    "warm",
+VALUES: tuple[tuple[str, bool, int, Callable[[Run], float | None]], ...] = (
+    ("samples/s, cold", False, 1, lambda run: run.rate),
+    ("warm", True, 1, lambda run: run.rate),
+    ("MiB/s, cold", False, 1, lambda run: run.bandwidth / MIB),
+    ("warm", True, 1, lambda run: run.bandwidth / MIB),
+    ("CPU us/sample, cold", False, 1, lambda run: run.cpu_us),
+    ("warm", True, 1, lambda run: run.cpu_us),
+    ("two processes, samples/s, cold", False, 2, lambda run: run.rate),
+    ("warm", True, 2, lambda run: run.rate),
+    ("first batch ms, cold", False, 1, lambda run: 1e3 * (run.first_batch_seconds or 0) or None),
+    ("memory MiB, cold", False, 1, lambda run: run.peak_pss_bytes / MIB or None),
+    ("warm", True, 1, lambda run: run.peak_pss_bytes / MIB or None),
 )
+"""Columns of the table of runs: head, state, processes, and value of a run; None: not measured."""
+
 CONVERSION_COLUMNS = (
     "peer",
     "samples",
@@ -67,11 +68,6 @@ SUMMARY = (
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def _median(runs: Sequence[Run], value: Callable[[Run], float | None]) -> str:
-    values = [found for found in map(value, runs) if found is not None]
-    return number_text(median(values)) if values else ""
-
-
 def run_table(outcome: Outcome, key: str) -> Table:
     """Return the table of a data set: medians over all rounds, a row for each peer and order."""
     ways: dict[tuple[str, str], list[Run]] = {}
@@ -80,28 +76,14 @@ def run_table(outcome: Outcome, key: str) -> Table:
             ways.setdefault((run.peer, "" if run.limit else run.order), []).append(run)
     rows = []
     for way, found in sorted(ways.items(), key=lambda way: way[1][0].limit):  # the limits last
-        cold, warm, cold_two, warm_two = (
-            [run for run in found if (run.warm, run.processes) == (is_warm, processes)]
-            for processes in (1, 2)
-            for is_warm in (False, True)
-        )
-        both = (cold, warm)
-        rows.append(
-            (
-                *way,
-                *(_median(runs, lambda run: run.rate) for runs in both),
-                *(_median(runs, lambda run: run.bandwidth / MIB) for runs in both),
-                *(_median(runs, lambda run: run.cpu_us) for runs in both),
-                *(_median(runs, lambda run: run.rate) for runs in (cold_two, warm_two)),
-                _median(cold, _first_batch_ms),
-                *(_median(runs, lambda run: run.peak_pss_bytes / MIB or None) for runs in both),
-            )
-        )
-    return Table(_title_of(outcome, key), COLUMNS, rows)
-
-
-def _first_batch_ms(run: Run) -> float | None:
-    return None if run.first_batch_seconds is None else 1e3 * run.first_batch_seconds
+        cells = list(way)
+        for _, warm, processes, value in VALUES:
+            runs = [run for run in found if (run.warm, run.processes) == (warm, processes)]
+            values = [one for one in map(value, runs) if one is not None]
+            cells.append(number_text(median(values)) if values else "")
+        rows.append(cells)
+    heads = [head for head, *_ in VALUES]
+    return Table(_title_of(outcome, key), ("peer", "order", *heads), rows)
 
 
 def _title_of(outcome: Outcome, key: str) -> str:
@@ -192,12 +174,12 @@ def show(console: Console, outcome: Outcome) -> None:
 
 def make_report(facts: Mapping[str, Any], arguments: Mapping[str, Any], outcome: Outcome) -> Report:
     """Return the report of a race: all tables, and the way in which each peer was used."""
-    data = {"arguments": arguments, **outcome.to_dict()}
+    data = {"arguments": arguments, **asdict(outcome)}
     report = Report("peers", "DLFS next to its peers", facts, data)
     packages = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
     report.lines.append(f"- packages: {packages}")
     report.add(f"- samples compared with their source: {sum(r.checked for r in outcome.runs):,}")
-    report.add("## How many times as fast DLFS is", "\n".join(summary(outcome)))
+    report.add("## How many times as fast as its peers DLFS is", "\n".join(summary(outcome)))
     for key in outcome.datasets:
         report.add(run_table(outcome, key), "Conversion:")
         report.add(conversion_table(outcome.converted, key))
@@ -212,8 +194,8 @@ def make_report(facts: Mapping[str, Any], arguments: Mapping[str, Any], outcome:
 
 def read_races(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Any], Outcome]:
     """Read the JSON files of races; return facts and arguments of the first, and all results."""
-    wholes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    wholes = [parse_json(path.read_bytes()) for path in paths]
     joined = Outcome()
     for whole in wholes:
-        joined.add(Outcome.from_dict(whole))
+        joined.add(to_record(whole, Outcome))
     return wholes[0]["machine"], wholes[0]["arguments"], joined

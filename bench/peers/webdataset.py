@@ -6,38 +6,17 @@ and the workers of a `WebLoader` make batches. A sample's key is its index.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 from bench.datasets import Source
 from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
-from bench.peers.peer import Buffer, Peer, Reader
+from bench.peers.peer import Indices, Peer, Reader
 
 SHARDS_SHUFFLED = 100
 BUFFER_SAMPLES = 1000
 DATA = "bin"
-
-
-class WebDatasetReader(Reader):
-    """Reads shards, each by one worker; each epoch opens them anew."""
-
-    own_order = f"shards shuffled, then a buffer of {BUFFER_SAMPLES} in each worker"
-
-    def __init__(self, package: Any, shards: list[str]) -> None:
-        self._package = package
-        self._shards = shards
-
-    def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
-        pipeline = (
-            self._package.WebDataset(self._shards, shardshuffle=SHARDS_SHUFFLED, seed=seed)
-            .shuffle(BUFFER_SAMPLES, seed=seed)
-            .to_tuple("__key__", DATA)
-            .map_tuple(int, _same)
-            .batched(batch, collation_fn=None)
-        )
-        count = min(workers(), len(self._shards))
-        yield from self._package.WebLoader(pipeline, batch_size=None, num_workers=count)
+ORDER = f"shards shuffled, then a buffer of {BUFFER_SAMPLES} in each worker"
 
 
 def _same(data: bytes) -> bytes:
@@ -62,10 +41,24 @@ class WebDataset(Peer):
             for index, _, data in source:
                 shards.write({"__key__": f"{index:012}", DATA: data})
 
-    def open(self, folder: Path) -> WebDatasetReader:
+    def open(self, folder: Path) -> Reader:
         needed("torch")
+        package = needed("webdataset")
         shards = sorted(map(str, folder.glob("*.tar")))
-        return WebDatasetReader(needed("webdataset"), shards)
+
+        def epoch(seed: int, batch: int) -> Generator[tuple[Indices, list[bytes]], None, None]:
+            pipeline = (
+                package.WebDataset(shards, shardshuffle=SHARDS_SHUFFLED, seed=seed)
+                .shuffle(BUFFER_SAMPLES, seed=seed)
+                .to_tuple("__key__", DATA)
+                .map_tuple(int, _same)
+                .batched(batch, collation_fn=None)
+            )
+            count = min(workers(), len(shards))  # each shard is read by one worker
+            for pairs in package.WebLoader(pipeline, batch_size=None, num_workers=count):
+                yield [index for index, _ in pairs], [data for _, data in pairs]
+
+        return Reader(epoch=epoch, own_order=ORDER)
 
 
 PEERS = (WebDataset(),)

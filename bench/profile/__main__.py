@@ -26,12 +26,6 @@ COUNTED_STEPS = 400
 TOOLS = ("perf", "callgrind")
 
 
-def about(case: str) -> str:
-    """Return a description of a case in one line."""
-    text = CASES[case].__doc__ or ""
-    return text.strip().rstrip(".").lower()
-
-
 def profile_case(job: Job, tools: Sequence[str], steps: int) -> Profile:
     """Record a case by every tool that works here."""
     found: dict[str, Recording | None] = dict.fromkeys(TOOLS)
@@ -44,7 +38,8 @@ def profile_case(job: Job, tools: Sequence[str], steps: int) -> Profile:
                 found[tool] = record_callgrind(replace(job, steps=steps))
         except Unavailable as reason:
             missing.append(f"{tool}: {reason}")
-    return Profile(job.case, about(job.case), found["perf"], found["callgrind"], missing)
+    about = (CASES[job.case].__doc__ or "").strip().rstrip(".").lower()
+    return Profile(job.case, about, found["perf"], found["callgrind"], missing)
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:

@@ -24,7 +24,7 @@ KERNEL_START = 1 << 63
 
 _HEAD = re.compile(r"\s*(\d+)\s+(\d+)\s*$")
 _FRAME = re.compile(r"\s+([0-9a-f]+) (.*) \((.*)\)$")
-_NAME = re.compile(r"\((\d+)\)(?: (.*))?$")
+_NAMED = re.compile(r"(c?)(ob|fl|fi|fe|fn)=(?:\((\d+)\))? ?(.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,7 @@ class _Stack:
 def parse_perf(text: str, library: str = "") -> Costs:
     """Read the output of ``perf script -F pid,period,ip,sym,dso``.
 
-    Args:
-        text: the output.
-        library: path of a library whose addresses are looked up in debug information.
-
-    Raises:
-        ValueError: a line has another form.
+    Addresses in ``library``, a path, are looked up in debug information.
     """
     stacks = list(_stacks(text))
     sources = _sources(stacks, library)
@@ -158,59 +153,33 @@ def parse_callgrind(text: str) -> Costs:
     Raises:
         ValueError: it has another form, or counts other events first.
     """
-    reader = _CallgrindReader()
+    costs: Costs = Counter()
+    names: dict[tuple[str, str], str] = {}  # a name appears in full once, and by its number then
+    now = {"ob": "", "fl": "", "fn": ""}
+    is_counted = is_call = False
+    process = 0
+    place = Place(0, "", "", "")
     for line in text.splitlines():
-        reader.take(line)
-    if not reader.counts:
-        raise ValueError("read callgrind's costs: expected events: Ir, got none")
-    return reader.costs
-
-
-class _CallgrindReader:
-    """Reads callgrind's lines. A name appears in full once, and by its number after that."""
-
-    def __init__(self) -> None:
-        self.costs: Costs = Counter()
-        self.counts = False
-        self._names: dict[tuple[str, str], str] = {}
-        self._process = 0
-        self._object = self._file = self._function = ""
-        self._is_call = False
-
-    def take(self, line: str) -> None:
-        """Read one line."""
         if line.startswith("events:"):
-            self.counts = line.split()[1:2] == ["Ir"]
+            is_counted = line.split()[1:2] == ["Ir"]
         elif line.startswith("pid:"):
-            self._process = int(line.split()[1])
+            process = int(line.split()[1])
         elif line.startswith("calls="):
-            self._is_call = True
-        elif line[:1] in "0123456789+-*" and line:
-            self._cost(line)
-        else:
-            key, separator, value = line.partition("=")
-            if separator and key in ("ob", "fl", "fi", "fe", "fn", "cob", "cfi", "cfl", "cfn"):
-                self._name(key, value)
-
-    def _cost(self, line: str) -> None:
-        fields = line.split()
-        if self._is_call:  # the line after "calls=": costs of the called function
-            self._is_call = False
-        elif len(fields) > 1:
-            place = Place(self._process, self._object, self._file, self._function)
-            self.costs[place] += int(fields[1])
-
-    def _name(self, key: str, value: str) -> None:
-        kind = "fn" if key.endswith("fn") else "ob" if key.endswith("ob") else "fl"
-        found = _NAME.match(value)
-        name = value
-        if found is not None:
-            if found[2] is not None:
-                self._names[kind, found[1]] = found[2]
-            name = self._names.get((kind, found[1]), value)
-        if key == "ob":
-            self._object = PurePath(name).name
-        elif key in ("fl", "fi", "fe"):
-            self._file = "" if name == "???" else _source(name)
-        elif key == "fn":
-            self._function = name.partition("'")[0]  # 'N: the depth of a recursion
+            is_call = True  # the next line has the costs of the called function
+        elif line and line[0] in "0123456789+-*":
+            fields = line.split()
+            costs[place] += int(fields[1]) if len(fields) > 1 and not is_call else 0
+            is_call = False
+        elif found := _NAMED.match(line):
+            of_called, kind, number, name = found.groups()
+            kind = "fl" if kind in ("fi", "fe") else kind
+            if number:
+                name = names.setdefault((kind, number), name)
+            if not of_called:
+                now[kind] = name
+                file = "" if now["fl"] == "???" else _source(now["fl"])
+                function = now["fn"].partition("'")[0]  # 'N: the depth of a recursion
+                place = Place(process, PurePath(now["ob"]).name, file, function)
+    if not is_counted:
+        raise ValueError("read callgrind's costs: expected events: Ir, got none")
+    return +costs

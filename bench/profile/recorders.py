@@ -11,14 +11,14 @@ import os
 import select
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import Unavailable
 from bench.machine import LIBDLFS
-from bench.process import Child, find_program, start_child
+from bench.process import Child, find_program, output_of, start_child
 from bench.profile.costs import Costs, parse_callgrind, parse_perf
 from bench.profile.workload import Done, Job
 
@@ -45,48 +45,31 @@ class Recording:
     done: Done
 
 
-class _Workload:
-    """A case that runs in a child process."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-        self.processes = {int(pid): name for pid, name in child.answer().items()}
-
-    def work(self) -> Done:
-        """Let it work, and wait until it is done."""
-        self._child.send("work")
-        answer = self._child.answer()
-        cpu = {int(pid): seconds for pid, seconds in answer["cpu_seconds"].items()}
-        return Done(answer["samples"], answer["seconds"], cpu)
-
-    def end(self) -> None:
-        """Let it end.
-
-        Raises:
-            Unavailable: it ended with an error.
-        """
-        self._child.send("end")
-        self._child.finish()
-
-
 @contextmanager
-def _workload(job: Job, folder: str, *prefix: str) -> Iterator[_Workload]:
-    """Start a case in a child process, behind the command of a recorder."""
+def _workload(job: Job, folder: str, *prefix: str) -> Iterator[tuple[Child, dict[int, str]]]:
+    """Start a case behind the command of a recorder; yield it with its processes' names."""
     log = Path(folder) / "workload.log"
-    with start_child("bench.profile.workload", asdict(job), log, prefix=prefix) as child:
-        yield _Workload(child)
+    with start_child("bench.profile.workload", job, log, prefix=prefix) as child:
+        yield child, {int(pid): name for pid, name in child.answer().items()}
+
+
+def _work(child: Child) -> Done:
+    """Let a case work, and wait until it is done."""
+    child.send("work")
+    return Done(**child.answer())
 
 
 # ---- perf ----------------------------------------------------------------------------------------
 
 
-def perf_event() -> str:
-    """Return the event by which perf can sample here.
+def find_perf() -> str:
+    """Return the path of perf."""
+    return find_program("perf", "linux-perf")
 
-    Raises:
-        Unavailable: perf is not installed, or may not be used.
-    """
-    perf = find_program("perf", "linux-perf")
+
+def perf_event() -> str:
+    """Return the event by which perf can sample here."""
+    perf = find_perf()
     for event in ("cycles", "cpu-clock"):
         done = subprocess.run(
             [perf, "stat", "--all-cpus", "--event", event, "--field-separator", ",", "true"],
@@ -101,20 +84,20 @@ def perf_event() -> str:
 
 
 def record_perf(job: Job) -> Recording:
-    """Sample a case and the processes that serve it.
-
-    Raises:
-        Unavailable: perf or the case cannot run here.
-    """
+    """Sample a case and the processes that serve it."""
     event = perf_event()
-    with tempfile.TemporaryDirectory() as folder, _workload(job, folder) as workload:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _workload(job, folder) as (child, processes),
+    ):
         output = Path(folder) / "perf.data"
         with _sampling(event, output):
-            done = workload.work()
-        workload.end()
-        text = _perf_script(output, workload.processes)
-    costs = parse_perf(text, str(_LIBRARY))
-    return Recording(event, costs, workload.processes, done)
+            done = _work(child)
+        child.send("end")
+        child.finish()
+        words = ["--fields", "pid,period,ip,sym,dso", "--pid", ",".join(map(str, processes))]
+        text = output_of(find_perf(), "script", "--input", output, *words)
+    return Recording(event, parse_perf(text, str(_LIBRARY)), processes, done)
 
 
 @contextmanager
@@ -127,7 +110,7 @@ def _sampling(event: str, output: Path) -> Iterator[None]:
     control, answer = (output.with_name(name) for name in ("control", "answer"))
     os.mkfifo(control)
     os.mkfifo(answer)
-    command = [find_program("perf", "linux-perf"), "record", "--quiet", "--call-graph", "fp"]
+    command = [find_perf(), "record", "--quiet", "--call-graph", "fp"]
     command += ["--event", event, "--freq", str(SAMPLES_PER_SECOND), "--delay", "-1"]
     command += ["--all-cpus", "--output", str(output)]
     # perf records while its command runs. cat ends with its input, so with this process as well.
@@ -139,78 +122,50 @@ def _sampling(event: str, output: Path) -> Iterator[None]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
-        with contextlib.suppress(PermissionError):  # else a busy machine delays it
-            os.setpriority(os.PRIO_PROCESS, perf.pid, PERF_PRIORITY)
-        with _control(perf, control, answer) as control_perf:
-            control_perf("enable")
-            yield
-            control_perf("disable")
-    finally:
-        perf.communicate()
-
-
-@contextmanager
-def _control(
-    perf: subprocess.Popen[str], control: Path, answer: Path
-) -> Iterator[Callable[[str], None]]:
-    """Open the two pipes of perf; yield a function that sends a command to it and waits."""
     # Opened for both directions, so that open() does not wait for the other side.
-    commands = os.open(control, os.O_RDWR)
-    answers = os.open(answer, os.O_RDWR)
+    with open(control, "r+b", buffering=0) as commands, open(answer, "r+b", buffering=0) as answers:
 
-    def send(word: str) -> None:
-        os.write(commands, f"{word}\n".encode())
-        while not select.select([answers], [], [], 0.1)[0]:
-            if perf.poll() is not None:
-                assert perf.stderr is not None
-                raise Unavailable(f"perf record ended: {perf.stderr.read().strip()}")
-        os.read(answers, 64)
+        def send(word: str) -> None:
+            commands.write(f"{word}\n".encode())
+            while not select.select([answers], [], [], 0.1)[0]:
+                if perf.poll() is not None:
+                    assert perf.stderr is not None
+                    raise Unavailable(f"perf record ended: {perf.stderr.read().strip()}")
+            answers.read(64)
 
-    try:
-        yield send
-    finally:
-        os.close(commands)
-        os.close(answers)
-
-
-def _perf_script(output: Path, processes: Iterable[int]) -> str:
-    command = [find_program("perf", "linux-perf"), "script", "--input", str(output)]
-    command += ["--fields", "pid,period,ip,sym,dso", "--pid", ",".join(map(str, processes))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Unavailable(f"perf script ended: {done.stderr.strip()}")
-    return done.stdout
+        try:
+            with contextlib.suppress(PermissionError):  # else a busy machine delays it
+                os.setpriority(os.PRIO_PROCESS, perf.pid, PERF_PRIORITY)
+            send("enable")
+            yield
+            send("disable")
+        finally:
+            perf.communicate()
 
 
 # ---- callgrind -----------------------------------------------------------------------------------
 
 
 def record_callgrind(job: Job) -> Recording:
-    """Count the instructions of a case in user space, of the reading process only.
-
-    Raises:
-        Unavailable: valgrind or the case cannot run here.
-    """
+    """Count the instructions of a case in user space, of the reading process only."""
     valgrind = find_program("valgrind", "valgrind")
     with tempfile.TemporaryDirectory() as folder:
         pattern = Path(folder) / "callgrind.out"
         prefix = [valgrind, "--quiet", "--tool=callgrind", "--instr-atstart=no"]
         prefix += [f"--callgrind-out-file={pattern}", f"--log-file={folder}/log"]
-        with _workload(job, folder, *prefix) as workload:
-            (process,) = (pid for pid, name in workload.processes.items() if name == "reader")
+        with _workload(job, folder, *prefix) as (child, processes):
+            (process,) = (pid for pid, name in processes.items() if name == "reader")
             _callgrind_control("on", process)
-            done = workload.work()
+            done = _work(child)
             _callgrind_control("off", process)
-            workload.end()
+            child.send("end")
+            child.finish()
         costs = parse_callgrind(pattern.read_text(encoding="utf-8", errors="replace"))
-    return Recording("instructions", costs, workload.processes, done)
+    return Recording("instructions", costs, processes, done)
 
 
 def _callgrind_control(state: str, process: int) -> None:
     tool = find_program("callgrind_control", "valgrind")
-    done = subprocess.run(
-        [tool, "-i", state, str(process)], capture_output=True, text=True, check=False
-    )
-    if done.returncode or "OK" not in done.stdout:
-        raise Unavailable(f"callgrind_control: {(done.stdout + done.stderr).strip()}")
+    text = output_of(tool, "-i", state, process)
+    if "OK" not in text:
+        raise Unavailable(f"callgrind_control: {text.strip()}")

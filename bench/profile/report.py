@@ -38,7 +38,7 @@ class Profile:
 
 def cpu_us(recording: Recording) -> float:
     """Return the CPU time of a sample in all processes, in microseconds."""
-    return 1e6 * sum(recording.done.cpu_seconds.values()) / max(1, recording.done.samples)
+    return 1e6 * recording.done.cpu_seconds / max(1, recording.done.samples)
 
 
 def instructions_of(recording: Recording) -> float:
@@ -59,16 +59,8 @@ def by_group(recording: Recording) -> dict[tuple[str, str], float]:
     """Return the share of all costs of each group, by process and group."""
     found: Counter[tuple[str, str]] = Counter()
     for (process, place), share in shares(recording).items():
-        found[process, group_of(place)] += share
+        found[process, group_of(place)] += share  # type: ignore[assignment]
     return dict(found.most_common())
-
-
-def by_function(recording: Recording) -> dict[tuple[str, str, str], float]:
-    """Return the largest shares by process, function with its file or object, and group."""
-    found: Counter[tuple[str, str, str]] = Counter()
-    for (process, place), share in shares(recording).items():
-        found[process, f"{place.function} ({place.file or place.object})", group_of(place)] += share
-    return dict(found.most_common(FUNCTIONS_SHOWN))
 
 
 def group_table(profile: Profile) -> Table:
@@ -99,10 +91,11 @@ def group_table(profile: Profile) -> Table:
 
 def function_table(recording: Recording) -> Table:
     """Return the table of the functions with the largest costs."""
-    rows = [
-        (process, f"`{function}`", group, f"{share:.1%}")
-        for (process, function, group), share in by_function(recording).items()
-    ]
+    found: Counter[tuple[str, str, str]] = Counter()
+    for (process, place), share in shares(recording).items():
+        function = f"`{place.function} ({place.file or place.object})`"
+        found[process, function, group_of(place)] += share  # type: ignore[assignment]
+    rows = [(*key, f"{share:.1%}") for key, share in found.most_common(FUNCTIONS_SHOWN)]
     return Table("", ("process", "function", "what for", "share"), rows)
 
 
@@ -147,7 +140,6 @@ def to_dict(profile: Profile) -> dict[str, Any]:
 def make_report(facts: Mapping[str, Any], profiles: Sequence[Profile]) -> Report:
     """Return the report of all cases that were recorded."""
     report = Report("profile", "Profiles", facts, {"cases": [to_dict(one) for one in profiles]})
-    report.lines.append("")
     for profile in profiles:
         report.add(*sections(profile))
     return report

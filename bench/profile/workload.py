@@ -9,22 +9,21 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dlfs
-from bench.contenders.files import read_files
-from bench.contenders.samples import WHOLE, fill_memory, open_dataset
+from bench.contenders.files import FileList
+from bench.contenders.samples import UNLIMITED_SECONDS, WHOLE, fill_memory, open_dataset
 from bench.contenders.service import serve_scene
 from bench.datasets import DATASET, Scene, make_scene, spec_of
 from bench.process import Parent, run_child, run_program
-from bench.resources import cpu_seconds_of
+from bench.resources import cpu_seconds_of_all
 from bench.serving import mount_dlfs
 
 BATCH = 256
@@ -36,15 +35,7 @@ BUDGET = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to run.
-
-    Attributes:
-        case: name of the case.
-        folder: folder of the data.
-        size_bytes: bytes of the data.
-        seconds: duration.
-        steps: number of batches instead of a duration; 0: run for the duration.
-    """
+    """A case to run for some seconds, or for a number of batches unless `steps` is 0."""
 
     case: str
     folder: str
@@ -60,12 +51,12 @@ class Done:
     Attributes:
         samples: number of samples read.
         seconds: elapsed time.
-        cpu_seconds: CPU time of each process, by process ID.
+        cpu_seconds: CPU time of all processes of the case.
     """
 
     samples: int
     seconds: float
-    cpu_seconds: dict[int, float]
+    cpu_seconds: float
 
 
 Work = Callable[[], Generator[int, None, None]]
@@ -132,17 +123,13 @@ def mount(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Open, read and close of random files through the mount, warm."""
     log = scene.folder / "mount.log"
     with mount_dlfs(str(scene.volume), scene.folder / "mnt", log) as mounted:
-        order = scene.file_order(0).tolist()
-        root = os.fsencode(mounted.files) + b"/"
-        paths = [scene.source.path(index) for index in order]
-        sizes = scene.source.lengths[order].tolist()
-        read_files(root, paths, sizes, 600.0)
+        files = FileList(mounted.files, scene.source, scene.file_order(0))
+        files.read(UNLIMITED_SECONDS)
 
         def work() -> Generator[int, None, None]:
             while True:
-                for first in range(0, len(paths), BATCH):
-                    part = slice(first, first + BATCH)
-                    yield read_files(root, paths[part], sizes[part], 600.0)[0]
+                for first in range(0, len(files), BATCH):
+                    yield files.read(UNLIMITED_SECONDS, slice(first, first + BATCH))[0]
 
         yield {mounted.pid: "mount"}, work
 
@@ -157,23 +144,22 @@ def scene_of(folder: Path, size_bytes: int) -> Scene:
     )
 
 
-def run(work: Iterator[int], processes: dict[int, str], seconds: float, steps: int) -> Done:
+def run(work: Iterator[int], processes: Iterable[int], seconds: float, steps: int) -> Done:
     """Work for a duration, or for a number of steps unless that is 0."""
-    before = {process: cpu_seconds_of(process) for process in processes}
-    own, start = time.process_time(), time.perf_counter()
+    others = [process for process in processes if process != os.getpid()]
+    before, start = time.process_time() + cpu_seconds_of_all(others), time.perf_counter()
     samples = 0
     for number, count in enumerate(work, 1):
         samples += count
         if number == steps if steps else time.perf_counter() - start > seconds:
             break
-    spent = {process: cpu_seconds_of(process) - before[process] for process in processes}
-    spent[os.getpid()] = time.process_time() - own  # more exact than the ticks of /proc
+    # This process's own clock is more exact than the ticks of /proc.
+    spent = time.process_time() + cpu_seconds_of_all(others) - before
     return Done(samples, time.perf_counter() - start, spent)
 
 
-def work(values: dict[str, Any], parent: Parent) -> None:
+def work(job: Job, parent: Parent) -> None:
     """Run a case as the job says."""
-    job = Job(**values)
     scene = scene_of(Path(job.folder), job.size_bytes)
     with CASES[job.case](scene) as (others, begin), closing(begin()) as steps:
         processes = {os.getpid(): "reader", **others}
@@ -186,4 +172,4 @@ def work(values: dict[str, Any], parent: Parent) -> None:
 
 
 if __name__ == "__main__":
-    run_program(lambda: run_child(work))
+    run_program(lambda: run_child(Job, work))

@@ -6,7 +6,6 @@ Nothing is timed: the results depend on the orders, the seeds and the code, not 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,57 +16,9 @@ from bench.process import run_program
 from bench.progress import Stretch
 from bench.shuffle import cost, training
 from bench.shuffle.measures import Quality, batches_of, class_variance, measure, sorted_labels
-from bench.shuffle.orders import Buffered, Order, Shuffled, Stored
+from bench.shuffle.orders import TINY, Buffered, Order, Shuffled, Size, Stored
 from bench.shuffle.report import Findings, draw, make_report
 from dlfs.epoch_options import WINDOW_CHUNKS
-
-
-@dataclass(frozen=True)
-class Size:
-    """Sizes of the measurements.
-
-    Attributes:
-        chunks: number of chunks of the measured dataset.
-        per_chunk: samples of a chunk.
-        batch: samples of a batch.
-        batches: sizes of batches for the variance of classes.
-        classes: number of classes of the measured dataset.
-        windows: windows of chunk shuffle, in chunks.
-        seeds: number of seeds of the orders.
-        digits_windows: windows of chunk shuffle of the digits, in chunks.
-        digits_seeds: number of seeds of weights and orders.
-        epochs: epochs of a training.
-        budget_chunks: memory budget in chunks; windows up to eight times as large are read with it.
-    """
-
-    chunks: int = 4096
-    per_chunk: int = 64
-    batch: int = 256
-    batches: tuple[int, ...] = (32, 256, 1024)
-    classes: int = 100
-    windows: tuple[int, ...] = (1, 4, 16, WINDOW_CHUNKS, 256, 1024)
-    seeds: int = 5
-    digits_windows: tuple[int, ...] = (1, 4, 16, 32)
-    digits_seeds: int = 10
-    epochs: int = 12
-    budget_chunks: int = 64
-
-
-TINY = Size(
-    chunks=64,
-    per_chunk=8,
-    batch=16,
-    batches=(16, 32),
-    classes=8,
-    windows=(1, 8),
-    seeds=2,
-    digits_windows=(1,),
-    digits_seeds=2,
-    epochs=2,
-    budget_chunks=4,
-)
-"""Sizes for tests and ``--tiny``."""
-
 
 NOT_DRAWN = (Shuffled("chunk", 4), Shuffled("chunk", 16), Shuffled("chunk", 256))
 """Orders whose pictures look like those of the next window."""
@@ -149,14 +100,11 @@ def find(size: Size, folder: Path) -> Findings:
         windows = [budget * eighths // 8 for eighths in (2, 4, 8, 12, 16, 32, 64)]
         shares = cost.read_shares(volume, budget, windows)
     return Findings(
-        samples=stored.count,
-        per_chunk=size.per_chunk,
-        batch=size.batch,
+        size,
         quality={order.label: measured(stored, order, size) for order in orders},
         variances=variances_of(stored, size),
         curves=trained(size),
         shares=shares,
-        budget_chunks=budget,
         positions={
             order.label: order.positions(stored, seed=1, epoch=0)
             for order in orders

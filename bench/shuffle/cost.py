@@ -10,14 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 import dlfs
-from dlfs.units import KIB, MIB
+from bench.datasets import DATASET, SyntheticSource, make_volume, spec_of
+from dlfs.units import KIB
 
-SAMPLE_BYTES = 4 * KIB
 CHUNK_BYTES = 256 * KIB
-NAME = "samples"
 BATCH = 256
 
 
@@ -25,13 +22,7 @@ BATCH = 256
 def volume_of(folder: Path, chunks: int) -> Iterator[Path]:
     """Write a volume with so many full chunks to a file; remove it at the end of the block."""
     path = folder / "shuffle.img"
-    count = chunks * CHUNK_BYTES // SAMPLE_BYTES
-    dlfs.format_volume(str(path), size_bytes=chunks * CHUNK_BYTES + 64 * MIB)
-    data = np.random.default_rng(0).bytes(count * SAMPLE_BYTES)
-    with dlfs.open(str(path)) as volume, volume.writer(NAME) as writer:
-        paths = [b"%09d" % number for number in range(count)]
-        starts = np.arange(count, dtype=np.int64) * SAMPLE_BYTES
-        writer.add_batch(paths, data, starts, np.full(count, SAMPLE_BYTES, np.int64))
+    make_volume(path, SyntheticSource(spec_of("4k"), chunks * CHUNK_BYTES, seed=0))
     try:
         yield path
     finally:
@@ -44,7 +35,7 @@ def read_shares(volume: Path, budget_chunks: int, windows: Sequence[int]) -> dic
     for window in windows:
         with (
             dlfs.open(str(volume), memory_bytes=budget_chunks * CHUNK_BYTES) as opened,
-            opened.dataset(NAME) as dataset,
+            opened.dataset(DATASET) as dataset,
         ):
             with dataset.batches(BATCH, shuffle="chunk", window_chunks=window) as epoch:
                 total = 0

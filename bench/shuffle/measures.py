@@ -11,7 +11,7 @@ classes do. A batch of samples that were stored together and are alike harms a t
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +55,6 @@ class Quality:
     class_variance_shuffled: float
     epochs_spearman: float
     pairs_again: float
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the measures by name."""
-        return asdict(self)
 
 
 def measure(epoch: Epoch, other: Epoch, *, per_chunk: int, batch: int, classes: int) -> Quality:

@@ -16,11 +16,58 @@ from numpy.typing import NDArray
 
 from dlfs.arguments import Shuffle
 from dlfs.directory import DirectoryBuilder, FrozenDirectory
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions
 from dlfs.sequence import Sequence
 
 SAMPLE_BYTES = 4096
 _DATASET = UUID("00000000-0000-4000-8000-0000000005f1")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of the measurements.
+
+    Attributes:
+        chunks: number of chunks of the measured dataset.
+        per_chunk: samples of a chunk.
+        batch: samples of a batch.
+        batches: sizes of batches for the variance of classes.
+        classes: number of classes of the measured dataset.
+        windows: windows of chunk shuffle, in chunks.
+        seeds: number of seeds of the orders.
+        digits_windows: windows of chunk shuffle of the digits, in chunks.
+        digits_seeds: number of seeds of weights and orders.
+        epochs: epochs of a training.
+        budget_chunks: memory budget in chunks; windows up to eight times as large are read with it.
+    """
+
+    chunks: int = 4096
+    per_chunk: int = 64
+    batch: int = 256
+    batches: tuple[int, ...] = (32, 256, 1024)
+    classes: int = 100
+    windows: tuple[int, ...] = (1, 4, 16, WINDOW_CHUNKS, 256, 1024)
+    seeds: int = 5
+    digits_windows: tuple[int, ...] = (1, 4, 16, 32)
+    digits_seeds: int = 10
+    epochs: int = 12
+    budget_chunks: int = 64
+
+
+TINY = Size(
+    chunks=64,
+    per_chunk=8,
+    batch=16,
+    batches=(16, 32),
+    classes=8,
+    windows=(1, 8),
+    seeds=2,
+    digits_windows=(1,),
+    digits_seeds=2,
+    epochs=2,
+    budget_chunks=4,
+)
+"""Sizes for tests and ``--tiny``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +162,9 @@ class Buffered:
 
     def positions(self, stored: Stored, *, seed: int, epoch: int) -> NDArray[np.int64]:
         random = np.random.default_rng([seed, epoch, self.capacity, self.shard])
-        arriving = self._arriving(stored.count, random).tolist()
+        samples, step = np.arange(stored.count), self.shard or stored.count
+        firsts = random.permutation(np.arange(0, stored.count, step)) if self.shard else [0]
+        arriving = np.concatenate([samples[first : first + step] for first in firsts]).tolist()
         capacity = min(self.capacity, stored.count)
         buffer, later = arriving[:capacity], arriving[capacity:]
         chosen = random.integers(0, capacity, len(later)).tolist()
@@ -124,12 +173,3 @@ class Buffered:
             taken.append(buffer[number])
             buffer[number] = sample
         return np.concatenate([np.array(taken, np.int64), random.permutation(buffer)])
-
-    def _arriving(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """Return the samples in the order in which they enter the buffer."""
-        if not self.shard:
-            return np.arange(count)
-        firsts = random.permutation(np.arange(0, count, self.shard))
-        return np.concatenate(
-            [np.arange(first, min(first + self.shard, count)) for first in firsts]
-        )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.errors import Unavailable
+from bench.command import figure_class
 from bench.report import Report, Table
 from bench.shuffle.measures import Quality, class_variance_of_window
+from bench.shuffle.orders import Size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,39 +38,33 @@ class Findings:
     """The results of one run.
 
     Attributes:
-        samples: samples of the measured dataset.
-        per_chunk: samples in a chunk.
-        batch: samples in a batch.
+        size: sizes of the measurements.
         quality: measures of each order, one for each seed.
         variances: class variance by batch size, then by window.
         curves: accuracy of each order after each epoch, float64[seeds, epochs].
         shares: bytes read over bytes of samples, by window.
-        budget_chunks: memory budget of `shares`, in chunks.
         positions: one epoch of the orders that are drawn, int64[n].
     """
 
-    samples: int
-    per_chunk: int
-    batch: int
+    size: Size
     quality: dict[str, list[Quality]]
     variances: dict[int, dict[int, float]]
     curves: dict[str, NDArray[np.float64]]
     shares: dict[int, float]
-    budget_chunks: int
     positions: dict[str, NDArray[np.int64]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as plain values, without the epochs that are drawn."""
         return {
-            "samples": self.samples,
-            "per_chunk": self.per_chunk,
-            "batch": self.batch,
+            "samples": self.size.chunks * self.size.per_chunk,
+            "per_chunk": self.size.per_chunk,
+            "batch": self.size.batch,
             "quality": {
-                order: [one.to_dict() for one in found] for order, found in self.quality.items()
+                order: [asdict(one) for one in found] for order, found in self.quality.items()
             },
             "class_variance": self.variances,
             "accuracy": {order: curve.tolist() for order, curve in self.curves.items()},
-            "bytes_read": {"budget_chunks": self.budget_chunks, "by_window": self.shares},
+            "bytes_read": {"budget_chunks": self.size.budget_chunks, "by_window": self.shares},
         }
 
 
@@ -84,8 +79,9 @@ def quality_table(title: str, quality: Mapping[str, Sequence[Quality]]) -> Table
     """Return the table of the orders' measures: means over the seeds."""
     rows = []
     for order, found in quality.items():
-        values = [one.to_dict() for one in found]
-        means = (np.mean([one[name] for one in values]) for name in QUALITY_COLUMNS.values())
+        means = (
+            np.mean([getattr(one, name) for one in found]) for name in QUALITY_COLUMNS.values()
+        )
         rows.append([order, *(_short(float(mean)) for mean in means)])
     return Table(title, ("order", *QUALITY_COLUMNS), rows)
 
@@ -103,10 +99,10 @@ def curve_table(title: str, curves: Mapping[str, NDArray[np.float64]]) -> Table:
 
 def make_report(facts: Mapping[str, Any], findings: Findings) -> Report:
     """Return the report of all measures."""
-    chunks = -(-findings.samples // findings.per_chunk)
+    size = findings.size
     title = (
-        f"Orders: {findings.samples:,} samples, {findings.per_chunk} a chunk ({chunks:,} chunks), "
-        f"batches of {findings.batch}"
+        f"Orders: {size.chunks * size.per_chunk:,} samples, {size.per_chunk} a chunk "
+        f"({size.chunks:,} chunks), batches of {size.batch}"
     )
     variances = [
         [f"{window:,}", *(_short(found[window]) for found in findings.variances.values())]
@@ -115,7 +111,6 @@ def make_report(facts: Mapping[str, Any], findings: Findings) -> Report:
     shares = [(f"{window:,}", f"{share:.2f}") for window, share in findings.shares.items()]
     window = "window, chunks"
     report = Report("shuffle", "Shuffle quality", facts, findings.to_dict())
-    report.lines.append("")
     report.add(
         quality_table(title, findings.quality),
         Table(
@@ -125,7 +120,7 @@ def make_report(facts: Mapping[str, Any], findings: Findings) -> Report:
         ),
         curve_table("Accuracy, %: digits stored class by class", findings.curves),
         Table(
-            f"Bytes read, memory for {findings.budget_chunks} chunks",
+            f"Bytes read, memory for {size.budget_chunks} chunks",
             (window, "bytes read over bytes of samples"),
             shares,
         ),
@@ -158,11 +153,10 @@ def _draw_variances(axes: Axes, findings: Findings) -> None:
     for batch, found in findings.variances.items():
         windows = list(found)
         (line,) = axes.loglog(windows, list(found.values()), "o", label=f"batch of {batch:,}")
-        wide = [window for window in windows if window * findings.per_chunk >= batch]
+        per_chunk = findings.size.per_chunk
+        wide = [window for window in windows if window * per_chunk >= batch]
         near = [
-            class_variance_of_window(
-                window_chunks=window, per_chunk=findings.per_chunk, batch=batch
-            )
+            class_variance_of_window(window_chunks=window, per_chunk=per_chunk, batch=batch)
             for window in wide
         ]
         axes.loglog(wide, near, "-", color=line.get_color(), linewidth=0.8)
@@ -179,9 +173,9 @@ def _draw_variances(axes: Axes, findings: Findings) -> None:
 def _draw_shares(axes: Axes, findings: Findings) -> None:
     axes.plot(list(findings.shares), list(findings.shares.values()), "o-")
     _plain_windows(axes, list(findings.shares))
-    axes.axvline(findings.budget_chunks, color="grey", linewidth=0.8)
+    axes.axvline(findings.size.budget_chunks, color="grey", linewidth=0.8)
     axes.set(
-        title=f"Bytes read, memory for {findings.budget_chunks} chunks (grey)",
+        title=f"Bytes read, memory for {findings.size.budget_chunks} chunks (grey)",
         xlabel="window, chunks",
         ylabel="times the bytes of the samples",
         ylim=(0, None),
@@ -204,18 +198,8 @@ def _draw_curves(axes: Axes, findings: Findings) -> None:
 
 
 def draw(findings: Findings) -> dict[str, Figure]:
-    """Draw the pictures.
-
-    Returns:
-        The pictures by name.
-
-    Raises:
-        Unavailable: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise Unavailable("matplotlib is not installed: make bench installs it") from error
+    """Draw the pictures, and return them by name."""
+    Figure = figure_class()  # noqa: N806
     columns = len(findings.positions)
     orders, windows, accuracy = Figure((2.6 * columns, 5)), Figure((12, 4.5)), Figure((11, 5.5))
     grid = orders.subplots(2, columns)

@@ -39,11 +39,7 @@ class Digits:
 
     @classmethod
     def load(cls, *, by_class: bool = True) -> Digits:
-        """Load them from scikit-learn, which includes them.
-
-        Args:
-            by_class: store them class by class; else in a random order.
-        """
+        """Load them from scikit-learn, stored class by class or in a random order."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -77,5 +73,6 @@ def accuracies(digits: Digits, order: Order, *, epochs: int, seed: int) -> NDArr
 
 def curves(digits: Digits, order: Order, *, epochs: int, seeds: int) -> NDArray[np.float64]:
     """Return the ``accuracies`` of several seeds, ``float64[seeds, epochs]``."""
-    runs = [accuracies(digits, order, epochs=epochs, seed=seed) for seed in range(1, seeds + 1)]
-    return np.stack(runs)
+    return np.stack(
+        [accuracies(digits, order, epochs=epochs, seed=seed) for seed in range(1, seeds + 1)]
+    )

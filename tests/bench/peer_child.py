@@ -61,11 +61,9 @@ def read_at_random(reader: Reader, source: OddSource) -> int:
 def read_epoch(reader: Reader, source: OddSource, seed: int) -> list[int]:
     """An epoch in the peer's own order; the indices in that order."""
     seen: list[int] = []
-    for batch in reader.epoch(seed, BATCH):
-        if isinstance(batch, list):
-            pairs = [(index, bytes(data)) for index, data in batch]
-        else:
-            pairs = [(int(batch.indices[at]), bytes(batch[at])) for at in range(len(batch))]
+    for indices, batch in reader.epoch(seed, BATCH):
+        assert len(indices) == len(batch)
+        pairs = [(int(index), bytes(batch[at])) for at, index in enumerate(indices)]
         assert 0 < len(pairs) <= BATCH
         assert all(data == source.data(index) for index, data in pairs)
         seen += [index for index, _ in pairs]
@@ -87,9 +85,9 @@ def exercise(peer: Peer, folder: Path, source: OddSource) -> dict[str, object]:
         orders = [read_epoch(reader, source, seed) for seed in (1, 1, 2)]
         found["shuffled"] = orders[0] != list(range(COUNT))
         found["seeds"] = orders[0] != orders[2]
-        left = iter(reader.epoch(3, BATCH))
+        left = reader.epoch(3, BATCH)
         next(left)
-        left.close()  # type: ignore[attr-defined]
+        left.close()
     other.close()
     reader.close()
     reader.close()

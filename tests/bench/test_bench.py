@@ -67,9 +67,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def test_every_case_runs_and_reads_the_right_bytes(stage: Stage, case: Case) -> None:
     result = stage.run(case, Progress().whole())
 
-    ours = [who for who in result.runs if who.label.startswith("DLFS")]
+    ours = [label for label in result.runs if label.startswith("DLFS")]
     assert ours
-    assert all(run.checked for who in ours for run in result.runs[who])
+    assert all(run.checked for label in ours for run in result.runs[label])
     assert all(run.samples > 0 and run.seconds > 0 for runs in result.runs.values() for run in runs)
     reasons = [why for why in result.missing.values() if "not installed" not in why]
     excused = ("fio", "uring", "no --target spdk:")
@@ -111,14 +111,16 @@ def test_a_floor_is_the_median_of_ratios_round_by_round() -> None:
     floor = Floor("twice the peer", ours, 2.0, rate, (peer,))
     case = Case("a", "4k", "", (ours, peer), (floor,))
     runs = {
-        ours: [Measurement(100, 0, *times) for times in ((1.0, 0.5), (2.0, 0.5), (1.0, 4.0))],
-        peer: [Measurement(samples, 0, 1.0, 0.5) for samples in (25, 50, 40)],
+        ours.label: [Measurement(100, 0, *times) for times in ((1.0, 0.5), (2.0, 0.5), (1.0, 4.0))],
+        peer.label: [Measurement(samples, 0, 1.0, 0.5) for samples in (25, 50, 40)],
     }
     assert compare(floor, runs).ratios == (4.0, 1.0, 2.5)
-    assert compare(floor, {ours: runs[ours]}).ratios == ()
-    row = report.floor_table([Result(case, {}, runs, {})]).rows[0]
-    assert row[2:] == ("2", "2.50", "1.00 - 4.00", "met")
-    assert per_core(runs[ours][2]) == 25.0
+    assert compare(floor, {ours.label: runs[ours.label]}).ratios == ()
+    table = report.floor_table([Result(case, {}, runs, {}), Result(case, {}, {}, {})])
+    assert table.title == "Floors: 1 met, 1 not measured"
+    assert table.rows[0][2:] == ("2", "-", "", "not measured")
+    assert table.rows[1][2:] == ("2", "2.50", "1.00 - 4.00", "met")
+    assert per_core(runs[ours.label][2]) == 25.0
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,14 +19,14 @@ from bench.peers.__main__ import choose, main, parse_arguments, settings_of
 from bench.peers.child import Job
 from bench.peers.data import Data, list_corpus
 from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Deep, Outcome, Run
-from bench.peers.peer import Buffer, Peer, Reader, touch
+from bench.peers.peer import Peer, Reader, all_peers, touch
 from bench.peers.race import Race, Settings
-from bench.peers.registry import all_peers
 from bench.peers.report import make_report, read_races
 from bench.peers.verdicts import verdicts
 from bench.process import Parent, start_child
 from bench.progress import Progress, Stretch
 from bench.resources import descendants, peak_rss_bytes, pss_bytes
+from dlfs.json_records import from_json
 from dlfs.units import KIB
 
 OURS = ("ours", "files", "packed", "images", "lmdb", "hdf5")
@@ -51,7 +51,7 @@ class TwoPipes:
 def job_of(peer: Peer, folder: Path, **more: object) -> Job:
     data = replace(DATA, samples_max=all_peers()[peer.owner].samples_max)
     samples = len(data.source())
-    job = Job("race", peer.name, str(folder), asdict(data), samples=samples, batch=16, seconds=0.02)
+    job = Job("race", peer.name, str(folder), data, samples=samples, batch=16, seconds=0.02)
     return replace(job, **more)
 
 
@@ -104,22 +104,21 @@ def race_once(job: Job, peer: Peer) -> None:
     ready, told, checked = pipes.answers
     assert ready == {"ready": True}
     assert checked["checked"] > 16
-    assert told["samples"] >= told["first_samples"] > 0
-    assert told["start"]["seconds"] <= told["opened"]["seconds"] or job.warm
-    assert told["opened"]["seconds"] < told["first"]["seconds"] <= told["end"]["seconds"]
+    assert told["all_samples"] >= told["samples"] > 0
+    assert told["begin"] <= told["first"] <= told["end"]
+    assert told["first_batch_seconds"] > 0 or job.warm
     if told["whole"]:
-        assert told["samples"] == job.samples
+        assert told["samples"] == told["all_samples"] == job.samples
 
 
 # ---- what the framework notices ------------------------------------------------------------------
 
 
-class Liar(Peer, Reader):
+class Liar(Peer):
     """Keeps samples in this process, and can get them wrong."""
 
     name = "liar"
     about = "for tests"
-    own_order = "as stored"
 
     def __init__(self, wrong: int | None = None, twice: bool = False) -> None:
         self._source = DATA.source()
@@ -128,24 +127,21 @@ class Liar(Peer, Reader):
     def prepare(self, source: object, folder: Path) -> None:
         """Nothing."""
 
-    def open(self, folder: Path) -> Liar:
-        return self
+    def open(self, folder: Path) -> Reader:
+        return Reader(self._read, self._epoch, own_order="as stored")
 
-    def read(self, indices: Sequence[int]) -> list[Buffer]:
+    def _read(self, indices: Sequence[int]) -> list[bytes]:
         return [self._sample(index) for index in indices]
 
-    def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
+    def _epoch(self, seed: int, batch: int) -> Generator[tuple[list[int], list[bytes]], None, None]:
         order = list(range(len(self._source)))
         order[-1] = 0 if self._twice else order[-1]
         for at in range(0, len(order), batch):
-            yield [(index, self._sample(index)) for index in order[at : at + batch]]
+            yield order[at : at + batch], self._read(order[at : at + batch])
 
     def _sample(self, index: int) -> bytes:
         data = self._source.data(index)
         return data[:-1] + b"?" if index == self._wrong else data
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def test_wrong_bytes_end_the_race(tmp_path: Path) -> None:
@@ -175,9 +171,9 @@ def test_a_race_in_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shares: list[float] = []
     progress = Progress()
     monkeypatch.setattr(progress, "show", lambda _, share: shares.append(share))
-    race = Race(settings, machine)
+    outcome = Outcome()
+    race = Race(settings, outcome, machine)
     race.run([all_peers()["dlfs"], all_peers()["lmdb"]], progress.whole())
-    outcome = race.outcome
 
     assert shares == sorted(shares)
     assert 0 <= shares[0] < shares[-1] < 1
@@ -193,7 +189,7 @@ def test_a_race_in_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert run.peak_pss_bytes >= run.start_pss_bytes > 0
             assert (run.first_batch_seconds or 0) > 0
     assert all("not installed" in why or "uring" in why for *_, why in outcome.missing)
-    again = Outcome.from_dict(json.loads(json.dumps(outcome.to_dict())))
+    again = from_json(json.dumps(asdict(outcome)), Outcome)
     assert again == outcome
     assert {one.peer for one in verdicts(outcome)} == {"lmdb"}
 
@@ -202,7 +198,7 @@ def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     before = set(descendants(os.getpid()))
     job = job_of(all_peers()["lmdb"], tmp_path / "nothing", verb="look")
     with (
-        start_child("bench.peers.child", asdict(job), tmp_path / "log") as child,
+        start_child("bench.peers.child", job, tmp_path / "log") as child,
         pytest.raises(Unavailable, match="it failed: "),
     ):
         child.answer(60.0)

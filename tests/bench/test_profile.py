@@ -160,9 +160,7 @@ def test_addresses_are_looked_up_in_debug_information() -> None:
 
 
 def recording(event: str, costs: dict[Place, int], samples: int) -> Recording:
-    return Recording(
-        event, Counter(costs), {1: "reader", 2: "mount"}, Done(samples, 1.0, {1: 0.2, 2: 0.1})
-    )
+    return Recording(event, Counter(costs), {1: "reader", 2: "mount"}, Done(samples, 1.0, 0.3))
 
 
 def test_tables_say_what_a_sample_costs() -> None:
