@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dlfs.cli.output import Table, human_count, human_date, human_size, table
+from dlfs.cli.output import Table, human_count, human_date, human_size
 
 if TYPE_CHECKING:
     from dlfs import Dataset, DatasetInfo
-
-
-def dataset_json(info: DatasetInfo) -> dict[str, Any]:
-    """Return the JSON form of a dataset."""
-    return asdict(info)
 
 
 def column_types(dataset: Dataset) -> dict[str, str]:
@@ -28,7 +22,7 @@ def column_types(dataset: Dataset) -> dict[str, str]:
 def dataset_table(infos: Iterable[DatasetInfo]) -> Table:
     """Return a table of datasets."""
     columns = ("dataset", "samples", "bytes", "on device", "layout", "created")
-    made = table(
+    made = Table(
         *columns,
         right=("samples", "bytes", "on device"),
         drop=("layout", "on device", "created"),

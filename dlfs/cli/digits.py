@@ -1,4 +1,4 @@
-"""Data and model of the demo: scikit-learn's digits, and a small network that learns them.
+"""Data of the demo: scikit-learn's digits.
 
 The digits are 1,797 images of 8 x 8 pixels, which scikit-learn ships. Samples are PNG files.
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -65,54 +64,3 @@ def draw(image: NDArray[np.float32]) -> list[str]:
     """Return a digit as eight lines of text, 16 columns wide."""
     levels = np.rint(image.reshape(SIDE, SIDE) * (len(_SHADES) - 1)).astype(int)
     return ["".join(_SHADES[level] * 2 for level in row) for row in levels]
-
-
-def initial_weights(seed: int) -> list[NDArray[np.float32]]:
-    """Return the initial weights: of the hidden layer, then of the last layer, each with biases."""
-    random = np.random.default_rng(seed)
-    first = random.normal(0, np.sqrt(2 / PIXELS), (PIXELS, HIDDEN))
-    last = random.normal(0, np.sqrt(1 / HIDDEN), (HIDDEN, CLASSES))
-    return [
-        values.astype(np.float32) for values in (first, np.zeros(HIDDEN), last, np.zeros(CLASSES))
-    ]
-
-
-@dataclass
-class Classifier:
-    """A network with one hidden layer and a softmax, trained by gradient descent with momentum."""
-
-    rate: float = 0.05
-    momentum: float = 0.9
-    weights: list[NDArray[np.float32]] = field(default_factory=lambda: initial_weights(seed=1))
-    steps: list[NDArray[np.float32]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.steps = [np.zeros_like(values) for values in self.weights]
-
-    def forward(
-        self, images: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the hidden activations and the class probabilities."""
-        first, first_bias, last, last_bias = self.weights
-        hidden = np.maximum(images @ first + first_bias, 0)
-        scores = hidden @ last + last_bias
-        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return hidden, powers / powers.sum(axis=1, keepdims=True)
-
-    def learn(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
-        """Train on one batch."""
-        hidden, error = self.forward(images)
-        error[np.arange(len(labels)), labels] -= 1
-        error /= len(labels)
-        back = (error @ self.weights[2].T) * (hidden > 0)
-        slopes = (images.T @ back, back.sum(axis=0), hidden.T @ error, error.sum(axis=0))
-        for values, step, slope in zip(self.weights, self.steps, slopes, strict=True):
-            step *= self.momentum
-            step -= self.rate * slope
-            values += step
-
-    def classify(self, images: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the most probable class of each image."""
-        _, probabilities = self.forward(images)
-        classes: NDArray[np.int64] = probabilities.argmax(axis=1)
-        return classes

@@ -191,7 +191,7 @@ def _fold(console: Console, text: Text, width: int | None) -> Iterable[Text]:
 
 
 class Table:
-    """A table that fits its terminal; ``table`` makes one. A renderable of rich.
+    """A table that fits its terminal. A renderable of rich.
 
     Args:
         titles: titles of the columns.
@@ -201,7 +201,11 @@ class Table:
     """
 
     def __init__(
-        self, titles: Sequence[str], right: Iterable[str], drop: Sequence[str], *, header: bool
+        self,
+        *titles: str,
+        right: Iterable[str] = (),
+        drop: Sequence[str] = (),
+        header: bool = True,
     ) -> None:
         from rich.text import Text
 
@@ -287,13 +291,6 @@ class Table:
 def _total(widths: Iterable[int]) -> int:
     """Return the width of columns and the gaps between them, in characters."""
     return sum(width + GAP_COLUMNS for width in widths) - GAP_COLUMNS
-
-
-def table(
-    *titles: str, right: Iterable[str] = (), drop: Sequence[str] = (), header: bool = True
-) -> Table:
-    """Make a table; see ``Table``."""
-    return Table(titles, right, drop, header=header)
 
 
 # ---- values --------------------------------------------------------------------------------------

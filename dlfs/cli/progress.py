@@ -16,7 +16,6 @@ from dlfs.cli.output import (
     is_quiet,
     share_bar,
     stderr_console,
-    table,
     terminal_columns,
 )
 
@@ -55,7 +54,7 @@ class Bar:
 def _row(task: Task) -> Table:
     """Return one line that fits the terminal: title, bar, bytes, rate, time left and detail."""
     titles = ("title", "bar", "bytes", "rate", "time", "detail")
-    row = table(*titles, right=titles[1:5], drop=("bar", "detail"), header=False)
+    row = Table(*titles, right=titles[1:5], drop=("bar", "detail"), header=False)
     done, total = int(task.completed), None if task.total is None else int(task.total)
     speed, left = task.speed, task.time_remaining
     row.add_row(

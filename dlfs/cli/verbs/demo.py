@@ -28,12 +28,12 @@ import typer
 
 import dlfs
 from dlfs.cli.output import (
+    Table,
     human_count,
     human_seconds,
     human_size,
     share_bar,
     stdout_console,
-    table,
 )
 from dlfs.errors import DlfsError, UsageError
 from dlfs.extras import install_command
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dlfs import Dataset
-    from dlfs.cli.digits import Classifier
 
 VOLUME_BYTES = 32 * MIB
 SEED = 7
@@ -253,24 +252,21 @@ def _mount(work: _Demo, cleanup: ExitStack) -> bool:
             raise DemoError(f"demo: mount: {done.stderr.strip()}")
         report("/digits/CLASS/NUMBER.png, for any program to read")
     with work.step("diff -r", "compare the mount with the files") as report:
-        compared = _diff(work.source, work.mount_point / "digits")
-        report(f"the mount and the source are equal, {compared}")
+        _compare(work.source, work.mount_point / "digits")
+        report("the mount and the source are equal, byte for byte")
     return True
 
 
-def _diff(source: Path, mounted: Path) -> str:
-    if shutil.which("diff") is None:
-        names = [str(path.relative_to(source)) for path in source.rglob("*.png")]
-        _, unequal, unread = filecmp.cmpfiles(source, mounted, names, shallow=False)
-        if unequal or unread:
-            raise DemoError(f"demo: the mount differs from the source: {[*unequal, *unread][0]}")
-        return "compared file by file"
-    command = ["diff", "-r", str(source), str(mounted)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        lines = (done.stdout + done.stderr).splitlines()
-        raise DemoError(f"demo: the mount differs from the source: {lines[0]}")
-    return "byte for byte"
+def _compare(source: Path, mounted: Path) -> None:
+    """Compare two folders of PNG files byte for byte."""
+    names = {
+        str(path.relative_to(folder))
+        for folder in (source, mounted)
+        for path in folder.rglob("*.png")
+    }
+    _, unequal, unread = filecmp.cmpfiles(source, mounted, sorted(names), shallow=False)
+    if unequal or unread:
+        raise DemoError(f"demo: the mount differs from the source: {[*unequal, *unread][0]}")
 
 
 def _unmount(work: _Demo) -> None:
@@ -286,38 +282,32 @@ def _unmount(work: _Demo) -> None:
 
 def _train(work: _Demo, dataset: Dataset) -> None:
     import numpy as np
+    from sklearn.neural_network import MLPClassifier
 
-    from dlfs.cli.digits import Classifier, decode, is_test_sample, label_of
+    from dlfs.cli.digits import CLASSES, HIDDEN, decode, is_test_sample, label_of
 
     labels = np.array([label_of(path) for path in dataset.paths()])
     everything = np.arange(len(dataset), dtype=np.uint64)
     test = everything[is_test_sample(everything)]
-    model = Classifier()
+    model = MLPClassifier((HIDDEN,), solver="sgd", learning_rate_init=0.05, random_state=1)
     with work.step("train", f"{EPOCHS} epochs in global random order") as report:
         for epoch in range(EPOCHS):
-            _train_epoch(model, dataset, labels, epoch)
+            with dataset.batches(BATCH, seed=SEED, epoch=epoch, shuffle="global") as batches:
+                for batch in batches:
+                    with batch:
+                        learned = np.flatnonzero(~is_test_sample(batch.indices))
+                        images = decode([batch.tobytes(int(position)) for position in learned])
+                        known = labels[batch.indices[learned]]
+                        model.partial_fit(images, known, classes=range(CLASSES))
         with dataset.read(test) as batch:
             images = decode(batch.to_list())
-        guesses = model.classify(images)
+        guesses = model.predict(images)
         accuracy = float((guesses == labels[test]).mean())
         if accuracy <= ACCURACY_MIN:
             raise DemoError(f"demo: expected over {ACCURACY_MIN:.0%} accuracy, got {accuracy:.1%}")
         right = f"[bold]{accuracy:.1%}[/] of {len(test)} unseen digits right"
         report(f"{EPOCHS} epochs, newly shuffled: {right}")
     _show_digits(work, images, guesses, labels[test])
-
-
-def _train_epoch(
-    model: Classifier, dataset: Dataset, labels: NDArray[np.int64], epoch: int
-) -> None:
-    from dlfs.cli.digits import decode, is_test_sample
-
-    with dataset.batches(BATCH, seed=SEED, epoch=epoch, shuffle="global") as batches:
-        for batch in batches:
-            with batch:
-                positions = (~is_test_sample(batch.indices)).nonzero()[0]
-                images = decode([batch.tobytes(int(position)) for position in positions])
-                model.learn(images, labels[batch.indices[positions]])
 
 
 def _show_digits(
@@ -495,7 +485,7 @@ def _show_rates(work: _Demo, rates: dict[str, float]) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    shown = table("warm (in memory)", "samples/s", "", right=("samples/s",), drop=("",))
+    shown = Table("warm (in memory)", "samples/s", "", right=("samples/s",), drop=("",))
     for name, rate in rates.items():
         bar = Text(share_bar(rate / max(rates.values())), "green")
         shown.add_row(name, human_count(round(rate)), bar)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlfs.cli.options import JsonOption
-from dlfs.cli.output import Table, human_size, note, print_data, print_json, table
+from dlfs.cli.output import Table, human_size, note, print_data, print_json
 
 if TYPE_CHECKING:
     from dlfs.fabric.discovery import Discovery, SubsystemInfo
@@ -52,7 +52,7 @@ def discover(
 
 def _table(namespaces: list[FoundNamespace]) -> Table:
     titles = ("size", "block", "volume", "member", "device")
-    made = table(*titles, right=("size", "block", "member"), drop=("block",))
+    made = Table(*titles, right=("size", "block", "member"), drop=("block",))
     for found in namespaces:
         member = found.superblock
         volume, number = "-", "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -9,7 +10,6 @@ import typer
 import dlfs
 from dlfs.cli.options import JsonOption, parse_size
 from dlfs.cli.output import human_size, note, print_json
-from dlfs.cli.verbs.info import info_json
 from dlfs.units import parse_bytes
 
 
@@ -57,5 +57,5 @@ def format_volume(
         force=force,
     )
     if json:
-        print_json(info_json(info))
+        print_json(asdict(info))
     note(f"formatted volume {info.uuid}: {human_size(info.capacity_bytes)} for samples")

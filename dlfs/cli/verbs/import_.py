@@ -19,7 +19,6 @@ from dlfs.cli.attributes import (
     PathColumnOption,
     with_attributes,
 )
-from dlfs.cli.datasets import dataset_json
 from dlfs.cli.options import (
     JsonOption,
     Layout,
@@ -224,7 +223,7 @@ def _report(report: ImportReport, *, json: bool) -> None:
     if json:
         print_json(
             {
-                "dataset": dataset_json(info),
+                "dataset": asdict(info),
                 "seconds": report.seconds,
                 "skipped": dict(report.skipped),
                 "empty_directories": report.empty_directories,

@@ -10,6 +10,7 @@ import typer
 
 from dlfs.cli.options import JsonOption, as_typed
 from dlfs.cli.output import (
+    Table,
     human_count,
     human_date,
     human_size,
@@ -17,7 +18,6 @@ from dlfs.cli.output import (
     note,
     print_data,
     print_json,
-    table,
 )
 
 
@@ -60,7 +60,7 @@ def incoming(
         note(f"nothing is in {os.path.join(mountpoint, INCOMING)}")
         return
     titles = ("name", "files", "size", "since", "state")
-    rows = table(*titles, right=("files", "size"), drop=("since",))
+    rows = Table(*titles, right=("files", "size"), drop=("since",))
     for one in found:
         error = one.status.error
         state = one.status.state if error is None else f"not sealed: {as_typed(error, 'seal')}"

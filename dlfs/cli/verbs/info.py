@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dlfs.cli.datasets import column_types, dataset_json, dataset_table
+from dlfs.cli.datasets import column_types, dataset_table
 from dlfs.cli.options import JsonOption, VolumeArgument, open_volume
 from dlfs.cli.output import (
     Table,
@@ -17,7 +17,6 @@ from dlfs.cli.output import (
     print_json,
     print_text,
     show_text,
-    table,
 )
 from dlfs.errors import DlfsError
 
@@ -41,9 +40,9 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
         described, datasets = opened.info(), opened.datasets()
         columns = [_columns(opened, dataset) for dataset in datasets]
     if json:
-        found = info_json(described)
+        found = asdict(described)
         found["datasets"] = [
-            dataset_json(dataset) | {"columns": kinds}
+            asdict(dataset) | {"columns": kinds}
             for dataset, kinds in zip(datasets, columns, strict=True)
         ]
         print_json(found)
@@ -76,11 +75,6 @@ def _columns(volume: Volume, info: DatasetInfo) -> dict[str, str]:
         return {}
 
 
-def info_json(described: VolumeInfo) -> dict[str, Any]:
-    """Return the JSON form of a volume, without its datasets."""
-    return asdict(described)
-
-
 def _print_volume(described: VolumeInfo) -> None:
     used = described.capacity_bytes - described.free_bytes
     share = used / described.capacity_bytes
@@ -106,7 +100,7 @@ def _member_table(members: tuple[MemberInfo, ...]) -> Table:
     queues = ("queues",) if limited else ()
     titles = ("member", "size", *queues, "state", *copies, "device")
     right = ("member", "size", *queues)
-    made = table(*titles, right=right, drop=(*reversed(copies), *queues))
+    made = Table(*titles, right=right, drop=(*reversed(copies), *queues))
     for member in members:
         states = [
             Text(

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlfs.cli.datasets import dataset_json, dataset_table
+from dlfs.cli.datasets import dataset_table
 from dlfs.cli.options import (
     JsonOption,
     OptionalDatasetArgument,
@@ -97,7 +97,7 @@ def _list_datasets(uri: str, *, long: bool, json: bool) -> None:
     with open_volume(uri) as volume:
         infos = volume.datasets()
     if json:
-        print_json({"datasets": [dataset_json(info) for info in infos]})
+        print_json({"datasets": [asdict(info) for info in infos]})
     elif long:
         print_data(dataset_table(infos))
     else:

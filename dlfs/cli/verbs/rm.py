@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlfs.cli.datasets import dataset_json
 from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, confirm, open_devices
 from dlfs.cli.output import human_samples, human_size, note, print_json
 from dlfs.errors import UsageError
@@ -37,7 +37,7 @@ def rm(
         for info in doomed:
             opened.remove(info.name, info.version)
     if json:
-        print_json({"removed": [dataset_json(info) for info in doomed]})
+        print_json({"removed": [asdict(info) for info in doomed]})
     for info in doomed:
         note(f"removed {_describe(info)}")
 

@@ -20,7 +20,6 @@ from dlfs.cli.output import (
     print_text,
     share_bar,
     show_text,
-    table,
 )
 from dlfs.cli.progress import progress_bar
 
@@ -145,7 +144,7 @@ def _print(title: str, run: _Run, verdict_text: str) -> None:
         f"{human_size(seen.rate(seen.sample_bytes))}/s; "
         f"{seen.hit_share:.0%} were in memory, the others came {seen.coalescing:.1f} a request"
     )
-    rows = table("thread", "activity", "share", "", right=("share",), drop=("",))
+    rows = Table("thread", "activity", "share", "", right=("share",), drop=("",))
     shares = {"waits for batches": run.waited_share, "works on them": 1 - run.waited_share}
     for what, share in shares.items():
         rows.add_row("consumer", what, f"{share:.0%}", share_bar(share))
@@ -169,7 +168,7 @@ def _print(title: str, run: _Run, verdict_text: str) -> None:
 def member_table(members: list[MemberActivity]) -> Table:
     """Return a table of the members' activity."""
     titles = ("member", "reads/s", "MiB/s", "in flight", "queues", "median us", "99% us", "errors")
-    rows = table(*titles, right=titles[1:], drop=("queues", "in flight", "median us"))
+    rows = Table(*titles, right=titles[1:], drop=("queues", "in flight", "median us"))
     for member in members:
         rows.add_row(
             member.uri + (" (lost)" if member.lost else ""),

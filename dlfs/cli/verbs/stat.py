@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dlfs.cli.datasets import column_types, dataset_json
+from dlfs.cli.datasets import column_types
 from dlfs.cli.options import (
     DatasetArgument,
     IndexOption,
@@ -100,7 +101,7 @@ def _show_dataset(dataset: Dataset, *, json: bool) -> None:
     info = dataset.info
     columns = column_types(dataset)
     if json:
-        print_json(dataset_json(info) | {"columns": columns})
+        print_json(asdict(info) | {"columns": columns})
         return
     fields = {
         "dataset": f"{show_text(info.name)}@{info.version}",

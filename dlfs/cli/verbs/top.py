@@ -18,7 +18,6 @@ from dlfs.cli.output import (
     print_data,
     print_json,
     stdout_console,
-    table,
 )
 from dlfs.cli.verbs.stall import member_table
 from dlfs.units import format_count
@@ -135,7 +134,7 @@ def _datasets(known: Mapping[str, Mapping[str, Any]], after: Snapshot, seconds: 
         "reads/s", "errors", "device", "checking", "planning", "rest",
     )  # fmt: skip
     drop = ("a request", "planning", "checking", "rest", "cache", "reads/s", "device", "clients")
-    rows = table(*titles, right=titles[1:], drop=(*drop, "in memory"))
+    rows = Table(*titles, right=titles[1:], drop=(*drop, "in memory"))
     for dataset in after["datasets"]:
         earlier = known.get(dataset["uuid"], {}).get("reader", dataset["reader"])
         seen = activity(earlier, dataset["reader"], seconds)
@@ -171,7 +170,7 @@ def _clients(
     before: Mapping[int, Mapping[str, Any]], after: Mapping[int, Mapping[str, Any]], seconds: float
 ) -> Table:
     titles = ("process", "user", "datasets", "callers", "samples/s", "MiB/s", "holds", "refused")
-    rows = table(*titles, right=titles[3:], drop=("callers", "user", "refused"))
+    rows = Table(*titles, right=titles[3:], drop=("callers", "user", "refused"))
     for pid, client in after.items():
         earlier = before.get(pid, client)
         rows.add_row(
