@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from tests.unit.cli.terminal import _follow
 
 DLFS = [sys.executable, "-m", "dlfs.cli"]
 
@@ -84,27 +85,14 @@ def test_every_byte_is_written_although_a_write_is_interrupted(tmp_path, argumen
     assert found == (data if arguments[0] == "cat" else "".join(f"{n}\n" for n in names).encode())
 
 
-def drain(descriptor: int) -> bytes:
-    """All that a terminal shows until its last writer is gone."""
-    shown = b""
-    while True:
-        try:
-            part = os.read(descriptor, 65536)
-        except OSError:
-            return shown
-        if not part:
-            return shown
-        shown += part
-
-
 def test_progress_is_shown_on_a_terminal_only(volume, tmp_path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "x").write_bytes(bytes(1 << 20))
     ours, theirs = pty.openpty()
     command = [*DLFS, "import", tmp_path / "source", volume, "--name", "bar"]
-    with subprocess.Popen(command, stderr=theirs, env={**os.environ, "TERM": "xterm"}):
-        os.close(theirs)
-        shown = drain(ours)
+    with subprocess.Popen(command, stderr=theirs, env={**os.environ, "TERM": "xterm"}) as done:
+        shown = _follow(ours, done.pid, b"")
+    os.close(theirs)
     os.close(ours)
     assert b"import bar" in shown
     assert b"imported bar@1" in shown
@@ -121,11 +109,11 @@ def test_data_goes_to_a_file_beside_a_progress_bar(volume, options) -> None:
     done = subprocess.Popen(
         [*DLFS, "verify", volume, *options], stdout=subprocess.PIPE, stderr=theirs
     )
-    os.close(theirs)
     with done:
-        shown = drain(ours)
+        shown = _follow(ours, done.pid, b"")
         assert done.stdout is not None
         found = done.stdout.read()
+    os.close(theirs)
     os.close(ours)
     assert done.returncode == 4
     assert b"expected CRC32C" in found
