@@ -47,17 +47,15 @@ _TYPES: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": fl
 class Rule(Protocol):
     """A rule that gives samples further attributes."""
 
+    skipped: Mapping[str, int] = {}
+    """Number of entries left out, by reason; complete once all blocks were seen."""
+
     def columns(self, block: SampleBlock) -> Columns:
         """Return the rule's attributes of the samples of a block.
 
         Raises:
             UsageError: the rule has no value for a sample; the message names the sample.
         """
-        ...
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of entries left out, by reason; complete once all blocks were seen."""
         ...
 
 
@@ -104,7 +102,7 @@ class AttributedSource(Source):
 # ---- from paths ----------------------------------------------------------------------------------
 
 
-class PathRule:
+class PathRule(Rule):
     """A rule that makes one attribute from the samples' paths.
 
     Args:
@@ -117,8 +115,6 @@ class PathRule:
     Raises:
         UsageError: the type is unknown, or the pattern is no regular expression.
     """
-
-    skipped: Mapping[str, int] = {}
 
     def __init__(self, name: str, pattern: str, kind: str = "str") -> None:
         if kind not in _TYPES:
@@ -190,7 +186,7 @@ def label_rule() -> PathRule:
 # ---- from tables ---------------------------------------------------------------------------------
 
 
-class TableRule:
+class TableRule(Rule):
     """A rule that takes attributes from a table with a row for each sample.
 
     Args:
@@ -231,13 +227,11 @@ class TableRule:
         if len(self._rows) != len(paths):
             twice = Counter(paths.tolist()).most_common(1)[0][0]
             raise FormatError(f"{self._name}: expected one row for each path, got two: {twice}")
-        self._used = 0
+        self._count_unused(len(self._rows))
 
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Number of rows without a sample."""
-        unused = len(self._rows) - self._used
-        return {UNUSED_ROWS: unused} if unused else {}
+    def _count_unused(self, rows: int) -> None:
+        self._unused = rows
+        self.skipped = {UNUSED_ROWS: rows} if rows else {}
 
     def columns(self, block: SampleBlock) -> Columns:
         """Return the attributes of a block's samples: all columns but the paths; see ``Rule``."""
@@ -245,7 +239,7 @@ class TableRule:
         if -1 in rows:
             missing = show(block.paths[rows.index(-1)])
             raise UsageError(f"{self._name}: expected a row for every sample, got none: {missing}")
-        self._used += len(rows)
+        self._count_unused(self._unused - len(rows))
         chosen = np.array(rows, np.int64)
         return {name: values[chosen] for name, values in self._columns.items()}
 
@@ -286,7 +280,7 @@ def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, npt.NDArray[Any]]:
 # ---- arrays --------------------------------------------------------------------------------------
 
 
-class ArrayRule:
+class ArrayRule(Rule):
     """A rule for samples that are all arrays of one type and shape.
 
     Args:
@@ -296,8 +290,6 @@ class ArrayRule:
     Raises:
         UsageError: numpy knows no such type, or the shape is malformed.
     """
-
-    skipped: Mapping[str, int] = {}
 
     def __init__(self, dtype: str, shape: str) -> None:
         self._form = ArrayForm.parse(dtype, shape)

@@ -164,22 +164,15 @@ class ArraySource(Source):
             check_unchanged(f"import {path}", path, self._states[index])
 
 
+@dataclass(frozen=True, slots=True)
 class _UnitReader:
     """Reads one unit of an open file."""
 
-    def __init__(
-        self,
-        path: str,
-        file: ArrayFile,
-        unit: Unit,
-        column_types: Mapping[str, np.dtype[Any]],
-        buffer_bytes: int,
-    ) -> None:
-        self._path = path
-        self._file = file
-        self._unit = unit
-        self._column_types = column_types
-        self._buffer_bytes = buffer_bytes
+    _path: str
+    _file: ArrayFile
+    _unit: Unit
+    _column_types: Mapping[str, np.dtype[Any]]
+    _buffer_bytes: int
 
     def check(self) -> None:
         """Raise DeviceError if an array has changed since the plan was made."""

@@ -124,10 +124,6 @@ class ExportedSamples:
 def whole_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
     """Open a file that gets its name if the block ends without an error. An error removes it.
 
-    Args:
-        path: final path of the file.
-        force: replace an existing file.
-
     Raises:
         ExistsError: the path exists.
         SpaceError: the file system is full.

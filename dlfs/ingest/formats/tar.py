@@ -66,9 +66,10 @@ class _Names:
         if member.kind == "special file":
             self.skipped["special file"] += 1
             return None
-        where = f"import {self._archives[shard]}: {show(path)}"
-        if member.kind == "symbolic link" and not keep_link(self._policy, where, self.skipped):
-            return None
+        if member.kind == "symbolic link":
+            where = f"import {self._archives[shard]}: {show(path)}"
+            if not keep_link(self._policy, where, self.skipped):
+                return None
         self._claim(path, shard)
         if member.kind == "hard link":
             self._add_hard(path, prefix + member.link, shard)

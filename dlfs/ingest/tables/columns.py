@@ -24,6 +24,11 @@ EXPORT_MARK = b"dlfs:dataset"
 EXPORT_PATH, EXPORT_BYTES = "path", "bytes"
 """Names of the columns of paths and bytes that ``dlfs export`` writes; others are attributes."""
 
+_TEXT = ("is_string", "is_large_string", "is_string_view")
+_BYTES = ("is_binary", "is_large_binary", "is_fixed_size_binary", "is_binary_view", *_TEXT)
+_SCALARS = ("is_boolean", "is_integer", "is_floating", "is_temporal", "is_decimal", *_TEXT)
+"""Checks of ``pyarrow.types`` for the types of text, of samples and of attributes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -168,7 +173,11 @@ def choose_columns(
         column, path = column or EXPORT_BYTES, path or EXPORT_PATH
     sample = _sample_column(schema, where, column)
     found_path = None if path is None else _find(schema, where, path)
-    if found_path is not None and not _is_bytes(found_path.type) and not is_scalar(found_path):
+    if (
+        found_path is not None
+        and not _is_one_of(found_path.type, _BYTES)
+        and not is_scalar(found_path)
+    ):
         raise UsageError(f"{where}: expected text in column {path}, got {found_path.type}")
     taken = {used.steps[0] for used in (sample, found_path) if used is not None}
     others = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
@@ -193,14 +202,9 @@ def _sample_column(schema: Any, where: str, name: str | None) -> Column:
         if inner is None:
             raise UsageError(f"{where}: expected bytes or text in column {name}, got {found.type}")
         return inner
-    types = importlib.import_module("pyarrow.types")
     columns = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
     able = [child for column in columns if (child := _bytes_child(column)) is not None]
-    texts = [
-        column for column in able
-        if types.is_string(column.type) or types.is_large_string(column.type)
-        or types.is_string_view(column.type)
-    ]  # fmt: skip
+    texts = [column for column in able if _is_one_of(column.type, _TEXT)]
     binary = [column for column in able if column not in texts]
     candidates = binary or texts
     if len(candidates) != 1:
@@ -239,37 +243,25 @@ def _look_up(schema: Any, steps: Sequence[str]) -> Any:
 def _bytes_child(column: Column) -> Column | None:
     """Return the column itself if it holds bytes or text, else its child ``bytes``, else None."""
     types = importlib.import_module("pyarrow.types")
-    if _is_bytes(column.type):
+    if _is_one_of(column.type, _BYTES):
         return column
     if types.is_struct(column.type) and (at := column.type.get_field_index("bytes")) >= 0:
         child = column.type.field(at).type
-        if _is_bytes(child):
+        if _is_one_of(child, _BYTES):
             return Column(f"{column.name}.bytes", (*column.steps, "bytes"), child)
     return None
 
 
-def _is_bytes(kind: Any) -> bool:
+def _is_one_of(kind: Any, checks: Sequence[str]) -> bool:
     types = importlib.import_module("pyarrow.types")
-    return any(
-        check(kind)
-        for check in (
-            types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
-            types.is_binary_view, types.is_string, types.is_large_string, types.is_string_view,
-        )
-    )  # fmt: skip
+    return any(getattr(types, check)(kind) for check in checks)
 
 
 def is_scalar(column: Column) -> bool:
     """Return True if a column can be an attribute."""
     types = importlib.import_module("pyarrow.types")
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    return any(
-        check(kind)
-        for check in (
-            types.is_boolean, types.is_integer, types.is_floating, types.is_string,
-            types.is_large_string, types.is_string_view, types.is_temporal, types.is_decimal,
-        )
-    )  # fmt: skip
+    return _is_one_of(kind, _SCALARS)
 
 
 def _spans(

@@ -44,11 +44,6 @@ class CsvTable:
 def read_csv(path: str, delimiter: str, *, where: str) -> CsvTable:
     """Read a table; empty lines are ignored.
 
-    Args:
-        path: path of the file.
-        delimiter: character between fields.
-        where: name of the file, for errors.
-
     Raises:
         NotFoundError: the file does not exist.
         FormatError: a row has more or fewer fields than the first line, two columns have one name,
@@ -84,10 +79,6 @@ def read_csv(path: str, delimiter: str, *, where: str) -> CsvTable:
 
 def typed_column(values: Sequence[str], *, where: str) -> npt.NDArray[Any]:
     """Convert fields to int64, float64 or text, the first that fits all of them.
-
-    Args:
-        values: fields of one column.
-        where: name of the column, for errors.
 
     Raises:
         FormatError: text is not UTF-8.
