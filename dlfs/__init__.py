@@ -32,7 +32,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   _native         the only place that knows ctypes
 #   arguments       types and checks of arguments; standard library only
 #   json_records    dataclasses and structs as JSON, with their types checked
-#   errors, extras, forks, units, wording   standard library only
+#   closing, errors, extras, forks, units, wording   standard library only
 
 TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 

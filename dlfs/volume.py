@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 from dlfs.arguments import Engine, Layout
+from dlfs.closing import Closing
 from dlfs.connection import (
     NO_DATASETS,
     Connection,
@@ -90,7 +90,7 @@ def _default_memory_bytes() -> int:
         raise UsageError(f"read the environment variable {MEMORY_VARIABLE}: {error}") from error
 
 
-class Volume:
+class Volume(Closing):
     """An open volume. A context manager; ``dlfs.open`` makes one.
 
     Memory: each ``Dataset`` object has ``memory_bytes`` of sample memory in each process that reads
@@ -197,17 +197,6 @@ class Volume:
         self._closed = True
         if session is not None and self._owner.is_current():
             session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # ---- properties ------------------------------------------------------------------------------
 

@@ -21,8 +21,6 @@ from collections import deque
 from collections.abc import Callable
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +40,13 @@ from dlfs._native.reader import (
     start_of,
 )
 from dlfs._native.sockets import close_in_children
+from dlfs.closing import Closing
 from dlfs.errors import ClosedError, LimitError
 from dlfs.forks import OwnerProcess
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelDescriptors:
+class ChannelDescriptors(Closing):
     """The client's descriptors of a channel; the owner of this object must close them.
 
     Attributes:
@@ -63,17 +62,6 @@ class ChannelDescriptors:
         """Close both descriptors; call it once."""
         os.close(self.memory)
         os.close(self.wake)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ClientChannel(Collected):

@@ -15,8 +15,6 @@ import errno
 import os
 import weakref
 from ctypes import byref, c_void_p
-from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
@@ -25,6 +23,7 @@ import numpy.typing as npt
 from dlfs._native import abi
 from dlfs._native.library import check, error_for, library
 from dlfs.arguments import Engine, check_choice
+from dlfs.closing import Closing
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -54,35 +53,6 @@ class Kind(enum.IntEnum):
 
     READ = abi.OP_READ
     WRITE = abi.OP_WRITE
-
-
-@dataclass(frozen=True)
-class Faults:
-    """The failures of a faulty device; each probability is per million operations."""
-
-    seed: int = 0
-    """Seed of all random choices: the n-th operation of the k-th queue pair always fails the same
-    way.
-    """
-    error_per_million: int = 0
-    """Operations that fail with EIO, per million."""
-    short_per_million: int = 0
-    """Reads that return fewer bytes than requested, per million."""
-    flip_per_million: int = 0
-    """Reads that succeed with one bit flipped, per million."""
-    stall_per_million: int = 0
-    """Operations that finish ``stall_ms`` late, per million."""
-    stall_ms: int = 0
-    reorder: bool = False
-    """Return completions in a random order."""
-    bad_first_bytes: int = 0
-    """Start of a range whose reads always fail; ``bad_length_bytes`` long."""
-    bad_length_bytes: int = 0
-    lost_from: int = 0
-    """Number of the operation at which the device is lost, over all queue pairs, from 1; 0: never.
-    """
-    lost_polls: bool = False
-    """Once the device is lost, polls fail rather than single operations."""
 
 
 def aligned_buffer(size_bytes: int, alignment_bytes: int) -> npt.NDArray[np.uint8]:
@@ -124,7 +94,7 @@ def _destroy_device(handle: int) -> None:
     library().dlfs_device_destroy(handle)
 
 
-class NativeDevice:
+class NativeDevice(Closing):
     """A ``dlfs_device``.
 
     Threads: any at once.
@@ -132,9 +102,8 @@ class NativeDevice:
     Owns: the handle; code that passes it to C keeps this object alive.
     """
 
-    def __init__(self, handle: c_void_p, uri: str, *, writable: bool, inner: object = None) -> None:
+    def __init__(self, handle: c_void_p, uri: str, *, writable: bool) -> None:
         self._handle: c_void_p | None = handle
-        self._inner = inner  # the device below, which the handle uses
         self.uri = uri
         self.writable = writable
         native = library()
@@ -194,28 +163,6 @@ class NativeDevice:
         check(code, f"make {uri} of {size_bytes} bytes in blocks of {block_bytes}")
         return cls(handle, uri, writable=True)
 
-    @classmethod
-    def fault(cls, inner: NativeDevice, faults: Faults, *, uri: str) -> Self:
-        """Make a device that fails on purpose over another, which it keeps alive.
-
-        Raises:
-            UsageError: a probability is over a million in a million.
-        """
-        config = abi.FaultConfig(**asdict(faults))
-        handle = c_void_p()
-        code = library().dlfs_device_create_fault(inner.handle, byref(config), byref(handle))
-        check(code, f"make {uri}")
-        return cls(handle, uri, writable=inner.writable, inner=inner)
-
-    def lose(self, lost: bool) -> None:
-        """Make a device of ``fault`` lost, or reachable again.
-
-        Raises:
-            UsageError: it is of another kind.
-        """
-        code = library().dlfs_device_fault_lose(self.handle, int(lost))
-        check(code, f"lose {self.uri}, a device of kind {self.kind}")
-
     @property
     def handle(self) -> c_void_p:
         """The ``dlfs_device *``.
@@ -265,18 +212,6 @@ class NativeDevice:
             raise UsageError(f"close {self.uri}: queue pairs of it are still open")
         self._finalizer.detach()
         self._handle = None
-        self._inner = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _destroy_queue(handle: int, in_flight: dict[int, _InFlight]) -> None:
@@ -301,7 +236,7 @@ class _InFlight:
         self.length_bytes = buffer.nbytes
 
 
-class NativeQueue:
+class NativeQueue(Closing):
     """A ``dlfs_queue``: one thread's private path to a device.
 
     Threads: one at a time.
@@ -462,14 +397,3 @@ class NativeQueue:
             self._handle = None
             self._finalizer()
             self._registered = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -19,7 +19,6 @@ import abc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from dlfs._native.device import (
@@ -31,6 +30,7 @@ from dlfs._native.device import (
     operation_error,
 )
 from dlfs.block import lock
+from dlfs.closing import Closing
 from dlfs.errors import ClosedError, DeviceError, DlfsError, LockedError, UsageError
 from dlfs.forks import OwnerProcess
 from dlfs.units import KIB, MIB
@@ -67,46 +67,17 @@ class QueuePair(Protocol):
         """Operations that were submitted and not yet returned by ``poll``."""
 
     def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
-        """Submit a read or write of whole blocks; return False if the queue pair is full.
-
-        Args:
-            kind: ``Kind.READ`` or ``Kind.WRITE``.
-            buffer: aligned to the device's blocks and a multiple of them long. The caller does not
-                use it before ``poll`` has returned its completion.
-            offset_bytes: offset on the device, a multiple of its blocks.
-            tag: returned by ``poll``.
-
-        Raises:
-            UsageError: the range is misaligned or beyond the device's end.
-            DeviceError: the device is read-only or failed.
-            ClosedError: the queue pair is closed or belongs to another process.
-        """
+        """Submit a read or write of whole blocks; see ``NativeQueue.submit``."""
 
     def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
-        """Return the completions that are ready.
-
-        Args:
-            timeout_ms: longest wait for a first one; 0 does not wait, -1 waits without limit.
-
-        Returns:
-            (tag, result) of each: the length, or a negative code for ``operation_error``.
-
-        Raises:
-            DeviceError: the queue pair as a whole failed.
-            ClosedError: the queue pair is closed or belongs to another process.
-        """
+        """Return the completions that are ready; see ``NativeQueue.poll``."""
 
     def close(self) -> None:
         """Wait for operations in flight, then free the queue pair. Idempotent."""
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
 
 @runtime_checkable
@@ -153,10 +124,21 @@ class BlockDevice(Protocol):
         """The libdlfs device for native readers. Keep this object while C uses its handle."""
 
     def queue_pair(self, depth: int) -> QueuePair:
-        """Create a queue pair with up to ``depth`` operations in flight, 1..4096."""
+        """Create a queue pair with up to ``depth`` operations in flight, 1..4096.
+
+        Raises:
+            UsageError: the depth is out of range.
+            LimitError: the target grants no more queue pairs.
+            DeviceError: the kernel or the target refuses it, or the device is lost.
+            ClosedError: the device is closed.
+        """
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         """Read whole blocks.
+
+        Args:
+            offset_bytes: a multiple of ``block_bytes``.
+            length_bytes: a multiple of ``block_bytes``.
 
         Raises:
             UsageError: the range is misaligned or beyond the device's end.
@@ -166,12 +148,24 @@ class BlockDevice(Protocol):
         """
 
     def write(self, offset_bytes: int, data: BytesLike) -> None:
-        """Write whole blocks; durable after ``flush``. Raises what ``read`` does."""
+        """Write whole blocks; durable after ``flush``.
+
+        Args:
+            offset_bytes: a multiple of ``block_bytes``.
+            data: a multiple of ``block_bytes`` long. Unaligned data is copied first.
+
+        Raises:
+            UsageError: the range is misaligned or beyond the device's end.
+            DeviceError: the device is read-only or failed.
+            LeaseLostError: this writer's lease is lost.
+            ClosedError: the device is closed.
+        """
 
     def flush(self) -> None:
         """Make every completed write durable.
 
         Raises:
+            LeaseLostError: this writer's lease is lost.
             DeviceError: the device failed; completed writes may be lost.
             ClosedError: the device is closed.
         """
@@ -201,15 +195,10 @@ class BlockDevice(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
 
-class NativeBackedDevice(abc.ABC):
+class NativeBackedDevice(abc.ABC, Closing):
     """A block device over a ``NativeDevice``. Subclasses implement its lock."""
 
     gap_bytes = 16 * KIB
@@ -253,16 +242,7 @@ class NativeBackedDevice(abc.ABC):
         return self._native
 
     def queue_pair(self, depth: int) -> NativeQueue:
-        """Create a queue pair.
-
-        Args:
-            depth: most operations in flight, 1..4096.
-
-        Raises:
-            UsageError: the depth is out of range.
-            DeviceError: the kernel has no resources for it.
-            ClosedError: the device is closed.
-        """
+        """Create a queue pair; see ``BlockDevice.queue_pair``."""
         return self.native.queue(depth, writable=self.writable)
 
     # ---- conveniences ----------------------------------------------------------------------------
@@ -300,18 +280,7 @@ class NativeBackedDevice(abc.ABC):
             queue.transfer(kind, buffer, offset_bytes)
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """Read whole blocks.
-
-        Args:
-            offset_bytes: a multiple of ``block_bytes``.
-            length_bytes: a multiple of ``block_bytes``.
-
-        Raises:
-            UsageError: the range is misaligned or beyond the device's end.
-            DeviceError: the device failed.
-            TruncatedError: the file behind the device ends too early.
-            ClosedError: the device is closed.
-        """
+        """Read whole blocks; see ``BlockDevice.read``."""
         in_range = 0 <= length_bytes <= self.size_bytes and 0 <= offset_bytes <= self.size_bytes
         if not in_range or length_bytes % self.block_bytes or offset_bytes % self.block_bytes:
             raise UsageError(
@@ -323,17 +292,7 @@ class NativeBackedDevice(abc.ABC):
         return buffer.tobytes()
 
     def write(self, offset_bytes: int, data: BytesLike) -> None:
-        """Write whole blocks; durable after ``flush``.
-
-        Args:
-            offset_bytes: a multiple of ``block_bytes``.
-            data: a multiple of ``block_bytes`` long. Unaligned data is copied first.
-
-        Raises:
-            UsageError: the range is misaligned or beyond the device's end.
-            DeviceError: the device is read-only or failed.
-            ClosedError: the device is closed.
-        """
+        """Write whole blocks; see ``BlockDevice.write``."""
         array = as_bytes_array(data)
         if array.nbytes % self.block_bytes:
             raise UsageError(
@@ -350,12 +309,7 @@ class NativeBackedDevice(abc.ABC):
             self._transfer(Kind.WRITE, bounce[: chunk.nbytes], offset_bytes + start)
 
     def flush(self) -> None:
-        """Make every completed write durable.
-
-        Raises:
-            DeviceError: the device failed; completed writes may be lost.
-            ClosedError: the device is closed.
-        """
+        """Make every completed write durable; see ``BlockDevice.flush``."""
         self.native.flush()
 
     # ---- the writer's lock -----------------------------------------------------------------------
@@ -372,21 +326,7 @@ class NativeBackedDevice(abc.ABC):
         """Release the lock that ``_acquire`` took."""
 
     def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
-        """Take the writer's lock.
-
-        Files, disks and memory never wait. A shared namespace waits until it is known that no other
-        host writes: ``dlfs.block.lease`` states how long.
-
-        Args:
-            holder: describes the writer, for error messages.
-            record: also write a record of the holder into the lock block, whose former content is
-                lost. A lease always is such a record.
-
-        Raises:
-            LockedError: another writer has the lock; the message names it.
-            UsageError: the device is read-only, or already locked through this object.
-            DeviceError: the device failed.
-        """
+        """Take the writer's lock; see ``BlockDevice.lock_exclusive``."""
         if not self.writable:
             raise UsageError(f"lock {self.uri}: the device was opened read-only")
         if self._locked_by is not None and self._locked_by.is_current():
@@ -465,14 +405,3 @@ class NativeBackedDevice(abc.ABC):
 
     def _close_native(self, native: NativeDevice) -> None:
         native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

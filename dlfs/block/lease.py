@@ -85,21 +85,6 @@ from dlfs.block.lock import RECORD_BYTES, HolderRecord, LeaseMark
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedError
 from dlfs.forks import OwnerProcess
 
-RENEW_S = 2.0
-"""Interval between two renewals, in seconds."""
-
-VALID_S = 20.0
-"""Time after the start of its last successful renewal in which a holder may write, in seconds."""
-
-DRAIN_S = 20.0
-"""Longest time until an allowed write takes effect, in seconds: the bound of assumption 2."""
-
-CLAIM_S = 1.0
-"""Longest time of a valid claim from its read to its write, and the wait after it, in seconds."""
-
-POLL_S = 0.25
-"""Interval between two reads of a record whose holder may be dead, in seconds."""
-
 DRIFT = 1.05
 """Factor on waits that covers the different rates of two hosts' clocks (assumption 3)."""
 
@@ -109,21 +94,18 @@ CLAIM_ROUNDS_MAX = 4
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """The durations of a lease, in seconds. All writers of a device should have the same.
+    """The durations of a lease, in seconds. All writers of a device should have the same."""
 
-    Attributes:
-        renew_s: interval between two renewals.
-        valid_s: time after the start of a renewal in which the holder may write.
-        drain_s: longest time until an allowed write takes effect.
-        claim_s: longest time of a valid claim, and the wait after it.
-        poll_s: interval between two reads while waiting for a free record.
-    """
-
-    renew_s: float = RENEW_S
-    valid_s: float = VALID_S
-    drain_s: float = DRAIN_S
-    claim_s: float = CLAIM_S
-    poll_s: float = POLL_S
+    renew_s: float = 2.0
+    """Interval between two renewals."""
+    valid_s: float = 20.0
+    """Time after the start of its last successful renewal in which a holder may write."""
+    drain_s: float = 20.0
+    """Longest time until an allowed write takes effect: the bound of assumption 2."""
+    claim_s: float = 1.0
+    """Longest time of a valid claim from its read to its write, and the wait after it."""
+    poll_s: float = 0.25
+    """Interval between two reads of a record whose holder may be dead."""
 
     @property
     def notice_s(self) -> float:

@@ -6,9 +6,9 @@ the list of its devices. Every use of it fails with the reason why the device ca
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn
 
+from dlfs.closing import Closing
 from dlfs.errors import DeviceLostError, DlfsError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlfs.block.device import QueuePair
 
 
-class MissingDevice:
+class MissingDevice(Closing):
     """A device that cannot be opened.
 
     Args:
@@ -80,14 +80,3 @@ class MissingDevice:
 
     def _fail(self, action: str) -> NoReturn:
         raise DeviceLostError(f"{action} {self.uri}: {self.reason}") from self.reason
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

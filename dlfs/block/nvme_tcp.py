@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 from dlfs._native.device import Kind, NativeDevice, NativeQueue
 from dlfs._native.nvme import NvmeStatus, open_nvme, read_status, run_command
@@ -17,6 +17,7 @@ from dlfs.block.host import host_id, host_nqn
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import NvmeTcpOptions, NvmeTcpUri
+from dlfs.closing import Closing
 from dlfs.errors import ClosedError, DeviceError, DeviceLostError, DeviceTimeoutError
 
 if TYPE_CHECKING:
@@ -65,18 +66,8 @@ class _Runner:
     def _run(
         self, command: NvmeCommand, data: bytearray | None, *, io_queue: bool, to_device: bool
     ) -> NvmeResult:
-        words = (
-            command.opcode,
-            command.nsid,
-            command.cdw10,
-            command.cdw11,
-            command.cdw12,
-            command.cdw13,
-            command.cdw14,
-            command.cdw15,
-        )
         status, value = run_command(
-            self._native, words, data, io_queue=io_queue, to_device=to_device
+            self._native, astuple(command), data, io_queue=io_queue, to_device=to_device
         )
         return NvmeResult(status, value)
 
@@ -91,7 +82,7 @@ class _Runner:
         return self._run(command, data, io_queue=True, to_device=to_device)
 
 
-class NvmeTcpAssociation(_Runner):
+class NvmeTcpAssociation(_Runner, Closing):
     """A connection to a controller without a namespace, for single commands such as discovery.
 
     Args:
@@ -132,17 +123,6 @@ class NvmeTcpAssociation(_Runner):
     def close(self) -> None:
         """Disconnect from the controller. Does nothing the second time."""
         self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class NvmeTcpDevice(SharedNamespaceDevice):
@@ -236,30 +216,14 @@ class NvmeTcpDevice(SharedNamespaceDevice):
             raise self._explained(error) from error
 
     def queue_pair(self, depth: int) -> NativeQueue:
-        """Create a queue pair with its own connection.
-
-        Args:
-            depth: most operations in flight, 1..4096.
-
-        Raises:
-            UsageError: the depth is out of range.
-            LimitError: the target grants no more queue pairs.
-            DeviceError: the target refuses the queue pair or is lost.
-            ClosedError: the device is closed.
-        """
+        """Create a queue pair with its own connection; see ``BlockDevice.queue_pair``."""
         try:
             return super().queue_pair(depth)
         except DeviceError as error:
             raise self._explained(error) from error
 
     def flush(self) -> None:
-        """Make every completed write durable.
-
-        Raises:
-            LeaseLostError: this writer's lease is lost.
-            DeviceError: the device failed; completed writes may be lost.
-            ClosedError: the device is closed.
-        """
+        """Make every completed write durable; see ``BlockDevice.flush``."""
         try:
             super().flush()
         except DeviceError as error:

@@ -137,16 +137,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
             lease.note_failed_write()
 
     def queue_pair(self, depth: int) -> NativeQueue:
-        """Create a queue pair that refuses writes once the lease is lost.
-
-        Args:
-            depth: operations in flight, 1..4096.
-
-        Raises:
-            UsageError: the depth is out of range.
-            DeviceError: the device has no resources for it.
-            ClosedError: the device is closed.
-        """
+        """Create a queue pair that refuses writes once the lease is lost."""
         return _GuardedQueue(self, depth)
 
     def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
@@ -155,13 +146,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
         super()._transfer(kind, buffer, offset_bytes)
 
     def flush(self) -> None:
-        """Make every completed write durable.
-
-        Raises:
-            LeaseLostError: this writer's lease is lost.
-            DeviceError: the device failed; what was written may be lost.
-            ClosedError: it is closed.
-        """
+        """Make every completed write durable; see ``BlockDevice.flush``."""
         self._check_lease()
         try:
             super().flush()

@@ -15,14 +15,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.directory import NativeDirectory, pack_paths
+from dlfs.closing import Closing
 from dlfs.directory.indices import check_indices
 from dlfs.errors import FormatError, UsageError
 from dlfs.format.location import LOCATION, unpack_locations
@@ -52,7 +52,7 @@ class DirectoryChild(NamedTuple):
     """Index of the first sample of the next child."""
 
 
-class FrozenDirectory:
+class FrozenDirectory(Closing):
     """The directory of one dataset.
 
     Args:
@@ -82,17 +82,6 @@ class FrozenDirectory:
         self._label = label
         self._release = release
         self._descriptors = descriptors
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __len__(self) -> int:
         return self._native.count

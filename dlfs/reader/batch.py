@@ -9,7 +9,6 @@ with the last of them. The reader cannot use the memory of retained batches for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, overload
 
 import numpy as np
@@ -279,12 +278,7 @@ class Batch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.release()
 
     def _open(self) -> memoryview:

@@ -14,12 +14,12 @@ Threads: one at a time for an epoch. It owns its stream, and the batches own the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Protocol, Self
 from uuid import UUID
 
 from dlfs._native.reader import StreamOptions
 from dlfs.arguments import OnError
+from dlfs.closing import Closing
 from dlfs.epoch_options import EpochOptions, EpochState
 from dlfs.errors import ClosedError, UsageError
 from dlfs.forks import OwnerProcess
@@ -64,7 +64,7 @@ class EpochReader(Protocol):
         """Make a batch of what a stream returned, and apply the policy to failed samples."""
 
 
-class Epoch(Iterator[Batch]):
+class Epoch(Closing, Iterator[Batch]):
     """An iterator over batches that reports its position and resumes from one.
 
     Reading starts with the first batch. If a call raises, also for Ctrl-C, the next call reads the
@@ -250,17 +250,6 @@ class Epoch(Iterator[Batch]):
         """Stop reading ahead. Idempotent; batches given out stay valid."""
         self._closed = True
         self._end_stream()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def _step(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from dlfs._native.reader import NativeReader, StreamOptions
 from dlfs.arguments import OnError, check_on_error
 from dlfs.attributes import AttributeTable
 from dlfs.block import BlockDevice
+from dlfs.closing import Closing
 from dlfs.directory import FrozenDirectory, as_indices, find_outside
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import DlfsError, LimitError, UsageError
@@ -134,7 +135,7 @@ def make_native_reader(
     )
 
 
-class SampleReader:
+class SampleReader(Closing):
     """Reads the samples of one dataset.
 
     Args:
@@ -341,9 +342,3 @@ class SampleReader:
                 there are none, else by the last of them.
         """
         self.native.close(on_closed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

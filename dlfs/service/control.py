@@ -17,7 +17,6 @@ import socket
 import threading
 import time
 import weakref
-from types import TracebackType
 from typing import Self, TypeVar
 
 import dlfs
@@ -59,12 +58,7 @@ class Descriptors(list[int]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         for descriptor in self:
             if descriptor >= 0:
                 os.close(descriptor)

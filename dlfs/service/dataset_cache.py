@@ -19,11 +19,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID
 
 from dlfs.attributes import load_attributes_whole
+from dlfs.closing import Closing
 from dlfs.connection import (
     DatasetIdentity,
     LocalConnection,
@@ -250,7 +251,7 @@ class AcquiredDataset(Dataset):
             release()
 
 
-class ServedVolume:
+class ServedVolume(Closing):
     """A volume that the service serves.
 
     Args:
@@ -279,13 +280,7 @@ class ServedVolume:
         """
         return LocalConnection(
             tuple(split_uris(self.volume.uri)),
-            OpenOptions(
-                memory_bytes=cache_bytes,
-                depth=self._options.depth,
-                engine=self._options.engine,
-                opener=self._options.opener,
-                shared=True,
-            ),
+            replace(self._options, memory_bytes=cache_bytes, shared=True),
         )
 
     def refresh(self) -> None:
@@ -342,9 +337,3 @@ class ServedVolume:
     def close(self) -> None:
         """Close the volume; the cache closes its datasets."""
         self.volume.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.block import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
+from dlfs.closing import Closing
 from dlfs.errors import DeviceError, DeviceLostError, DeviceTimeoutError, DlfsError
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.units import MIB
@@ -125,7 +124,7 @@ class Window:
     """Failed reads; their bytes in the memory are undefined."""
 
 
-class _Fetcher:
+class _Fetcher(Closing):
     """Queue pairs of all members, and the requests in flight on them."""
 
     def __init__(self, devices: Sequence[BlockDevice], choice: CopyOrder) -> None:
@@ -142,15 +141,7 @@ class _Fetcher:
                 self._queues.append(None)
                 self._absences[member] = error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for queue in self._queues:
             if queue is not None:
                 queue.close()

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.block import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
+from dlfs.closing import Closing
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.store.space import append_run
 from dlfs.units import MIB
@@ -42,7 +41,7 @@ class _Window:
     """Number of writes in flight, by member."""
 
 
-class ChunkWriter:
+class ChunkWriter(Closing):
     """A sequential writer of whole chunks.
 
     Args:
@@ -154,17 +153,6 @@ class ChunkWriter:
         for queue in self._queues:
             queue.close()
         self._queues.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _write_run(self, window: _Window, start: int, run: ChunkRun) -> None:
         """Write all copies of a run: by one request on a single member, else chunk by chunk."""

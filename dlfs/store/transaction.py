@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 from uuid import UUID
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from dlfs._native.checksums import crc32c
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice, open_device
+from dlfs.closing import Closing
 from dlfs.errors import ClosedError, DegradedError, FormatError, LimitError, SpaceError, UsageError
 from dlfs.format.catalog import (
     Catalog,
@@ -251,7 +251,7 @@ def check_writable(
         close_devices(devices)
 
 
-class Transaction:
+class Transaction(Closing):
     """The lock of one writer on a volume, from opening to commit.
 
     Args:
@@ -471,17 +471,6 @@ class Transaction:
             unlock_members(self._devices)
         finally:
             close_devices(self._devices)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _TakenRuns:

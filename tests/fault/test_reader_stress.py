@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlfs._native.device import Faults, NativeDevice
 from dlfs.block.memory import MemoryDevice
 from dlfs.reader import Batch, ReaderOptions, SampleReader, Where, make_native_reader
 from dlfs.units import KIB, MIB
 from tests.support.datasets import LaidDataset, lay_dataset, random_samples
+from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import batches_of
 
 CHUNK_BYTES = 16 * KIB
@@ -64,7 +64,7 @@ class Stress:
         )
         self.slots = int(random.choice([4, 5, 9, 24, 60, 1000]))
         self.natives = [
-            NativeDevice.fault(one.native, self.faults, uri=one.uri) for one in self.devices
+            FaultyNativeDevice(one.native, self.faults, uri=one.uri) for one in self.devices
         ]
         native = make_native_reader(
             self.natives,

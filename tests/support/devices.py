@@ -17,13 +17,16 @@ import os
 import random
 import signal
 import threading
-from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NoReturn, Self
+from ctypes import byref, c_void_p
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal, NoReturn
 
-from dlfs._native.device import Faults, NativeDevice
+from dlfs._native import abi
+from dlfs._native.device import NativeDevice
+from dlfs._native.library import check, library
 from dlfs.block.device import BlockDevice, Kind, NativeBackedDevice, QueuePair
 from dlfs.block.lock import HolderRecord
+from dlfs.closing import Closing
 from dlfs.errors import DeviceError, LimitError, LockedError
 from dlfs.units import MIB
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Faults",
     "FaultyDevice",
+    "FaultyNativeDevice",
     "FlushEvent",
     "RecordingDevice",
     "StopPoint",
@@ -49,7 +53,7 @@ RECORDED_BYTES_MAX = 256 * MIB
 """Largest size of a device whose initial contents are recorded in memory."""
 
 
-class WrappingDevice:
+class WrappingDevice(Closing):
     """Forwards everything to an inner device, with hooks around writes and flushes."""
 
     def __init__(self, inner: BlockDevice) -> None:
@@ -149,19 +153,8 @@ class WrappingDevice:
         """Close the inner device."""
         self.inner.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class _WrappingQueuePair:
+class _WrappingQueuePair(Closing):
     """A queue pair whose operations call the hooks of its device."""
 
     def __init__(self, device: WrappingDevice, inner: QueuePair) -> None:
@@ -194,17 +187,6 @@ class _WrappingQueuePair:
 
     def close(self) -> None:
         self._inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 # ---- recording -----------------------------------------------------------------------------------
@@ -419,6 +401,61 @@ class StoppingDevice(WrappingDevice):
 # ---- failing -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Faults:
+    """The failures of a faulty device; each probability is per million operations."""
+
+    seed: int = 0
+    """Seed of all random choices: the n-th operation of the k-th queue pair always fails the same
+    way.
+    """
+    error_per_million: int = 0
+    """Operations that fail with EIO, per million."""
+    short_per_million: int = 0
+    """Reads that return fewer bytes than requested, per million."""
+    flip_per_million: int = 0
+    """Reads that succeed with one bit flipped, per million."""
+    stall_per_million: int = 0
+    """Operations that finish ``stall_ms`` late, per million."""
+    stall_ms: int = 0
+    reorder: bool = False
+    """Return completions in a random order."""
+    bad_first_bytes: int = 0
+    """Start of a range whose reads always fail; ``bad_length_bytes`` long."""
+    bad_length_bytes: int = 0
+    lost_from: int = 0
+    """Number of the operation at which the device is lost, over all queue pairs, from 1; 0: never.
+    """
+    lost_polls: bool = False
+    """Once the device is lost, polls fail rather than single operations."""
+
+
+class FaultyNativeDevice(NativeDevice):
+    """A native device that fails on purpose over another, which it keeps alive.
+
+    Raises:
+        UsageError: a probability is over a million in a million.
+    """
+
+    def __init__(self, inner: NativeDevice, faults: Faults, *, uri: str) -> None:
+        config = abi.FaultConfig(**asdict(faults))
+        handle = c_void_p()
+        code = library().dlfs_device_create_fault(inner.handle, byref(config), byref(handle))
+        check(code, f"make {uri}")
+        super().__init__(handle, uri, writable=inner.writable)
+        self._inner: NativeDevice | None = inner
+
+    def lose(self, lost: bool) -> None:
+        """Make the device lost, or reachable again."""
+        code = library().dlfs_device_fault_lose(self.handle, int(lost))
+        check(code, f"lose {self.uri}")
+
+    def close(self) -> None:
+        """Free the device. Further calls do nothing."""
+        super().close()
+        self._inner = None
+
+
 class FaultyDevice(NativeBackedDevice):
     """A device that fails at random from a seed.
 
@@ -431,13 +468,15 @@ class FaultyDevice(NativeBackedDevice):
     """
 
     def __init__(self, inner: BlockDevice, faults: Faults | None = None) -> None:
-        native = NativeDevice.fault(inner.native, faults or Faults(), uri=inner.uri)
-        super().__init__(native, uri=inner.uri, identity=inner.identity, writable=inner.writable)
+        self._faulty = FaultyNativeDevice(inner.native, faults or Faults(), uri=inner.uri)
+        super().__init__(
+            self._faulty, uri=inner.uri, identity=inner.identity, writable=inner.writable
+        )
         self.inner = inner
 
     def lose(self, lost: bool = True) -> None:
         """Make everything fail with DeviceLostError; ``lost=False`` ends that."""
-        self.native.lose(lost)
+        self._faulty.lose(lost)
 
     def _acquire(self, record: HolderRecord) -> bool:
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import trio
@@ -102,12 +101,7 @@ class ScriptedTarget:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.stop()
 
     async def _main(self, started: threading.Event) -> None:

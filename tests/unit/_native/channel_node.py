@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
-from dlfs._native.device import Faults, NativeDevice
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.reader import NativeReader, NativeSequence, StreamOptions
 from dlfs._native.server_channel import ServerChannel, Share
@@ -26,6 +25,7 @@ from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ServiceLostError
 from dlfs.units import KIB, MIB
 from tests.support.datasets import LaidDataset, lay_dataset, random_samples
+from tests.support.devices import Faults, FaultyNativeDevice
 
 CHUNK_BYTES = 16 * KIB
 COUNT = 600
@@ -41,7 +41,7 @@ class Node:
         self.laid: LaidDataset = lay_dataset([self.device], samples, chunk_bytes=CHUNK_BYTES)
         self.samples = self.laid.samples
         native = self.device.native
-        self.native = NativeDevice.fault(native, faults, uri="mem:") if faults else native
+        self.native = FaultyNativeDevice(native, faults, uri="mem:") if faults else native
         self.reader = self.make_reader(memory_bytes, shared=True)
         self.channels: list[ServerChannel] = []
 
@@ -78,8 +78,8 @@ class Node:
         """A client in this process."""
         share = Share(pinned_bytes_max)
         return ClientReader(
-            self.reader.arena_descriptor,
-            self.reader.arena_bytes,
+            self.reader.arena()[0],
+            self.reader.arena()[1],
             lambda: self.channel(share, **options),
         )
 
@@ -87,8 +87,8 @@ class Node:
         """Give the client on the other side what it asks for, until it is gone."""
         share = Share(MIB)
         with contextlib.suppress(OSError), connection:
-            size = str(self.reader.arena_bytes).encode()
-            socket.send_fds(connection, [size], [self.reader.arena_descriptor])
+            size = str(self.reader.arena()[1]).encode()
+            socket.send_fds(connection, [size], [self.reader.arena()[0]])
             while connection.recv(1):
                 with self.channel(share) as made:
                     socket.send_fds(connection, [b"c"], [made.memory, made.wake])

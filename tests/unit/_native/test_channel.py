@@ -17,11 +17,11 @@ import pytest
 from dlfs._native.batch import NativeBatch
 from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.channel_abi import CHANNEL_SAMPLES_MAX
-from dlfs._native.device import Faults
 from dlfs._native.reader import NativeSequence, NativeStream, StreamOptions
 from dlfs._native.server_channel import ENDED_CLOSED, ServerChannel, Share
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
 from dlfs.units import KIB, MIB
+from tests.support.devices import Faults
 from tests.unit._native.channel_node import COUNT, EVERY, Node, connect, program
 
 
@@ -288,14 +288,14 @@ def test_a_channel_is_made_of_what_makes_sense(node) -> None:
     with pytest.raises(UsageError):
         ServerChannel(one.reader, Share(MIB), samples_max=0)
     with pytest.raises(UsageError):
-        ClientReader(one.reader.arena_descriptor, one.reader.arena_bytes + 1, lambda: None)
+        ClientReader(one.reader.arena()[0], one.reader.arena()[1] + 1, lambda: None)
     own.close()  # refused channels have not kept it
     assert own._handle is None
 
     def wrong_memory() -> ChannelDescriptors:
-        return ChannelDescriptors(os.dup(one.reader.arena_descriptor), socket.socket().detach())
+        return ChannelDescriptors(os.dup(one.reader.arena()[0]), socket.socket().detach())
 
-    client = ClientReader(one.reader.arena_descriptor, one.reader.arena_bytes, wrong_memory)
+    client = ClientReader(one.reader.arena()[0], one.reader.arena()[1], wrong_memory)
     with pytest.raises(FormatError):
         client.read(EVERY[:1])
     client.close()

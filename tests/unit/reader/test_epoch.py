@@ -11,10 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from dlfs._native.device import Faults, NativeDevice
 from dlfs.errors import ChecksumError, ClosedError, UsageError
 from dlfs.units import KIB, MIB
 from tests.support.datasets import random_samples
+from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import CHUNK_BYTES, batches_of
 
 PLANS = ("direct", "chunks", "harvest")
@@ -130,7 +130,7 @@ def test_faults_on_the_way(bench, plan, memory_bytes):
         stall_ms=2,
         reorder=1,
     )
-    natives = [NativeDevice.fault(device.native, config, uri=device.uri) for device in made.devices]
+    natives = [FaultyNativeDevice(device.native, config, uri=device.uri) for device in made.devices]
     with made.reader(natives, memory_bytes=memory_bytes, retry_count=30) as reader:
         order = run(batches_of(reader, 32, plan=plan), made.laid.samples)
         assert sorted(order) == list(range(500))
@@ -192,7 +192,7 @@ def test_a_bad_block_costs_only_its_samples(bench, plan):
     address = int(made.laid.directory.addresses([77])[0])
     _, offset = made.member_offset(address)
     config = Faults(bad_first_bytes=offset // 4096 * 4096, bad_length_bytes=4096)
-    natives = [NativeDevice.fault(device.native, config, uri=device.uri) for device in made.devices]
+    natives = [FaultyNativeDevice(device.native, config, uri=device.uri) for device in made.devices]
     with made.reader(natives, memory_bytes=96 * KIB) as reader:
         epoch = batches_of(reader, 16, plan=plan, on_error="skip")
         order = run(epoch, made.laid.samples)

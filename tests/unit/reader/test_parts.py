@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlfs._native.device import Faults, NativeDevice
 from dlfs._native.parts import SamplePart
 from dlfs.errors import ChecksumError, DeviceError, UsageError
 from dlfs.reader import LargeSample, parts, read_into, read_pieces
 from dlfs.units import KIB, MIB
+from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import CHUNK_BYTES, Bench
 
 LARGE = np.random.default_rng(5).bytes(5 * CHUNK_BYTES + 4321)
@@ -149,7 +149,7 @@ def test_an_unreadable_sector_is_reported_with_its_sample(bench: Callable[..., B
     member, offset = made.member_offset(address)
     natives: list[Any] = [device.native for device in made.devices]
     faults = Faults(bad_first_bytes=offset // 512 * 512, bad_length_bytes=512)
-    natives[member] = NativeDevice.fault(natives[member], faults, uri="mem:")
+    natives[member] = FaultyNativeDevice(natives[member], faults, uri="mem:")
     with made.reader(natives) as reader:
         for ask in (
             lambda: reader.get(LARGE_INDEX),
@@ -166,7 +166,7 @@ def test_a_copy_is_read_where_one_has_an_unreadable_sector(bench: Callable[..., 
     made = bench(SAMPLES, members=2, replicas=2)
     natives: list[Any] = [device.native for device in made.devices]
     faults = Faults(bad_first_bytes=0, bad_length_bytes=32 * MIB)
-    natives[0] = NativeDevice.fault(natives[0], faults, uri="mem:")
+    natives[0] = FaultyNativeDevice(natives[0], faults, uri="mem:")
     with made.reader(natives) as reader:
         assert reader.get(LARGE_INDEX) == LARGE
         assert b"".join(map(bytes, read_pieces(reader, LARGE_INDEX))) == LARGE

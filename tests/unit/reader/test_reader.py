@@ -13,11 +13,12 @@ import time
 import numpy as np
 import pytest
 
-from dlfs._native.device import Faults, NativeDevice
+from dlfs._native.device import NativeDevice
 from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ChecksumError, ClosedError, DeviceError, DeviceTimeoutError, UsageError
 from dlfs.units import KIB, MIB
 from tests.support.datasets import random_samples
+from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import batches_of
 
 CHUNK_BYTES = 16 * KIB
@@ -154,7 +155,7 @@ def test_a_flipped_bit_is_named_and_costs_one_sample(bench, memory_bytes):
 
 def faulty(made, **faults) -> list[NativeDevice]:
     return [
-        NativeDevice.fault(device.native, Faults(seed=7, **faults), uri=device.uri)
+        FaultyNativeDevice(device.native, Faults(seed=7, **faults), uri=device.uri)
         for device in made.devices
     ]
 
