@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer
 from dlfs.attributes import AttributeTable
+from dlfs.closing import Closing
 from dlfs.connection import Connection, DatasetIdentity, DatasetSession, find_record
 from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside, near_paths
 from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions
@@ -60,7 +61,7 @@ class SampleInfo:
     offset_bytes: int
 
 
-class Dataset(ColumnAccess):
+class Dataset(ColumnAccess, Closing):
     """One version of a dataset, open for reading.
 
     Args:
@@ -152,12 +153,6 @@ class Dataset(ColumnAccess):
         if session is None or not self._owner.is_current():
             return
         session.close(with_directory=not self._inherited)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
     # ---- properties ------------------------------------------------------------------------------
 
@@ -369,30 +364,8 @@ class Dataset(ColumnAccess):
         By default an epoch has all samples, each once. ``where`` chooses some of them, ``weights``
         draws samples with replacement, in proportion, and ``order`` gives the order itself.
 
-        Args:
-            batch_size: samples of this rank in a batch.
-            seed: seed of the order; seed and epoch determine the order completely.
-            epoch: number of the epoch; each epoch has an order of its own.
-            rank: rank of this process, 0..world_size-1.
-            world_size: number of ranks that share the epoch's samples.
-            worker: number of this consumer within its rank, 0..workers-1.
-            workers: consumers that share this rank's batches, such as worker processes; each takes
-                every ``workers``-th batch.
-            shuffle: ``global`` is a uniform permutation. ``chunk`` permutes chunks, then samples
-                within windows of chunks, and reads at sequential speed. None is storage order.
-            window_chunks: window of ``chunk`` shuffle, in chunks. A small one is enough for samples
-                that were packed in a random order, which is the default of imports. For samples
-                packed class by class, take at least as many chunks as a global batch has samples:
-                the class counts of a batch vary 1 + batch / window times as much as in a global
-                order. The memory budget must hold a window.
-            where: samples to take, each once, as ``bool[n_samples]`` or indices; they are permuted
-                (``global``) or in storage order (None).
-            weights: weight of each sample, 0 or more, ``[n_samples]``, or the name of a column.
-            draws: samples of a weighted epoch; by default as many as there are to draw from.
-            order: indices of the epoch's samples in their order.
-            drop_last: True to leave out a last global batch that is not full.
-            on_error: policy for samples that cannot be read; see ``read``.
-            plan: how samples are read ahead; ``auto`` decides.
+        The arguments are the fields of ``EpochOptions`` (``dlfs.epoch_options``), which describes
+        each with its unit and range.
 
         Raises:
             UsageError: an argument is out of range.
@@ -473,7 +446,7 @@ class Dataset(ColumnAccess):
     ) -> EpochSequence:
         """Return the order of the epoch that ``batches`` reads with the same arguments.
 
-        No sample is read. The arguments are described at ``batches``.
+        No sample is read. ``EpochOptions`` describes the arguments.
 
         Raises:
             UsageError: an argument is out of range.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
 
-def batches(
+def batches(  # noqa: D417  EpochOptions describes the others
     dataset: dlfs.Dataset,
     batch_size: int,
     *,
@@ -67,25 +67,15 @@ def batches(
 ) -> tensorflow.data.Dataset:
     """Return one rank's batches of an epoch.
 
+    The arguments that are not listed are those of ``EpochOptions`` (``dlfs.epoch_options``). With
+    ``drop_last``, all batches have one shape.
+
     Args:
         dataset: dataset to read from; it must stay open during iterations.
         batch_size: samples in a batch, >= 1; the last batch may be smaller.
         dtype: element type of a sample; by default a sample is one byte string.
         shape: shape of a sample with a dtype.
-        seed: seed of the order.
         epoch: epoch of the first iteration; each later iteration is the next epoch.
-        rank: rank of this process, 0..world_size-1.
-        world_size: number of ranks that share the epoch's samples.
-        shuffle: ``global``, ``chunk`` or None; see ``Dataset.batches``.
-        window_chunks: chunks that ``chunk`` shuffle mixes at a time.
-        where: samples to take, each once, as ``bool[n_samples]`` or indices.
-        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
-            with replacement, in proportion.
-        draws: samples of a weighted epoch; by default as many as there are to draw from.
-        order: indices of every epoch's samples in their order, such as ``range(len(dataset))``.
-        drop_last: leave out a last global batch that is not full, so that all have one shape.
-        on_error: ``raise``, ``skip`` or ``replace`` samples that cannot be read.
-        plan: how samples are read ahead; see ``Dataset.batches``.
         state: state to resume from: the first iteration gives the batches behind it. It replaces
             ``seed``, ``epoch``, ``shuffle`` and ``window_chunks``.
         with_state: give the state behind each batch as a third component, a scalar string of JSON:

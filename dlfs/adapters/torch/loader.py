@@ -98,20 +98,12 @@ class Loader(IterableDataset[Any]):
 
     The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
     ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
-    index order.
+    index order. ``EpochOptions`` (``dlfs.epoch_options``) describes the arguments that are not
+    listed here.
 
     Args:
         dataset: dataset to read from, or a view of several.
         batch_size: samples of this rank in a batch, >= 1.
-        shuffle: ``global``, ``chunk`` or None; see ``Dataset.batches``.
-        seed: seed of the order.
-        window_chunks: window of ``chunk`` shuffle, in chunks.
-        where: samples to take, each once, as ``bool[n_samples]`` or indices.
-        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
-            with replacement, in proportion.
-        draws: samples of a weighted epoch; by default as many as there are to draw from.
-        order: indices of every epoch's samples in their order.
-        drop_last: True to leave out a last global batch that is not full.
         uneven: policy of ranks if the samples do not divide by their number. ``pad``: the first
             samples of the epoch are repeated, fewer than there are ranks, so that all ranks have as
             many batches of as many samples, as with PyTorch's ``DistributedSampler``. ``drop``: the
@@ -120,9 +112,6 @@ class Loader(IterableDataset[Any]):
             each other in each step, as under DistributedDataParallel, then hang or fail. By default
             ``pad`` if torch.distributed is initialised with several ranks, or a launcher such as
             torchrun has set their number, else ``leave``.
-        on_error: ``raise``, ``skip`` or ``replace`` samples that cannot be read. The replacement is
-            the next sample of the dataset in path order, chosen or not.
-        plan: how samples are read ahead; see ``Dataset.batches``.
         rank: rank of this process; by default torch.distributed's if it is initialised, else the
             environment's.
         world_size: number of ranks; by default from the same source.

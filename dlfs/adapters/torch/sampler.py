@@ -4,6 +4,9 @@ Their only list of indices is that of chosen samples: an epoch's order is comput
 take every ``num_replicas``-th index, as with PyTorch's ``DistributedSampler``. A last round that is
 not full is completed by the same rule, with the first indices of the epoch, or left out. All ranks
 therefore have the same number of indices.
+
+``EpochOptions`` (``dlfs.epoch_options``) describes the arguments of the order that the samplers do
+not list: ``seed``, ``window_chunks``, ``where``, ``weights``, ``draws`` and ``order``.
 """
 
 from __future__ import annotations
@@ -115,14 +118,7 @@ class DistributedSampler(Sampler[int]):
             environment's.
         rank: rank of this process, 0..num_replicas-1; by default from the same source.
         shuffle: True or ``global``; ``chunk``; False for index order.
-        seed: seed of the order.
         drop_last: True to leave out a last round that is not full, instead of completing it.
-        window_chunks: window of ``chunk`` shuffle, in chunks.
-        where: samples to take, each once, as ``bool[n_samples]`` or indices.
-        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
-            with replacement, in proportion.
-        draws: samples of a weighted epoch; by default as many as there are to draw from.
-        order: indices of every epoch's samples in their order.
 
     Raises:
         UsageError: an argument is out of range.
@@ -199,15 +195,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
             environment's.
         rank: rank of this process, 0..num_replicas-1; by default from the same source.
         shuffle: True or ``global``; ``chunk``; False for index order.
-        seed: seed of the order.
         drop_last: True to leave out a last global batch that is not full, instead of completing its
             last round.
-        window_chunks: window of ``chunk`` shuffle, in chunks.
-        where: samples to take, each once, as ``bool[n_samples]`` or indices.
-        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
-            with replacement, in proportion.
-        draws: samples of a weighted epoch; by default as many as there are to draw from.
-        order: indices of every epoch's samples in their order.
 
     Raises:
         UsageError: an argument is out of range.

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ from dlfs.adapters.torch.tensors import (
     view_samples,
 )
 from dlfs.arguments import check_choice
+from dlfs.closing import Closing
 from dlfs.errors import DlfsError, TransformError, UsageError
 from dlfs.wording import quote
 
@@ -52,17 +52,7 @@ THREADS = 2
 class Recipe:
     """The way from the bytes of samples to a batch.
 
-    Attributes:
-        transform: called with each sample: its bytes as a read-only ``memoryview``, or its tensor
-            if it is an array.
-        with_context: True to call it with the sample's ``SampleContext`` as well.
-        labels: maps indices to labels.
-        collate: ``list``; ``jagged``; ``stack``, for samples of one shape; ``auto``: ``list`` for
-            raw bytes, else ``stack``; or a function of the list of samples.
-        dtype: element type of every sample, of numpy or PyTorch.
-        shape: shape of every sample; one dimension of any length by default.
-        arrays: True if the dataset describes the array of each sample (``Batch.arrays``).
-        threads: threads that run the transform.
+    Its fields are arguments of ``Loader``, which describes them.
 
     Raises:
         UsageError: ``collate``, dtype or shape are unknown, ``threads`` < 1, a shape without a
@@ -180,7 +170,7 @@ class Recipe:
         return default_collate(list(items)) if items else []
 
 
-class TransformPool:
+class TransformPool(Closing):
     """Threads that run a recipe's transform.
 
     Args:
@@ -250,17 +240,6 @@ class TransformPool:
         """End the threads after their current slices. Idempotent."""
         if not self._at_exit():
             self._executor.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def transform_error(dataset: Dataset | DatasetView, index: int, cause: Exception) -> TransformError:
