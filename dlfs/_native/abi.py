@@ -44,8 +44,6 @@ OPEN_BUFFERED = 2
 ENGINE_AUTO, ENGINE_URING, ENGINE_THREADS = 0, 1, 2
 OP_READ, OP_WRITE = 0, 1
 NVME_PATHS_MAX = 4
-NVME_NQN_BYTES_MAX = 223
-NVME_DATA_BYTES_MAX = 4096
 NVME_TEXT_BYTES = 512
 NVME_HEADER_DIGEST, NVME_DATA_DIGEST = 1, 2
 NVME_QUEUE_ADMIN, NVME_QUEUE_IO = 0, 1
@@ -63,35 +61,30 @@ FILES_NOFOLLOW = 1
 FILES_THREADS_MAX = 64
 
 
+def fields(*groups: tuple[Any, str]) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of a structure from groups of one type: the type, and names by spaces."""
+    return tuple((name, kind) for kind, names in groups for name in names.split())
+
+
 class Permutation(Structure):
     """``dlfs_permutation``."""
 
-    _fields_ = (
-        ("size", c_uint64),
-        ("left", c_uint64),
-        ("right", c_uint64),
-        ("rounds", c_uint32),
-        ("reserved", c_uint32),
-        ("keys", c_uint64 * PERMUTATION_ROUNDS_MAX),
+    _fields_ = fields(
+        (c_uint64, "size left right"),
+        (c_uint32, "rounds reserved"),
+        (c_uint64 * PERMUTATION_ROUNDS_MAX, "keys"),
     )
 
 
 class FaultConfig(Structure):
     """``dlfs_fault_config``."""
 
-    _fields_ = (
-        ("seed", c_uint64),
-        ("error_per_million", c_uint32),
-        ("short_per_million", c_uint32),
-        ("flip_per_million", c_uint32),
-        ("stall_per_million", c_uint32),
-        ("stall_ms", c_uint32),
-        ("reorder", c_uint32),
-        ("bad_first_bytes", c_uint64),
-        ("bad_length_bytes", c_uint64),
-        ("lost_from", c_uint64),
-        ("lost_polls", c_uint32),
-        ("reserved", c_uint32),
+    _fields_ = fields(
+        (c_uint64, "seed"),
+        (c_uint32, "error_per_million short_per_million flip_per_million stall_per_million"),
+        (c_uint32, "stall_ms reorder"),
+        (c_uint64, "bad_first_bytes bad_length_bytes lost_from"),
+        (c_uint32, "lost_polls reserved"),
     )
 
 
@@ -116,37 +109,22 @@ class Completion(Structure):
 class NvmeConfig(Structure):
     """``dlfs_nvme_config``."""
 
-    _fields_ = (
-        ("hosts", c_char_p * NVME_PATHS_MAX),
-        ("ports", c_uint32 * NVME_PATHS_MAX),
-        ("path_count", c_uint32),
-        ("nsid", c_uint32),
-        ("subsystem_nqn", c_char_p),
-        ("host_nqn", c_char_p),
-        ("host_id", c_uint8 * 16),
-        ("digests", c_uint32),
-        ("timeout_ms", c_uint32),
-        ("connect_ms", c_uint32),
-        ("keepalive_ms", c_uint32),
-        ("reconnect_ms", c_uint32),
-        ("busy_poll_us", c_uint32),
-        ("flags", c_uint32),
-        ("reserved", c_uint32),
+    _fields_ = fields(
+        (c_char_p * NVME_PATHS_MAX, "hosts"),
+        (c_uint32 * NVME_PATHS_MAX, "ports"),
+        (c_uint32, "path_count nsid"),
+        (c_char_p, "subsystem_nqn host_nqn"),
+        (c_uint8 * 16, "host_id"),
+        (c_uint32, "digests timeout_ms connect_ms keepalive_ms reconnect_ms busy_poll_us flags"),
+        (c_uint32, "reserved"),
     )
 
 
 class NvmeCommand(Structure):
     """``dlfs_nvme_command``."""
 
-    _fields_ = (
-        ("opcode", c_uint32),
-        ("nsid", c_uint32),
-        ("cdw10", c_uint32),
-        ("cdw11", c_uint32),
-        ("cdw12", c_uint32),
-        ("cdw13", c_uint32),
-        ("cdw14", c_uint32),
-        ("cdw15", c_uint32),
+    _fields_ = fields(
+        (c_uint32, "opcode nsid cdw10 cdw11 cdw12 cdw13 cdw14 cdw15"),
     )
 
 
@@ -159,47 +137,30 @@ class NvmeResult(Structure):
 class NvmeStatus(Structure):
     """``dlfs_nvme_status``."""
 
-    _fields_ = (
-        ("reconnects", c_uint64),
-        ("retries", c_uint64),
-        ("timeouts", c_uint64),
-        ("digest_errors", c_uint64),
-        ("protocol_errors", c_uint64),
-        ("connected", c_uint32),
-        ("path", c_uint32),
-        ("transfer_bytes_max", c_uint32),
-        ("queue_count_max", c_uint32),
-        ("write_cache", c_uint32),
-        ("controller_id", c_uint32),
-        ("id_kind", c_uint32),
-        ("reserved", c_uint32),
-        ("id", c_uint8 * 16),
-        ("last_error", c_char * NVME_TEXT_BYTES),
+    _fields_ = fields(
+        (c_uint64, "reconnects retries timeouts digest_errors protocol_errors"),
+        (c_uint32, "connected path transfer_bytes_max queue_count_max write_cache controller_id"),
+        (c_uint32, "id_kind reserved"),
+        (c_uint8 * 16, "id"),
+        (c_char * NVME_TEXT_BYTES, "last_error"),
     )
 
 
 class DirectoryPlan(Structure):
     """``dlfs_directory_plan``."""
 
-    _fields_ = (
-        ("sample_count", c_uint64),
-        ("entries_bytes", c_uint64),
-        ("names_bytes", c_uint64),
-        ("hash_seed", c_uint64),
+    _fields_ = fields(
+        (c_uint64, "sample_count entries_bytes names_bytes hash_seed"),
     )
 
 
 class Packing(Structure):
     """``dlfs_packing``."""
 
-    _fields_ = (
-        ("chunk_bytes", c_uint32),
-        ("block_bytes", c_uint32),
-        ("address", c_uint64),
-        ("start", c_uint64),
-        ("done_bytes", c_uint64),
-        ("crc32c", c_uint32),
-        ("under_way", c_uint32),
+    _fields_ = fields(
+        (c_uint32, "chunk_bytes block_bytes"),
+        (c_uint64, "address start done_bytes"),
+        (c_uint32, "crc32c under_way"),
     )
 
 
@@ -212,23 +173,16 @@ class Extent(Structure):
 class ReaderConfig(Structure):
     """``dlfs_reader_config``."""
 
-    _fields_ = (
-        ("devices", POINTER(c_void_p)),
-        ("member_count", c_uint32),
-        ("chunk_bytes", c_uint32),
-        ("block_bytes", c_uint32),
-        ("depth", c_uint32),
-        ("data_offset_bytes", c_uint64),
-        ("extents", POINTER(Extent)),
-        ("extent_count", c_uint64),
-        ("directory", c_void_p),
-        ("memory_bytes", c_uint64),
-        ("gap_bytes", c_uint64),
-        ("retry_count", c_uint32),
-        ("timeout_ms", c_uint32),
-        ("flags", c_uint32),
-        ("replicas", c_uint32),
-        ("band_rows", c_uint64),
+    _fields_ = fields(
+        (POINTER(c_void_p), "devices"),
+        (c_uint32, "member_count chunk_bytes block_bytes depth"),
+        (c_uint64, "data_offset_bytes"),
+        (POINTER(Extent), "extents"),
+        (c_uint64, "extent_count"),
+        (c_void_p, "directory"),
+        (c_uint64, "memory_bytes gap_bytes"),
+        (c_uint32, "retry_count timeout_ms flags replicas"),
+        (c_uint64, "band_rows"),
     )
 
 
@@ -249,52 +203,31 @@ class Failure(Structure):
 class Part(Structure):
     """``dlfs_part``."""
 
-    _fields_ = (
-        ("index", c_uint64),
-        ("offset_bytes", c_uint64),
-        ("length_bytes", c_uint64),
-        ("avoided_member", c_uint32),
-        ("reserved", c_uint32),
+    _fields_ = fields(
+        (c_uint64, "index offset_bytes length_bytes"),
+        (c_uint32, "avoided_member reserved"),
     )
 
 
 class Batch(Structure):
     """``dlfs_batch``."""
 
-    _fields_ = (
-        ("base", c_void_p),
-        ("base_bytes", c_uint64),
-        ("count", c_uint64),
-        ("offsets", c_void_p),
-        ("lengths", c_void_p),
-        ("indices", c_void_p),
-        ("failures", POINTER(Failure)),
-        ("failure_count", c_uint64),
-        ("lost_members", c_uint64),
+    _fields_ = fields(
+        (c_void_p, "base"),
+        (c_uint64, "base_bytes count"),
+        (c_void_p, "offsets lengths indices"),
+        (POINTER(Failure), "failures"),
+        (c_uint64, "failure_count lost_members"),
     )
 
 
 class ReaderStats(Structure):
     """``dlfs_reader_stats``."""
 
-    _fields_ = (
-        ("samples", c_uint64),
-        ("sample_bytes", c_uint64),
-        ("cache_hits", c_uint64),
-        ("reads", c_uint64),
-        ("read_bytes", c_uint64),
-        ("checksum_errors", c_uint64),
-        ("read_errors", c_uint64),
-        ("retries", c_uint64),
-        ("private_batches", c_uint64),
-        ("memory_bytes", c_uint64),
-        ("wait_ns", c_uint64),
-        ("failovers", c_uint64),
-        ("plan_ns", c_uint64),
-        ("device_ns", c_uint64),
-        ("verify_ns", c_uint64),
-        ("rest_ns", c_uint64),
-        ("copy_ns", c_uint64),
+    _fields_ = fields(
+        (c_uint64, "samples sample_bytes cache_hits reads read_bytes checksum_errors read_errors"),
+        (c_uint64, "retries private_batches memory_bytes wait_ns failovers plan_ns device_ns"),
+        (c_uint64, "verify_ns rest_ns copy_ns"),
     )
 
 
@@ -304,82 +237,42 @@ LATENCY_BUCKETS = 24
 class MemberStats(Structure):
     """``dlfs_member_stats``."""
 
-    _fields_ = (
-        ("reads", c_uint64),
-        ("read_bytes", c_uint64),
-        ("errors", c_uint64),
-        ("queue_pairs", c_uint64),
-        ("queue_pairs_max", c_uint64),
-        ("latency_ns", c_uint64),
-        ("latency", c_uint64 * LATENCY_BUCKETS),
+    _fields_ = fields(
+        (c_uint64, "reads read_bytes errors queue_pairs queue_pairs_max latency_ns"),
+        (c_uint64 * LATENCY_BUCKETS, "latency"),
     )
 
 
 class Choice(Structure):
     """``dlfs_choice``."""
 
-    _fields_ = (
-        ("kind", c_uint32),
-        ("reserved", c_uint32),
-        ("seed", c_uint64),
-        ("epoch", c_uint64),
-        ("indices", c_void_p),
-        ("weights", c_void_p),
-        ("count", c_uint64),
-        ("draws", c_uint64),
+    _fields_ = fields(
+        (c_uint32, "kind reserved"),
+        (c_uint64, "seed epoch"),
+        (c_void_p, "indices weights"),
+        (c_uint64, "count draws"),
     )
 
 
 class StreamConfig(Structure):
     """``dlfs_stream_config``."""
 
-    _fields_ = (
-        ("sequence", c_void_p),
-        ("first", c_uint64),
-        ("stride", c_uint64),
-        ("count", c_uint64),
-        ("group", c_uint64),
-        ("group_stride", c_uint64),
-        ("plan", c_uint32),
-        ("reserved", c_uint32),
+    _fields_ = fields(
+        (c_void_p, "sequence"),
+        (c_uint64, "first stride count group group_stride"),
+        (c_uint32, "plan reserved"),
     )
 
 
 class File(Structure):
     """``dlfs_file``."""
 
-    _fields_ = (
-        ("position", c_uint64),
-        ("buffer_offset", c_uint64),
-        ("length_bytes", c_uint64),
-        ("modified_ns", c_int64),
-        ("descriptor", c_int32),
-        ("code", c_int32),
+    _fields_ = fields(
+        (c_uint64, "position buffer_offset length_bytes"),
+        (c_int64, "modified_ns"),
+        (c_int32, "descriptor code"),
     )
 
-
-STRUCTURES: dict[str, type[Structure]] = {
-    "dlfs_permutation": Permutation,
-    "dlfs_fault_config": FaultConfig,
-    "dlfs_operation": Operation,
-    "dlfs_completion": Completion,
-    "dlfs_nvme_config": NvmeConfig,
-    "dlfs_nvme_command": NvmeCommand,
-    "dlfs_nvme_result": NvmeResult,
-    "dlfs_nvme_status": NvmeStatus,
-    "dlfs_directory_plan": DirectoryPlan,
-    "dlfs_packing": Packing,
-    "dlfs_extent": Extent,
-    "dlfs_reader_config": ReaderConfig,
-    "dlfs_failure": Failure,
-    "dlfs_part": Part,
-    "dlfs_batch": Batch,
-    "dlfs_reader_stats": ReaderStats,
-    "dlfs_member_stats": MemberStats,
-    "dlfs_choice": Choice,
-    "dlfs_stream_config": StreamConfig,
-    "dlfs_file": File,
-}
 
 _OUT = POINTER(c_void_p)
 _U64S = c_void_p  # uint64_t arrays are passed by address: numpy's .ctypes.data

@@ -96,15 +96,7 @@ class NativeBatch:
 
 def failure_of(failure: abi.Failure) -> NativeFailure:
     """Convert a ``dlfs_failure``."""
-    return NativeFailure(
-        failure.position,
-        failure.index,
-        failure.code,
-        failure.member,
-        failure.offset_bytes,
-        failure.crc_expected,
-        failure.crc_got,
-    )
+    return NativeFailure(*(getattr(failure, name) for name, *_ in abi.Failure._fields_))
 
 
 def _failures(batch: abi.Batch) -> tuple[NativeFailure, ...]:

@@ -17,46 +17,38 @@ from ctypes import (
 )
 from typing import Any
 
-from dlfs._native.abi import Batch, Failure, MemberStats, Part, ReaderStats, StreamConfig
+from dlfs._native.abi import (
+    Batch,
+    Failure,
+    MemberStats,
+    Part,
+    ReaderStats,
+    StreamConfig,
+    fields,
+)
 
 CHANNEL_SAMPLES_MAX = 1 << 20
-CHANNEL_BATCHES_MAX = 1 << 16
 
 
 class ChannelConfig(Structure):
     """``dlfs_channel_config``."""
 
-    _fields_ = (
-        ("reader", c_void_p),
-        ("share", c_void_p),
-        ("copied_bytes_max", c_uint64),
-        ("samples_max", c_uint32),
-        ("batches_max", c_uint32),
-        ("flags", c_uint32),
-        ("reserved", c_uint32),
-        ("memory", c_void_p),
+    _fields_ = fields(
+        (c_void_p, "reader share"),
+        (c_uint64, "copied_bytes_max"),
+        (c_uint32, "samples_max batches_max flags reserved"),
+        (c_void_p, "memory"),
     )
 
 
 class ChannelStats(Structure):
     """``dlfs_channel_stats``."""
 
-    _fields_ = (
-        ("samples", c_uint64),
-        ("sample_bytes", c_uint64),
-        ("batches", c_uint64),
-        ("batches_out", c_uint64),
-        ("pinned_bytes", c_uint64),
-        ("copied_bytes", c_uint64),
-        ("copied_batches", c_uint64),
-        ("refusals", c_uint64),
-        ("failures", c_uint64),
-        ("wakes", c_uint64),
-        ("sleeps", c_uint64),
-        ("busy_ns", c_uint64),
-        ("memory_bytes", c_uint64),
-        ("ended", c_int32),
-        ("under_way", c_uint32),
+    _fields_ = fields(
+        (c_uint64, "samples sample_bytes batches batches_out pinned_bytes copied_bytes"),
+        (c_uint64, "copied_batches refusals failures wakes sleeps busy_ns memory_bytes"),
+        (c_int32, "ended"),
+        (c_uint32, "under_way"),
     )
 
 
@@ -65,12 +57,6 @@ class ClientStats(Structure):
 
     _fields_ = (("requests", c_uint64), ("wakes", c_uint64), ("sleeps", c_uint64))
 
-
-STRUCTURES: dict[str, type[Structure]] = {
-    "dlfs_channel_config": ChannelConfig,
-    "dlfs_channel_stats": ChannelStats,
-    "dlfs_client_stats": ClientStats,
-}
 
 _OUT = POINTER(c_void_p)
 _BATCH_OUT = POINTER(POINTER(Batch))

@@ -1,4 +1,4 @@
-"""CRC32C of bytes, and the hash of paths.
+"""CRC32C of bytes.
 
 ``bytes`` are passed to libdlfs directly; other contiguous memory through numpy, without a copy.
 
@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs._native.device import as_bytes_array
 from dlfs._native.library import library
 from dlfs.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-
-def _as_array(data: Buffer) -> NDArray[np.uint8]:
-    view = memoryview(data)
-    if not view.c_contiguous:
-        raise UsageError("sum a buffer: expected contiguous memory, got strides")
-    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
 def crc32c(data: Buffer, crc: int = 0) -> int:
@@ -42,7 +36,7 @@ def crc32c(data: Buffer, crc: int = 0) -> int:
         raise UsageError(f"continue a CRC32C: expected 32 bits, got {crc}")
     if isinstance(data, bytes):
         return int(library().dlfs_crc32c(crc, data, len(data)))
-    array = _as_array(data)
+    array = as_bytes_array(data)
     return int(library().dlfs_crc32c(crc, array.ctypes.data, array.size))
 
 
@@ -61,28 +55,7 @@ def crc32c_blocks(data: Buffer, block_bytes: int) -> NDArray[np.uint32]:
     """
     if not 0 < block_bytes < 1 << 63:
         raise UsageError(f"sum blocks: expected 1 byte or more in a block, got {block_bytes}")
-    array = _as_array(data)
+    array = as_bytes_array(data)
     crcs = np.empty(-(-array.size // block_bytes), np.uint32)
     library().dlfs_crc32c_blocks(array.ctypes.data, array.size, block_bytes, crcs.ctypes.data)
     return crcs
-
-
-def crc32c_kind() -> str:
-    """Return the CRC32C implementation in use: ``avx512``, ``sse4.2``, ``armv8``, ``portable``."""
-    kind: bytes = library().dlfs_crc32c_kind()
-    return kind.decode()
-
-
-def path_hash(path: bytes, seed: int = 0) -> int:
-    """Compute the XXH64 of a path.
-
-    Args:
-        path: any bytes.
-        seed: 0..2^64-1.
-
-    Raises:
-        UsageError: the seed is out of range.
-    """
-    if not 0 <= seed < 1 << 64:
-        raise UsageError(f"hash a path: expected a seed of 64 bits, got {seed}")
-    return int(library().dlfs_path_hash(path, len(path), seed))

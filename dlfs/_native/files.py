@@ -7,8 +7,6 @@ and sets the code of each file.
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,19 +18,8 @@ THREADS_MAX = abi.FILES_THREADS_MAX
 CUT_SHORT = abi.E_TRUNCATED
 """Code of a range that ends after the end of its file."""
 
-FILE_DTYPE = np.dtype(
-    [
-        ("position", np.uint64),
-        ("buffer_offset", np.uint64),
-        ("length_bytes", np.uint64),
-        ("modified_ns", np.int64),
-        ("descriptor", np.int32),
-        ("code", np.int32),
-    ]
-)
+FILE_DTYPE = np.dtype(abi.File)
 """The structure ``dlfs_file``; dlfs/import.h describes its fields."""
-
-assert FILE_DTYPE.itemsize == ctypes.sizeof(abi.File)
 
 
 def read_files(

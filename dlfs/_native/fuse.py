@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from dlfs._native import abi
-from dlfs._native.batch import NativeFailure
+from dlfs._native.abi import fields
+from dlfs._native.batch import NativeFailure, failure_of
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.library import bind, check, library
 from dlfs._native.reader import NativeReader
@@ -64,18 +65,10 @@ GUIDE = (
 class CConfig(Structure):
     """``dlfs_fuse_config``."""
 
-    _fields_ = (
-        ("mountpoint", c_char_p),
-        ("options", c_char_p),
-        ("cache_bytes", c_uint64),
-        ("uid", c_uint32),
-        ("gid", c_uint32),
-        ("file_mode", c_uint32),
-        ("threads_max", c_uint32),
-        ("root_timeout_ms", c_uint32),
-        ("flags", c_uint32),
-        ("busy_poll_us", c_uint32),
-        ("reserved", c_uint32),
+    _fields_ = fields(
+        (c_char_p, "mountpoint options"),
+        (c_uint64, "cache_bytes"),
+        (c_uint32, "uid gid file_mode threads_max root_timeout_ms flags busy_poll_us reserved"),
     )
 
 
@@ -110,37 +103,20 @@ class CReply(Structure):
 class CDataset(Structure):
     """``dlfs_fuse_dataset``."""
 
-    _fields_ = (
-        ("number", c_uint32),
-        ("version", c_uint32),
-        ("generation", c_uint32),
-        ("reserved", c_uint32),
-        ("modified_ns", c_int64),
+    _fields_ = fields(
+        (c_uint32, "number version generation reserved"),
+        (c_int64, "modified_ns"),
     )
 
 
 class CStats(Structure):
     """``dlfs_fuse_stats``."""
 
-    _fields_ = (
-        ("lookups", c_uint64),
-        ("opens", c_uint64),
-        ("reads", c_uint64),
-        ("read_bytes", c_uint64),
-        ("readahead_samples", c_uint64),
-        ("readahead_hits", c_uint64),
-        ("upcalls", c_uint64),
-        ("cached_bytes", c_uint64),
+    _fields_ = fields(
+        (c_uint64, "lookups opens reads read_bytes readahead_samples readahead_hits upcalls"),
+        (c_uint64, "cached_bytes"),
     )
 
-
-STRUCTURES: dict[str, type[Structure]] = {
-    "dlfs_fuse_config": CConfig,
-    "dlfs_fuse_upcall": CUpcall,
-    "dlfs_fuse_reply": CReply,
-    "dlfs_fuse_dataset": CDataset,
-    "dlfs_fuse_stats": CStats,
-}
 
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_fuse_version": (c_uint32, ()),
@@ -333,7 +309,7 @@ class NativeFuse:
             upcall.kind,
             upcall.dataset,
             bytes(upcall.name)[: upcall.name_bytes],
-            NativeFailure(*(getattr(upcall.failure, n) for n, *_ in abi.Failure._fields_)),
+            failure_of(upcall.failure),
         )
 
     def reply(
@@ -348,15 +324,8 @@ class NativeFuse:
         sample_count: int = 0,
     ) -> None:
         """Complete an upcall. Does nothing if the mount has ended meanwhile."""
-        reply = CReply(
-            id=upcall_id,
-            error=error,
-            dataset=dataset,
-            modified_ns=modified_ns,
-            capacity_bytes=capacity_bytes,
-            free_bytes=free_bytes,
-            sample_count=sample_count,
-        )
+        numbers = modified_ns, capacity_bytes, free_bytes, sample_count
+        reply = CReply(upcall_id, error, dataset, *numbers)
         code = self._library.dlfs_fuse_reply_upcall(self._open_handle, byref(reply))
         if code != -errno.ENOENT:
             check(code, "reply to an upcall of a mount")

@@ -12,7 +12,6 @@ from dlfs._native.device import NativeDevice
 from dlfs._native.library import check, error_for, library
 
 PATHS_MAX = abi.NVME_PATHS_MAX
-DATA_BYTES_MAX = abi.NVME_DATA_BYTES_MAX
 
 _ID_NAMES = {abi.NVME_ID_EUI64: "eui64", abi.NVME_ID_NGUID: "nguid", abi.NVME_ID_UUID: "uuid"}
 _EUI64_BYTES = 8

@@ -1,8 +1,7 @@
 """The keyed permutation behind every shuffle, computed on NumPy arrays.
 
-A permutation of any size takes constant memory. The value at each position, and the position of
-each value, can be computed by itself. The same (size, seed, stream) gives the same order in all
-releases.
+A permutation of any size takes constant memory, and the value at each position can be computed by
+itself. The same (size, seed, stream) gives the same order in all releases.
 
 Threads: any at once; a permutation never changes.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 from ctypes import byref
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dlfs._native import abi
 from dlfs._native.library import check, library
@@ -76,28 +75,4 @@ class Permutation:
                 byref(self._state), first, min(stride, _U64_END - 1), count, out.ctypes.data
             )
             check(code, what)
-        return out
-
-    def invert(self, values: ArrayLike) -> NDArray[np.uint64]:
-        """Compute the positions whose images are ``values``.
-
-        Args:
-            values: integers, each 0..size-1.
-
-        Returns:
-            ``uint64[n_values]``.
-
-        Raises:
-            UsageError: a value is not an integer, or out of range.
-        """
-        given = np.asarray(values)
-        if given.size and given.dtype.kind not in "iu":
-            raise UsageError(f"invert a permutation: expected integers, got {given.dtype}")
-        # A negative value becomes one above 2^63, which no permutation contains.
-        wanted = np.ascontiguousarray(given.ravel(), np.uint64)
-        out = np.empty(wanted.size, np.uint64)
-        code = library().dlfs_permutation_invert(
-            byref(self._state), wanted.ctypes.data, wanted.size, out.ctypes.data
-        )
-        check(code, f"invert {wanted.size} values of a permutation of {self.size}")
         return out

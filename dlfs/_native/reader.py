@@ -301,16 +301,6 @@ class NativeReader(Collected):
         check(code, "share the sample memory")
         return descriptor.value, size_bytes.value
 
-    @property
-    def arena_descriptor(self) -> int:
-        """File descriptor of the shared sample memory; raises as ``arena``."""
-        return self.arena()[0]
-
-    @property
-    def arena_bytes(self) -> int:
-        """Length of the shared sample memory in bytes; raises as ``arena``."""
-        return self.arena()[1]
-
     def stats(self) -> dict[str, int]:
         """Return the fields of ``dlfs_reader_stats`` by name."""
         stats = abi.ReaderStats()

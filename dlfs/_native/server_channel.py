@@ -1,11 +1,10 @@
 """The service's end of channels, which let other processes use a reader.
 
 The service makes its reader with ``NativeReader(..., shared=True)``, a ``Share`` for each client,
-and a ``ServerChannel`` for each channel that the client requests. It passes
-``reader.arena_descriptor`` and ``reader.arena_bytes`` to the client once, and the two descriptors
-of every channel, over a separate socket. Then it closes its copies of the channel's descriptors. A
-native thread serves each channel; no Python code runs for a request. The client's end is
-``channel``.
+and a ``ServerChannel`` for each channel that the client requests. It passes ``reader.arena()`` to
+the client once, and the two descriptors of every channel, over a separate socket. Then it closes
+its copies of the channel's descriptors. A native thread serves each channel; no Python code runs
+for a request. The client's end is ``channel``.
 
 After the client's end for any reason, ``ServerChannel.ended`` is not 0; by then the channel has
 released the client's batches and stream.
@@ -61,12 +60,6 @@ class Share(Collected):
         check(code, f"make a share of {bytes_max} bytes")
         self.handle: c_void_p | None = handle
         self.parent = parent  # keeps the parent alive: others find it by weak reference
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes that are charged to the share now."""
-        pinned: int = library().dlfs_share_pinned_bytes(self.handle)
-        return pinned
 
     def allow(self, bytes_max: int) -> None:
         """Raise the bound to at least ``bytes_max``."""

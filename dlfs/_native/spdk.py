@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from dlfs._native.abi import fields
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import bind, check, error_for, library
 from dlfs.errors import ClosedError, NativeError
@@ -55,21 +56,12 @@ GUIDE = (
 class Config(Structure):
     """``dlfs_spdk_config``."""
 
-    _fields_ = (
-        ("transport_id", c_char_p),
-        ("host_nqn", c_char_p),
-        ("cores", c_char_p),
-        ("nsid", c_uint32),
-        ("flags", c_uint32),
-        ("timeout_ms", c_uint32),
-        ("connect_ms", c_uint32),
-        ("reconnect_ms", c_uint32),
-        ("keepalive_ms", c_uint32),
-        ("memory_mib", c_uint32),
-        ("huge", c_int32),
-        ("shm_id", c_int32),
-        ("host_id", c_uint8 * 16),
-        ("reserved", c_uint32),
+    _fields_ = fields(
+        (c_char_p, "transport_id host_nqn cores"),
+        (c_uint32, "nsid flags timeout_ms connect_ms reconnect_ms keepalive_ms memory_mib"),
+        (c_int32, "huge shm_id"),
+        (c_uint8 * 16, "host_id"),
+        (c_uint32, "reserved"),
     )
 
 
@@ -103,12 +95,6 @@ class Command(Structure):
         ("value", c_uint64),
     )
 
-
-STRUCTURES: dict[str, type[Structure]] = {
-    "dlfs_spdk_config": Config,
-    "dlfs_spdk_info": Info,
-    "dlfs_spdk_command": Command,
-}
 
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_spdk_version": (c_uint32, ()),
@@ -206,16 +192,6 @@ def spdk_library() -> ctypes.CDLL:
     if got != VERSION:
         raise NativeError(f"load {path}: expected version {VERSION}, got {got}")
     return loaded
-
-
-def spdk_build() -> str:
-    """Return the version of SPDK.
-
-    Raises:
-        NativeError: the library cannot be loaded.
-    """
-    text: bytes = spdk_library().dlfs_spdk_build()
-    return text.decode()
 
 
 def _config(options: SpdkOptions) -> Config:

@@ -412,11 +412,11 @@ class Session:
             undone.callback(dataset.close)
             native = dataset.session.reader.native
             assert isinstance(native, NativeReader)
-            state = DatasetState(dataset.session.members, native.arena_bytes, native.timeout_ms)
-            reply = Reply(state)
-            shares = self._shares(request.dataset, native.arena_bytes, dataset)
+            arena, arena_bytes = native.arena()
+            reply = Reply(DatasetState(dataset.session.members, arena_bytes, native.timeout_ms))
+            shares = self._shares(request.dataset, arena_bytes, dataset)
             generation = self._attach_generation(reply, volume)
-            reply.descriptors = [generation, native.arena_descriptor]
+            reply.descriptors = [generation, arena]
             self._datasets[request.dataset] = _ClientDataset(volume.uuid, dataset, native, *shares)
             undone.pop_all()
         return reply

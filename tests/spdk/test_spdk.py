@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs._native.spdk import COMMAND_BYTES_MAX, spdk_build
+from dlfs._native.spdk import COMMAND_BYTES_MAX, spdk_library
 from dlfs.block import Kind, SpdkDevice, aligned_buffer, open_device, operation_error
 from dlfs.block.lease import LeaseTimes
 from dlfs.block.nvme import NvmeCommand
@@ -67,7 +67,7 @@ def test_both_initiators_see_one_namespace(spdk_target: SpdkTarget, namespace: s
         assert (ours.size_bytes, ours.block_bytes) == (32 * MIB, 512)
         assert ours.info.subsystem_nqn == NQN
         assert ours.info.serial == "DLFS"
-        assert spdk_build().startswith("SPDK v")
+        assert spdk_library().dlfs_spdk_build().startswith(b"SPDK v")
         ours.write(64 * KIB, b"\x5a" * 4096)
         assert other.read(64 * KIB, 4096) == b"\x5a" * 4096
 

@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -25,7 +26,20 @@ CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER,
 DECLARATION = re.compile(r"DLFS_API\s+([^;(]*?[\s*])(dlfs_\w+)\(([^;]*)\);")
 
 PROTOTYPES = library.PROTOTYPES
-STRUCTURES = abi.STRUCTURES | channel_abi.STRUCTURES
+
+
+def structures_of(module: ModuleType) -> dict[str, type[ctypes.Structure]]:
+    """The structures that a module defines, by the name in C with which their docstrings begin."""
+    return {
+        (value.__doc__ or "").split("``")[1]: value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, ctypes.Structure)
+        and value.__module__ == module.__name__
+    }
+
+
+STRUCTURES = structures_of(abi) | structures_of(channel_abi)
 CONSTANTS = {
     name: value
     for module in (abi, channel_abi)

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from dlfs._native import fuse
-from tests.unit._native.test_abi import DECLARATION, ROOT, assert_matches, layout, run_c
+from tests.unit._native.test_abi import (
+    DECLARATION,
+    ROOT,
+    assert_matches,
+    layout,
+    run_c,
+    structures_of,
+)
 
 HEADER = (ROOT / "native/fuse/dlfs_fuse.h").read_text()
 CODE = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.DOTALL)
@@ -38,8 +45,8 @@ def test_prototype(name: str) -> None:
 
 def test_structures_and_constants_are_those_of_c(tmp_path: Path) -> None:
     declared = set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE))
-    assert declared == set(fuse.STRUCTURES)
-    expected, body = layout(fuse.STRUCTURES)
+    assert declared == set(structures_of(fuse))
+    expected, body = layout(structures_of(fuse))
     for name in ("VERSION", "DATASET_MAX", "NAME_BYTES_MAX", "OPEN_REQUESTS", "UPCALL_LOOKUP",
                  "UPCALL_ROOT_TIME", "UPCALL_LIST_ROOT", "UPCALL_STATFS", "UPCALL_OPEN_DATASET",
                  "UPCALL_REPORT_FAILURE"):  # fmt: skip

@@ -6,15 +6,29 @@ quantiles.
 
 import itertools
 import math
+from ctypes import byref
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 
+from dlfs._native.library import check, library
 from dlfs._native.permutation import SIZE_MAX, Permutation
 from dlfs.errors import UsageError
+
+
+def invert(permutation: Permutation, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The positions whose images are ``values``, by the inverse that C programs use."""
+    out = np.empty_like(values)
+    state = byref(permutation._state)
+    code = library().dlfs_permutation_invert(
+        state, values.ctypes.data, values.size, out.ctypes.data
+    )
+    check(code, "invert a permutation")
+    return out
 
 
 def assert_uniform(counts: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> None:
@@ -31,7 +45,7 @@ def test_bijection_with_inverse(size: int, seed: int, stream: int) -> None:
     image = permutation.map()
     assert len(permutation) == size
     assert np.array_equal(np.sort(image), np.arange(size, dtype=np.uint64))
-    assert np.array_equal(permutation.invert(image), np.arange(size, dtype=np.uint64))
+    assert np.array_equal(invert(permutation, image), np.arange(size, dtype=np.uint64))
 
 
 @given(st.integers(1, SIZE_MAX), st.integers(0, 2**64 - 1), st.data())
@@ -40,7 +54,7 @@ def test_any_size_inverts(size: int, seed: int, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, size - 1))
     image = permutation.map(position, 1)
     assert image[0] < size
-    assert permutation.invert(image)[0] == position
+    assert invert(permutation, image)[0] == position
 
 
 @given(st.integers(1, 2000), st.integers(1, 50), st.data())
@@ -143,10 +157,9 @@ def test_map_of_nothing() -> None:
     assert Permutation(10, 0).map(10).size == 0
     assert Permutation(10, 0).map(3, 0).size == 0
     assert Permutation(10, 0).map(9, 1, stride=1 << 70).size == 1
-    assert Permutation(10, 0).invert([]).size == 0
 
 
-@pytest.mark.parametrize("values", [[10], [-1], [1 << 70], [0.5], [0, 1, 2, 10]])
+@pytest.mark.parametrize("values", [[10], [(1 << 64) - 1], [0, 1, 2, 10]])
 def test_values_out_of_range_are_refused(values: list[int]) -> None:
     with pytest.raises(UsageError):
-        Permutation(10, 0).invert(values)
+        invert(Permutation(10, 0), np.array(values, np.uint64))

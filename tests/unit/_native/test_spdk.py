@@ -9,7 +9,7 @@ import pytest
 from dlfs._native import spdk
 from dlfs.block import open_device
 from dlfs.errors import NativeError
-from tests.unit._native.test_abi import ROOT, assert_matches, layout, run_c
+from tests.unit._native.test_abi import ROOT, assert_matches, layout, run_c, structures_of
 from tests.unit._native.test_library import build
 
 HEADER = (ROOT / "native/spdk/dlfs_spdk.h").read_text()
@@ -35,8 +35,8 @@ def test_every_function_is_bound_as_declared() -> None:
 
 
 def test_structures_and_constants_are_those_of_c(tmp_path: Path) -> None:
-    assert set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE)) == set(spdk.STRUCTURES)
-    expected, body = layout(spdk.STRUCTURES)
+    assert set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE)) == set(structures_of(spdk))
+    expected, body = layout(structures_of(spdk))
     names = (*CONSTANTS, "COMMAND_BYTES_MAX")
     expected += [f"{name} {getattr(spdk, name)}" for name in names]
     body += [f'printf("{name} %lld\\n", (long long)DLFS_SPDK_{name});' for name in names]
@@ -59,7 +59,7 @@ def test_without_the_library_it_says_what_to_install(
     with pytest.raises(NativeError, match=r"built without SPDK.*Getting Started.*make build"):
         open_device(URI)
     with pytest.raises(NativeError, match="built without SPDK"):
-        spdk.spdk_build()
+        spdk.spdk_library()
 
 
 @pytest.mark.usefixtures("loading")
