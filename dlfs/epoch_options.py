@@ -194,10 +194,7 @@ class EpochState:
 
     Attributes:
         dataset: UUID of the dataset, as text.
-        shuffle: ``global``, ``chunk``, or None for storage order.
-        seed: seed of the order, 0..2^64-1.
-        epoch: number of the epoch, 0..2^64-1.
-        window_chunks: chunks that ``chunk`` shuffle mixes at a time.
+        shuffle, seed, epoch, window_chunks: order of the epoch, as in ``EpochOptions``.
         position: samples of the epoch that all ranks together have taken.
         version: version of the dictionary form.
         selection: fingerprint of the chosen samples; None for all samples.

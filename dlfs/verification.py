@@ -152,7 +152,7 @@ def _compare_window(
     for address in range(window.address, end, chunk_bytes):
         expected = correct[address : min(address + chunk_bytes, end)]
         got = window.memory[address - window.address :][: expected.nbytes]
-        failure = next((f for f in window.failures if _overlaps(f, address, chunk_bytes)), None)
+        failure = window.failure_at(address, chunk_bytes)
         if failure is not None and failure.absent:
             continue
         if failure is None and np.array_equal(got, expected):
@@ -172,11 +172,6 @@ def _compare_window(
 
 def _absent(failures: Sequence[FailedRead]) -> Lost:
     return {failure.member: failure.error for failure in failures if failure.absent}
-
-
-def _overlaps(failure: FailedRead, address: int, length_bytes: int) -> bool:
-    end = address + length_bytes
-    return failure.address < end and address < failure.address + failure.length_bytes
 
 
 def _verify_superblocks(generation: Generation) -> Iterator[Finding]:

@@ -120,11 +120,7 @@ class NativeReader(Collected):
         chunk_bytes: size of a chunk.
         block_bytes: unit of reads; a multiple of every device's block.
         data_offset_bytes: offset of chunk 0 on each member.
-        memory_bytes: size of the sample memory.
-        gap_bytes: largest gap between two samples that one request reads over.
-        depth: requests in flight on each queue pair.
-        retry_count: retries of a failed read.
-        timeout_ms: bound on a read, without the additional time for its bytes.
+        memory_bytes, gap_bytes, depth, retry_count, timeout_ms: see ``ReaderOptions``.
         replicas: copies of each chunk.
         band_rows: rows of chunks that one copy occupies on each member.
         shared: True if other processes can map the sample memory (``dlfs._native.channel``).

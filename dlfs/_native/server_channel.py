@@ -37,7 +37,6 @@ STATS = tuple(name for name, *_ in channel_abi.ChannelStats._fields_)
 """Names of the counters that ``ServerChannel.stats`` returns."""
 
 ENDED_CLOSED = abi.E_CLOSED
-ENDED_PROTOCOL = abi.E_PROTOCOL
 
 
 class Share(Collected):
@@ -136,7 +135,7 @@ class ServerChannel(Collected):
 
     @property
     def ended(self) -> int:
-        """0 while the channel serves; then ``ENDED_CLOSED`` or ``ENDED_PROTOCOL``: ``close`` it."""
+        """0 while the channel serves; then ``ENDED_CLOSED`` or the code of an error."""
         return self.stats()["ended"]
 
     def close(self) -> None:

@@ -47,18 +47,13 @@ def as_bytes(_index: int, sample: memoryview) -> bytes:
 class Source(Generic[T]):
     """The samples of a dataset by position: all of them by index, or the chosen ones.
 
+    The arguments that are not listed are those of ``EpochOptions`` (``dlfs.epoch_options``).
+
     Args:
         dataset: dataset to read from; it is not closed.
         decode: makes an element from the index and the bytes of a sample. It must not keep the
             bytes, whose memory is reused. It must be picklable if Grain has worker processes.
         where: samples to take, each once, in index order, as ``bool[n_samples]`` or indices.
-        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
-            with replacement, in proportion to their weights.
-        draws: number of samples to draw by ``weights``; by default as many as there are to draw
-            from.
-        order: indices of the samples in their order; an index may occur more than once.
-        seed: seed of the draws.
-        epoch: epoch of the draws.
 
     Raises:
         UsageError: an argument is out of range, or excludes another one.

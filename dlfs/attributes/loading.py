@@ -132,25 +132,21 @@ class _Segment:
             f"on {sources[member].uri} from byte {offset_bytes} on"
         )
 
-    def fill(self, address: int, memory: Bytes, verify: Callable[[], None]) -> None:
-        """Read a part from the first copies that have it intact."""
+    def fill_head(self, memory: Bytes) -> AttributeHead:
+        """Read the head from the first copies that have it intact, and decode it."""
         problem: FormatError | None = None
         for choice in copy_orders(self.space.geometry):
-            read_into(self._sources, self.space, address, memory, choice)
+            read_into(self._sources, self.space, 0, memory, choice)
             try:
-                verify()
+                return self.check_head(memory)
             except FormatError as error:
                 problem = problem or error
-            else:
-                return
         assert problem is not None
         raise self._diagnose() or problem
 
     def fill_whole(self, memory: Bytes) -> None:
         """Read the whole segment, each part from the first copies that have it intact."""
-        head_memory = memory[: self._extent.head_bytes]
-        self.fill(0, head_memory, lambda: _ignore(self.check_head(head_memory)))
-        head = self.check_head(head_memory)
+        head = self.fill_head(memory[: self._extent.head_bytes])
         for number in range(len(head.columns)):
             offset, length = head.extent(number)
             self.fill_column(head, number, memory[offset : offset + length])
@@ -183,8 +179,7 @@ class _Segment:
 
     def read_head(self) -> tuple[AttributeHead, Bytes]:
         memory = aligned_buffer(self._extent.head_bytes, ATTRIBUTE_BLOCK_BYTES)
-        self.fill(0, memory, lambda: _ignore(self.check_head(memory)))
-        return self.check_head(memory), memory
+        return self.fill_head(memory), memory
 
     def check_head(self, memory: Bytes) -> AttributeHead:
         """Decode the head, and check that it belongs to the dataset."""
@@ -230,7 +225,3 @@ class _Columns:
 
 def _blocks(memory: Bytes) -> Bytes:
     return memory.reshape(-1, ATTRIBUTE_BLOCK_BYTES)
-
-
-def _ignore(_: object) -> None:
-    """Ignore the result of a check that also returns a value."""

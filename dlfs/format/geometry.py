@@ -293,8 +293,3 @@ def split_runs(
         if taken < run.chunk_count:
             remaining.append(ChunkRun(run.first_chunk + taken, run.chunk_count - taken))
     return tuple(first), tuple(remaining)
-
-
-def resolve(geometry: Geometry, address: int, runs: Sequence[ChunkRun]) -> tuple[int, int]:
-    """Resolve one address like ``DataSpace(geometry, runs).resolve(address)``."""
-    return DataSpace(geometry, tuple(runs)).resolve(address)

@@ -179,18 +179,7 @@ class SampleReader(Closing):
         self.native = native
 
     def read(self, indices: npt.ArrayLike, *, on_error: OnError = "raise") -> Batch:
-        """Read samples as one batch, in the order of the indices.
-
-        Args:
-            indices: integers 0..N-1, ``[n]``; an index may occur more than once.
-            on_error: ``raise``; ``skip`` leaves failed samples out; ``replace`` reads the next
-                readable sample in path order instead. The ``failures`` of the batch list both.
-
-        Raises:
-            UsageError: an index is out of range, or the policy is unknown.
-            ChecksumError, DeviceError, FormatError: a sample cannot be read.
-            StaleError: the dataset was removed.
-        """
+        """Read samples as one batch, in the order of the indices; see ``Dataset.read``."""
         check_on_error(on_error)
         wanted = as_indices(indices, option="indices", action="read samples")
         try:
@@ -201,16 +190,7 @@ class SampleReader(Closing):
         return self.build_batch(native, on_error)
 
     def get(self, index: int) -> bytes:
-        """Read one sample.
-
-        Args:
-            index: index of the sample, 0..N-1.
-
-        Raises:
-            UsageError: the index is out of range.
-            ChecksumError, DeviceError, FormatError: the sample cannot be read.
-            StaleError: the dataset was removed.
-        """
+        """Read one sample by its index, 0..N-1; raises the errors of ``read``."""
         if not 0 <= index < len(self.directory):
             raise UsageError(
                 f"read a sample: expected an index 0..{len(self.directory) - 1}, got {index}"
@@ -226,11 +206,7 @@ class SampleReader(Closing):
             return batch.tobytes(0)
 
     def get_if_cached(self, index: int) -> bytes | None:
-        """Return a sample of at most 1 MiB if it is cached; None if it must be read first.
-
-        Args:
-            index: index of the sample, 0..N-1.
-        """
+        """Return a sample of at most 1 MiB if it is cached; None if it must be read first."""
         return self.native.get(index, cached_only=True)
 
     def stream(

@@ -158,7 +158,7 @@ class _SpaceRepair:
             address = base + start
             failure = None
             for copy in sorted(self._copies, key=lambda copy: self._is_stale(address, copy)):
-                failure = failure_at(windows[copy], address, chunk_bytes)
+                failure = windows[copy].failure_at(address, chunk_bytes)
                 if failure is None:
                     memory[start : start + chunk_bytes] = windows[copy].memory[start:][:chunk_bytes]
                     break
@@ -176,12 +176,12 @@ class _SpaceRepair:
             unverified_mask[span] = True
         for start in range(0, part.memory.nbytes, chunk_bytes):
             address = part.address + start
-            if failure_at(part, address, chunk_bytes) is not None:
+            if part.failure_at(address, chunk_bytes) is not None:
                 continue
             correct = part.memory[start : start + chunk_bytes]
             for copy, window in enumerate(windows):
                 got: Bytes | None = window.memory[start : start + chunk_bytes]
-                if failure_at(window, address, chunk_bytes) is not None:
+                if window.failure_at(address, chunk_bytes) is not None:
                     got = None
                 self._write_copy(
                     address, copy, correct, got, unverified_mask[start : start + chunk_bytes]
@@ -216,15 +216,6 @@ class _SpaceRepair:
             blocks = correct[first * block_bytes : end * block_bytes]
             target.write(offset_bytes + first * block_bytes, blocks)
             self._state.written_bytes += blocks.nbytes
-
-
-def failure_at(window: Window, address: int, length_bytes: int) -> FailedRead | None:
-    """Return the failed read that covers a part of a range, or None."""
-    for failure in window.failures:
-        end = failure.address + failure.length_bytes
-        if failure.address < address + length_bytes and address < end:
-            return failure
-    return None
 
 
 class _Samples:
@@ -348,7 +339,7 @@ class _Samples:
 def _patch_span(span: slice, crc: int, part: Window, windows: Sequence[Window]) -> bool:
     """Copy a range from the first copy with the right checksum; return False if none has."""
     for window in windows:
-        readable = failure_at(window, part.address + span.start, span.stop - span.start) is None
+        readable = window.failure_at(part.address + span.start, span.stop - span.start) is None
         if readable and crc32c(window.memory[span].data) == crc:
             part.memory[span] = window.memory[span]
             return True

@@ -18,6 +18,7 @@ import pwd
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -93,26 +94,21 @@ def user_number(name: str) -> int:
     Raises:
         NotFoundError: there is no such user.
     """
-    if name.isdecimal():
-        return int(name)
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError as error:
-        raise NotFoundError(f"allow user {name!r}: there is no such user") from error
+    return _number("user", name, lambda: pwd.getpwnam(name).pw_uid)
 
 
 def group_number(name: str) -> int:
-    """Return the ID of a group, given by name or ID.
+    """Return the ID of a group; raises as ``user_number``."""
+    return _number("group", name, lambda: grp.getgrnam(name).gr_gid)
 
-    Raises:
-        NotFoundError: there is no such group.
-    """
+
+def _number(kind: str, name: str, look_up: Callable[[], int]) -> int:
     if name.isdecimal():
         return int(name)
     try:
-        return grp.getgrnam(name).gr_gid
+        return look_up()
     except KeyError as error:
-        raise NotFoundError(f"allow group {name!r}: there is no such group") from error
+        raise NotFoundError(f"allow {kind} {name!r}: there is no such {kind}") from error
 
 
 def peer_of(connection: _HasOptions) -> Peer:

@@ -37,12 +37,10 @@ class Activity:
         sample_bytes: bytes of samples delivered.
         cache_hits: delivered samples that were in memory already.
         requests: requests to devices.
-        request_bytes: bytes requested from devices.
         errors: failed reads, and samples with a wrong checksum.
         retries: reads that were repeated.
         phase_seconds: time of all reading threads together, by the names in ``PHASES``.
         wait_seconds: time that consumers of streams waited for batches.
-        copy_seconds: time for copying samples out of batches.
     """
 
     seconds: float
@@ -50,12 +48,10 @@ class Activity:
     sample_bytes: int
     cache_hits: int
     requests: int
-    request_bytes: int
     errors: int
     retries: int
     phase_seconds: Mapping[str, float]
     wait_seconds: float
-    copy_seconds: float
 
     @property
     def coalescing(self) -> float:
@@ -98,12 +94,10 @@ def activity(before: Mapping[str, int], after: Mapping[str, int], seconds: float
         sample_bytes=increase("sample_bytes"),
         cache_hits=increase("cache_hits"),
         requests=increase("reads"),
-        request_bytes=increase("read_bytes"),
         errors=increase("read_errors") + increase("checksum_errors"),
         retries=increase("retries"),
         phase_seconds={label: increase(name) / 1e9 for name, label in PHASES.items()},
         wait_seconds=increase("wait_ns") / 1e9,
-        copy_seconds=increase("copy_ns") / 1e9,
     )
 
 

@@ -123,6 +123,14 @@ class Window:
     failures: tuple[FailedRead, ...]
     """Failed reads; their bytes in the memory are undefined."""
 
+    def failure_at(self, address: int, length_bytes: int) -> FailedRead | None:
+        """Return the failed read that covers a part of a range, or None."""
+        for failure in self.failures:
+            end = failure.address + failure.length_bytes
+            if failure.address < address + length_bytes and address < end:
+                return failure
+        return None
+
 
 class _Fetcher(Closing):
     """Queue pairs of all members, and the requests in flight on them."""
@@ -291,19 +299,7 @@ def read_blocks(
     length_bytes: int,
     choice: CopyOrder = FIRST_COPY_FIRST,
 ) -> NDArray[np.uint8]:
-    """Read a range of any length into new memory, as ``read_into``.
-
-    Args:
-        devices: devices of the members, in order.
-        space: space that contains the range.
-        address: start of the range, a multiple of the volume's block size.
-        length_bytes: length of the returned array; whole blocks are read.
-        choice: order in which copies are read.
-
-    Raises:
-        DeviceError: a read failed in all copies.
-        UsageError: the range leaves the space.
-    """
+    """Read a range of any length, in whole blocks, into new memory; see ``read_into``."""
     block = space.geometry.block_bytes
     memory = aligned_buffer(-(-length_bytes // block) * block, max(block, 4096))
     read_into(devices, space, address, memory, choice)

@@ -8,7 +8,6 @@ from dlfs.format.geometry import (
     DataSpace,
     Geometry,
     MemberRange,
-    resolve,
     split_runs,
     superblock_offsets,
 )
@@ -131,7 +130,7 @@ def test_a_space_resolves_through_its_runs() -> None:
     assert space.size_bytes == 3 * 4096
     assert [space.volume_chunk(chunk) for chunk in range(3)] == [20, 21, 3]
     assert space.resolve(2 * 4096 + 7) == (0, MIB + 4096 + 7)
-    assert resolve(geometry(), 4096, runs) == geometry().locate(21)
+    assert DataSpace(geometry(), tuple(runs)).resolve(4096) == geometry().locate(21)
 
 
 @pytest.mark.parametrize("address", [-1, 3 * 4096])

@@ -18,12 +18,10 @@ def seen(**changes: object) -> Activity:
         "sample_bytes": 4_096_000,
         "cache_hits": 200,
         "requests": 400,
-        "request_bytes": 5_000_000,
         "errors": 0,
         "retries": 0,
         "phase_seconds": {"device": 1.0, "checking": 0.5, "planning": 0.25, "rest": 0.25},
         "wait_seconds": 1.5,
-        "copy_seconds": 0.0,
     }
     return Activity(**{**values, **changes})  # type: ignore[arg-type]
 
