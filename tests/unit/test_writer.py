@@ -376,6 +376,14 @@ def test_the_same_name_again_is_a_new_version(make_volume):
     assert [d.version for d in volume.datasets()] == [4]
 
 
+def test_versions_are_counted_for_each_name(make_volume):
+    volume = make_volume()
+    for name in ("b", "b", "a", "c", "a", "c", "b"):
+        write(volume, name, [("x", b"x")])
+    got = [(d.name, d.version) for d in volume.datasets()]
+    assert got == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("b", 3), ("c", 1), ("c", 2)]
+
+
 def test_a_second_writer_gets_an_error_that_names_the_first(make_volume):
     volume = make_volume()
     write(volume, "kept", [])

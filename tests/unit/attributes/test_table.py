@@ -152,6 +152,21 @@ def test_a_flipped_bit_is_told_by_its_block() -> None:
         table.verify()
 
 
+def test_every_wrong_block_of_a_column_is_found() -> None:
+    raw, head_bytes = segment({"first": np.arange(1024), "long": np.arange(1024)}, 1024)
+    head = AttributeTable.over(raw, head_bytes).head
+    for number in range(2):
+        offset, length = head.extent(number)
+        for block in range(length // 4096):
+            for at in range(0, 4096, 512):  # some of these checksums are too high, some too low
+                changed = _patched(raw, offset + block * 4096 + at, b"\xa5")
+                memory = changed[offset : offset + length]
+                assert head.wrong_blocks(number, memory).tolist() == [block]
+                with pytest.raises(ChecksumError, match=f"byte {offset + block * 4096} of"):
+                    head.verify(number, memory, "here")
+        assert not head.wrong_blocks(number, raw[offset : offset + length]).size
+
+
 HEADS = [
     ("magic", 0, b"X", FormatError, "expected 'DLFSATT1'"),
     ("version", 12, b"\2", VersionError, "expected version 1, got 2"),
