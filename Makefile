@@ -50,7 +50,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 # Python packages to install in addition, such as torch. Without torch its tests are skipped.
 PACKAGES ?=
 
-.PHONY: help setup build test demo lint bench bench-dlio docs wheel clean format .venv/.extra
+.PHONY: help setup build test pytest demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
@@ -61,19 +61,33 @@ setup: .venv/.stamp ## Debian packages, the virtual environment, the Python pack
 # The native mount and the SPDK library are built as well where pkg-config finds libfuse3 and SPDK.
 build: $(LIBRARY) build/native/fuse.stamp $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs and what goes with it, into the package
 
-test: lint .venv/.extra build/nvmet/order ## everything: lint, then all tests
+# The slow part of lint runs next to the tests, at low priority, in the time that they wait; it is printed at the end.
+test: lint-quick .venv/.extra build/nvmet/order ## everything: lint, then all tests
+	@mkdir -p build
+	@nice $(MAKE) --silent --jobs=$(JOBS) --keep-going lint-slow >build/lint.log 2>&1 & lint=$$!; \
+	trap 'kill "$$lint" 2>/dev/null || true' EXIT; code=0; $(MAKE) pytest || code=$$?; \
+	wait "$$lint" || code=$$?; cat build/lint.log; exit "$$code"
+
+pytest:
 	$(BIN)/pytest --numprocesses $(WORKERS) --max-worker-restart 0 $(PYTEST_ARGS)
 
 demo: build .venv/.extra ## real images: import, verify, mount, train
 	$(BIN)/dlfs demo
 
-lint: build .venv/.packages-test ## ruff, mypy, import-linter, clang-format, clang-tidy
+lint: lint-quick ## ruff, mypy, import-linter, clang-format, clang-tidy
+	@$(MAKE) --silent --jobs=$(JOBS) lint-slow
+
+lint-quick: build .venv/.packages-test
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy
 	@echo lint-imports; $(BIN)/lint-imports --no-logo >build/imports.log || { cat build/imports.log; exit 1; }
 	@echo clang-format; $(BIN)/clang-format --style=file:native/.clang-format --dry-run -Werror $(C_FILES)
-	@$(MAKE) --silent --jobs=$(JOBS) $(TIDY)
+
+# mypy and clang-tidy: minutes.
+lint-slow: mypy $(TIDY)
+
+mypy:
+	$(BIN)/mypy
 
 format: setup ## rewrite Python and C files in the project's style
 	$(BIN)/ruff format .
