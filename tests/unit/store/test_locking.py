@@ -6,6 +6,9 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from uuid import UUID
 
 import pytest
 
@@ -13,8 +16,16 @@ import dlfs
 from dlfs.block import RECORD_BYTES, RECORD_OFFSET_BYTES, BlockDevice, FileDevice
 from dlfs.block.lease import LeaseTimes
 from dlfs.connection import LocalConnection, OpenOptions
-from dlfs.errors import ClosedError, DeviceError, ExistsError, LeaseLostError, LockedError
+from dlfs.errors import (
+    ClosedError,
+    DeviceError,
+    ExistsError,
+    LeaseLostError,
+    LockedError,
+    UsageError,
+)
 from dlfs.store.locking import lock_members, unlock_members
+from dlfs.store.transaction import Generation, check_volume
 from dlfs.units import MIB
 from dlfs.volume import Volume
 from tests.support.shared import SharedFileDevice
@@ -216,3 +227,12 @@ def test_the_wait_for_a_dead_writer_can_be_cancelled(shared: Volume, paths: list
         waiting.join(60)
         assert "cancelled while waiting" in str(errors[0])
         assert record_of(paths[1]) == record
+
+
+@pytest.mark.parametrize("expected", [1, 3])
+def test_a_writer_refuses_the_devices_of_another_volume(expected: int) -> None:
+    superblock = SimpleNamespace(volume_uuid=UUID(int=2), writable=True)
+    generation = cast(Generation, SimpleNamespace(superblock=superblock))
+    check_volume(generation, UUID(int=2))
+    with pytest.raises(UsageError, match=f"now hold volume {UUID(int=2)}; open it again"):
+        check_volume(generation, UUID(int=expected))
