@@ -76,6 +76,10 @@ static void wrong_calls(void)
     CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batch), -EINVAL);
     CHECK_EQ(dlfs_reader_read(reader, NULL, 1, &batch), -EINVAL);
     CHECK(batch == NULL);
+    uint8_t sample[LENGTH_MAX];
+    CHECK_EQ(dlfs_reader_get(reader, COUNT, sample, sizeof(sample), 0), -EINVAL);
+    CHECK_EQ(dlfs_reader_get(reader, 0, sample, sizeof(sample), 8), -EINVAL);
+    CHECK_EQ(dlfs_reader_get(NULL, 0, sample, sizeof(sample), 0), -EINVAL);
     CHECK_EQ(dlfs_reader_read(reader, NULL, 0, &batch), 0);
     CHECK_EQ(batch->count, 0);
     dlfs_batch_release(batch);
