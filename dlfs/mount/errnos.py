@@ -1,11 +1,13 @@
 """The errno with which a request on the mount fails, for each error class of this package.
 
-A program sees only the number; the log has the message. An error without a better number is EIO.
+A program sees only the number, and the log has the message of a fault. An error without a better
+number is EIO. All handlers of both servers use ``report_failure`` for their exceptions.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 
 from dlfs.errors import (
     ChecksumError,
@@ -56,7 +58,14 @@ ERRNOS: dict[type[DlfsError], int] = {
 }
 
 UNLOGGED = frozenset({errno.ENOENT, errno.ESTALE})
-"""Errnos of ordinary requests, which the servers do not log."""
+"""Errnos of ordinary requests on sealed datasets, which the servers do not log."""
+
+STAGING_FAULTS = frozenset(
+    {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS}
+)
+"""Errnos that show a fault of the staging area rather than of the program; they are logged."""
+
+_log = logging.getLogger(__name__)
 
 
 def errno_of(error: DlfsError | OSError | MemoryError) -> int:
@@ -67,3 +76,23 @@ def errno_of(error: DlfsError | OSError | MemoryError) -> int:
     if isinstance(error, OSError) and error.errno:
         return error.errno
     return errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO
+
+
+def report_failure(error: Exception, *, in_staging: bool = False) -> int:
+    """Return the errno with which a request fails after an exception, and log a fault.
+
+    An exception that no handler should raise is logged with its traceback and becomes EIO. It fails
+    one request; raised further, it would end the mount for all programs.
+
+    Args:
+        error: the exception of the request's handler.
+        in_staging: True if the request was below ``incoming``.
+    """
+    where = "incoming: " if in_staging else ""
+    if not isinstance(error, DlfsError | OSError | MemoryError):
+        _log.error("%sa request failed by a defect of the server", where, exc_info=error)
+        return errno.EIO
+    number = errno_of(error)
+    if number in STAGING_FAULTS if in_staging else number not in UNLOGGED:
+        _log.error("%s%s: %s", where, errno.errorcode.get(number, number), error)
+    return number

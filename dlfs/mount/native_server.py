@@ -15,7 +15,6 @@ delays it up to the reader's timeout; the mount itself is gone by then.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import time
@@ -29,7 +28,7 @@ from dlfs._native import fuse as native
 from dlfs._native.reader import NativeReader
 from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError, NotFoundError
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.errnos import UNLOGGED, errno_of
+from dlfs.mount.errnos import report_failure
 from dlfs.mount.permissions import Ownership
 from dlfs.mount.view import (
     ROOT_SECONDS,
@@ -191,16 +190,8 @@ class NativeMount:
     async def _answer(self, upcall: native.Upcall) -> None:
         try:
             fields = await self._handlers[upcall.kind](upcall)
-        except (DlfsError, OSError, MemoryError) as error:
-            number = errno_of(error)
-            if number not in UNLOGGED:
-                _log.error("%s: %s", errno.errorcode.get(number, number), error)
-            fields = {"error": number}
-        except Exception:  # noqa: BLE001
-            # A defect of this server fails one request. Raised further, it would end the mount for
-            # all programs.
-            _log.exception("%s: an upcall failed (kind %d)", self._path, upcall.kind)
-            fields = {"error": errno.EIO}
+        except Exception as error:  # noqa: BLE001
+            fields = {"error": report_failure(error)}
         self._fuse.reply(upcall.id, **fields)
 
     async def _look_up(self, upcall: native.Upcall) -> dict[str, Any]:

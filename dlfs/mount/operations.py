@@ -1,8 +1,7 @@
 """The handlers of the pyfuse3 server, which answer the kernel's requests as SEMANTICS.md says.
 
 Samples and the volume's list of datasets are read by I/O; everything else is answered from memory.
-An exception of a handler becomes an errno by the table in ``errnos``. Faults of the volume or of a
-device are logged, since the number alone does not explain them.
+An exception of a handler becomes an errno (``errnos``), and the mount goes on.
 
 Threads: one, the FUSE loop (trio).
 
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import logging
 import os
 import stat
 import time
@@ -24,9 +22,9 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext
 
-from dlfs.errors import DlfsError, NotFoundError, StaleError
+from dlfs.errors import NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX
-from dlfs.mount.errnos import UNLOGGED, errno_of
+from dlfs.mount.errnos import report_failure
 from dlfs.mount.open_file_cache import OpenFileCache, OpenSample
 from dlfs.mount.permissions import Ownership
 from dlfs.mount.tree import Listing, TreeNode
@@ -47,7 +45,6 @@ XATTR_VERSION = b"user.dlfs.version"
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _NS = 10**9
 
-_log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -67,20 +64,19 @@ class _DirectoryHandle:
     listing: Listing
 
 
-def _answers(
-    handler: Callable[_P, Coroutine[Any, Any, _T]],
+def answers(
+    handler: Callable[_P, Coroutine[Any, Any, _T]], *, in_staging: bool = False
 ) -> Callable[_P, Coroutine[Any, Any, _T]]:
-    """Wrap a handler: the errors that it may raise become an errno for the kernel."""
+    """Wrap a handler so that any exception becomes an errno for the kernel (``report_failure``)."""
 
     @functools.wraps(handler)
     async def answer(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return await handler(*args, **kwargs)
-        except (DlfsError, OSError, MemoryError) as error:
-            number = errno_of(error)
-            if number not in UNLOGGED:
-                _log.error("%s: %s", errno.errorcode.get(number, number), error)
-            raise FUSEError(number) from error
+        except FUSEError:
+            raise
+        except Exception as error:
+            raise FUSEError(report_failure(error, in_staging=in_staging)) from error
 
     return answer
 
@@ -127,7 +123,7 @@ class MountOperations(ReadOnlyOperations):
 
     # ---- names and attributes --------------------------------------------------------------------
 
-    @_answers
+    @answers
     async def lookup(self, parent: int, name: bytes, _ctx: RequestContext) -> EntryAttributes:
         """Find an entry of a directory; the kernel also caches that an entry is missing."""
         if len(name) > COMPONENT_BYTES_MAX:
@@ -151,7 +147,7 @@ class MountOperations(ReadOnlyOperations):
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """Do nothing: the server keeps no state of inodes."""
 
-    @_answers
+    @answers
     async def getattr(self, inode: int, _ctx: RequestContext) -> EntryAttributes:
         """Return the attributes of a file or directory."""
         if inode == ROOT:
@@ -231,7 +227,7 @@ class MountOperations(ReadOnlyOperations):
 
     # ---- files -----------------------------------------------------------------------------------
 
-    @_answers
+    @answers
     async def open(self, inode: int, flags: int, _ctx: RequestContext) -> FileInfo:
         """Open a file for reading."""
         if flags & _WRITE_FLAGS:
@@ -246,19 +242,20 @@ class MountOperations(ReadOnlyOperations):
         self._files[self._last_handle] = sample
         return FileInfo(fh=self._last_handle, keep_cache=True)
 
-    @_answers
+    @answers
     async def read(self, fh: int, off: int, size: int) -> bytes:
         """Read from an open file; the sample was verified as a whole."""
         # pyfuse3 accepts any buffer, although its annotation says bytes.
         return await self._cache.read_range(self._files[fh], off, size)  # type: ignore[return-value]
 
+    @answers
     async def release(self, fh: int) -> None:
         """Close a file."""
         self._cache.release(self._files.pop(fh))
 
     # ---- directories -----------------------------------------------------------------------------
 
-    @_answers
+    @answers
     async def opendir(self, inode: int, _ctx: RequestContext) -> int:
         """Open a directory to list it."""
         handle: _RootHandle | _DirectoryHandle
@@ -274,7 +271,7 @@ class MountOperations(ReadOnlyOperations):
         self._directories[self._last_handle] = handle
         return self._last_handle
 
-    @_answers
+    @answers
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         """List a directory from a position on, until the kernel's buffer is full."""
         handle = self._directories[fh]
@@ -305,13 +302,14 @@ class MountOperations(ReadOnlyOperations):
                 return
             position = child.next_index
 
+    @answers
     async def releasedir(self, fh: int) -> None:
         """Close a directory."""
         del self._directories[fh]
 
     # ---- the file system and its attributes ------------------------------------------------------
 
-    @_answers
+    @answers
     async def statfs(self, _ctx: RequestContext) -> pyfuse3.StatvfsData:
         """Return the space of the volume and the number of samples shown."""
         found = pyfuse3.StatvfsData()
@@ -323,7 +321,7 @@ class MountOperations(ReadOnlyOperations):
         found.f_namemax = COMPONENT_BYTES_MAX
         return found
 
-    @_answers
+    @answers
     async def getxattr(self, inode: int, name: bytes, _ctx: RequestContext) -> bytes:
         """Return an extended attribute."""
         value = (await self._xattrs(inode)).get(name)
@@ -331,7 +329,7 @@ class MountOperations(ReadOnlyOperations):
             raise FUSEError(errno.ENODATA)
         return value
 
-    @_answers
+    @answers
     async def listxattr(self, inode: int, _ctx: RequestContext) -> list[bytes]:
         """Return the names of all extended attributes."""
         return list(await self._xattrs(inode))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ from dlfs.errors import DlfsError, NativeError, NotFoundError, UsageError
 from dlfs.extras import install_command
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.permissions import FILE_MODE_DEFAULT, Ownership
+from dlfs.mount.signals import run_until_signal
 from dlfs.mount.view import ShownVolume
 from dlfs.store.members import same_kind
 from dlfs.units import MIB
@@ -151,19 +151,7 @@ def serve(
     """
     path = mountpoints.prepare(directory)
     with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
-        try:
-            trio.run(_serve, volume, path, options, on_ready)
-        except ExceptionGroup as group:  # a nursery wraps the errors of its tasks
-            raise first_error(group) from group
-
-
-async def _serve(
-    volume: Volume, path: str, options: MountOptions, on_ready: Callable[[str], None]
-) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_end_on_signal, nursery.cancel_scope)
-        await serve_view(volume, volume, path, options, on_ready)
-        nursery.cancel_scope.cancel()
+        run_until_signal(serve_view, volume, volume, path, options, on_ready)
 
 
 async def serve_view(
@@ -208,9 +196,8 @@ async def serve_view(
         )
         await mount.serve(on_ready)
         return
-    from dlfs.mount.pyfuse3_server import (
-        serve_pyfuse3,
-    )  # imported here: only this server needs pyfuse3
+    # Imported here, because only this server needs pyfuse3.
+    from dlfs.mount.pyfuse3_server import serve_pyfuse3
 
     await serve_pyfuse3(
         volume,
@@ -236,18 +223,3 @@ def _check_sealing(volume: Volume) -> None:
         raise same_kind(
             error, f"mount with --incoming, whose datasets are sealed into the volume: {error}"
         ) from error
-
-
-def first_error(group: ExceptionGroup[Exception]) -> Exception:
-    """Return the first error in a group, of whatever depth."""
-    found = group.exceptions[0]
-    return first_error(found) if isinstance(found, ExceptionGroup) else found
-
-
-async def _end_on_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        task_status.started()
-        async for number in signals:
-            _log.info("%s: unmounting", signal.Signals(number).name)
-            scope.cancel()
-            return

@@ -12,45 +12,22 @@ from __future__ import annotations
 
 import errno
 import functools
-import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, RequestContext
 
-from dlfs.errors import DlfsError
-from dlfs.mount.errnos import errno_of
 from dlfs.mount.open_file_cache import OpenFileCache
-from dlfs.mount.operations import MountOperations
+from dlfs.mount.operations import MountOperations, answers
 from dlfs.mount.permissions import Ownership
 from dlfs.mount.view import VolumeView
 from dlfs.staging.incoming import NAME, IncomingTree
 from dlfs.staging.inode_numbers import ROOT, is_incoming
-from dlfs.staging.open_files import OpenFiles
 from dlfs.volume import Volume
 
-_LOGGED = frozenset(
-    {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS}
-)
-"""Errnos that show a fault of the staging area rather than of the program; the server logs them."""
-
-_log = logging.getLogger(__name__)
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-async def _answer(
-    handler: Callable[_P, Coroutine[Any, Any, _T]], *args: _P.args, **kwargs: _P.kwargs
-) -> _T:
-    """Run a handler of the incoming tree; the errors that it may raise become an errno."""
-    try:
-        return await handler(*args, **kwargs)
-    except (DlfsError, OSError, MemoryError) as error:
-        number = errno_of(error)
-        if number in _LOGGED:
-            _log.error("incoming: %s: %s", errno.errorcode.get(number, number), error)
-        raise FUSEError(number) from error
+_answers = functools.partial(answers, in_staging=True)
 
 
 def _routed(name: str, target: Callable[[IncomingTree], Any] = lambda tree: tree) -> Any:
@@ -60,14 +37,10 @@ def _routed(name: str, target: Callable[[IncomingTree], Any] = lambda tree: tree
     @functools.wraps(sealed)
     async def handler(self: WritableOperations, number: int, *args: Any) -> Any:
         if is_incoming(number):
-            return await _answer(getattr(target(self.incoming), name), number, *args)
+            return await getattr(target(self.incoming), name)(number, *args)
         return await sealed(self, number, *args)
 
-    return handler
-
-
-def _files(tree: IncomingTree) -> OpenFiles:
-    return tree.files
+    return _answers(handler)
 
 
 class WritableOperations(MountOperations):
@@ -109,10 +82,10 @@ class WritableOperations(MountOperations):
     symlink = _routed("symlink")
     open = _routed("open")
     create = _routed("create")
-    read = _routed("read", _files)
-    write = _routed("write", _files)
-    release = _routed("release", _files)
-    fsync = _routed("fsync", _files)
+    read = _routed("read", attrgetter("files"))
+    write = _routed("write", attrgetter("files"))
+    release = _routed("release", attrgetter("files"))
+    fsync = _routed("fsync", attrgetter("files"))
     opendir = _routed("opendir")
     readdir = _routed("readdir")
     releasedir = _routed("releasedir")
@@ -122,6 +95,7 @@ class WritableOperations(MountOperations):
     listxattr = _routed("listxattr")
     removexattr = _routed("removexattr")
 
+    @_answers
     async def rename(
         self,
         parent_old: int,
@@ -134,8 +108,9 @@ class WritableOperations(MountOperations):
         """Rename an entry below ``incoming``; sealed entries cannot be renamed."""
         if not (is_incoming(parent_old) and is_incoming(parent_new)):
             raise FUSEError(errno.EROFS)
-        await _answer(self.incoming.rename, parent_old, name_old, parent_new, name_new, flags, ctx)
+        await self.incoming.rename(parent_old, name_old, parent_new, name_new, flags, ctx)
 
+    @_answers
     async def link(
         self, inode: int, new_parent: int, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
@@ -144,7 +119,7 @@ class WritableOperations(MountOperations):
             raise FUSEError(errno.EROFS)
         if not is_incoming(inode):
             raise FUSEError(errno.EXDEV)
-        return await _answer(self.incoming.link, inode, new_parent, new_name, ctx)
+        return await self.incoming.link(inode, new_parent, new_name, ctx)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """Pass on the inodes of the incoming tree that the kernel has forgotten."""
@@ -153,7 +128,7 @@ class WritableOperations(MountOperations):
     async def _root_child(self, name: bytes) -> EntryAttributes:
         if name != NAME:
             return await super()._root_child(name)
-        return await _answer(self.incoming.root)
+        return await self.incoming.root()
 
     async def _root_names(self) -> list[bytes]:
         return sorted({*await super()._root_names(), NAME})

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,7 +24,8 @@ import trio
 
 from dlfs._native.malloc import give_back_freed_memory
 from dlfs.connection import OpenOptions
-from dlfs.errors import DlfsError, UsageError
+from dlfs.errors import UsageError
+from dlfs.mount.signals import run_until_signal
 from dlfs.service import systemd
 from dlfs.service.dataset_cache import CACHE_BYTES, DatasetCache, ServedVolume
 from dlfs.service.server import SampleServer
@@ -149,12 +149,7 @@ class NodeService:
         _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))
         try:
-            trio.run(self._run, on_ready)
-        except ExceptionGroup as group:  # as a nursery wraps what its tasks raise
-            error = _first(group)
-            if isinstance(error, DlfsError | OSError):
-                raise error from group
-            raise
+            run_until_signal(self._run, on_ready)
         finally:
             systemd.notify("STOPPING=1")
             self.listener.close()
@@ -163,7 +158,6 @@ class NodeService:
 
     async def _run(self, on_ready: Callable[[str], None]) -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(_end_on_signal, nursery.cancel_scope)
             nursery.start_soon(self.server.serve, self.listener)
             if self._options.mount is not None:
                 await nursery.start(self._mount, self._options.mount)
@@ -181,20 +175,6 @@ class NodeService:
         options = MountOptions(incoming=self._options.incoming, fuse=self._options.fuse)
         await serve_view(volume.volume, volume, path, options, lambda _path: task_status.started())
         _log.warning("%s was unmounted; clients are still served", path)
-
-
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """Return the first error in a group of errors."""
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, ExceptionGroup) else found
-
-
-async def _end_on_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        task_status.started()
-        async for number in signals:
-            _log.info("%s: ending", signal.Signals(number).name)
-            scope.cancel()
 
 
 async def _feed_watchdog() -> None:

@@ -1,0 +1,98 @@
+"""An exception that no handler should raise fails one request, is logged, and the mount goes on.
+
+The server runs in a thread of the test, so that the test can plant the defect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import trio
+
+import dlfs
+from dlfs.mount.mountpoint import unmount
+from dlfs.mount.server import MountOptions, serve_view
+from dlfs.mount.view import ShownVolume
+from dlfs.staging import entries
+from tests.fuse.mounting import SECONDS_MAX, errno_of
+
+pytestmark = pytest.mark.fuse
+
+
+def fail(*_arguments: object) -> NoReturn:
+    raise RuntimeError("a planted defect")
+
+
+class Defective:
+    """A volume whose datasets cannot be opened, because of a defect."""
+
+    def __init__(self, volume: dlfs.Volume) -> None:
+        self.refresh = volume.refresh
+        self.datasets = volume.datasets
+
+    dataset = fail
+
+
+@contextlib.contextmanager
+def served(
+    volume: dlfs.Volume, shown: ShownVolume, directory: Path, options: MountOptions
+) -> Iterator[None]:
+    """Mount a volume by a server in a thread for the duration of a block."""
+    directory.mkdir()
+    ready = threading.Event()
+    arguments = (volume, shown, str(directory), options, lambda _path: ready.set())
+    server = threading.Thread(target=trio.run, args=(serve_view, *arguments), daemon=True)
+    server.start()
+    assert ready.wait(SECONDS_MAX)
+    try:
+        yield
+        assert server.is_alive()
+    finally:
+        if server.is_alive():
+            unmount(directory)
+        server.join(SECONDS_MAX)
+    assert not server.is_alive()
+
+
+def test_a_defect_of_a_look_up(
+    own_volume: Path, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "mnt"
+    with (
+        dlfs.open(str(own_volume)) as volume,
+        served(volume, Defective(volume), directory, MountOptions(fuse=server)),
+    ):
+        for _ in range(2):
+            assert errno_of(lambda: os.stat(directory / "train" / "a")) == errno.EIO
+            assert os.listdir(directory) == ["train"]
+    assert "RuntimeError: a planted defect" in caplog.text
+
+
+def test_a_defect_of_a_write(
+    own_volume: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(entries, "write_all", fail)
+    directory = tmp_path / "mnt"
+    options = MountOptions(incoming=str(tmp_path / "staging"))
+    with dlfs.open(str(own_volume)) as volume, served(volume, volume, directory, options):
+        new = directory / "incoming" / "new"
+        new.mkdir()
+        with (new / "file").open("wb", buffering=0) as file:
+            assert errno_of(lambda: file.write(b"data")) == errno.EIO
+        assert os.listdir(new) == ["file"]
+    records = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert [r.getMessage() for r in records] == [
+        "incoming: a request failed by a defect of the server"
+    ]
+    assert "RuntimeError: a planted defect" in caplog.text
