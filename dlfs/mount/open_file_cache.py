@@ -5,22 +5,26 @@ stays in memory as long as a file handle on it is open, within one budget. When 
 the least recently used sample is evicted; it is read again if it is requested again. A sample
 larger than the budget is not cached: it is read once to verify it, and then in parts on request.
 
-Threads: one, the FUSE loop (trio). Each read is a trio task that waits for a worker thread. Large
-samples have a limiter of their own, so that small ones never wait for them.
+Threads: the FUSE loop (trio) owns the cache. A sample in the reader's memory is copied in the loop.
+``_ReaderThreads`` read the others: to hand a sample to a waiting thread takes half the time of
+``trio.to_thread.run_sync``. Large samples have threads of their own, so that small ones never wait
+for them.
 """
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from typing import Protocol
 
 import trio
 
 from dlfs.connection import DatasetSession
-from dlfs.errors import DlfsError, LimitError, NativeError
+from dlfs.errors import DlfsError, LimitError
 from dlfs.reader import LargeSample
 from dlfs.units import GIB, MIB
 
@@ -31,18 +35,14 @@ SAMPLE_BYTES_MAX = 4 * GIB
 """Largest sample that can be read through the mount, since it needs memory as a whole."""
 
 SMALL_READS_MAX = 32
-"""Most small samples that are read at the same time."""
+"""Most small samples that are read at the same time, each by a thread."""
 LARGE_READS_MAX = 2
-"""Most large samples that are read at the same time."""
+"""Most large samples that are read at the same time, each by a thread."""
 
 PART_READS_MAX = 2
 """Most parts of samples larger than the budget that are read at the same time."""
 
 _READ_SHARE_STEP = 1 / 8
-
-_log = logging.getLogger("dlfs")
-
-ReadError = DlfsError | OSError | MemoryError
 
 
 class SampleSource(Protocol):
@@ -71,11 +71,33 @@ class Pinnable(Protocol):
 
 @dataclass(eq=False)
 class Load:
-    """One read of a whole sample: under way until ``done`` is set."""
+    """One read of a whole sample: under way until it has data or an error."""
 
-    done: trio.Event = field(default_factory=trio.Event)
     data: bytes | None = None
-    error: ReadError | None = None
+    error: Exception | None = None
+    ended: trio.Event | None = None
+    """Made by the first task that waits, and set by ``end``."""
+
+    @property
+    def done(self) -> bool:
+        """True if the read has ended."""
+        return self.data is not None or self.error is not None
+
+    async def wait(self) -> None:
+        """Wait until the read has ended; return at once, without a turn of the loop, if it has."""
+        while not self.done:
+            if self.ended is None:
+                self.ended = trio.Event()
+            await self.ended.wait()
+
+    def end(self, result: bytes | Exception) -> None:
+        """Set the result of the read and wake the tasks that wait for it."""
+        if isinstance(result, Exception):
+            self.error = result
+        else:
+            self.data = result
+        if self.ended is not None:
+            self.ended.set()
 
 
 @dataclass(eq=False)
@@ -100,19 +122,20 @@ class OpenFileCache:
     """The open samples and their bytes.
 
     Args:
-        nursery: runs the reads; it must be cancelled after the last request.
         budget_bytes: most memory of cached samples, except that one sample of up to
             ``SMALL_BYTES_MAX`` is always cached.
+
+    Threads: the FUSE loop, within ``trio.run``.
     """
 
-    def __init__(self, nursery: trio.Nursery, *, budget_bytes: int) -> None:
-        self._nursery = nursery
+    def __init__(self, *, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._cached_bytes = 0
         self._samples: dict[int, OpenSample] = {}  # by inode number
         self._loads: OrderedDict[OpenSample, Load] = OrderedDict()  # least recently used first
-        self._small_reads = trio.CapacityLimiter(SMALL_READS_MAX)
-        self._large_reads = trio.CapacityLimiter(LARGE_READS_MAX)
+        self._small = _ReaderThreads(SMALL_READS_MAX, "dlfs-small-read", self._end)
+        self._large = _ReaderThreads(LARGE_READS_MAX, "dlfs-large-read", self._end)
+        self._verifications = trio.CapacityLimiter(LARGE_READS_MAX)
         self._part_reads = trio.CapacityLimiter(PART_READS_MAX)
         self._room_lock = trio.Lock()  # serves tasks in order of arrival while the budget is full
         self._read_share = 1.0  # share of recently opened files that were also read
@@ -158,7 +181,7 @@ class OpenFileCache:
         del self._samples[sample.inode]
         if sample.length_bytes:
             self._read_share += (sample.was_read - self._read_share) * _READ_SHARE_STEP
-        if sample.load is None or sample.load.done.is_set():
+        if sample.load is None or sample.load.done:
             self._free(sample)  # otherwise the end of the read frees it
 
     async def read_range(
@@ -188,7 +211,7 @@ class OpenFileCache:
         load = sample.load or await self._start_when_room(sample)
         if sample in self._loads:
             self._loads.move_to_end(sample)
-        await load.done.wait()
+        await load.wait()
         if load.error is not None:
             if sample.load is load:
                 self._evict(sample)  # the next read tries again
@@ -203,7 +226,7 @@ class OpenFileCache:
         async with sample.verify_lock:
             if sample.verified is None:
                 large = LargeSample(sample.source.session.reader, sample.index)
-                await trio.to_thread.run_sync(large.verify, limiter=self._large_reads)
+                await trio.to_thread.run_sync(large.verify, limiter=self._verifications)
                 sample.verified = large
         buffer = bytearray(max(0, min(size_bytes, sample.length_bytes - offset_bytes)))
         read = partial(sample.verified.read_part, memoryview(buffer), offset_bytes)
@@ -216,7 +239,7 @@ class OpenFileCache:
         async with self._room_lock:
             while sample.load is None and not self._make_room(sample.length_bytes):
                 # Everything evictable is gone, so all cached samples are still being read.
-                await next(iter(self._loads.values())).done.wait()
+                await next(iter(self._loads.values())).wait()
             return sample.load or self._start(sample)
 
     def _make_room(self, length_bytes: int) -> bool:
@@ -224,37 +247,30 @@ class OpenFileCache:
         limit = self._budget_bytes - length_bytes
         if self._cached_bytes > limit:
             for sample, load in list(self._loads.items()):
-                if self._cached_bytes > limit and load.done.is_set():
+                if self._cached_bytes > limit and load.done:
                     self._evict(sample)
         return self._cached_bytes <= limit or not self._loads
 
     def _start(self, sample: OpenSample) -> Load:
-        load = sample.load = self._loads[sample] = Load()
+        load = Load(_from_memory(sample))
+        sample.load = self._loads[sample] = load
         self._cached_bytes += sample.length_bytes
-        load.data = _from_memory(sample)
-        if load.data is None:
-            self._nursery.start_soon(self._run, sample, load)
-        else:
-            load.done.set()
+        if not load.done:
+            threads = self._small if sample.length_bytes <= SMALL_BYTES_MAX else self._large
+            threads.submit(sample)
         return load
 
-    async def _run(self, sample: OpenSample, load: Load) -> None:
-        small = sample.length_bytes <= SMALL_BYTES_MAX
-        try:
-            load.data = await trio.to_thread.run_sync(
-                sample.source.__getitem__,
-                sample.index,
-                limiter=self._small_reads if small else self._large_reads,
-            )
-        except (DlfsError, OSError, MemoryError) as error:
-            load.error = error
-        except Exception as error:  # noqa: BLE001  such as no new thread; the mount must live on
-            _log.error("read a sample for the mount: %r", error, exc_info=error)
-            load.error = NativeError(f"read sample {sample.index} for the mount: {error!r}")
-        finally:
-            load.done.set()
-            if not sample.handle_count:
-                self._free(sample)
+    def _end(self, sample: OpenSample, result: bytes | Exception) -> None:
+        """Take the result of a read. Runs in the loop."""
+        assert sample.load is not None  # a read under way is not evicted
+        sample.load.end(result)
+        if not sample.handle_count:
+            self._free(sample)
+
+    def close(self) -> None:
+        """End the reader threads after the reads under way; no request may follow. Blocks."""
+        self._small.close()
+        self._large.close()
 
     def _free(self, sample: OpenSample) -> None:
         if sample.load is not None:
@@ -275,3 +291,47 @@ def _from_memory(sample: OpenSample) -> bytes | None:
         return sample.source.get_if_cached(sample.index)
     except DlfsError:
         return None  # the read that follows raises the error
+
+
+class _ReaderThreads:
+    """Threads that read whole samples for the loop.
+
+    Args:
+        count: number of threads, and so most samples that are read at the same time.
+        name: name of the threads, for debuggers.
+        deliver: called in the loop with each sample, and its bytes or its error.
+    """
+
+    def __init__(
+        self, count: int, name: str, deliver: Callable[[OpenSample, bytes | Exception], None]
+    ) -> None:
+        self._deliver = deliver
+        self._token = trio.lowlevel.current_trio_token()
+        self._waiting: SimpleQueue[OpenSample | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, sample: OpenSample) -> None:
+        """Queue a sample to be read."""
+        self._waiting.put(sample)
+
+    def close(self) -> None:
+        """End the threads after all queued samples. Blocks."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (sample := self._waiting.get()) is not None:
+            result: bytes | Exception
+            try:
+                result = sample.source[sample.index]
+            except Exception as error:  # noqa: BLE001  the request's handler reports it
+                result = error
+            self._token.run_sync_soon(self._deliver, sample, result)
+            del sample, result  # an idle thread must keep no bytes in memory

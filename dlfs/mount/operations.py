@@ -232,9 +232,11 @@ class MountOperations(ReadOnlyOperations):
         """Open a file for reading."""
         if flags & _WRITE_FLAGS:
             raise FUSEError(errno.EROFS)
-        if inode == ROOT or unpack(inode).depth != FILE_DEPTH:
+        if inode == ROOT:
             raise FUSEError(errno.EISDIR)
         shown, node = self._locate(inode)
+        if node.depth != FILE_DEPTH:
+            raise FUSEError(errno.EISDIR)
         loaded = shown.loaded or await self._view.load(shown)
         length = loaded.sample(node.sample_index).length_bytes
         sample = self._cache.open(inode, shown, loaded.dataset, node.sample_index, length)

@@ -53,24 +53,24 @@ async def serve_pyfuse3(
         DeviceError: the system refused the mount.
     """
     view = VolumeView(shown)
+    cache = OpenFileCache(budget_bytes=cache_bytes)
+    tree = None
     try:
-        async with trio.open_nursery() as reads:
-            cache = OpenFileCache(reads, budget_bytes=cache_bytes)
-            with ExitStack() as stack:
-                if incoming is None:
-                    tree = None
-                    operations = MountOperations(volume, view, cache, ownership)
-                else:
-                    tree = stack.enter_context(open_incoming(volume, incoming))
-                    operations = WritableOperations(volume, view, cache, ownership, tree)
-                _mount(operations, path, mount_options)
-                device = mountpoints.device_of(path)
-                try:
-                    await _answer(path, on_ready, tree)
-                finally:
-                    pyfuse3.close(unmount=mountpoints.device_of(path) == device)
-            reads.cancel_scope.cancel()
+        with ExitStack() as stack:
+            if incoming is None:
+                operations = MountOperations(volume, view, cache, ownership)
+            else:
+                tree = stack.enter_context(open_incoming(volume, incoming))
+                operations = WritableOperations(volume, view, cache, ownership, tree)
+            _mount(operations, path, mount_options)
+            device = mountpoints.device_of(path)
+            try:
+                await _answer(path, on_ready, tree)
+            finally:
+                pyfuse3.close(unmount=mountpoints.device_of(path) == device)
     finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(cache.close)
         view.close()
 
 

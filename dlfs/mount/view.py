@@ -104,7 +104,7 @@ class ShownDataset:
     """Open files and reads under way."""
     load_lock: trio.Lock = field(default_factory=trio.Lock)
 
-    @property
+    @functools.cached_property
     def generation(self) -> int:
         """Number that distinguishes it from a dataset of the same number in another mount."""
         return int.from_bytes(self.info.uuid.bytes[:4], "little")
