@@ -5,8 +5,8 @@ import errno
 import pytest
 
 import dlfs.errors
-from dlfs.errors import ChecksumError, DeviceError, DlfsError, StaleError
-from dlfs.mount.errnos import ERRNOS, errno_of
+from dlfs.errors import ChecksumError, DeviceError, DlfsError, NotFoundError, StaleError
+from dlfs.mount.errnos import ERRNOS, errno_of, report_failure
 
 
 def every_error() -> list[type[DlfsError]]:
@@ -42,3 +42,26 @@ def test_other_errors() -> None:
     assert errno_of(OSError(errno.EMFILE, "x")) == errno.EMFILE
     assert errno_of(OSError("without a number")) == errno.EIO
     assert errno_of(MemoryError()) == errno.ENOMEM
+
+
+@pytest.mark.parametrize(
+    ("error", "in_staging", "number", "logged"),
+    [
+        (NotFoundError("x"), False, errno.ENOENT, ""),
+        (ChecksumError("x"), False, errno.EIO, "EIO: x"),
+        (FileExistsError(errno.EEXIST, "x"), True, errno.EEXIST, ""),
+        (OSError(errno.ENOSPC, "x"), True, errno.ENOSPC, "incoming: ENOSPC"),
+        (RuntimeError("x"), True, errno.EIO, "incoming: a request failed by a defect"),
+        (KeyError("x"), False, errno.EIO, "KeyError: 'x'"),
+    ],
+)
+def test_faults_and_defects_are_logged(
+    error: Exception,
+    in_staging: bool,
+    number: int,
+    logged: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert report_failure(error, in_staging=in_staging) == number
+    assert logged in caplog.text
+    assert bool(caplog.text) == bool(logged)
