@@ -93,7 +93,7 @@ def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Ite
     from dlfs._native.fuse import is_built
     from dlfs.mount.background import mount_volume
     from dlfs.mount.mountpoint import unmount
-    from dlfs.mount.server import MountOptions
+    from dlfs.mount.options import MountOptions
 
     if server == "native" and not is_built():
         raise Unavailable("the native server was not built: apt-get install libfuse3-dev")

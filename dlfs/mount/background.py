@@ -23,7 +23,7 @@ from dlfs import errors
 from dlfs.block import FileUri, parse_uri, split_members
 from dlfs.errors import DlfsError, NativeError
 from dlfs.json_records import parse_json, to_json, to_record
-from dlfs.mount.server import MountOptions
+from dlfs.mount.options import MountOptions
 
 STATUS_PREFIX = "dlfs-mount-status "
 KEEP = "keep\n"

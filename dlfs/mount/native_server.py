@@ -29,7 +29,7 @@ from dlfs._native.reader import NativeReader
 from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError, NotFoundError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
-from dlfs.mount.permissions import Ownership
+from dlfs.mount.options import MountOptions
 from dlfs.mount.view import (
     ROOT_SECONDS,
     LoadedDataset,
@@ -66,12 +66,8 @@ class NativeMount:
         volume: the volume; must outlive the mount.
         shown: the same volume, or one that shares its open datasets with a node service.
         path: the mount point, as ``mountpoint.prepare`` returned it.
-        ownership: owner and permissions of the files.
-        cache_bytes: memory of the open-file cache, read-ahead included.
-        mount_options: options for the kernel and libfuse.
-        busy_poll_us: longest busy polling for the next event before a thread sleeps; not used on a
-            single processor, where it would delay the client.
-        open_requests: have the kernel send OPEN requests, as old kernels do.
+        options: options of the mount. Busy polling is off on a single processor, where it would
+            delay the client.
 
     Raises:
         NativeError: libdlfs_fuse is not available.
@@ -81,16 +77,7 @@ class NativeMount:
     """
 
     def __init__(
-        self,
-        volume: Volume,
-        shown: ShownVolume,
-        path: str,
-        ownership: Ownership,
-        *,
-        cache_bytes: int,
-        mount_options: list[str],
-        busy_poll_us: int = 0,
-        open_requests: bool = False,
+        self, volume: Volume, shown: ShownVolume, path: str, options: MountOptions
     ) -> None:
         self._volume = volume
         self._path = path
@@ -101,15 +88,15 @@ class NativeMount:
         self._fuse = native.NativeFuse(
             path,
             native.FuseOptions(
-                options=mount_options,
-                cache_bytes=cache_bytes,
-                uid=ownership.uid,
-                gid=ownership.gid,
-                file_mode=ownership.file_mode,
+                options=options.for_kernel(),
+                cache_bytes=options.cache_bytes,
+                uid=options.uid,
+                gid=options.gid,
+                file_mode=options.file_mode,
                 threads_max=THREADS_MAX,
                 root_seconds=ROOT_SECONDS,
-                busy_poll_us=busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
-                open_requests=open_requests,
+                busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
+                open_requests=options.open_requests,
             ),
         )
         self._device = mountpoints.device_of(path)

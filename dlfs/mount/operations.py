@@ -26,7 +26,7 @@ from dlfs.errors import NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.open_file_cache import OpenFileCache, OpenSample
-from dlfs.mount.permissions import Ownership
+from dlfs.mount.options import MountOptions
 from dlfs.mount.tree import Listing, TreeNode
 from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset, VolumeView
 from dlfs.staging.inode_numbers import DATASET_DEPTH, FILE_DEPTH, ROOT, pack, unpack
@@ -103,19 +103,19 @@ class MountOperations(ReadOnlyOperations):
         volume: the volume; must outlive the mount.
         view: the datasets that the mount shows.
         cache: reads samples of open files.
-        ownership: owner and permissions of the files.
+        options: options of the mount: owner and permissions of the files.
     """
 
     supports_dot_lookup = True
 
     def __init__(
-        self, volume: Volume, view: VolumeView, cache: OpenFileCache, ownership: Ownership
+        self, volume: Volume, view: VolumeView, cache: OpenFileCache, options: MountOptions
     ) -> None:
         super().__init__()
         self._volume = volume
         self._view = view
         self._cache = cache
-        self._ownership = ownership
+        self._options = options
         self._started_ns = time.time_ns()
         self._files: dict[int, OpenSample] = {}
         self._directories: dict[int, _RootHandle | _DirectoryHandle] = {}
@@ -191,14 +191,14 @@ class MountOperations(ReadOnlyOperations):
 
     def _file(self, shown: ShownDataset, index: int, length_bytes: int) -> EntryAttributes:
         entry = self._entry(pack(shown.number, FILE_DEPTH, index), shown)
-        entry.st_mode = stat.S_IFREG | self._ownership.file_mode
+        entry.st_mode = stat.S_IFREG | self._options.file_mode
         entry.st_size = length_bytes
         entry.st_blocks = -(-length_bytes // DISK_BLOCK_BYTES)
         return entry
 
     def _directory(self, shown: ShownDataset, node: TreeNode) -> EntryAttributes:
         entry = self._entry(pack(shown.number, node.depth, node.sample_index), shown)
-        entry.st_mode = stat.S_IFDIR | self._ownership.directory_mode
+        entry.st_mode = stat.S_IFDIR | self._options.directory_mode
         if node.depth == DATASET_DEPTH:  # its name may stand for another version later
             entry.entry_timeout = ROOT_SECONDS
         return entry
@@ -208,8 +208,8 @@ class MountOperations(ReadOnlyOperations):
         entry.st_ino = inode
         entry.generation = shown.generation
         entry.entry_timeout = entry.attr_timeout = FOREVER_SECONDS
-        entry.st_uid = self._ownership.uid
-        entry.st_gid = self._ownership.gid
+        entry.st_uid = self._options.uid
+        entry.st_gid = self._options.gid
         entry.st_blksize = BLOCK_BYTES
         entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = shown.modified_ns
         return entry
@@ -219,9 +219,9 @@ class MountOperations(ReadOnlyOperations):
         entry = EntryAttributes()
         entry.st_ino = ROOT
         entry.entry_timeout = entry.attr_timeout = ROOT_SECONDS
-        entry.st_mode = stat.S_IFDIR | self._ownership.directory_mode
-        entry.st_uid = self._ownership.uid
-        entry.st_gid = self._ownership.gid
+        entry.st_mode = stat.S_IFDIR | self._options.directory_mode
+        entry.st_uid = self._options.uid
+        entry.st_gid = self._options.gid
         entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = modified_ns
         return entry
 

@@ -18,7 +18,7 @@ from dlfs.errors import DeviceError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.open_file_cache import OpenFileCache
 from dlfs.mount.operations import MountOperations
-from dlfs.mount.permissions import Ownership
+from dlfs.mount.options import MountOptions
 from dlfs.mount.view import ShownVolume, VolumeView
 from dlfs.mount.writable_operations import WritableOperations
 from dlfs.staging.incoming import IncomingTree, open_incoming
@@ -29,12 +29,8 @@ async def serve_pyfuse3(
     volume: Volume,
     shown: ShownVolume,
     path: str,
-    ownership: Ownership,
+    options: MountOptions,
     on_ready: Callable[[str], None],
-    *,
-    cache_bytes: int,
-    mount_options: list[str],
-    incoming: str | None,
 ) -> None:
     """Mount a volume and answer until it is unmounted; unmount it when cancelled.
 
@@ -42,27 +38,24 @@ async def serve_pyfuse3(
         volume: the volume; must outlive the call.
         shown: the same volume, or one that shares its open datasets with a node service.
         path: the mount point, as ``mountpoint.prepare`` returned it.
-        ownership: owner and permissions of the files.
+        options: options of the mount.
         on_ready: called with the path when the mount answers.
-        cache_bytes: memory of the open-file cache.
-        mount_options: options for the kernel and libfuse.
-        incoming: directory of the staging area; None if programs may not write.
 
     Raises:
         LockedError: another server uses the staging area.
         DeviceError: the system refused the mount.
     """
     view = VolumeView(shown)
-    cache = OpenFileCache(budget_bytes=cache_bytes)
+    cache = OpenFileCache(budget_bytes=options.cache_bytes)
     tree = None
     try:
         with ExitStack() as stack:
-            if incoming is None:
-                operations = MountOperations(volume, view, cache, ownership)
+            if options.incoming is None:
+                operations = MountOperations(volume, view, cache, options)
             else:
-                tree = stack.enter_context(open_incoming(volume, incoming))
-                operations = WritableOperations(volume, view, cache, ownership, tree)
-            _mount(operations, path, mount_options)
+                tree = stack.enter_context(open_incoming(volume, options.incoming))
+                operations = WritableOperations(volume, view, cache, options, tree)
+            _mount(operations, path, options.for_kernel())
             device = mountpoints.device_of(path)
             try:
                 await _answer(path, on_ready, tree)

@@ -21,7 +21,7 @@ from pyfuse3 import EntryAttributes, FUSEError, RequestContext
 
 from dlfs.mount.open_file_cache import OpenFileCache
 from dlfs.mount.operations import MountOperations, answers
-from dlfs.mount.permissions import Ownership
+from dlfs.mount.options import MountOptions
 from dlfs.mount.view import VolumeView
 from dlfs.staging.incoming import NAME, IncomingTree
 from dlfs.staging.inode_numbers import ROOT, is_incoming
@@ -50,7 +50,7 @@ class WritableOperations(MountOperations):
         volume: the volume; must outlive the mount.
         view: the sealed datasets that the mount shows.
         cache: reads samples of open files.
-        ownership: owner and permissions of the sealed files.
+        options: options of the mount: owner and permissions of the sealed files.
         incoming: the tree of the staging area; must outlive the mount.
     """
 
@@ -59,10 +59,10 @@ class WritableOperations(MountOperations):
         volume: Volume,
         view: VolumeView,
         cache: OpenFileCache,
-        ownership: Ownership,
+        options: MountOptions,
         incoming: IncomingTree,
     ) -> None:
-        super().__init__(volume, view, cache, ownership)
+        super().__init__(volume, view, cache, options)
         self.incoming = incoming
         incoming.on_gone = self._show
 

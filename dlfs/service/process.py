@@ -168,7 +168,8 @@ class NodeService:
     async def _mount(self, directory: str, task_status: trio.TaskStatus[None]) -> None:
         """Mount the volume and serve the mount until it is unmounted."""
         from dlfs.mount.mountpoint import prepare
-        from dlfs.mount.server import MountOptions, serve_view
+        from dlfs.mount.options import MountOptions
+        from dlfs.mount.server import serve_view
 
         volume = self.volumes[0]
         path = prepare(directory)

@@ -33,8 +33,8 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -52,6 +52,7 @@ from dlfs.errors import (
 from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import display
 from dlfs.json_records import from_json, to_json
+from dlfs.staging.entries import opened
 from dlfs.staging.protocol import StagedContents
 
 FORMAT = 1
@@ -133,15 +134,16 @@ class StagingArea:
                 name is too long for a new dataset.
         """
         _check_name(name)
-        with self._new_dataset() as staging:
-            os.mkdir("files", 0o700, dir_fd=staging.descriptor)
-            files = f"{staging.path}/files"
-            if (uid, gid) != (os.geteuid(), os.getegid()):
-                os.chown(files, uid, gid)
-            os.chmod(files, mode)
-            os.close(os.open("since", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=staging.descriptor))
-            _move_new(staging.path, os.fsencode(self.folder) + b"/datasets/" + name)
-            os.fsync(self.datasets)
+        new = self._unused_path("making")  # after a failure, the next start deletes it
+        files = new + b"/files"
+        os.mkdir(new, 0o700)
+        os.mkdir(files, 0o700)
+        if (uid, gid) != (os.geteuid(), os.getegid()):
+            os.chown(files, uid, gid)
+        os.chmod(files, mode)
+        os.close(os.open(new + b"/since", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        _move_new(new, os.fsencode(self.folder) + b"/datasets/" + name)
+        os.fsync(self.datasets)
 
     def rename(self, old: bytes, new: bytes) -> None:
         """Rename a dataset; an empty dataset of the new name is replaced.
@@ -174,33 +176,24 @@ class StagingArea:
         Raises:
             OSError: it cannot be read.
         """
-        wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
-        try:
+        with opened(self.datasets, name, _DIRECTORY) as wrapper:
             since = os.stat("since", dir_fd=wrapper).st_mtime
             files, file_bytes = _count(os.open("files", _DIRECTORY, dir_fd=wrapper))
-        finally:
-            os.close(wrapper)
         return StagedContents(files, file_bytes, since)
 
     # ---- sealing ---------------------------------------------------------------------------------
 
     def begin_seal(self, name: bytes, uuid: UUID) -> None:
         """Record durably that a dataset is about to be sealed under this UUID."""
-        wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
-        try:
+        with opened(self.datasets, name, _DIRECTORY) as wrapper:
             _write_record(wrapper, "seal", _SealRecord(uuid))
-        finally:
-            os.close(wrapper)
 
     def cancel_seal(self, name: bytes) -> None:
         """Record durably that a dataset was not sealed."""
-        wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
-        try:
+        with opened(self.datasets, name, _DIRECTORY) as wrapper:
             with suppress(FileNotFoundError):
                 os.unlink("seal", dir_fd=wrapper)
             os.fsync(wrapper)
-        finally:
-            os.close(wrapper)
 
     def take_out(self, name: bytes) -> None:
         """Remove a dataset from the staging area; ``delete_removed`` deletes its files later.
@@ -318,37 +311,15 @@ class StagingArea:
             )
 
     def _seal_record(self, name: bytes) -> UUID | None:
-        wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
-        try:
-            where = f"the staging area {self.folder}, dataset {display(name)!r}"
+        where = f"the staging area {self.folder}, dataset {display(name)!r}"
+        with opened(self.datasets, name, _DIRECTORY) as wrapper:
             found = _read_record(wrapper, "seal", _SealRecord, where)
-            return None if found is None else found.uuid
-        finally:
-            os.close(wrapper)
+        return None if found is None else found.uuid
 
     def _unused_path(self, part: str) -> bytes:
         """Return a path that does not exist."""
         base = os.fsencode(self.folder / part)
         return b"%s/%d-%d" % (base, time.time_ns(), next(self._numbers))
-
-    @contextmanager
-    def _new_dataset(self) -> Iterator[_NewDataset]:
-        """Create a hidden directory for a dataset; the next start deletes it after a failure."""
-        path = self._unused_path("making")
-        os.mkdir(path, 0o700)
-        descriptor = os.open(path, _DIRECTORY)
-        try:
-            yield _NewDataset(os.fsdecode(path), descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@dataclass(frozen=True)
-class _NewDataset:
-    """The directory of a dataset that is being created."""
-
-    path: str
-    descriptor: int
 
 
 def _check_name(name: bytes) -> None:
@@ -359,10 +330,10 @@ def _check_name(name: bytes) -> None:
         raise OSError(errno.ENAMETOOLONG, str(error)) from error
 
 
-def _move_new(old: str | bytes, new: bytes) -> None:
+def _move_new(old: bytes, new: bytes) -> None:
     """Rename a directory; fail with EEXIST if the new name exists."""
     try:
-        os.rename(os.fsencode(old), new)
+        os.rename(old, new)
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error

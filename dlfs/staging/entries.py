@@ -22,6 +22,7 @@ from typing import NamedTuple
 from dlfs.staging.inode_table import Identity
 
 _PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_FLAGS = os.O_ACCMODE | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
 """Flags that are passed on to the file system. O_APPEND is not: the kernel has computed the offset.
 O_DIRECT is not: the server's buffers are not aligned."""
@@ -61,24 +62,20 @@ def stat_expected(directory: int, name: bytes, identity: Identity) -> os.stat_re
     return _check(stat_entry(directory, name), identity)
 
 
-def stat_all(directory: int, names: list[bytes]) -> list[tuple[bytes, os.stat_result]]:
-    """Return the attributes of several entries, without those that no longer exist."""
-    found = []
-    for name in names:
-        try:
-            found.append((name, stat_entry(directory, name)))
-        except FileNotFoundError:
-            continue
-    return found
+@contextmanager
+def opened(directory: int, name: str | bytes, flags: int = _PATH_ONLY) -> Iterator[int]:
+    """Open an entry for the duration of a block; the value is its descriptor."""
+    descriptor = os.open(name, flags, dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def list_names(directory: int) -> list[bytes]:
     """Return the names of all entries of a directory."""
-    opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        return [os.fsencode(name) for name in os.listdir(opened)]
-    finally:
-        os.close(opened)
+    with opened(directory, ".", _READ_DIRECTORY) as readable:
+        return [os.fsencode(name) for name in os.listdir(readable)]
 
 
 def open_below(directory: int, names: list[bytes], identity: Identity) -> int:
@@ -141,14 +138,11 @@ def make_directory(directory: int, name: bytes, mode: int, owner: Owner) -> os.s
     """Make a directory."""
     os.mkdir(name, 0o700, dir_fd=directory)
     try:
-        descriptor = os.open(name, _PATH_ONLY | os.O_DIRECTORY, dir_fd=directory)
-        try:
+        with opened(directory, name, _PATH_ONLY | os.O_DIRECTORY) as descriptor:
             group_bit = os.fstat(descriptor).st_mode & stat.S_ISGID
             _set_owner(directory, descriptor, owner)
             os.chmod(_proc_path(descriptor), mode & 0o7777 | group_bit)
             return os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
     except OSError:
         os.rmdir(name, dir_fd=directory)
         raise
@@ -160,13 +154,10 @@ def make_node(directory: int, name: bytes, mode: int, owner: Owner) -> os.stat_r
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
     os.mknod(name, stat.S_IFMT(mode) | 0o600, dir_fd=directory)
     try:
-        descriptor = os.open(name, _PATH_ONLY, dir_fd=directory)
-        try:
+        with opened(directory, name) as descriptor:
             _set_owner(directory, descriptor, owner)
             os.chmod(_proc_path(descriptor), mode & 0o7777)
             return os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
     except OSError:
         os.unlink(name, dir_fd=directory)
         raise
@@ -273,8 +264,7 @@ def rename(
 
 def change(directory: int, name: bytes, identity: Identity, wanted: Change) -> os.stat_result:
     """Change the attributes of an entry; fail with ESTALE if it is another file than expected."""
-    descriptor = os.open(name, _PATH_ONLY, dir_fd=directory)
-    try:
+    with opened(directory, name) as descriptor:
         status = _check(os.fstat(descriptor), identity)
         if not stat.S_ISLNK(status.st_mode):
             change_opened(_proc_path(descriptor), status, wanted)
@@ -286,8 +276,6 @@ def change(directory: int, name: bytes, identity: Identity, wanted: Change) -> o
         if wanted.access_ns is not None or wanted.modify_ns is not None:
             os.utime(name, ns=_times(status, wanted), dir_fd=directory, follow_symlinks=False)
         return stat_entry(directory, name)
-    finally:
-        os.close(descriptor)
 
 
 def change_opened(file: int | str, status: os.stat_result, wanted: Change) -> None:
@@ -324,11 +312,8 @@ def write_all(descriptor: int, data: bytes, offset: int) -> int:
 
 def sync_directory(directory: int) -> None:
     """Make the entries of a directory durable."""
-    opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    with opened(directory, ".", _READ_DIRECTORY) as readable:
+        os.fsync(readable)
 
 
 def _check(status: os.stat_result, identity: Identity) -> os.stat_result:

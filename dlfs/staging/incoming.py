@@ -24,7 +24,7 @@ import os
 import resource
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -333,14 +333,9 @@ class IncomingTree:
 
     async def _rename_dataset(self, old: bytes, new: bytes, *, replace: bool) -> None:
         root = self._table.root
-        replaced: os.stat_result | None = None
-        try:
-            replaced = _stat(root, self._area.datasets, new)
-        except FileNotFoundError:
-            pass
-        else:
-            if not replace:
-                raise FUSEError(errno.EEXIST)
+        replaced = _stat_all(root, self._area.datasets, [new]).get(new)
+        if replaced is not None and not replace:
+            raise FUSEError(errno.EEXIST)
         moved = _stat(root, self._area.datasets, old)
         with self._changing_datasets(*filter(None, [moved, replaced])):
             await self._directories.run(self._area.rename, old, new)
@@ -428,9 +423,7 @@ class IncomingTree:
         async with self._directories.opened(listing.inode) as directory:
             while position < len(listing.names):
                 names = listing.names[position : position + LIST_AHEAD]
-                found = dict(
-                    await self._directories.run(_stat_all, listing.inode, directory, names)
-                )
+                found = await self._directories.run(_stat_all, listing.inode, directory, names)
                 for name in names:
                     position += 1
                     if name in found and not self._list(
@@ -545,24 +538,16 @@ def _stat(folder: Inode, directory: int, name: bytes) -> os.stat_result:
     """Return the attributes of an entry; for a dataset, those of its directory ``files``."""
     if folder.number != INCOMING:
         return entries.stat_entry(directory, name)
-    wrapper = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with entries.opened(directory, name) as wrapper:
         return entries.stat_entry(wrapper, b"files")
-    finally:
-        os.close(wrapper)
 
 
-def _stat_all(
-    folder: Inode, directory: int, names: list[bytes]
-) -> list[tuple[bytes, os.stat_result]]:
-    if folder.number != INCOMING:
-        return entries.stat_all(directory, names)
-    found = []
+def _stat_all(folder: Inode, directory: int, names: list[bytes]) -> dict[bytes, os.stat_result]:
+    """Return the attributes of several entries by name, without entries that no longer exist."""
+    found = {}
     for name in names:
-        try:
-            found.append((name, _stat(folder, directory, name)))
-        except FileNotFoundError:
-            continue
+        with suppress(FileNotFoundError):
+            found[name] = _stat(folder, directory, name)
     return found
 
 

@@ -16,7 +16,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
@@ -239,7 +239,8 @@ class Sealer:
         except (DlfsError, OSError, MemoryError) as error:
             reason = str(error).replace(self._area.path(dataset.name), name)
             _log.error("incoming: %r was not sealed: %s", name, reason)
-            dataset.status = SealStatus(OPEN, error=reason, kind=_kind(error))
+            kind = type(error).__name__ if isinstance(error, DlfsError) else None
+            dataset.status = SealStatus(OPEN, error=reason, kind=kind)
         else:
             _log.info("incoming: sealed %s@%s: %d samples", name, status.version,
                       status.samples_done)  # fmt: skip
@@ -264,7 +265,13 @@ class Sealer:
         uuid = uuid4()
         self._area.begin_seal(name, uuid)
         try:
-            status = _report_status(self._import(dataset, uuid))
+            report = self._import(dataset, uuid)
+            status = replace(
+                _sealed_status(report.dataset),
+                seconds=report.seconds,
+                skipped=dict(report.skipped),
+                empty_directories=report.empty_directories,
+            )
         except (DlfsError, OSError, MemoryError):
             info = self._find(uuid)
             if info is None:
@@ -334,26 +341,7 @@ def describe(found: StagedContents) -> str:
 
 def _name(dataset: Inode) -> bytes:
     """Return the name of the dataset that an inode lies in."""
-    links = dataset.dataset().links
-    return links[-1][1]
-
-
-def _kind(error: Exception) -> str | None:
-    return type(error).__name__ if isinstance(error, DlfsError) else None
-
-
-def _report_status(report: ImportReport) -> SealStatus:
-    return SealStatus(
-        SEALED,
-        samples_done=report.sample_count,
-        samples_total=report.sample_count,
-        bytes_done=report.sample_bytes,
-        bytes_total=report.sample_bytes,
-        seconds=report.seconds,
-        version=report.dataset.version,
-        skipped=dict(report.skipped),
-        empty_directories=report.empty_directories,
-    )
+    return dataset.dataset().links[-1][1]
 
 
 def _sealed_status(info: DatasetInfo) -> SealStatus:

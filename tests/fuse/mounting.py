@@ -118,7 +118,7 @@ class World:
 def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -> Iterator[Mount]:
     """Mount in the background for the duration of a block."""
     from dlfs.mount.background import mount_volume
-    from dlfs.mount.server import MountOptions
+    from dlfs.mount.options import MountOptions
 
     with contextlib.suppress(FileExistsError):  # it may be a mount whose server is dead
         directory.mkdir()

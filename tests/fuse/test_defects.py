@@ -19,7 +19,8 @@ import trio
 
 import dlfs
 from dlfs.mount.mountpoint import unmount
-from dlfs.mount.server import MountOptions, serve_view
+from dlfs.mount.options import MountOptions
+from dlfs.mount.server import serve_view
 from dlfs.mount.view import ShownVolume
 from dlfs.staging import entries
 from tests.fuse.mounting import SECONDS_MAX, errno_of

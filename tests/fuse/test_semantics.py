@@ -609,7 +609,7 @@ def test_rule_28_unsuitable_directories(
         (mounted, ExistsError, f"mounted there already; 'dlfs umount {mounted}' ends that mount"),
     ]
     from dlfs.mount.background import mount_volume
-    from dlfs.mount.server import MountOptions
+    from dlfs.mount.options import MountOptions
 
     options = MountOptions(fuse=server)
     for directory, error, message in refusals:

@@ -79,7 +79,8 @@ def mount(
     """Mount a volume: any program can read DIR/DATASET/PATH."""
     require_trio("mount", "mount")
     from dlfs.mount.background import mount_volume
-    from dlfs.mount.server import CACHE_BYTES, MountOptions, choose_server, serve
+    from dlfs.mount.options import CACHE_BYTES, MountOptions
+    from dlfs.mount.server import choose_server, serve
 
     memory_bytes = parse_size(memory)
     defaults = MountOptions()

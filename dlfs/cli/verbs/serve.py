@@ -90,7 +90,8 @@ def serve(
     """Serve volumes to the training processes of this node, until Ctrl-C: see dlfs.connect."""
     require_trio("serve", "service")
     from dlfs.connection import OpenOptions
-    from dlfs.mount.server import MountOptions, choose_server
+    from dlfs.mount.options import MountOptions
+    from dlfs.mount.server import choose_server
     from dlfs.service.process import NodeOptions, NodeService
     from dlfs.service.sockets import SCHEME, AllowList, group_number, user_number
 

@@ -10,7 +10,7 @@ pytest.importorskip("pyfuse3")
 from dlfs.errors import NativeError, UsageError
 from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import MountRequest, absolute_uri, mount_volume
-from dlfs.mount.server import MountOptions
+from dlfs.mount.options import MountOptions
 
 
 def test_requests_survive_serialisation() -> None:

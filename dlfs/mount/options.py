@@ -1,0 +1,84 @@
+"""The options of a mount, which both servers take."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from dlfs.arguments import check_choice
+from dlfs.errors import UsageError
+from dlfs.units import MIB
+
+FILE_SYSTEM_NAME = "dlfs"
+FILE_MODE_DEFAULT = 0o444
+CACHE_BYTES = 256 * MIB
+"""Default memory of the open-file cache, in bytes."""
+BUSY_POLL_US = 200
+"""Default busy polling, in microseconds: longer than a small read of most disks takes, and longer
+than a program pauses between two files."""
+BUSY_POLL_US_MAX = 10_000
+
+SERVERS = ("auto", "native", "pyfuse3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MountOptions:
+    """Options of a mount.
+
+    Attributes:
+        uid: owner of every file; this process's user by default.
+        gid: group of every file; this process's group by default.
+        file_mode: permission bits of files, without write; directories get x where these have r.
+        allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
+        cache_bytes: memory of the open-file cache.
+        incoming: directory of the staging area for files written below ``incoming``; None makes
+            the mount read-only.
+        fuse: the server: ``native``, ``pyfuse3``, or ``auto`` (native if possible).
+        busy_poll_us: longest busy polling of the native server for a device's answer or the next
+            request, before a thread sleeps; 0: none. It polls only while one program uses the
+            mount, and pauses polling while the polls find nothing.
+        open_requests: have the kernel send OPEN requests to the native server, as old kernels do.
+    """
+
+    uid: int = field(default_factory=os.getuid)
+    gid: int = field(default_factory=os.getgid)
+    file_mode: int = FILE_MODE_DEFAULT
+    allow_other: bool = False
+    cache_bytes: int = CACHE_BYTES
+    incoming: str | None = None
+    fuse: str = "auto"
+    busy_poll_us: int = BUSY_POLL_US
+    open_requests: bool = False
+
+    def __post_init__(self) -> None:
+        if self.file_mode & ~0o555:
+            raise UsageError(
+                f"mount: expected a mode of read and execute bits (at most 555), "
+                f"got {self.file_mode:o}"
+            )
+        if self.uid < 0 or self.gid < 0 or self.cache_bytes < 0:
+            raise UsageError(
+                f"mount: expected uid, gid and memory of at least 0, "
+                f"got {self.uid}, {self.gid} and {self.cache_bytes}"
+            )
+        if not 0 <= self.busy_poll_us <= BUSY_POLL_US_MAX:
+            raise UsageError(
+                f"mount: expected busy polling of 0 to {BUSY_POLL_US_MAX} us, "
+                f"got {self.busy_poll_us}"
+            )
+        check_choice(self.fuse, SERVERS, option="fuse", action="mount")
+        if self.fuse == "native" and self.incoming is not None:
+            raise UsageError(
+                "mount: the native server does not support --incoming; leave --fuse out"
+            )
+
+    @property
+    def directory_mode(self) -> int:
+        """Permission bits of sealed directories."""
+        return self.file_mode | (self.file_mode & 0o444) >> 2
+
+    def for_kernel(self) -> list[str]:
+        """Return the options that libfuse takes."""
+        words = ["default_permissions", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"]
+        words += ["ro"] if self.incoming is None else []
+        return words + (["allow_other"] if self.allow_other else [])
