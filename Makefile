@@ -155,9 +155,11 @@ endef
 	$(call apt,$(APT_TEST))
 	@touch $@
 
+# An older pip works as well: it downloads whole packages to read what they need, and takes twice the time.
 .venv/.stamp: pyproject.toml .venv/.packages
 	@[ -x $(BIN)/python ] || { echo "Making the virtual environment .venv"; $(PYTHON) -m venv .venv; }
 	@echo "Installing Python packages into .venv"
+	@$(PIP_INSTALL) --upgrade pip || true
 	@$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
