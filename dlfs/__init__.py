@@ -23,6 +23,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   sequence        the epoch's order: permutation, sharding, resume
 #   selection       the samples that an epoch goes over, and their weights
 #   epoch_options   the options of an epoch, and the state that resumes one
+#   fields          named fields of samples: types, layout, columns
 #   attributes      columns of a dataset: builder, table
 #   directory       the sample directory: builder, frozen tree
 #   store           members, generations, free space, commit

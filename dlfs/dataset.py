@@ -30,7 +30,7 @@ from dlfs.forks import OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
-from dlfs.reader import Batch, ColumnAccess, Epoch, read_into, read_pieces
+from dlfs.reader import Batch, ColumnAccess, Epoch, pick_fields, read_into, read_pieces
 from dlfs.selection import select
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, describe_dataset
@@ -275,21 +275,28 @@ class Dataset(ColumnAccess, Closing):
 
     get_kept = get_if_cached  # the name of earlier releases
 
-    def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
+    def read(
+        self,
+        indices: ArrayLike,
+        *,
+        on_error: OnError = "raise",
+        fields: Sequence[str] | None = None,
+    ) -> Batch:
         """Read samples as one batch, in the order of the indices.
 
         Args:
             indices: integers 0..N-1, one dimension; an index may occur more than once.
             on_error: policy for samples that cannot be read: ``raise``; ``skip`` leaves them out;
                 ``replace`` reads the next readable sample of the dataset in path order.
+            fields: names of the fields that the batch has; by default all. Whole samples are read.
 
         Raises:
-            UsageError: an index is out of range, or there is no such policy.
+            UsageError: an index is out of range, or there is no such policy or field.
             ChecksumError: a sample is damaged; the message names path, member and offset.
             StaleError: the dataset was removed.
             DeviceError: a device failed.
         """
-        return self._opened().reader.read(indices, on_error=on_error)
+        return self._opened().reader.read(indices, on_error=on_error).with_fields(fields)
 
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:
         """Read a sample, or a part of it, into a buffer. A large sample has no other copy.
@@ -358,6 +365,7 @@ class Dataset(ColumnAccess, Closing):
         drop_last: bool = False,
         on_error: OnError = "raise",
         plan: ReadPlan = "auto",
+        fields: Sequence[str] | None = None,
     ) -> Epoch:
         """Return one rank's batches of one epoch, which are read ahead.
 
@@ -388,6 +396,7 @@ class Dataset(ColumnAccess, Closing):
                 drop_last=drop_last,
                 on_error=on_error,
                 plan=plan,
+                fields=fields,
             )
         )
 
@@ -395,8 +404,11 @@ class Dataset(ColumnAccess, Closing):
         """Return the batches of an epoch, as ``batches``; for callers that keep the options.
 
         Raises:
-            UsageError: ``where``, ``weights``, ``draws`` or ``order`` do not fit the dataset.
+            UsageError: ``where``, ``weights``, ``draws``, ``order`` or ``fields`` do not fit the
+                dataset.
         """
+        if options.fields is not None:
+            pick_fields(self.fields, options.fields, self.name)
         return Epoch(
             lambda: self._opened().reader,
             options,

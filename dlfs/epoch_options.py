@@ -33,6 +33,8 @@ from dlfs.errors import UsageError
 from dlfs.wording import show_value
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike
 
 WINDOW_CHUNKS = 64
@@ -93,6 +95,8 @@ class EpochOptions:
             ``replace`` reads the next readable sample of the dataset in path order, chosen or not.
         plan: how samples are read ahead: ``auto`` decides between ``direct``, ``chunks`` and
             ``harvest``.
+        fields: names of the fields that batches have; by default all. Whole samples are read all
+            the same.
 
     Raises:
         UsageError: a value is out of range. ``dlfs.selection.select`` checks ``where``,
@@ -115,6 +119,7 @@ class EpochOptions:
     drop_last: bool = False
     on_error: OnError = "raise"
     plan: ReadPlan = "auto"
+    fields: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         _check_shuffle(self.shuffle)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -334,6 +334,7 @@ class Volume(Closing):
         expected_bytes: int = 0,
         expected_samples: int = 0,
         stage_bytes: int | None = None,
+        fields: Mapping[str, str] | None = None,
         uuid: UUID | None = None,
     ) -> DatasetWriter:
         """Start a new version of a dataset. The volume is locked until the writer ends.
@@ -354,6 +355,8 @@ class Volume(Closing):
             expected_bytes: sum of the samples' lengths, if known: free space is checked now.
             expected_samples: number of samples, if known: free space is checked now.
             stage_bytes: size of the buffer in which samples are shuffled; 256 MiB by default.
+            fields: type of each field of the samples by name: ``bytes``, ``text``, or an array as
+                ``<f4[?,128,3]`` or ``<i8[]``. By default the first sample determines the types.
             uuid: UUID of the new version, for callers that need it before the seal; random by
                 default.
 
@@ -379,6 +382,7 @@ class Volume(Closing):
                 expected_bytes=expected_bytes,
                 expected_samples=expected_samples,
                 stage_bytes=stage_bytes,
+                fields=fields,
                 uuid=uuid,
                 on_end=self._written,
             )

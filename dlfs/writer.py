@@ -13,6 +13,9 @@ already is packed without the buffer. Layout ``path`` packs in the order of the 
 Attributes are collected in columns, in the order of the calls, and written behind the samples in
 index order. A sample without a value in a column gets the default: NaN, 0, False or "".
 
+A dataset has either samples of bytes or samples with fields. The fields are those that the caller
+declares, else those of the first sample; see ``dlfs.fields``.
+
 Nothing changes on the volume before ``seal``; earlier writes go to free chunks.
 
 Threads: one. Memory: the stage, the windows, the columns, and the directory with every path.
@@ -35,6 +38,7 @@ from dlfs.arguments import Layout, check_choice, check_integer
 from dlfs.attributes import Attributes, AttributesBuilder
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
+from dlfs.fields import FIELDS_COLUMN, FieldEncoder
 from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 from dlfs.format.location import LOCATION, unpack_locations
@@ -151,6 +155,7 @@ class DatasetWriter:
         expected_bytes: sum of the samples' lengths, if known: free space is checked first.
         expected_samples: number of samples, if known: free space is checked first.
         stage_bytes: size of the stage; by default it depends on the layout.
+        fields: type of each field of the samples by name; by default those of the first sample.
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
         on_end: called once with the new generation, or with None after an abort.
 
@@ -168,6 +173,7 @@ class DatasetWriter:
         expected_bytes: int = 0,
         expected_samples: int = 0,
         stage_bytes: int | None = None,
+        fields: Mapping[str, str] | None = None,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
@@ -175,6 +181,8 @@ class DatasetWriter:
         self._on_end = on_end
         self.description = description
         self.uuid: UUID = uuid or uuid4()
+        self._encoder = None if fields is None else self._declare(fields)
+        self._has_bytes = False  # samples of bytes were added
         self._directory = DirectoryBuilder()
         self._attributes = AttributesBuilder()
         default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED
@@ -197,22 +205,29 @@ class DatasetWriter:
     # ---- adding ----------------------------------------------------------------------------------
 
     def add(
-        self, path: PathLike, data: BytesLike, *, attributes: Mapping[str, Any] = _NO_ATTRIBUTES
+        self,
+        path: PathLike,
+        data: BytesLike | Mapping[str, Any],
+        *,
+        attributes: Mapping[str, Any] = _NO_ATTRIBUTES,
     ) -> None:
-        """Add one sample.
+        """Add one sample: its bytes, or its fields.
 
         After a SpaceError, a DeviceError or a late ExistsError the writer has aborted.
 
         Args:
             path: path of the sample; bytes, or text in UTF-8.
-            data: bytes of the sample, at most 2^40 - 1; copied before the call returns.
+            data: bytes of the sample, at most 2^40 - 1; copied before the call returns. Or a value
+                for each field: bytes, text, or an array, a list or a number. Without declared
+                fields, the first sample determines their types; all dimensions of its arrays vary.
             attributes: value of each column: bool, number or string. The first value of a column
                 determines its type.
 
         Raises:
             ExistsError: the path was added already, or is a directory of another path. A clash
                 between buffered samples may be reported by a later call.
-            UsageError: the path is malformed, or an attribute has another type than its column.
+            UsageError: the path is malformed, an attribute has another type than its column, or a
+                field is missing, unknown or of another type; or bytes and fields are mixed.
             LimitError: the path or the sample is too long.
             SpaceError: the volume is full.
             DeviceError: a write failed.
@@ -222,7 +237,12 @@ class DatasetWriter:
         raw = path_bytes(path)
         if raw in self._stage.path_set or raw in self._directory:
             raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
-        array = as_bytes_array(data)
+        if isinstance(data, Mapping):
+            array, columns = self._encode_fields(raw, data)
+            attributes = {**attributes, **columns}
+        else:
+            array = as_bytes_array(data)
+            self._check_bytes_allowed(raw)
         if array.size > SAMPLE_BYTES_MAX:
             raise LimitError(
                 f"add the sample {display(raw)!r}: expected at most {SAMPLE_BYTES_MAX} bytes, "
@@ -237,6 +257,33 @@ class DatasetWriter:
         else:
             self._pack([raw], array, np.zeros(1, np.int64), np.array([array.size]), None)
 
+    def _declare(self, fields: Mapping[str, str]) -> FieldEncoder:
+        try:
+            return FieldEncoder(fields)
+        except UsageError as error:
+            name = display(self.description.name)
+            raise UsageError(f"write the dataset {name!r}: {error}") from error
+
+    def _encode_fields(
+        self, path: bytes, values: Mapping[str, Any]
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Return the bytes of a sample with fields, and its reserved attributes."""
+        where = f"add the sample {display(path)!r}"
+        if self._has_bytes:
+            raise UsageError(f"{where}: expected bytes as in the samples before, got fields")
+        encoder = self._encoder or FieldEncoder.of_sample(values, where)
+        encoded = encoder.encode(values, where)
+        self._encoder = encoder
+        return encoded
+
+    def _check_bytes_allowed(self, path: bytes) -> None:
+        if self._encoder is not None:
+            fields = ", ".join(self._encoder.fields)
+            raise UsageError(
+                f"add the sample {display(path)!r}: expected the fields {fields}, got bytes"
+            )
+        self._has_bytes = True
+
     def add_batch(
         self,
         paths: Sequence[bytes],
@@ -246,7 +293,7 @@ class DatasetWriter:
         *,
         attributes: Mapping[str, ArrayLike] = _NO_ATTRIBUTES,
     ) -> None:
-        """Add many samples at once.
+        """Add many samples of bytes at once.
 
         Args:
             paths: paths of the samples.
@@ -264,6 +311,8 @@ class DatasetWriter:
         source = as_bytes_array(data)
         starts, sizes = np.asarray(offsets, np.int64), np.asarray(lengths, np.int64)
         _check_batch(len(paths), source.size, starts, sizes)
+        if len(paths) and FIELDS_COLUMN not in attributes:  # importers encode fields themselves
+            self._check_bytes_allowed(paths[0])
         self._note(len(paths), int(sizes.sum()), sum(map(len, paths)), attributes)
         if not self.description.shuffles:
             self._drain_stage()

@@ -45,8 +45,12 @@ Attributes = Mapping[str, ArrayLike]
 Rows = NDArray[np.int64]
 
 RESERVED_PREFIX = "dlfs:"
-RESERVED_COLUMNS = ("dlfs:dtype", "dlfs:shape")
+RESERVED_COLUMNS = ("dlfs:dtype", "dlfs:shape", "dlfs:fields")
 """Names with the reserved prefix that are defined; these columns hold strings."""
+
+FIELD_PREFIX = "dlfs:field:"
+FIELD_DTYPES = {"bytes": np.dtype(np.int64), "shape": None, "crc32c": np.dtype(np.uint32)}
+"""Dtype of each column of a field by the end of its name; None for strings."""
 
 _ROWS_AT_FIRST = 1024
 _ROWS_AT_ONCE = 1 << 16
@@ -246,10 +250,13 @@ class AttributesBuilder:
         if strings is not None:
             if isinstance(column, _FixedColumn):
                 raise UsageError(f"add attribute {name!r}: expected {column.dtype}, got strings")
+            if name.startswith(RESERVED_PREFIX) and (dtype := _reserved_dtype(name)):
+                raise UsageError(f"add attribute {name!r}: expected {dtype}, got strings")
             return strings
-        if isinstance(column, _StringColumn) or name in RESERVED_COLUMNS:
+        reserved = _reserved_dtype(name) if name.startswith(RESERVED_PREFIX) else array.dtype
+        if isinstance(column, _StringColumn) or reserved is None:
             raise UsageError(f"add attribute {name!r}: expected strings, got {array.dtype}")
-        return array if column is None else _converted(name, array, column.dtype)
+        return _converted(name, array, reserved if column is None else column.dtype)
 
     def append(self, prepared: Prepared, rows_before: int) -> None:
         """Append prepared values.
@@ -292,10 +299,24 @@ class AttributesBuilder:
 
 def _check_name(name: str) -> None:
     problem = column_name_problem(name)
-    if problem is None and name.startswith(RESERVED_PREFIX) and name not in RESERVED_COLUMNS:
+    if problem is None and name.startswith(RESERVED_PREFIX) and not _is_defined(name):
         problem = f"expected one of {', '.join(RESERVED_COLUMNS)}, or a name of another beginning"
     if problem:
         raise UsageError(f"add attribute {name!r}: {problem}")
+
+
+def _is_defined(name: str) -> bool:
+    """Return True if a name with the reserved prefix is that of a defined column."""
+    field, _, ending = name.removeprefix(FIELD_PREFIX).rpartition(":")
+    is_field = name.startswith(FIELD_PREFIX) and bool(field) and ending in FIELD_DTYPES
+    return is_field or name in RESERVED_COLUMNS
+
+
+def _reserved_dtype(name: str) -> np.dtype[Any] | None:
+    """Return the dtype of a reserved column; None for strings."""
+    if name in RESERVED_COLUMNS:
+        return None
+    return FIELD_DTYPES[name.rpartition(":")[2]]
 
 
 def _as_array(values: ArrayLike) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from dlfs.reader.batch import Batch
 from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch, EpochReader, EpochStream
 from dlfs.reader.failures import SampleFailure, Where
+from dlfs.reader.fields import pick_fields
 from dlfs.reader.parts import LargeSample, read_into, read_pieces
 from dlfs.reader.reader import (
     DEPTH_MAX,
@@ -32,6 +33,7 @@ __all__ = [
     "SampleReader",
     "Where",
     "make_native_reader",
+    "pick_fields",
     "read_into",
     "read_pieces",
     "read_timeout_ms",

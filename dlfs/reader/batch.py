@@ -4,20 +4,33 @@ A batch is one buffer with the offset and length of each sample. The buffer belo
 which does not change it while the batch or a view of it is alive. The memory returns to the reader
 with the last of them. The reader cannot use the memory of retained batches for reading ahead;
 ``pack`` copies a batch out of it.
+
+If samples have fields, ``batch["name"]`` has those of one name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import ClosedError, UsageError
-from dlfs.reader.arrays import ArrayForm, FormColumns, forms_of
+from dlfs.fields import FieldColumns, FieldPlaces, Fields, find_fields, place_fields
+from dlfs.reader.arrays import ArrayForm, forms_of
 from dlfs.reader.arrow import binary_views
 from dlfs.reader.failures import SampleFailure
+from dlfs.reader.fields import (
+    PartMemory,
+    decode_part,
+    decode_value,
+    join_ragged,
+    name_types,
+    no_field,
+    pick_fields,
+)
 from dlfs.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -64,12 +77,14 @@ class Batch:
         native: BatchMemory,
         readable: npt.NDArray[np.bool_] | None = None,
         failures: tuple[SampleFailure, ...] = (),
-        attributes: Callable[[], FormColumns] | None = None,
+        attributes: Callable[[], FieldColumns] | None = None,
         *,
         dataset: str = "",
     ) -> None:
         self._dataset = dataset
         self._attributes = attributes
+        self._chosen: tuple[str, ...] | None = None
+        self._places: tuple[Fields, dict[str, FieldPlaces]] | None = None
         self._native: BatchMemory | None = native
         self._memory: memoryview | None = memoryview(native.memory).cast("B").toreadonly()
         self.indices = native.indices if readable is None else native.indices[readable]
@@ -92,12 +107,37 @@ class Batch:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, position: int) -> memoryview:
-        """Return the bytes of the sample at a position of the batch, read-only and without a copy.
+    @overload
+    def __getitem__(self, position: int) -> memoryview: ...
+
+    @overload
+    def __getitem__(self, position: str) -> Any: ...
+
+    def __getitem__(self, position: int | str) -> Any:
+        """Return the bytes of the sample at a position of the batch, or a field of all samples.
+
+        Args:
+            position: position of a sample, whose bytes are returned read-only and without a copy;
+                or the name of a field.
+
+        Returns:
+            For a field of ``bytes`` a ``Batch`` over the same memory, without a copy; for ``text``
+            a list of ``str``; for arrays of a fixed shape one array ``dtype[n, *shape]``; for
+            arrays with dimensions that vary a list of read-only views.
 
         Raises:
             IndexError: there is no such position.
+            UsageError: there is no such field.
+            FormatError: the columns of the fields, or a text, are malformed; the message names
+                sample and field.
+            DlfsError: the columns cannot be read.
         """
+        if isinstance(position, str):
+            places = self._place(position)
+            part = self._part(places)
+            if places.type.kind == "bytes":
+                return part
+            return decode_part(part, position, places, self._dataset)
         offset = int(self.offsets[position])
         return self._open()[offset : offset + max(0, int(self.lengths[position]))]
 
@@ -106,6 +146,102 @@ class Batch:
         ends = self.offsets + np.maximum(self.lengths, 0)
         for offset, end in zip(self.offsets.tolist(), ends.tolist(), strict=True):
             yield memory[offset:end]
+
+    # ---- fields ----------------------------------------------------------------------------------
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Type of each field of the samples by name; empty if they have none.
+
+        Raises:
+            FormatError: the columns of the fields are malformed.
+            DlfsError: they cannot be read.
+        """
+        fields, _ = self._placed()
+        return name_types(fields if self._chosen is None else {n: fields[n] for n in self._chosen})
+
+    def ragged(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Copy the arrays of a field that differ in the first dimension one after the other.
+
+        Args:
+            name: name of the field.
+
+        Returns:
+            The elements, ``dtype[sum of lengths, ...]``, and the ``int64[n + 1]`` offsets in the
+            first dimension: sample i is ``values[offsets[i]:offsets[i + 1]]``.
+
+        Raises:
+            UsageError: there is no such field, or its arrays differ in another dimension.
+            FormatError: as ``batch[name]``.
+        """
+        places = self._place(name)
+        return join_ragged(self._part(places), name, places, self._dataset)
+
+    def sample(self, position: int) -> dict[str, Any]:
+        """Return the fields of one sample: ``memoryview``, ``str`` or array by name.
+
+        Bytes and arrays are read-only and lie in the memory of the batch.
+
+        Raises:
+            IndexError: there is no such position.
+            UsageError: the samples have no fields.
+            FormatError: as ``batch[name]``.
+        """
+        view = self[position]
+        position %= len(self)
+        names = self.fields
+        if not names:
+            raise no_field("", names, self._dataset)
+        found = {}
+        for name in names:
+            places = self._place(name)
+            start = int(places.starts[position])
+            piece = view[start : start + int(places.lengths[position])]
+            where = (self._dataset, name, self.indices)
+            found[name] = decode_value(places.type, piece, places, position, where)
+        return found
+
+    def with_fields(self, names: Iterable[str] | None) -> Batch:
+        """Return a batch over the same memory that has only some of the fields.
+
+        Args:
+            names: names of the fields, in their new order; None for all of them.
+
+        Raises:
+            UsageError: there is no such field, or a name occurs twice.
+            FormatError: the columns of the fields are malformed.
+        """
+        if names is None:
+            return self
+        made = copy(self)
+        made._chosen = pick_fields(self.fields, names, self._dataset) if len(self) else tuple(names)
+        return made
+
+    def _place(self, name: str) -> FieldPlaces:
+        """Return the places of a field."""
+        _, places = self._placed()
+        if name not in places or (self._chosen is not None and name not in self._chosen):
+            raise no_field(name, self.fields, self._dataset)
+        return places[name]
+
+    def _placed(self) -> tuple[Fields, dict[str, FieldPlaces]]:
+        """Return the fields and their places, found on the first call."""
+        if self._places is None:
+            if self._attributes is None:
+                return {}, {}
+            columns = self._attributes()
+            fields = find_fields(columns, self.indices, self._dataset)
+            places = place_fields(columns, fields, self.indices, self.lengths, self._dataset)
+            self._places = fields, places
+        return self._places
+
+    def _part(self, places: FieldPlaces) -> Batch:
+        """Return a batch of one field's bytes, over the same memory."""
+        starts = self.offsets + places.starts
+        part = PartMemory(self._open(), starts, places.lengths, self.indices)
+        return Batch(part, failures=self.failures, dataset=self._dataset)
+
+    # ---- copies ----------------------------------------------------------------------------------
 
     def tobytes(self, position: int) -> bytes:
         """Return a copy of one sample."""

@@ -1,7 +1,7 @@
 """Access to the columns of a dataset: attributes of its samples, by index.
 
 The columns ``dlfs:dtype`` and ``dlfs:shape`` describe samples that are arrays, which can be read as
-such.
+such. ``dlfs:fields`` and the columns of each field describe samples with fields.
 
 Threads: any at once.
 """
@@ -9,6 +9,7 @@ Threads: any at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -16,14 +17,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import OnError
 from dlfs.attributes import AttributeTable
+from dlfs.fields import find_fields
 from dlfs.reader.batch import Batch
+from dlfs.reader.fields import name_types
 
 if TYPE_CHECKING:
     import pyarrow
 
 
 class ColumnAccess(ABC):
-    """Base class of ``Dataset`` with the methods for columns and arrays."""
+    """Base class of ``Dataset`` with the methods for columns, fields and arrays."""
+
+    name: str
+    """Name of the dataset."""
 
     @property
     @abstractmethod
@@ -31,7 +37,13 @@ class ColumnAccess(ABC):
         """Columns of attributes as stored."""
 
     @abstractmethod
-    def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
+    def read(
+        self,
+        indices: ArrayLike,
+        *,
+        on_error: OnError = "raise",
+        fields: Sequence[str] | None = None,
+    ) -> Batch:
         """Read samples as one batch."""
 
     @property
@@ -67,6 +79,34 @@ class ColumnAccess(ABC):
             DlfsError: as ``column``.
         """
         return self.attributes.to_arrow()
+
+    # ---- fields ----------------------------------------------------------------------------------
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Type of each field of the samples by name, as ``Volume.writer`` takes them; or empty.
+
+        All samples have the same fields. A batch checks this for its samples.
+
+        Raises:
+            FormatError: the column of the fields is malformed.
+            DlfsError: as ``column``.
+        """
+        return name_types(find_fields(self.attributes, np.empty(0, np.uint64), self.name))
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """Read the fields of one sample: ``memoryview``, ``str`` or read-only array by name.
+
+        Args:
+            index: index of the sample; negative indices count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: the index is no integer, or the samples have no fields.
+            FormatError: the columns of the fields, or a text, are malformed.
+            DlfsError: as ``read`` and ``column``.
+        """
+        return self.read([self._position(index)]).sample(0)
 
     # ---- arrays ----------------------------------------------------------------------------------
 

@@ -165,6 +165,8 @@ class Epoch(Closing, Iterator[Batch]):
             if native is None:
                 raise ClosedError("take the next batch: the epoch's stream ended early")
             batch: Batch = reader.build_batch(native, self._options.on_error)
+            if self._options.fields is not None:
+                batch = batch.with_fields(self._options.fields)
             failed = len(batch.failures)
             remembered = batch.failures[: FAILURES_MAX - len(self.failures)]
         except BaseException:

@@ -275,7 +275,8 @@ def token_batches(
         batch_size: sequences of this rank in a batch.
         dtype: type of a token.
         separator: token to add behind each document, such as the end-of-text token.
-        options: order and share, as ``Dataset.batches`` takes them; without ``on_error``.
+        options: order and share, as ``Dataset.batches`` takes them; without ``on_error``
+            and ``fields``.
 
     Returns:
         The epoch, of ``TokenBatch`` objects. Its positions, in ``state``, are numbers of sequences;
@@ -299,6 +300,8 @@ def token_batches(
             f"pack tokens: expected no on_error, got {show_value(options['on_error'])}: a document "
             "that cannot be read raises an error, because others would move into its place"
         )
+    if options.get("fields") is not None:
+        raise UsageError("pack tokens: expected no fields: a sample is the tokens of a document")
     made = EpochOptions(batch_size=batch_size, **options).with_copies()
     source = _TokenSource(dataset, _Format(kind, count, separator))
     return Epoch(

@@ -17,7 +17,7 @@ from dlfs.arguments import OnError, as_integer
 from dlfs.directory import check_indices
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
-from dlfs.reader import Batch, Epoch
+from dlfs.reader import Batch, Epoch, pick_fields
 from dlfs.selection import Selection, select
 from dlfs.units import format_count
 from dlfs.views.order import Division, Interleaving, Succession, ViewOrder
@@ -79,20 +79,28 @@ class DatasetView:
 
     # ---- samples ---------------------------------------------------------------------------------
 
-    def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
+    def read(
+        self,
+        indices: ArrayLike,
+        *,
+        on_error: OnError = "raise",
+        fields: Sequence[str] | None = None,
+    ) -> Batch:
         """Read samples as one batch, in the order of the indices.
 
         Args:
             indices: the view's indices 0..N-1, one dimension.
             on_error: policy for samples that cannot be read: ``raise`` or ``skip``; ``replace``
                 only if no samples of a dataset were chosen.
+            fields: names of the fields that the batch has; by default all.
 
         Raises:
-            UsageError: an index is out of range, or the policy does not fit.
+            UsageError: an index is out of range, the policy does not fit, or there is no such
+                field.
             DlfsError: as ``Dataset.read``.
         """
         self._check_policy(on_error)
-        return self.open_reader().read(self._check(indices), on_error)
+        return self.open_reader().read(self._check(indices), on_error).with_fields(fields)
 
     def __getitem__(self, index: int) -> bytes:
         """Read one sample; negative indices count from the end.
@@ -122,6 +130,29 @@ class DatasetView:
             UsageError: an index is out of range.
         """
         return self.sources.gather(self._check(indices), _lengths, np.int64)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Type of each field by name, if all datasets have the same ones; else empty.
+
+        Raises:
+            FormatError: the columns of a dataset's fields are malformed.
+            DlfsError: they cannot be read.
+        """
+        each = [source.dataset.fields for source in self.sources.sources]
+        same = all(list(fields.items()) == list(each[0].items()) for fields in each)
+        return each[0] if same else {}
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """Read the fields of one sample; as ``Dataset.sample``.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: the index is no integer, or the samples have no fields.
+            DlfsError: as ``Dataset.sample``.
+        """
+        part = next(self.sources.split(np.array([self._position(index)], np.uint64)))
+        return self.sources.sources[part.source].dataset.sample(int(part.indices[0]))
 
     @property
     def columns(self) -> dict[str, np.dtype[Any]]:
@@ -192,6 +223,8 @@ class DatasetView:
             UsageError: the options do not fit the view.
         """
         self._check_policy(options.on_error)
+        if options.fields is not None:
+            pick_fields(self.fields, options.fields, self.name)
         return Epoch(
             self.open_reader,
             options,

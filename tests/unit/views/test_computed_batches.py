@@ -203,6 +203,8 @@ def test_documents_that_are_no_tokens_are_refused(path) -> None:
             dlfs.token_batches(odd, 4, separator=65536)
         with pytest.raises(UsageError, match="on_error"):
             dlfs.token_batches(odd, 4, on_error="skip")
+        with pytest.raises(UsageError, match="expected no fields"):
+            dlfs.token_batches(odd, 4, fields=["x"])
         assert list(dlfs.token_batches(odd, 1000, dtype=np.uint8)) == []
 
 

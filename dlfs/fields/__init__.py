@@ -1,0 +1,40 @@
+"""Named fields of samples: their types, how they lie in a sample's bytes, and their columns.
+
+A dataset with fields has samples of several parts, such as an image, its mask and a caption. A
+``FieldType`` describes a field. A ``FieldEncoder`` makes the bytes of a sample and the values of
+its reserved columns; the dataset writer calls it. ``place_fields`` finds the fields of the samples
+of a batch by these columns, and ``FieldType.decode`` makes a value of the bytes of one field.
+
+Threads: any; all objects but the encoder are immutable.
+
+Source: FORMAT.md, section 6.3.
+"""
+
+from __future__ import annotations
+
+from dlfs.fields.encoding import FieldEncoder
+from dlfs.fields.layout import FieldColumns, FieldPlaces, find_fields, place_fields
+from dlfs.fields.types import (
+    FIELDS_COLUMN,
+    FIELDS_MAX,
+    Fields,
+    FieldType,
+    fields_of_json,
+    fields_to_json,
+    parse_fields,
+)
+
+__all__ = [
+    "FIELDS_COLUMN",
+    "FIELDS_MAX",
+    "FieldColumns",
+    "FieldEncoder",
+    "FieldPlaces",
+    "FieldType",
+    "Fields",
+    "fields_of_json",
+    "fields_to_json",
+    "find_fields",
+    "parse_fields",
+    "place_fields",
+]

@@ -1,0 +1,212 @@
+"""Where the fields lie in the bytes of samples, by the reserved columns of a dataset.
+
+The fields of a sample lie one after the other in their order. Each begins at a multiple of its
+alignment; zeroes fill the gap before it. The columns give what the types leave open: the length of
+bytes and text, and the shape of an array with dimensions that vary. All of it comes from media and
+is checked here: a value that disagrees with the type or with the sample's length is a FormatError.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs.errors import FormatError, NotFoundError, UsageError
+from dlfs.fields.types import FIELDS_COLUMN, Fields, FieldType, Shape, fields_of_json
+from dlfs.format.constants import SAMPLE_BYTES_MAX
+
+
+def bytes_column(name: str) -> str:
+    """Return the name of the column with a field's lengths in bytes."""
+    return f"dlfs:field:{name}:bytes"
+
+
+def shape_column(name: str) -> str:
+    """Return the name of the column with a field's shapes."""
+    return f"dlfs:field:{name}:shape"
+
+
+def crc_column(name: str) -> str:
+    """Return the name of the column with the CRC32C of a field's bytes."""
+    return f"dlfs:field:{name}:crc32c"
+
+
+class FieldColumns(Protocol):
+    """The columns of a dataset or view, as far as fields need them."""
+
+    def __contains__(self, name: object) -> bool:
+        """Return True if there is a column of this name."""
+
+    def column(self, name: str, indices: ArrayLike) -> NDArray[Any]:
+        """Return the values of some samples."""
+
+    def distinct(self, name: str, indices: ArrayLike) -> tuple[list[str], NDArray[np.intp]]:
+        """Return the distinct strings among some values of a column, and each sample's number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldPlaces:
+    """The places of one field in some samples.
+
+    Attributes:
+        type: type of the field.
+        starts: offset of the field in each sample, in bytes, ``int64[n]``.
+        lengths: length of the field in bytes, ``int64[n]``.
+        shapes: distinct shapes of arrays with dimensions that vary; else empty.
+        codes: position of each sample's shape among them, ``intp[n]``.
+    """
+
+    type: FieldType
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    shapes: tuple[Shape, ...] = ()
+    codes: NDArray[np.intp] | None = None
+
+    def shape(self, position: int) -> Shape:
+        """Return the shape of one sample's array; empty for other types."""
+        return () if self.codes is None else self.shapes[int(self.codes[position])]
+
+
+def find_fields(columns: FieldColumns, indices: NDArray[Any], dataset: str) -> Fields:
+    """Return the fields that some samples have; empty for samples without fields.
+
+    Args:
+        columns: columns of the dataset.
+        indices: indices of the samples.
+        dataset: name of the dataset, for errors.
+
+    Raises:
+        FormatError: the column is malformed.
+        UsageError: the samples have different fields, as those of different datasets.
+    """
+    if FIELDS_COLUMN not in columns:
+        return {}
+    try:
+        texts, codes = columns.distinct(FIELDS_COLUMN, indices if len(indices) else [0])
+    except UsageError as error:
+        if not len(indices):  # a dataset without samples
+            return {}
+        raise FormatError(f"dataset {dataset!r}: read {FIELDS_COLUMN}: {error}") from error
+    if len(texts) > 1:
+        other = int(np.argmax(codes != codes[0]))
+        raise UsageError(
+            f"dataset {dataset!r}: read fields: expected the same ones in all samples, got "
+            f"{texts[codes[0]]!r} in sample {int(indices[0])} and {texts[codes[other]]!r} in "
+            f"sample {int(indices[other])}"
+        )
+    try:
+        return fields_of_json(texts[0]) if texts[0] else {}
+    except UsageError as error:
+        raise FormatError(f"dataset {dataset!r}: read {FIELDS_COLUMN}: {error}") from error
+
+
+def place_fields(
+    columns: FieldColumns,
+    fields: Fields,
+    indices: NDArray[Any],
+    lengths: NDArray[np.int64],
+    dataset: str,
+) -> dict[str, FieldPlaces]:
+    """Find the fields in the bytes of some samples.
+
+    Args:
+        columns: columns of the dataset.
+        fields: fields of the samples.
+        indices: indices of the samples, ``[n]``.
+        lengths: length of each sample in bytes, ``int64[n]``.
+        dataset: name of the dataset, for errors.
+
+    Raises:
+        FormatError: a column is missing or malformed, or the fields do not fit a sample; the
+            message names the sample and the field.
+    """
+    if not fields:
+        return {}
+    ends: NDArray[np.int64] = np.zeros(len(indices), np.int64)
+    places = {}
+    for name, kind in fields.items():
+        alignment = kind.alignment_bytes
+        starts = ends if alignment == 1 else -(-ends // alignment) * alignment
+        where = f"dataset {dataset!r}: read field {name!r}"
+        shapes: tuple[Shape, ...] = ()
+        codes = None
+        if not kind.varies:
+            sizes = np.full(len(indices), kind.length_bytes, np.int64)
+        elif kind.kind == "array":
+            shapes, codes = _shapes(columns, name, kind, indices, where)
+            products = [math.prod(shape) * kind.dtype.itemsize for shape in shapes]
+            sizes = np.array(products, np.int64)[codes]
+        else:
+            sizes = _sizes(columns, name, indices, where)
+        ends = starts + sizes
+        _check_ends(ends, lengths, indices, where)
+        places[name] = FieldPlaces(kind, starts, sizes, shapes, codes)
+    wrong = np.flatnonzero(ends != lengths)
+    if len(wrong):
+        at = int(wrong[0])
+        raise FormatError(
+            f"dataset {dataset!r}: read fields: sample {int(indices[at])}: expected "
+            f"{int(ends[at])} bytes up to the end of field {list(fields)[-1]!r}, got "
+            f"{int(lengths[at])}"
+        )
+    return places
+
+
+def _check_ends(
+    ends: NDArray[np.int64], lengths: NDArray[np.int64], indices: NDArray[Any], where: str
+) -> None:
+    outside = np.flatnonzero(ends > lengths)
+    if len(outside):
+        at = int(outside[0])
+        raise FormatError(
+            f"{where}: sample {int(indices[at])}: expected an end in {int(lengths[at])} bytes, got "
+            f"byte {int(ends[at])}"
+        )
+
+
+def _sizes(
+    columns: FieldColumns, name: str, indices: NDArray[Any], where: str
+) -> NDArray[np.int64]:
+    """Return the lengths of a field of bytes or text."""
+    try:
+        values = columns.column(bytes_column(name), indices)
+    except NotFoundError as error:
+        raise FormatError(f"{where}: {error}") from error
+    if values.dtype.kind not in "iu":
+        raise FormatError(f"{where}: expected integers in {bytes_column(name)}, got {values.dtype}")
+    wrong = np.flatnonzero((values < 0) | (values > SAMPLE_BYTES_MAX))
+    if len(wrong):
+        at = int(wrong[0])
+        raise FormatError(
+            f"{where}: sample {int(indices[at])}: expected a length of 0 to {SAMPLE_BYTES_MAX} "
+            f"bytes, got {int(values[at])}"
+        )
+    return values.astype(np.int64)
+
+
+def _shapes(
+    columns: FieldColumns, name: str, kind: FieldType, indices: NDArray[Any], where: str
+) -> tuple[tuple[Shape, ...], NDArray[np.intp]]:
+    """Return the distinct shapes of a field, and the position of each sample's among them."""
+    texts, codes = _distinct(columns, shape_column(name), indices, where)
+    shapes = []
+    for number, text in enumerate(texts):
+        try:
+            shapes.append(kind.parse_shape(str(text)))
+        except UsageError as error:
+            at = int(np.argmax(codes == number))
+            raise FormatError(f"{where}: sample {int(indices[at])}: {error}") from error
+    return tuple(shapes), codes
+
+
+def _distinct(
+    columns: FieldColumns, name: str, indices: NDArray[Any], where: str
+) -> tuple[list[str], NDArray[np.intp]]:
+    try:
+        return columns.distinct(name, indices)
+    except (NotFoundError, UsageError) as error:
+        raise FormatError(f"{where}: {error}") from error
