@@ -372,8 +372,35 @@ class Dataset(ColumnAccess, Closing):
         By default an epoch has all samples, each once. ``where`` chooses some of them, ``weights``
         draws samples with replacement, in proportion, and ``order`` gives the order itself.
 
-        The arguments are the fields of ``EpochOptions`` (``dlfs.epoch_options``), which describes
-        each with its unit and range.
+        Args:
+            batch_size: samples of this rank in a batch, >= 1.
+            seed: seed of the order; seed and epoch determine the order completely.
+            epoch: number of the epoch; each epoch has an order of its own.
+            rank: rank of this process, 0..world_size-1.
+            world_size: number of ranks that share the epoch's samples.
+            worker: number of this consumer within its rank, 0..workers-1.
+            workers: consumers that share this rank's batches, such as worker processes; each takes
+                every ``workers``-th batch.
+            shuffle: ``global`` is a uniform permutation. ``chunk`` permutes chunks, then samples
+                within windows of chunks, and reads at sequential speed. None is storage order.
+            window_chunks: window of ``chunk`` shuffle, in chunks. A small one is enough for samples
+                that were packed in a random order, which is the default of imports. For samples
+                packed class by class, take at least as many chunks as a global batch has samples:
+                the class counts of a batch vary 1 + batch / window times as much as in a global
+                order. The memory budget must hold a window.
+            where: samples to take, each once, as ``bool[n_samples]`` or indices; they are permuted
+                (``global``) or in storage order (None).
+            weights: weight of each sample, 0 or more, ``[n_samples]``, or the name of a column:
+                samples are drawn with replacement, in proportion.
+            draws: samples of a weighted epoch; by default as many as there are to draw from.
+            order: indices of the epoch's samples in their order, such as ``range(len(dataset))``.
+            drop_last: True to leave out a last global batch that is not full.
+            on_error: policy for samples that cannot be read: ``raise``; ``skip`` leaves them out;
+                ``replace`` reads the next readable sample in path order, chosen or not.
+            plan: how samples are read ahead: ``auto`` decides between ``direct``, ``chunks`` and
+                ``harvest``.
+            fields: names of the fields that batches have; by default all. Whole samples are read
+                all the same.
 
         Raises:
             UsageError: an argument is out of range.
@@ -458,7 +485,7 @@ class Dataset(ColumnAccess, Closing):
     ) -> EpochSequence:
         """Return the order of the epoch that ``batches`` reads with the same arguments.
 
-        No sample is read. ``EpochOptions`` describes the arguments.
+        No sample is read. The arguments are described at ``batches``.
 
         Raises:
             UsageError: an argument is out of range.

@@ -68,35 +68,26 @@ _ORDER_RANGES = (
 class EpochOptions:
     """The order of an epoch, and the part of it that one consumer reads.
 
+    ``Dataset.batches`` says what each value means for its users.
+
     Attributes:
         batch_size: samples of this rank in a batch, >= 1.
-        seed: seed of the order, 0..2^64-1; seed and epoch determine the order completely.
-        epoch: number of the epoch, 0..2^64-1; each epoch has an order of its own.
+        seed: seed of the order, 0..2^64-1.
+        epoch: number of the epoch, 0..2^64-1.
         rank: rank of this process, 0..world_size-1.
         world_size: number of ranks that share the samples of the epoch, >= 1.
         worker: number of this consumer within its rank, 0..workers-1.
-        workers: consumers that share this rank's batches, such as worker processes; each takes
-            every ``workers``-th batch.
-        shuffle: ``global`` is a uniform permutation. ``chunk`` permutes chunks, then samples within
-            windows of chunks, and reads at sequential speed. None is storage order.
-        window_chunks: window of ``chunk`` shuffle, in chunks, 1..2^20. A small one is enough for
-            samples that were packed in a random order, which is the default of imports. For samples
-            packed class by class, take at least as many chunks as a global batch has samples: the
-            class counts of a batch vary 1 + batch / window times as much as in a global order. The
-            memory budget must hold a window.
-        where: samples to take, each once, as ``bool[n_samples]`` or indices; they are permuted
-            (``global``) or in storage order (None).
-        weights: weight of each sample, 0 or more, ``[n_samples]``, or the name of a column: samples
-            are drawn with replacement, in proportion.
-        draws: samples of a weighted epoch; by default as many as there are to draw from.
-        order: indices of the epoch's samples in their order, such as ``range(len(dataset))``.
+        workers: consumers that share the batches of a rank, >= 1.
+        shuffle: ``global``, ``chunk``, or None for storage order.
+        window_chunks: chunks that ``chunk`` shuffle mixes at a time, 1..2^20.
+        where: samples to take, each once, as ``bool[n_samples]`` or indices.
+        weights: weight of each sample, ``[n_samples]``, or the name of a column.
+        draws: samples of a weighted epoch.
+        order: indices of the epoch's samples in their order.
         drop_last: True to leave out a last global batch that is not full.
-        on_error: policy for samples that cannot be read: ``raise``; ``skip`` leaves them out;
-            ``replace`` reads the next readable sample of the dataset in path order, chosen or not.
-        plan: how samples are read ahead: ``auto`` decides between ``direct``, ``chunks`` and
-            ``harvest``.
-        fields: names of the fields that batches have; by default all. Whole samples are read all
-            the same.
+        on_error: policy for samples that cannot be read: ``raise``, ``skip`` or ``replace``.
+        plan: how samples are read ahead: ``auto``, ``direct``, ``chunks`` or ``harvest``.
+        fields: names of the fields that batches have; None for all.
 
     Raises:
         UsageError: a value is out of range. ``dlfs.selection.select`` checks ``where``,

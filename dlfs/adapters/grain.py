@@ -47,7 +47,7 @@ def as_bytes(_index: int, sample: memoryview) -> bytes:
 class Source(Generic[T]):
     """The samples of a dataset by position: all of them by index, or the chosen ones.
 
-    The arguments that are not listed are those of ``EpochOptions`` (``dlfs.epoch_options``).
+    The arguments that are not listed are those of ``Dataset.batches``.
 
     Args:
         dataset: dataset to read from; it is not closed.

@@ -67,7 +67,7 @@ def batches(  # noqa: D417  EpochOptions describes the others
 ) -> tensorflow.data.Dataset:
     """Return one rank's batches of an epoch.
 
-    The arguments that are not listed are those of ``EpochOptions`` (``dlfs.epoch_options``). With
+    The arguments that are not listed are those of ``Dataset.batches``. With
     ``drop_last``, all batches have one shape.
 
     Args:

@@ -98,7 +98,7 @@ class Loader(IterableDataset[Any]):
 
     The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
     ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
-    index order. ``EpochOptions`` (``dlfs.epoch_options``) describes the arguments that are not
+    index order. ``Dataset.batches`` describes the arguments that are not
     listed here.
 
     Args:

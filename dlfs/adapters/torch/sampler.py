@@ -5,7 +5,7 @@ take every ``num_replicas``-th index, as with PyTorch's ``DistributedSampler``. 
 not full is completed by the same rule, with the first indices of the epoch, or left out. All ranks
 therefore have the same number of indices.
 
-``EpochOptions`` (``dlfs.epoch_options``) describes the arguments of the order that the samplers do
+``Dataset.batches`` describes the arguments of the order that the samplers do
 not list: ``seed``, ``window_chunks``, ``where``, ``weights``, ``draws`` and ``order``.
 """
 
