@@ -369,38 +369,29 @@ class Dataset(ColumnAccess, Closing):
     ) -> Epoch:
         """Return one rank's batches of one epoch, which are read ahead.
 
-        By default an epoch has all samples, each once. ``where`` chooses some of them, ``weights``
-        draws samples with replacement, in proportion, and ``order`` gives the order itself.
+        By default an epoch has all samples, each once.
 
         Args:
             batch_size: samples of this rank in a batch, >= 1.
             seed: seed of the order; seed and epoch determine the order completely.
             epoch: number of the epoch; each epoch has an order of its own.
-            rank: rank of this process, 0..world_size-1.
-            world_size: number of ranks that share the epoch's samples.
+            rank: rank of this process, 0..world_size-1, of those that share the epoch.
+            world_size: number of ranks.
             worker: number of this consumer within its rank, 0..workers-1.
-            workers: consumers that share this rank's batches, such as worker processes; each takes
-                every ``workers``-th batch.
+            workers: consumers that take every ``workers``-th batch of the rank.
             shuffle: ``global`` is a uniform permutation. ``chunk`` permutes chunks, then samples
                 within windows of chunks, and reads at sequential speed. None is storage order.
-            window_chunks: window of ``chunk`` shuffle, in chunks. A small one is enough for samples
-                that were packed in a random order, which is the default of imports. For samples
-                packed class by class, take at least as many chunks as a global batch has samples:
-                the class counts of a batch vary 1 + batch / window times as much as in a global
-                order. The memory budget must hold a window.
-            where: samples to take, each once, as ``bool[n_samples]`` or indices; they are permuted
-                (``global``) or in storage order (None).
-            weights: weight of each sample, 0 or more, ``[n_samples]``, or the name of a column:
-                samples are drawn with replacement, in proportion.
+            window_chunks: window of ``chunk`` shuffle, in chunks, within the memory budget. A small
+                one is enough for samples that were packed in a random order, as imports do. For
+                samples packed class by class, take as many chunks as a global batch has samples.
+            where: samples to take, each once, as ``bool[n_samples]`` or indices.
+            weights: weight of each sample, ``[n_samples]``, or a column's name; draws repeat.
             draws: samples of a weighted epoch; by default as many as there are to draw from.
             order: indices of the epoch's samples in their order, such as ``range(len(dataset))``.
             drop_last: True to leave out a last global batch that is not full.
-            on_error: policy for samples that cannot be read: ``raise``; ``skip`` leaves them out;
-                ``replace`` reads the next readable sample in path order, chosen or not.
-            plan: how samples are read ahead: ``auto`` decides between ``direct``, ``chunks`` and
-                ``harvest``.
-            fields: names of the fields that batches have; by default all. Whole samples are read
-                all the same.
+            on_error: policy for samples that cannot be read; see ``read``.
+            plan: how samples are read ahead; ``auto`` decides.
+            fields: names of the fields that batches have; by default all.
 
         Raises:
             UsageError: an argument is out of range.
