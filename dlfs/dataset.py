@@ -369,8 +369,6 @@ class Dataset(ColumnAccess, Closing):
     ) -> Epoch:
         """Return one rank's batches of one epoch, which are read ahead.
 
-        By default an epoch has all samples, each once.
-
         Args:
             batch_size: samples of this rank in a batch, >= 1.
             seed: seed of the order; seed and epoch determine the order completely.
@@ -378,7 +376,7 @@ class Dataset(ColumnAccess, Closing):
             rank: rank of this process, 0..world_size-1, of those that share the epoch.
             world_size: number of ranks.
             worker: number of this consumer within its rank, 0..workers-1.
-            workers: consumers that take every ``workers``-th batch of the rank.
+            workers: consumers, each of which takes every ``workers``-th batch of the rank.
             shuffle: ``global`` is a uniform permutation. ``chunk`` permutes chunks, then samples
                 within windows of chunks, and reads at sequential speed. None is storage order.
             window_chunks: window of ``chunk`` shuffle, in chunks, within the memory budget. A small
@@ -422,8 +420,7 @@ class Dataset(ColumnAccess, Closing):
         """Return the batches of an epoch, as ``batches``; for callers that keep the options.
 
         Raises:
-            UsageError: ``where``, ``weights``, ``draws``, ``order`` or ``fields`` do not fit the
-                dataset.
+            UsageError: the options do not fit the dataset.
         """
         if options.fields is not None:
             pick_fields(self.fields, options.fields, self.name)
