@@ -167,6 +167,8 @@ class AttributeTable:
         if values.codes is None:
             found, places = np.unique(self.column(name, chosen), return_inverse=True)
             return found.tolist(), places.reshape(-1)
+        if values.strings is not None and len(values.strings) == 1 and len(chosen):
+            return self._dictionary(name, values).tolist(), np.zeros(len(chosen), np.intp)
         codes, places = np.unique(values.codes[chosen], return_inverse=True)
         return self._dictionary(name, values)[codes].tolist(), places.reshape(-1)
 

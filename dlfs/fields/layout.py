@@ -8,7 +8,6 @@ is checked here: a value that disagrees with the type or with the sample's lengt
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,19 +55,17 @@ class FieldPlaces:
         type: type of the field.
         starts: offset of the field in each sample, in bytes, ``int64[n]``.
         lengths: length of the field in bytes, ``int64[n]``.
-        shapes: distinct shapes of arrays with dimensions that vary; else empty.
-        codes: position of each sample's shape among them, ``intp[n]``.
+        shapes: shape of each array with dimensions that vary, ``int64[n, dimensions]``; else None.
     """
 
     type: FieldType
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    shapes: tuple[Shape, ...] = ()
-    codes: NDArray[np.intp] | None = None
+    shapes: NDArray[np.int64] | None = None
 
     def shape(self, position: int) -> Shape:
         """Return the shape of one sample's array; empty for other types."""
-        return () if self.codes is None else self.shapes[int(self.codes[position])]
+        return () if self.shapes is None else tuple(self.shapes[position].tolist())
 
 
 def find_fields(columns: FieldColumns, indices: NDArray[Any], dataset: str) -> Fields:
@@ -132,40 +129,42 @@ def place_fields(
         alignment = kind.alignment_bytes
         starts = ends if alignment == 1 else -(-ends // alignment) * alignment
         where = f"dataset {dataset!r}: read field {name!r}"
-        shapes: tuple[Shape, ...] = ()
-        codes = None
+        shapes = None
         if not kind.varies:
             sizes = np.full(len(indices), kind.length_bytes, np.int64)
         elif kind.kind == "array":
-            shapes, codes = _shapes(columns, name, kind, indices, where)
-            products = [math.prod(shape) * kind.dtype.itemsize for shape in shapes]
-            sizes = np.array(products, np.int64)[codes]
+            shapes = _shapes(columns, name, kind, indices, where)
+            sizes = shapes.prod(axis=1) * kind.dtype.itemsize
         else:
             sizes = _sizes(columns, name, indices, where)
         ends = starts + sizes
-        _check_ends(ends, lengths, indices, where)
-        places[name] = FieldPlaces(kind, starts, sizes, shapes, codes)
-    wrong = np.flatnonzero(ends != lengths)
-    if len(wrong):
-        at = int(wrong[0])
-        raise FormatError(
-            f"dataset {dataset!r}: read fields: sample {int(indices[at])}: expected "
-            f"{int(ends[at])} bytes up to the end of field {list(fields)[-1]!r}, got "
-            f"{int(lengths[at])}"
-        )
+        places[name] = FieldPlaces(kind, starts, sizes, shapes)
+    if not np.array_equal(ends, lengths):
+        raise _misfit(places, lengths, indices, dataset)
     return places
 
 
-def _check_ends(
-    ends: NDArray[np.int64], lengths: NDArray[np.int64], indices: NDArray[Any], where: str
-) -> None:
-    outside = np.flatnonzero(ends > lengths)
-    if len(outside):
-        at = int(outside[0])
-        raise FormatError(
-            f"{where}: sample {int(indices[at])}: expected an end in {int(lengths[at])} bytes, got "
-            f"byte {int(ends[at])}"
-        )
+def _misfit(
+    places: dict[str, FieldPlaces],
+    lengths: NDArray[np.int64],
+    indices: NDArray[Any],
+    dataset: str,
+) -> FormatError:
+    """Return the error for fields that do not end where a sample ends; ends never fall."""
+    for name, place in places.items():
+        ends = place.starts + place.lengths
+        outside = np.flatnonzero(ends > lengths)
+        if len(outside):
+            at = int(outside[0])
+            return FormatError(
+                f"dataset {dataset!r}: read field {name!r}: sample {int(indices[at])}: expected an "
+                f"end in {int(lengths[at])} bytes, got byte {int(ends[at])}"
+            )
+    at = int(np.argmax(ends != lengths))
+    return FormatError(
+        f"dataset {dataset!r}: read fields: sample {int(indices[at])}: expected {int(ends[at])} "
+        f"bytes up to the end of field {name!r}, got {int(lengths[at])}"
+    )
 
 
 def _sizes(
@@ -178,29 +177,31 @@ def _sizes(
         raise FormatError(f"{where}: {error}") from error
     if values.dtype.kind not in "iu":
         raise FormatError(f"{where}: expected integers in {bytes_column(name)}, got {values.dtype}")
-    wrong = np.flatnonzero((values < 0) | (values > SAMPLE_BYTES_MAX))
-    if len(wrong):
-        at = int(wrong[0])
+    low, high = values.min(initial=0), values.max(initial=0)
+    if low < 0 or high > SAMPLE_BYTES_MAX:
+        at = int(np.argmax((values < 0) | (values > SAMPLE_BYTES_MAX)))
         raise FormatError(
             f"{where}: sample {int(indices[at])}: expected a length of 0 to {SAMPLE_BYTES_MAX} "
             f"bytes, got {int(values[at])}"
         )
-    return values.astype(np.int64)
+    return values.astype(np.int64, copy=False)
 
 
 def _shapes(
     columns: FieldColumns, name: str, kind: FieldType, indices: NDArray[Any], where: str
-) -> tuple[tuple[Shape, ...], NDArray[np.intp]]:
-    """Return the distinct shapes of a field, and the position of each sample's among them."""
+) -> NDArray[np.int64]:
+    """Return the shape of each sample's array, ``int64[n, dimensions]``."""
     texts, codes = _distinct(columns, shape_column(name), indices, where)
-    shapes = []
-    for number, text in enumerate(texts):
-        try:
-            shapes.append(kind.parse_shape(str(text)))
-        except UsageError as error:
-            at = int(np.argmax(codes == number))
-            raise FormatError(f"{where}: sample {int(indices[at])}: {error}") from error
-    return tuple(shapes), codes
+    shapes = kind.parse_shapes(texts)
+    if shapes is None:  # parsed again one by one, for the error of the first wrong one
+        for number, text in enumerate(texts):
+            try:
+                kind.parse_shape(str(text))
+            except UsageError as error:
+                at = int(np.argmax(codes == number))
+                raise FormatError(f"{where}: sample {int(indices[at])}: {error}") from error
+        raise FormatError(f"{where}: expected shapes of {kind}")
+    return shapes[codes]
 
 
 def _distinct(

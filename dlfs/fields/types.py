@@ -189,6 +189,30 @@ class FieldType:
             raise UsageError(f"expected the shape of {self}, got {shape}")
         return shape
 
+    def parse_shapes(self, texts: Sequence[str]) -> NDArray[np.int64] | None:
+        """Parse the shapes of many arrays at once.
+
+        Returns:
+            ``int64[n, dimensions]``; None if ``parse_shape`` would refuse one of them.
+        """
+        if not texts:
+            return np.empty((0, len(self.shape)), np.int64)
+        joined = ";".join(texts)
+        if not _shapes_pattern(self.shape).fullmatch(joined) or joined.count(";") != len(texts) - 1:
+            return None
+        numbers = list(map(int, joined.replace(";", ",").split(",")))
+        shapes = np.array(numbers, np.int64).reshape(len(texts), len(self.shape))
+        sizes = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * self.dtype.itemsize
+        return shapes if np.all(sizes <= SAMPLE_BYTES_MAX) else None
+
+
+@lru_cache(256)
+def _shapes_pattern(shape: tuple[int | None, ...]) -> re.Pattern[str]:
+    """Return the pattern of the texts of arrays' shapes with ``;`` between; lengths < 10^13."""
+    lengths = ("[0-9]{1,13}" if length is None else f"0{{0,9}}{length}" for length in shape)
+    one = ",".join(lengths)
+    return re.compile(f"{one}(?:;{one})*")
+
 
 Fields = dict[str, FieldType]
 """Types of the fields of a sample by name, in the order in which they lie in it."""

@@ -136,7 +136,7 @@ class Batch:
             places = self._place(position)
             part = self._part(places)
             if places.type.kind == "bytes":
-                return part
+                return Batch(part, failures=self.failures, dataset=self._dataset)
             return decode_part(part, position, places, self._dataset)
         offset = int(self.offsets[position])
         return self._open()[offset : offset + max(0, int(self.lengths[position]))]
@@ -198,7 +198,7 @@ class Batch:
             start = int(places.starts[position])
             piece = view[start : start + int(places.lengths[position])]
             where = (self._dataset, name, self.indices)
-            found[name] = decode_value(places.type, piece, places, position, where)
+            found[name] = decode_value(piece, places, position, where)
         return found
 
     def with_fields(self, names: Iterable[str] | None) -> Batch:
@@ -235,11 +235,10 @@ class Batch:
             self._places = fields, places
         return self._places
 
-    def _part(self, places: FieldPlaces) -> Batch:
-        """Return a batch of one field's bytes, over the same memory."""
+    def _part(self, places: FieldPlaces) -> PartMemory:
+        """Return one field's bytes of each sample, in the memory of the batch."""
         starts = self.offsets + places.starts
-        part = PartMemory(self._open(), starts, places.lengths, self.indices)
-        return Batch(part, failures=self.failures, dataset=self._dataset)
+        return PartMemory(self._open(), starts, places.lengths, self.indices)
 
     # ---- copies ----------------------------------------------------------------------------------
 

@@ -9,19 +9,19 @@ Threads: any; all objects are immutable.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.errors import FormatError, UsageError
-from dlfs.fields import FieldPlaces, Fields, FieldType
+from dlfs.fields import FieldPlaces, Fields
 from dlfs.wording import list_names, quote
 
 _SMALL_BYTES = 256
-"""Longest parts of equal length that one indexing operation copies, in bytes."""
+"""Longest parts that one indexing operation copies to an array, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,32 +43,28 @@ class PartMemory:
     def gather(self, destination: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
         """Copy every part to its offset in ``destination``."""
         source = np.frombuffer(self.memory, np.uint8)
-        length = int(self.lengths[0]) if len(self.lengths) else 0
-        if length <= _SMALL_BYTES and not np.any(self.lengths != length):
-            run = np.arange(length)
-            to = offsets.astype(np.int64)[:, None] + run
-            destination[to] = source[self.offsets[:, None] + run]
-            return
         ranges = zip(self.offsets.tolist(), self.lengths.tolist(), offsets.tolist(), strict=True)
         for start, size, to in ranges:
             destination[to : to + size] = source[start : start + size]
 
+    def stack(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Copy parts of equal length to one array, ``dtype[n, *shape]``."""
+        count, length = len(self.offsets), math.prod(shape) * dtype.itemsize
+        if length <= _SMALL_BYTES:
+            source = np.frombuffer(self.memory, np.uint8)
+            packed = source[self.offsets[:, None] + np.arange(length)]
+        else:
+            packed = np.empty((count, length), np.uint8)
+            self.gather(packed.reshape(-1), np.arange(count, dtype=np.uint64) * np.uint64(length))
+        stacked: NDArray[Any] = packed.reshape(-1).view(dtype).reshape((count, *shape))
+        return stacked
 
-class PartBatch(Protocol):
-    """A batch of one field, as far as decoding needs it."""
-
-    @property
-    def indices(self) -> NDArray[np.uint64]:
-        """Index of each sample, ``uint64[n]``."""
-
-    def __iter__(self) -> Iterator[memoryview]:
-        """Iterate over the field's bytes of each sample."""
-
-    def stack(self, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Copy samples of equal length to one array."""
-
-    def pack(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Copy the samples to one array, one after the other."""
+    def pack(self) -> NDArray[np.uint8]:
+        """Copy the parts to one array, one after the other."""
+        ends = np.cumsum(self.lengths)
+        packed = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        self.gather(packed, (ends - self.lengths).view(np.uint64))
+        return packed
 
 
 def pick_fields(fields: Mapping[str, Any], chosen: Iterable[str], dataset: str) -> tuple[str, ...]:
@@ -97,7 +93,7 @@ def no_field(name: object, fields: Mapping[str, Any], dataset: str) -> UsageErro
     )
 
 
-def decode_part(part: PartBatch, name: str, places: FieldPlaces, dataset: str) -> Any:
+def decode_part(part: PartMemory, name: str, places: FieldPlaces, dataset: str) -> Any:
     """Return the values of one field: a list of str, one array, or a list of read-only arrays.
 
     Args:
@@ -112,14 +108,17 @@ def decode_part(part: PartBatch, name: str, places: FieldPlaces, dataset: str) -
     kind = places.type
     if kind.kind == "array" and not kind.varies:
         return part.stack(kind.dtype, tuple(length or 0 for length in kind.shape))
-    return [
-        decode_value(kind, view, places, at, (dataset, name, part.indices))
-        for at, view in enumerate(part)
-    ]
+    if places.shapes is not None:
+        dtype, memory = kind.dtype, part.memory
+        shapes = zip(places.shapes.tolist(), part.offsets.tolist(), strict=True)
+        return [np.ndarray(shape, dtype, memory, start) for shape, start in shapes]
+    where = dataset, name, part.indices
+    ranges = zip(part.offsets.tolist(), part.lengths.tolist(), strict=True)
+    views = (part.memory[start : start + length] for start, length in ranges)
+    return [decode_value(view, places, at, where) for at, view in enumerate(views)]
 
 
 def decode_value(
-    kind: FieldType,
     view: memoryview,
     places: FieldPlaces,
     position: int,
@@ -128,7 +127,6 @@ def decode_value(
     """Return the value of a field of one sample.
 
     Args:
-        kind: type of the field.
         view: bytes of the field.
         places: places of the field in the samples of the batch.
         position: position of the sample in the batch.
@@ -138,7 +136,7 @@ def decode_value(
         FormatError: a text is not UTF-8.
     """
     try:
-        return kind.decode(view, places.shape(position))
+        return places.type.decode(view, places.shape(position))
     except UnicodeDecodeError as error:
         dataset, name, indices = where
         raise FormatError(
@@ -148,7 +146,7 @@ def decode_value(
 
 
 def join_ragged(
-    part: PartBatch, name: str, places: FieldPlaces, dataset: str
+    part: PartMemory, name: str, places: FieldPlaces, dataset: str
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Copy arrays that differ in the first dimension one after the other.
 
@@ -159,32 +157,33 @@ def join_ragged(
         UsageError: the arrays have no dimension, or another one varies.
     """
     kind = places.type
-    if kind.kind != "array" or not kind.shape or None in kind.shape[1:]:
-        varying = len({shape[1:] for shape in places.shapes}) > 1
-        if kind.kind != "array" or not kind.shape or varying:
-            raise UsageError(
-                f"join field {name!r} of dataset {quote(dataset)}: expected arrays that differ in "
-                f"the first dimension only, got {kind}"
-            )
-    row = tuple(length or 0 for length in kind.shape[1:])
-    if places.shapes:
-        row = places.shapes[0][1:]
-    packed, _ = part.pack()
+    firsts, row = _rows(places, len(part.indices))
+    if firsts is None:
+        raise UsageError(
+            f"join field {name!r} of dataset {quote(dataset)}: expected arrays that differ in the "
+            f"first dimension only, got {kind}"
+        )
     offsets = np.zeros(len(part.indices) + 1, np.int64)
-    np.cumsum(_first_lengths(places, len(part.indices)), out=offsets[1:])
-    count = int(offsets[-1]) if math.prod(row) else 0
-    values = packed.view(kind.dtype).reshape((count, *row)) if math.prod(row) else None
-    if values is None:  # no elements: numpy cannot infer the number of rows
-        values = np.empty((int(offsets[-1]), *row), kind.dtype)
-    return values, offsets
+    np.cumsum(firsts, out=offsets[1:])
+    return part.pack().view(kind.dtype).reshape((int(offsets[-1]), *row)), offsets
 
 
-def _first_lengths(places: FieldPlaces, count: int) -> NDArray[np.int64]:
-    """Return the length of the first dimension of each sample's array."""
-    if places.codes is None:
-        return np.full(count, places.type.shape[0], np.int64)
-    firsts = np.array([shape[0] for shape in places.shapes], np.int64)
-    return firsts[places.codes]
+def _rows(places: FieldPlaces, count: int) -> tuple[NDArray[np.int64] | None, tuple[int, ...]]:
+    """Return the length of each array's first dimension, and the lengths of the others.
+
+    The first is None if arrays differ in another dimension, or have none.
+    """
+    kind = places.type
+    if kind.kind != "array" or not kind.shape:
+        return None, ()
+    if places.shapes is None:
+        return np.full(count, kind.shape[0], np.int64), tuple(n or 0 for n in kind.shape[1:])
+    if not count:
+        return np.empty(0, np.int64), tuple(length or 0 for length in kind.shape[1:])
+    row = places.shapes[0, 1:]
+    if np.any(places.shapes[:, 1:] != row):
+        return None, ()
+    return places.shapes[:, 0], tuple(row.tolist())
 
 
 def name_types(fields: Fields) -> dict[str, str]:
