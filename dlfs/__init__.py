@@ -31,6 +31,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   fabric          NVMe-oF control: discovery, export and composing of targets
 #   block           BlockDevice and its kinds, device URIs
 #   _native         the only place that knows ctypes
+#   notebook        volumes, datasets, batches and epochs as HTML, for Jupyter
 #   arguments       types and checks of arguments; standard library only
 #   json_records    dataclasses and structs as JSON, with their types checked
 #   closing, errors, extras, forks, units, wording   standard library only
@@ -39,7 +40,7 @@ TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 
 if TYPE_CHECKING:
     from dlfs.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
-    from dlfs.dataset import Dataset, SampleInfo
+    from dlfs.dataset import Dataset
     from dlfs.errors import (
         ChecksumError,
         ClosedError,
@@ -67,7 +68,13 @@ if TYPE_CHECKING:
     from dlfs.redundancy import RepairReport, repair
     from dlfs.service.client import connect
     from dlfs.store.formatting import format_volume
-    from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
+    from dlfs.store.info import (
+        DatasetInfo,
+        MemberInfo,
+        SampleInfo,
+        SuperblockInfo,
+        VolumeInfo,
+    )
     from dlfs.verification import Finding
     from dlfs.views import (
         DatasetView,
@@ -142,7 +149,6 @@ _HOMES = {
     "ReadPlan": "dlfs.arguments",
     "Shuffle": "dlfs.arguments",
     "Dataset": "dlfs.dataset",
-    "SampleInfo": "dlfs.dataset",
     "Batch": "dlfs.reader",
     "Epoch": "dlfs.reader",
     "connect": "dlfs.service.client",
@@ -151,6 +157,7 @@ _HOMES = {
     "format_volume": "dlfs.store.formatting",
     "DatasetInfo": "dlfs.store.info",
     "MemberInfo": "dlfs.store.info",
+    "SampleInfo": "dlfs.store.info",
     "SuperblockInfo": "dlfs.store.info",
     "VolumeInfo": "dlfs.store.info",
     "Finding": "dlfs.verification",

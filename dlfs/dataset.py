@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, overload
 from uuid import UUID
 
@@ -33,32 +32,12 @@ from dlfs.format.paths import PathLike
 from dlfs.reader import Batch, ColumnAccess, Epoch, pick_fields, read_into, read_pieces
 from dlfs.selection import select
 from dlfs.sequence import Sequence as EpochSequence
-from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.store.info import DatasetInfo, SampleInfo, describe_dataset
+from dlfs.units import format_bytes, format_count
 from dlfs.wording import quote, show_value
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class SampleInfo:
-    """Location, length and checksum of one sample.
-
-    Attributes:
-        index: index of the sample in the dataset.
-        path: path of the sample.
-        length_bytes: length of the sample in bytes.
-        crc32c: CRC32C of the sample's bytes.
-        member: URI of the member on which the sample starts.
-        offset_bytes: offset of the sample on that member, in bytes.
-    """
-
-    index: int
-    path: bytes
-    length_bytes: int
-    crc32c: int
-    member: str
-    offset_bytes: int
 
 
 class Dataset(ColumnAccess, Closing):
@@ -89,7 +68,14 @@ class Dataset(ColumnAccess, Closing):
         self.version = identity.version
 
     def __repr__(self) -> str:
-        return f"<Dataset {self.name!r} version {self.version} on {self._connection.uri}>"
+        where = f"{self.name!r} version {self.version} on {self._connection.uri}"
+        if self._closed:
+            return f"<Dataset {where}, closed>"
+        if self._session is None:  # a loaded pickle: an attempt to open it could fail
+            return f"<Dataset {where}>"
+        record = self._session.record
+        count = format_count(record.sample_count, "sample")
+        return f"<Dataset {where}: {count}, {format_bytes(record.sample_bytes)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Dataset, (self._connection, self._identity)

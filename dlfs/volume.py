@@ -153,6 +153,12 @@ class Volume(Closing):
         way = "through" if self.uri.startswith("unix:") else "on"
         return f"<Volume{label} {way} {self.uri}{state}>"
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows: space, datasets and members."""
+        from dlfs.notebook import show_volume
+
+        return show_volume(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Volume, (self._connection,)
 

@@ -113,6 +113,14 @@ class AttributeTable:
         """
         return self.head.columns[self._number(name)]
 
+    def column_bytes(self, name: str) -> int:
+        """Return the size of a column in bytes, all of which its first use loads.
+
+        Raises:
+            NotFoundError: there is no such column.
+        """
+        return self.head.extent(self._number(name))[1]
+
     def column(self, name: str, indices: ArrayLike | None = None) -> NDArray[Any]:
         """Return a column's values.
 

@@ -104,6 +104,12 @@ class Batch:
         words += ["released"] if self._memory is None else []
         return f"<Batch of dataset {self._dataset!r}: {', '.join(words)}>"
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows: thumbnails and attributes of some samples."""
+        from dlfs.notebook import show_batch
+
+        return show_batch(self, self._attributes)
+
     def __len__(self) -> int:
         return len(self.indices)
 

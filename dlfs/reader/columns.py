@@ -46,6 +46,12 @@ class ColumnAccess(ABC):
     ) -> Batch:
         """Read samples as one batch."""
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows: thumbnails of some samples, and the columns."""
+        from dlfs.notebook import show_dataset
+
+        return show_dataset(self, lambda: self.attributes)
+
     @property
     def columns(self) -> dict[str, np.dtype[Any]]:
         """Dtype of each column of attributes, by name, as ``column`` returns it."""

@@ -13,6 +13,7 @@ Threads: one at a time for an epoch. It owns its stream, and the batches own the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self
 from uuid import UUID
@@ -25,6 +26,7 @@ from dlfs.errors import ClosedError, UsageError
 from dlfs.forks import OwnerProcess
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure
+from dlfs.reader.progress import EpochProgress, Tally
 from dlfs.selection import Selection
 from dlfs.sequence import shard_count
 from dlfs.units import format_count
@@ -115,6 +117,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._owner = OwnerProcess()
         self._closed = False
         self._ended = False  # a loop over it has taken the last batch
+        self._tally = Tally()
         self.failure_count = 0
         self.failures: list[SampleFailure] = []
 
@@ -132,6 +135,12 @@ class Epoch(Closing, Iterator[Batch]):
         )
         words += ["closed"] if self._closed else []
         return f"<Epoch {options.epoch} of dataset {self._dataset!r}: {', '.join(words)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows: progress, rate, and where the time went."""
+        from dlfs.notebook import show_epoch
+
+        return show_epoch(self)
 
     def __len__(self) -> int:
         """Return the number of batches that are left."""
@@ -159,6 +168,7 @@ class Epoch(Closing, Iterator[Batch]):
             self._end_stream()
             self._ended = True
             raise StopIteration
+        asked = time.monotonic()
         stream, reader = self._open_stream()
         try:
             native = stream.next(min(self._options.batch_size, left))
@@ -169,10 +179,12 @@ class Epoch(Closing, Iterator[Batch]):
                 batch = batch.with_fields(self._options.fields)
             failed = len(batch.failures)
             remembered = batch.failures[: FAILURES_MAX - len(self.failures)]
+            tally = self._tally.add(len(batch), asked, time.monotonic())
         except BaseException:
             self._end_stream()  # the state has not moved: the next call reads this batch again
             raise
         # No calls from here on: a signal handler that raises would run between them.
+        self._tally = tally
         self.failure_count += failed
         self.failures += remembered
         self._next_batch += self._options.workers
@@ -224,6 +236,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._total = total
         self._begin = resumed.position
         self._next_batch = self._options.worker
+        self._tally = Tally()
         return self
 
     def _count_samples(self) -> int:
@@ -238,6 +251,20 @@ class Epoch(Closing, Iterator[Batch]):
         return UsageError(
             "resume an epoch: this checkpoint is of another version or dataset: expected dataset "
             f"{quote(self._dataset)} ({self._dataset_uuid}), got {uuid}"
+        )
+
+    @property
+    def progress(self) -> EpochProgress:
+        """Batches taken and left, and the time that was spent on them."""
+        tally = self._tally
+        return EpochProgress(
+            position=self._position(),
+            total=self._total,
+            batches_left=len(self),
+            batches=tally.batches,
+            samples=tally.samples,
+            seconds=tally.ended - tally.began,
+            waited_seconds=tally.waited_seconds,
         )
 
     @property

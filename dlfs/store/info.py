@@ -1,4 +1,4 @@
-"""Describes a volume, its members and its datasets as plain values for users."""
+"""Describes a volume, its members, its datasets and their samples as plain values for users."""
 
 from __future__ import annotations
 
@@ -45,6 +45,27 @@ class DatasetInfo:
     layout: str
     seed: int
     attribute_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInfo:
+    """Location, length and checksum of one sample.
+
+    Attributes:
+        index: index of the sample in the dataset.
+        path: path of the sample.
+        length_bytes: length of the sample in bytes.
+        crc32c: CRC32C of the sample's bytes.
+        member: URI of the member on which the sample starts.
+        offset_bytes: offset of the sample on that member, in bytes.
+    """
+
+    index: int
+    path: bytes
+    length_bytes: int
+    crc32c: int
+    member: str
+    offset_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

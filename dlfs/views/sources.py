@@ -139,6 +139,10 @@ class ViewColumns:
     def __contains__(self, name: object) -> bool:
         return name in self.dtypes
 
+    def column_bytes(self, name: str) -> int:
+        """Return the size of a column in all datasets, in bytes."""
+        return sum(source.dataset.attributes.column_bytes(name) for source in self._sources.sources)
+
     def column(self, name: str, indices: ArrayLike) -> NDArray[Any]:
         """Return some values of a column; as ``Dataset.column``."""
         if name not in self.dtypes:

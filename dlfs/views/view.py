@@ -74,6 +74,12 @@ class DatasetView:
         datasets = format_count(len(self.sources.sources), "dataset")
         return f"<DatasetView {self.name!r}: {count} of {datasets}{epoch}>"
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows: datasets, thumbnails of some samples, columns."""
+        from dlfs.notebook import show_view
+
+        return show_view(self, lambda: self._columns)
+
     def __len__(self) -> int:
         return len(self.sources)
 

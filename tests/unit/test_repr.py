@@ -1,4 +1,4 @@
-"""Tests how a notebook shows volumes, writers, batches and epochs, open or closed."""
+"""Tests how a notebook shows volumes, datasets, writers, batches and epochs, open or closed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def test_volumes(volume):
     assert repr(pickle.loads(pickle.dumps(volume))) == repr(volume)
     volume.close()
     assert repr(volume) == f"<Volume on {volume.uri}, closed>"
+
+
+def test_datasets(volume):
+    dataset = volume["digits"]
+    where = f"'digits' version 1 on {volume.uri}"
+    assert repr(dataset) == f"<Dataset {where}: 10 samples, 10.0 KiB>"
+    assert repr(pickle.loads(pickle.dumps(dataset))) == f"<Dataset {where}>"  # not open yet
+    dataset.close()
+    assert repr(dataset) == f"<Dataset {where}, closed>"
 
 
 def test_writers(volume):

@@ -30,7 +30,7 @@ from dlfs.cli.output import (
 
 if TYPE_CHECKING:
     from dlfs import Dataset
-    from dlfs.dataset import SampleInfo
+    from dlfs.store.info import SampleInfo
 
 
 def stat(
