@@ -29,6 +29,7 @@ _ARGUMENTS = {
     "allow_empty=True": "--allow-empty",
     "size_bytes=2**30": "--size 1GiB",
     "links='skip'": "--links skip",
+    "spool=DIRECTORY": "--spool DIR",
 }
 """Options of the command line, by the arguments that the library's messages name."""
 _ARGUMENTS_OF = {"seal": {"links='skip'": "--skip-links"}}

@@ -94,6 +94,10 @@ class AttributedSource(Source):
                 yield replace(block, attributes=attributes)
         self._take_counts()
 
+    def finish(self) -> None:
+        """Delete the local copies of the wrapped source; see ``Source.finish``."""
+        self._source.finish()
+
     def close(self) -> None:
         """Close the wrapped source."""
         self._source.close()

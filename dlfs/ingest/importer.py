@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from uuid import UUID
 
@@ -18,9 +19,15 @@ from dlfs.errors import NotFoundError, UsageError
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback
 from dlfs.ingest.registry import AUTO, find_format, make_options, recognise
+from dlfs.ingest.remote.source import SpooledSource
+from dlfs.ingest.remote.spool import Spool
+from dlfs.ingest.remote.urls import is_url
 from dlfs.ingest.source import Source
 from dlfs.store.info import DatasetInfo
 from dlfs.volume import Volume
+
+LIST = "list"
+"""Format whose files are named by what is in the source, so that they cannot be copied before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +47,70 @@ def open_source(
     *,
     format_name: str = AUTO,
     options: Mapping[str, object] | None = None,
+    spool: str | os.PathLike[str] | None = None,
+    fetch_progress: ProgressCallback | None = None,
 ) -> Source:
     """Open the source that paths name: a folder, archives, or files of a format.
 
+    The objects that URLs name (``s3://bucket/train``) are fetched first; see ``ingest.remote``.
+
     Args:
-        paths: one path, or several of one format. ``train-{000000..000099}.tar`` and globs stand
-            for several; a path that exists is taken literally.
+        paths: one path or URL, or several of one format. ``train-{000000..000099}.tar`` and globs
+            stand for several; a path that exists is taken literally.
         format_name: name of the format in ``registry.FORMATS``; ``auto`` recognises it.
         options: options of the format, by name.
+        spool: directory for local copies of what URLs name; by default ``dlfs/spool`` in the
+            user's cache directory. ``import_dataset`` deletes the copies.
+        fetch_progress: called when an object has been fetched.
 
     Raises:
         NotFoundError: a path does not exist.
         UsageError: the format is unknown, does not take these paths or options, or needs a package
             that is not installed.
+        SpaceError: the spool directory has too little free space.
         DlfsError: the source cannot be read; see the format's source.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found = [match for path in given for match in expand(os.fspath(path))]
+    texts = [os.fspath(path) for path in given]
+    urls = [text for text in texts if is_url(text)]
+    if not urls:
+        return _open_local(texts, format_name, options or {})
+    copies = Spool(urls, None if spool is None else os.fspath(spool))
+    try:
+        with copies.kept_on_error():
+            copies.fetch(fetch_progress)
+        with copies.named():
+            local = [copies.copies(text) if is_url(text) else [text] for text in texts]
+            source = _open_local(
+                [*chain.from_iterable(local)], format_name, options or {}, are_copies=True
+            )
+    except BaseException:
+        copies.close()
+        raise
+    return SpooledSource(source, copies)
+
+
+def _open_local(
+    texts: Sequence[str],
+    format_name: str,
+    options: Mapping[str, object],
+    *,
+    are_copies: bool = False,
+) -> Source:
+    """Open a source of local files, some of which may be copies of remote objects."""
+    found = [match for text in texts for match in expand(text)]
     if not found:
         raise UsageError("import: expected a source, got none")
     row = recognise(found) if format_name == AUTO else find_format(format_name)
     for path in found:
         if not Path(path).exists():
             raise NotFoundError(f"import {path}: there is no such file or folder")
-    return make_options(row, options or {}).open(found)
+    if are_copies and row.name == LIST:
+        raise UsageError(
+            f"import {found[0]}: expected a local list of local files; a folder of objects may "
+            "take attributes from a table"
+        )
+    return make_options(row, options).open(found)
 
 
 def import_dataset(
@@ -116,6 +163,7 @@ def import_dataset(
         if not meter.samples and not allow_empty:
             raise _no_samples(source)
         info = writer.seal()
+    source.finish()
     return ImportReport(
         info, meter.samples, meter.bytes, meter.seconds, source.skipped, source.empty_directories
     )

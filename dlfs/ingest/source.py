@@ -94,6 +94,13 @@ class Source(Protocol):
         """
         ...
 
+    def finish(self) -> None:
+        """Delete local copies of remote files, which an interrupted import would go on with.
+
+        The importer calls this once, when the dataset is sealed.
+        """
+        return
+
     def close(self) -> None:
         """Close the files of the source; closing it again does nothing."""
         return

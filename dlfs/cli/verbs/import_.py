@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dlfs import Volume
     from dlfs.ingest.importer import ImportReport
     from dlfs.ingest.registry import Format
+    from dlfs.ingest.source import Source
 
 
 class Links(StrEnum):
@@ -94,7 +95,8 @@ SourcesArgument = Annotated[
     typer.Argument(
         metavar="SOURCE... VOLUME",
         help="A folder, tar archives (.tar, .tar.gz, .tar.zst; "
-        "'train-{000000..000099}.tar') or files of another format; then the volume.",
+        "'train-{000000..000099}.tar') or files of another format, or URLs of these "
+        "(s3://, gs://, az://, hf://, https://); then the volume.",
     ),
 ]
 FormatOption = Annotated[
@@ -120,6 +122,15 @@ LinksOption = Annotated[
     typer.Option(
         metavar="follow|skip|error",
         help="Symbolic links: follow (the default), leave out, or refuse.",
+    ),
+]
+SpoolOption = Annotated[
+    str | None,
+    typer.Option(
+        "--spool",
+        metavar="DIR",
+        help="Directory for local copies of what URLs name, until the dataset is sealed; an "
+        "interrupted import goes on with them. By default in the user's cache directory.",
     ),
 ]
 AllowEmptyOption = Annotated[
@@ -154,11 +165,11 @@ def import_dataset(
     array_dtype: ArrayDtypeOption = None,
     array_shape: ArrayShapeOption = None,
     allow_empty: AllowEmptyOption = False,
+    spool: SpoolOption = None,
     json: JsonOption = False,
 ) -> None:
     """Import files as a dataset, completely or not at all. An existing name gets a new version."""
     from dlfs.ingest.importer import import_dataset as run
-    from dlfs.ingest.importer import open_source
 
     options = parse_settings(settings or [])
     if links is not None:
@@ -171,8 +182,8 @@ def import_dataset(
     *sources, uri = arguments
     with (
         _open_last(sources, uri) as volume,
+        closing(_open_source(name, sources, format_name, options, spool)) as source,
         progress_bar(f"import {name}") as bar,
-        closing(open_source(sources, format_name=format_name, options=options)) as source,
     ):
         attributed = with_attributes(
             source,
@@ -193,6 +204,23 @@ def import_dataset(
             progress=bar.show,
         )
     _report(report, json=json)
+
+
+def _open_source(
+    name: str, sources: list[str], format_name: str, options: dict[str, object], spool: str | None
+) -> Source:
+    """Open the source; show a bar while it is read, or objects are fetched."""
+    from dlfs.ingest.importer import open_source
+    from dlfs.ingest.remote.urls import is_url
+
+    with progress_bar(f"{'fetch' if any(map(is_url, sources)) else 'import'} {name}") as bar:
+        return open_source(
+            sources,
+            format_name=format_name,
+            options=options,
+            spool=spool,
+            fetch_progress=bar.show,
+        )
 
 
 def _open_last(sources: list[str], uri: str) -> Volume:

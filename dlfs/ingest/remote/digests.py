@@ -1,0 +1,139 @@
+"""Checksums of objects: reads what a store says about an object, and computes the same of a file.
+
+A digest is a pair of an algorithm and lowercase hexadecimal digits. Stores write them in their own
+ways: S3 as ETag (the MD5 of an object that was uploaded in one part) or ``ChecksumSHA256``, HTTP as
+``Content-MD5`` or ``Digest`` (RFC 3230), Google as ``md5Hash`` and ``crc32c``, Azure as
+``content_md5``, Hugging Face as ``lfs.sha256``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from dlfs._native.checksums import crc32c
+from dlfs.units import MIB
+
+Digests = dict[str, str]
+"""Hexadecimal digits by algorithm: ``md5``, ``sha1``, ``sha256``, ``sha512``, ``crc32``..."""
+
+_BLOCK_BYTES = MIB
+_DIGIT_BYTES = {"md5": 16, "sha1": 20, "sha256": 32, "sha512": 64, "crc32": 4, "crc32c": 4}
+_MD5 = re.compile("[0-9a-f]{32}")
+_FIELDS = {
+    "md5Hash": "md5",
+    "content_md5": "md5",
+    "Content-MD5": "md5",
+    "crc32c": "crc32c",
+    "ChecksumSHA256": "sha256",
+    "ChecksumSHA1": "sha1",
+    "ChecksumCRC32": "crc32",
+    "ChecksumCRC32C": "crc32c",
+}
+
+
+class _Hasher(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+class _Crc:
+    """A CRC of 32 bits with the interface of ``hashlib``."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._value = 0
+
+    def update(self, data: bytes, /) -> None:
+        self._value = self._function(data, self._value)
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+def find_digests(info: Mapping[str, Any]) -> Digests:
+    """Return the digests in what a store says about an object, without S3's ETag."""
+    found: Digests = {}
+    for field, algorithm in _FIELDS.items():
+        _add(found, algorithm, info.get(field))
+    settings = info.get("content_settings")
+    if isinstance(settings, Mapping):
+        _add(found, "md5", settings.get("content_md5"))
+    for part in str(info.get("Digest") or "").split(","):
+        name, _, value = part.strip().partition("=")
+        _add(found, name.lower().replace("-", ""), value)
+    large = info.get("lfs")
+    sha256 = large.get("sha256") if isinstance(large, Mapping) else getattr(large, "sha256", None)
+    if isinstance(sha256, str):
+        found["sha256"] = sha256.lower()
+    return found
+
+
+def etag_digests(response: Mapping[str, Any]) -> Digests:
+    """Return the MD5 that the ETag of an S3 response is, if it is one.
+
+    It is none for an object uploaded in parts (``...-3``) or encrypted with a customer's key.
+
+    Source: Amazon S3 API Reference, "Object", ETag.
+    """
+    encrypted = str(response.get("ServerSideEncryption") or "AES256") != "AES256"
+    if encrypted or response.get("SSECustomerAlgorithm"):
+        return {}
+    etag = str(response.get("ETag") or "").strip('"').lower()
+    return {"md5": etag} if _MD5.fullmatch(etag) else {}
+
+
+def compute(file: int, size_bytes: int, algorithms: Iterable[str]) -> Digests:
+    """Compute digests of the first bytes of a file.
+
+    Args:
+        file: descriptor of the file.
+        size_bytes: number of bytes.
+        algorithms: names from ``Digests``.
+    """
+    hashers = {name: _hasher(name) for name in algorithms}
+    for block in read_blocks(file, 0, size_bytes):
+        for hasher in hashers.values():
+            hasher.update(block)
+    return {name: hasher.hexdigest() for name, hasher in hashers.items()}
+
+
+def file_crc(file: int, first: int, last: int) -> int:
+    """Return the CRC32C of the bytes ``first`` to ``last`` (excluded) of a file."""
+    crc = 0
+    for block in read_blocks(file, first, last):
+        crc = crc32c(block, crc)
+    return crc
+
+
+def read_blocks(file: int, first: int, last: int) -> Iterator[bytes]:
+    """Yield a range of a file in blocks; fewer bytes if the file ends before."""
+    while first < last and (block := os.pread(file, min(_BLOCK_BYTES, last - first), first)):
+        yield block
+        first += len(block)
+
+
+def _hasher(name: str) -> _Hasher:
+    if name in ("crc32", "crc32c"):
+        return _Crc(zlib.crc32 if name == "crc32" else crc32c)
+    return hashlib.new(name, usedforsecurity=False)
+
+
+def _add(found: Digests, algorithm: str, value: Any) -> None:
+    """Add a digest in base64 or bytes; anything else, such as a checksum of parts, is ignored."""
+    if algorithm not in _DIGIT_BYTES or not value:
+        return
+    try:
+        data = (
+            bytes(value) if not isinstance(value, str) else base64.b64decode(value, validate=True)
+        )
+    except (binascii.Error, ValueError, TypeError):
+        return
+    if len(data) == _DIGIT_BYTES[algorithm]:
+        found[algorithm] = data.hex()

@@ -1,0 +1,189 @@
+"""Sorts the errors of object stores: those worth another attempt, and typed errors for the rest.
+
+The libraries behind fsspec raise exceptions of their own. Most of these, or their causes, have the
+status of the HTTP response; without one, the class of the exception decides.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from dlfs.errors import (
+    ChecksumError,
+    DeviceError,
+    DeviceTimeoutError,
+    DlfsError,
+    SpaceError,
+    TruncatedError,
+)
+
+ATTEMPTS_MAX = 6
+"""Most requests for one piece of an object."""
+DELAY_S = 0.25
+"""Mean delay before the second request, in seconds; it doubles with each further one."""
+DELAY_MAX_S = 15.0
+
+_TEMPORARY_STATUS = (408, 425, 429)
+_DENIED_STATUS = (401, 403)
+_CHANGED_STATUS = (412, 416)
+"""Precondition Failed; Range Not Satisfiable, as of an object that has become shorter."""
+_PERMANENT = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    FileExistsError,
+)
+_CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "httpx", "httpcore")
+"""Packages whose connection errors derive from no class of the standard library."""
+_CUT_SHORT = {
+    "ClientPayloadError", "ContentLengthError", "TransferEncodingError",  # aiohttp
+    "IncompleteRead", "IncompleteReadError", "ResponseStreamingError",  # others
+}  # fmt: skip
+"""Exceptions for a body that ended too early, of all these packages."""
+_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "NoRegionError", "ProfileNotFound")
+
+
+Result = TypeVar("Result")
+
+
+class IncompleteError(EOFError):
+    """The body of a response ended before its last byte, or did not end there."""
+
+
+def with_retries(
+    request: Callable[[], Result], what: str, stop: threading.Event | None = None
+) -> Result:
+    """Run a request, again after temporary errors.
+
+    Args:
+        request: sends the request and returns its result.
+        what: action and object, which begin the message of an error.
+        stop: event that ends further attempts.
+
+    Raises:
+        DlfsError: a permanent error, or ``ATTEMPTS_MAX`` attempts failed.
+    """
+    waiting = stop or threading.Event()
+    attempt = 0
+    while True:
+        try:
+            return request()
+        except Exception as error:
+            attempt += 1
+            if waiting.is_set() or attempt == ATTEMPTS_MAX or not is_temporary(error):
+                raise typed(error, what) from error
+        waiting.wait(delay_s(attempt))
+
+
+def delay_s(attempt: int) -> float:
+    """Return the delay after some failed attempts, in seconds: exponential, drawn at random.
+
+    Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015, "full jitter".
+    """
+    return random.uniform(0, min(DELAY_MAX_S, DELAY_S * 2**attempt))
+
+
+def is_temporary(error: Exception) -> bool:
+    """Return True if the same request may succeed later."""
+    if isinstance(error, DlfsError):
+        return error.retryable
+    if _is_cut_short(error):
+        return True
+    status = status_of(error)
+    if status is not None:
+        return status in _TEMPORARY_STATUS or status >= 500
+    if isinstance(error, _PERMANENT) or type(error).__name__ in _CREDENTIALS:
+        return False
+    if isinstance(error, OSError | EOFError | TimeoutError):
+        return True
+    return type(error).__module__.partition(".")[0] in _CLIENTS
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the status of the HTTP response that an exception, or its cause, reports."""
+    for one in _causes(error):
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):  # botocore
+            response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        candidates = (
+            getattr(one, "status", None),
+            getattr(one, "status_code", None),
+            vars(one).get("code"),  # gcsfs; a property of others warns
+            getattr(response, "status_code", response),
+        )
+        for status in candidates:
+            if isinstance(status, int) and 100 <= status < 600:
+                return status
+    return None
+
+
+def typed(error: Exception, what: str) -> DlfsError:
+    """Return the typed error for an exception of a store.
+
+    Args:
+        error: exception of fsspec or of a library behind it.
+        what: action and object, which begin the message.
+    """
+    if isinstance(error, DlfsError):
+        return error
+    text = " ".join(str(error).split()) or type(error).__name__
+    status = status_of(error)
+    if _is_cut_short(error):
+        return TruncatedError(f"{what}: {text}")
+    if type(error).__name__ == "FlexibleChecksumError":  # botocore checks some responses itself
+        return ChecksumError(f"{what}: {text}")
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return DeviceError(f"{what}: the object was removed during the import", errno.ESTALE)
+    if status in _CHANGED_STATUS:
+        return DeviceError(f"{what}: the object changed during the import: {text}", errno.ESTALE)
+    if (
+        isinstance(error, PermissionError)
+        or status in _DENIED_STATUS
+        or type(error).__name__ in _CREDENTIALS
+    ):
+        return DeviceError(f"{what}: the store denies access: {text}", errno.EACCES)
+    if isinstance(error, TimeoutError):
+        return DeviceTimeoutError(f"{what}: {text}")
+    code = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else None
+    return DeviceError(f"{what}: {text}", code or errno.EIO)
+
+
+@contextmanager
+def disk_errors(path: str) -> Iterator[None]:
+    """Turn the errors of files in the spool directory into typed errors.
+
+    Raises:
+        SpaceError: the file system is full.
+        DeviceError: a file cannot be read or written.
+    """
+    try:
+        yield
+    except DlfsError:
+        raise
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise SpaceError(f"write a local copy in {path}: no space is left") from error
+        raise DeviceError(
+            f"write a local copy in {path}: {error.strerror or error}", error.errno or errno.EIO
+        ) from error
+
+
+def _is_cut_short(error: Exception) -> bool:
+    """Return True if a body ended too early; aiohttp gives such errors the status 400."""
+    return isinstance(error, IncompleteError) or any(
+        type(one).__name__ in _CUT_SHORT for one in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(8):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__

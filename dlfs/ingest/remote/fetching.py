@@ -1,0 +1,230 @@
+"""Fetches objects into files: many requests in flight, each at most ``PIECE_BYTES``.
+
+An object is fetched in pieces, which ``REQUESTS`` threads take one after the other. Each streams
+its piece to the piece's place in the object's file. So memory is bounded by the requests in flight,
+whatever the size of an object. The thread that completes an object reads the file once more from
+the page cache: for its CRC32C, which goes into the manifest, and for the digests that the store
+gives. If a digest differs, the object is fetched once more.
+
+A request that fails for a temporary reason is repeated after a random, growing delay. The first
+other error ends all threads, each after its present request.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from dlfs._native.checksums import crc32c
+from dlfs.errors import ChecksumError
+from dlfs.ingest.progress import Meter
+from dlfs.ingest.remote.digests import Digests, compute, file_crc
+from dlfs.ingest.remote.failures import IncompleteError, disk_errors, with_retries
+from dlfs.ingest.remote.manifest import Manifest
+from dlfs.ingest.remote.stores import RemoteObject, Store
+
+REQUESTS = 16
+"""Most requests in flight, and so the number of threads."""
+
+_FETCHES_MAX = 2
+"""Most times that an object whose digest differs is fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """An object to fetch, and where: it is written to ``part``, and renamed when complete."""
+
+    store: Store
+    item: RemoteObject
+    key: str
+    part: str
+    target: str
+
+
+class _Open:
+    """An object whose file is open; ``pieces_left`` reaches 0 when all its bytes are there."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self.fetch = fetch
+        self.lock = threading.Lock()
+        self.digests: Digests = dict(fetch.item.digests)
+        self.pieces_left = 0
+        self.file = os.open(fetch.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+_Task = tuple[_Open, int, int]
+"""A piece to fetch: its object, its first byte, and the byte after its last."""
+
+
+class Fetcher:
+    """Fetches some objects, once.
+
+    Args:
+        fetches: the objects; their folders exist.
+        manifest: manifest that records complete pieces and objects.
+        meter: counts the objects that are complete.
+    """
+
+    def __init__(self, fetches: Sequence[Fetch], manifest: Manifest, meter: Meter) -> None:
+        self._fetches = fetches
+        self._manifest = manifest
+        self._meter = meter
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._open: set[_Open] = set()
+        self._tasks = self._all_tasks()
+
+    def run(self) -> None:
+        """Fetch all objects.
+
+        Raises:
+            ChecksumError: an object does not have the digest that its store gives.
+            TruncatedError: the bodies of responses end too early, again and again.
+            DeviceError: an object changed, or a store refuses or cannot be reached.
+            OSError: a file cannot be written.
+        """
+        with ThreadPoolExecutor(REQUESTS, thread_name_prefix="dlfs-fetch") as executor:
+            try:
+                threads = min(REQUESTS, self._requests_max())
+                for future in as_completed([executor.submit(self._work) for _ in range(threads)]):
+                    future.result()
+            finally:
+                self._stop.set()
+        # The threads have ended.
+
+    def close(self) -> None:
+        """Close the files of objects that are not complete."""
+        for opened in self._open:
+            opened.close()
+        self._open.clear()
+
+    def _requests_max(self) -> int:
+        sizes = ((one.item.size_bytes, one.item.piece_bytes) for one in self._fetches)
+        return max(1, sum(-(-size // piece) or 1 for size, piece in sizes))
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with self._lock:
+                    task = next(self._tasks, None)
+                if task is None:
+                    return
+                self._run_task(*task)
+        except BaseException:
+            self._stop.set()
+            raise
+
+    def _all_tasks(self) -> Iterator[_Task]:
+        """Yield the pieces to fetch, in order; an object's file is opened for its first piece."""
+        for fetch in self._fetches:
+            opened = _Open(fetch)
+            self._open.add(opened)
+            missing = list(self._missing(opened))
+            if not missing:  # it is empty, or was complete but for its record
+                missing = [(0, 0)]
+            opened.pieces_left = len(missing)
+            yield from ((opened, first, last) for first, last in missing)
+
+    def _missing(self, opened: _Open) -> Iterator[tuple[int, int]]:
+        """Yield the pieces that no earlier run has fetched, or that are damaged since."""
+        fetch, known = opened.fetch, self._manifest.pieces(opened.fetch.key)
+        for first, last in _pieces(fetch.item):
+            if first not in known or file_crc(opened.file, first, last) != known[first]:
+                yield first, last
+
+    def _run_task(self, opened: _Open, first: int, last: int) -> None:
+        if last > first:
+            self._fetch(opened, first, last)
+        with opened.lock:
+            opened.pieces_left -= 1
+            is_complete = opened.pieces_left == 0
+        if is_complete:
+            self._finish(opened)
+
+    def _fetch(self, opened: _Open, first: int, last: int) -> None:
+        """Fetch a piece into the object's file, with further attempts after temporary errors."""
+        fetch, item = opened.fetch, opened.fetch.item
+
+        def request() -> tuple[Digests, int]:
+            writer = _PieceWriter(opened, first, last)
+            digests = fetch.store.read(item, first, last, writer.write)
+            writer.check_end()
+            return digests, writer.crc
+
+        what = f"import {item.url}: read bytes {first} to {last}"
+        digests, crc = with_retries(request, what, self._stop)
+        with opened.lock:
+            opened.digests.update(digests)
+        if last - first < item.size_bytes:
+            self._manifest.add_piece(fetch.key, first, crc)
+
+    def _finish(self, opened: _Open) -> None:
+        """Check an object that is complete, record it, and give its file its name."""
+        fetch, item = opened.fetch, opened.fetch.item
+        for attempt in range(_FETCHES_MAX):
+            got = compute(opened.file, item.size_bytes, {*opened.digests, "crc32c"})
+            wrong = [name for name, digits in opened.digests.items() if got[name] != digits]
+            if not wrong:
+                break
+            if attempt + 1 == _FETCHES_MAX:
+                name = wrong[0]
+                raise ChecksumError(
+                    f"import {item.url}: expected {name} {opened.digests[name]} of its "
+                    f"{item.size_bytes} bytes, got {got[name]}"
+                )
+            for first, last in _pieces(item):
+                self._fetch(opened, first, last)
+        with_retries(lambda: fetch.store.check_unchanged(item), f"import {item.url}", self._stop)
+        os.ftruncate(opened.file, item.size_bytes)
+        self._manifest.add_object(
+            fetch.key, item.url, item.size_bytes, item.version, int(got["crc32c"], 16)
+        )
+        os.rename(fetch.part, fetch.target)
+        with self._lock:
+            self._open.discard(opened)
+            opened.close()
+            self._meter.add(1, item.size_bytes)
+
+
+class _PieceWriter:
+    """Writes the bytes of a piece, as they come, to their place in a file."""
+
+    def __init__(self, opened: _Open, first: int, last: int) -> None:
+        self._file = opened.file
+        self._path = opened.fetch.part
+        self._position = self._first = first
+        self._last = last
+        self.crc = 0
+
+    def write(self, data: bytes) -> None:
+        """Write the next bytes."""
+        left = memoryview(data)
+        if len(left) > self._last - self._position:
+            raise IncompleteError(f"expected {self._last - self._first} bytes, got more")
+        self.crc = crc32c(left, self.crc)
+        while left:
+            with disk_errors(self._path):  # which no further request would mend
+                count = os.pwrite(self._file, left, self._position)
+            self._position += count
+            left = left[count:]
+
+    def check_end(self) -> None:
+        """Raise IncompleteError if bytes are missing."""
+        if self._position != self._last:
+            raise IncompleteError(
+                f"expected {self._last - self._first} bytes, "
+                f"got {self._position - self._first} before the response ended"
+            )
+
+
+def _pieces(item: RemoteObject) -> Iterator[tuple[int, int]]:
+    for first in range(0, item.size_bytes, item.piece_bytes):
+        yield first, min(first + item.piece_bytes, item.size_bytes)

@@ -1,0 +1,100 @@
+"""The manifest of a spool directory: which objects, and which pieces of large ones, are complete.
+
+The manifest is a text file to which a line of JSON is appended for each complete piece or object.
+An object's line is written before its file gets its final name, so a process that is killed loses
+at most the requests in flight. A line that was cut off by a kill is removed. Objects are known by a
+key: the hash of their URL, size and version, so an object that has changed is a new one.
+
+Threads: any at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import threading
+from typing import Any
+
+
+def object_key(url: str, size_bytes: int, version: str) -> str:
+    """Return the key of one version of an object."""
+    text = f"{url}\0{size_bytes}\0{version}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+class Manifest:
+    """The records of a spool directory.
+
+    Args:
+        path: path of the file; it is created if it does not exist.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.objects: dict[str, int] = {}
+        """CRC32C of each complete object, by key."""
+        self._pieces: dict[str, dict[int, int]] = {}
+        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._read(path)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no object or piece is recorded."""
+        return not self.objects and not self._pieces
+
+    def pieces(self, key: str) -> dict[int, int]:
+        """Return the complete pieces of an incomplete object: CRC32C by offset in bytes."""
+        with self._lock:
+            return dict(self._pieces.get(key, {}))
+
+    def add_piece(self, key: str, offset: int, crc: int) -> None:
+        """Record a piece whose bytes are in the object's file."""
+        self._append({"object": key, "piece": offset, "crc32c": crc})
+
+    def add_object(self, key: str, url: str, size_bytes: int, version: str, crc: int) -> None:
+        """Record an object all of whose bytes are in its file."""
+        self._append(
+            {"object": key, "url": url, "bytes": size_bytes, "version": version, "crc32c": crc}
+        )
+
+    def close(self) -> None:
+        """Close the file; closing it again does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, record: dict[str, Any]) -> None:
+        with self._lock:
+            line = json.dumps(record).encode() + b"\n"
+            if os.write(self._file, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._take(record)
+
+    def _read(self, path: str) -> None:
+        position = 0
+        with open(path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                position += len(line)
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    self._take(json.loads(line))
+        os.ftruncate(self._file, position)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        key, crc = str(record["object"]), int(record["crc32c"])
+        if "piece" in record:
+            self._pieces.setdefault(key, {})[int(record["piece"])] = crc
+        else:
+            self._pieces.pop(key, None)
+            self.objects[key] = crc

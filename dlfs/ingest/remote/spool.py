@@ -1,0 +1,250 @@
+"""The spool directory of a source: local copies of the objects that its URLs name.
+
+A source has a folder of its own in the spool directory, named by a hash of its URLs::
+
+    manifest.jsonl    a line for each complete object or piece; see ``manifest``
+    parts/            objects that are not complete, by key
+    files/N/NAME...   complete objects of the N-th URL, under their own names
+
+An import that fails or is killed leaves the folder. The same import then lists the objects anew,
+compares what it has with the manifest, and fetches only what is missing or has changed. The folder
+is deleted when the dataset is sealed. One import at a time uses it, under a lock.
+
+The spool directory must have room for all objects: an import is all or nothing, so a copy that was
+deleted when its samples were packed would have to be fetched again after a kill.
+
+Memory: about 2 kB for each object while they are listed, and the requests in flight.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dlfs.errors import DlfsError, FormatError, LockedError, SpaceError
+from dlfs.ingest.patterns import expand_braces
+from dlfs.ingest.progress import Meter, ProgressCallback
+from dlfs.ingest.remote.digests import file_crc
+from dlfs.ingest.remote.failures import disk_errors
+from dlfs.ingest.remote.fetching import Fetch, Fetcher
+from dlfs.ingest.remote.manifest import Manifest, object_key
+from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
+from dlfs.ingest.remote.urls import base_name, is_http
+from dlfs.units import MIB
+
+RESERVE_BYTES = 64 * MIB
+"""Bytes that a fetch leaves free on the spool directory's file system."""
+
+
+def default_directory() -> str:
+    """Return the spool directory of a user: ``dlfs/spool`` in the cache directory."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return str(Path(cache) / "dlfs" / "spool")
+
+
+class Spool:
+    """Local copies of the objects that some URLs name.
+
+    Args:
+        urls: URLs of objects and folders; braces and globs stand for several.
+        directory: the spool directory; None for ``default_directory``.
+
+    Raises:
+        LockedError: another import of the same URLs runs.
+        UsageError: a URL's package is not installed.
+        DlfsError: the directory cannot be written.
+    """
+
+    def __init__(self, urls: Sequence[str], directory: str | None) -> None:
+        name = hashlib.sha256("\0".join(urls).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        self._urls = urls
+        self.folder = str(Path(directory or default_directory()).absolute() / name)
+        self.sources: list[str] = []
+        """The URLs, with those that braces and globs stand for."""
+        self.paths: list[str] = []
+        """Path of the local copy of each of ``sources``."""
+        self._by_url: dict[str, list[str]] = {}
+        with disk_errors(self.folder):
+            os.makedirs(f"{self.folder}/parts", mode=0o700, exist_ok=True)
+            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._take_lock()
+            with disk_errors(self.folder):
+                self._manifest = Manifest(f"{self.folder}/manifest.jsonl")
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def fetch(self, progress: ProgressCallback | None = None) -> None:
+        """List the objects and fetch those that are missing; called once.
+
+        Args:
+            progress: called when an object is complete, and once at the start.
+
+        Raises:
+            NotFoundError: a URL names nothing.
+            FormatError: two objects would get one path.
+            SpaceError: the file system has too little free space for the objects.
+            DlfsError: as ``Fetcher.run``.
+        """
+        wanted = self._list()
+        with disk_errors(self.folder):
+            self._make_folders(wanted)
+            missing = [one for one in wanted if not self._is_complete(one)]
+            self._check_space(missing)
+            sizes = [one.item.size_bytes for one in wanted]
+            left = [one.item.size_bytes for one in missing]
+            meter = Meter(progress, len(wanted), sum(sizes))
+            meter.add(len(wanted) - len(missing), sum(sizes) - sum(left))
+            fetcher = Fetcher(missing, self._manifest, meter)
+            try:
+                fetcher.run()
+            finally:
+                fetcher.close()
+
+    def copies(self, url: str) -> list[str]:
+        """Return the paths of the local copies of what one of the URLs stands for."""
+        return self._by_url[url]
+
+    def remove(self) -> None:
+        """Delete the local copies, after the import has succeeded."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Unlock the folder, or delete it if it has nothing; closing it again does nothing."""
+        self._manifest.close()
+        if self._lock >= 0:
+            if self._manifest.is_empty:
+                self.remove()
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Add to an error where the local copies are that the same import goes on with."""
+        try:
+            yield
+        except DlfsError as error:
+            if not self._manifest.is_empty:
+                error.add_note(f"the same import goes on with what is in {self.folder}")
+            raise
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Put URLs in place of the paths of their local copies in the messages of errors."""
+        try:
+            yield
+        except DlfsError as error:
+            error.args = tuple(
+                self.show(one) if isinstance(one, str) else one for one in error.args
+            )
+            raise
+
+    def show(self, text: str) -> str:
+        """Return a text with URLs in place of the paths of their local copies."""
+        for path, url in zip(self.paths, self.sources, strict=True):
+            text = text.replace(path, url.rstrip("/"))
+        return text
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockedError(
+                f"import {self._urls[0]}: another import of the same source runs, in {self.folder}"
+            ) from error
+
+    def _list(self) -> list[Fetch]:
+        wanted: list[Fetch] = []
+        for pattern in self._urls:
+            first = len(self.paths)
+            for name in expand_braces(pattern):
+                store = open_store(name)
+                has_magic = glob.has_magic(name) and not is_http(name)
+                for url in store.match(name) if has_magic else [name]:
+                    root = f"{self.folder}/files/{len(self.sources)}/{base_name(url)}"
+                    self.sources.append(url)
+                    self.paths.append(root)
+                    wanted += [self._plan(store, item, root) for item in store.find(url)]
+            self._by_url[pattern] = self.paths[first:]
+        return wanted
+
+    def _plan(self, store: Store, item: RemoteObject, root: str) -> Fetch:
+        key = object_key(item.url, item.size_bytes, item.version)
+        target = f"{root}/{item.name}" if item.name else root
+        return Fetch(store, item, key, f"{self.folder}/parts/{key}", target)
+
+    def _make_folders(self, wanted: Sequence[Fetch]) -> None:
+        """Make the folders of all objects; delete files that the listing does not have."""
+        targets = _targets(wanted, self.folder)
+        keys = {one.key for one in wanted}
+        for root, _, names in os.walk(f"{self.folder}/files", topdown=False):
+            for name in names:
+                if f"{root}/{name}" not in targets:
+                    os.unlink(f"{root}/{name}")
+            if not os.listdir(root):
+                os.rmdir(root)
+        for name in os.listdir(f"{self.folder}/parts"):
+            if name not in keys:
+                os.unlink(f"{self.folder}/parts/{name}")
+        for folder in {os.path.dirname(target) for target in targets}:
+            os.makedirs(folder, exist_ok=True)
+
+    def _is_complete(self, fetch: Fetch) -> bool:
+        """Return True if an earlier run has fetched an object and its copy is not damaged."""
+        expected = self._manifest.objects.get(fetch.key)
+        if expected is None:
+            return False
+        if os.path.exists(fetch.part):  # killed between its record and its name
+            os.rename(fetch.part, fetch.target)
+        try:
+            file = os.open(fetch.target, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            size = os.fstat(file).st_size
+            return size == fetch.item.size_bytes and file_crc(file, 0, size) == expected
+        finally:
+            os.close(file)
+
+    def _check_space(self, missing: Sequence[Fetch]) -> None:
+        needed = sum(one.item.size_bytes for one in missing)
+        needed -= sum(entry.stat().st_blocks * 512 for entry in os.scandir(f"{self.folder}/parts"))
+        free = shutil.disk_usage(self.folder).free - RESERVE_BYTES
+        if needed > free:
+            raise SpaceError(
+                f"import {self._urls[0]}: expected {needed} bytes free for local copies in the "
+                f"spool directory {os.path.dirname(self.folder)}, got {max(0, free)}; "
+                "spool=DIRECTORY names another"
+            )
+
+
+def _targets(wanted: Sequence[Fetch], folder: str) -> dict[str, str]:
+    """Return the URL of each local copy, after checking that every copy can have its path.
+
+    Raises:
+        FormatError: two objects have one path, or one has the path of a folder of others.
+    """
+    targets: dict[str, str] = {}
+    for one in wanted:
+        if one.target in targets:
+            raise FormatError(
+                f"import {one.item.url}: expected objects of different paths, got that of "
+                f"{targets[one.target]}"
+            )
+        targets[one.target] = one.item.url
+    for above in {os.path.dirname(target) for target in targets}:
+        while len(above) > len(folder):
+            if above in targets:
+                raise FormatError(
+                    f"import {targets[above]}: expected a folder or an object of this name, "
+                    "got both"
+                )
+            above = os.path.dirname(above)
+    return targets

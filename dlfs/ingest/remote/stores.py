@@ -1,0 +1,309 @@
+"""Lists and reads the objects of stores through fsspec.
+
+``open_store`` makes the file system of a URL. Credentials, endpoints and regions are those that its
+package finds by itself: the environment, its configuration files, or fsspec's configuration.
+
+``Store`` reads any file system, one range at a time. ``S3Store`` and ``HttpStore`` see the headers
+of the responses as well. They compare each response's version (ETag, else time of change) with the
+listing's, and stream bodies; ``Store`` looks an object up again after reading it.
+
+Threads: any at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from dlfs.errors import DeviceError, DlfsError, NotFoundError, UsageError
+from dlfs.extras import install_command
+from dlfs.ingest.registry import load_package
+from dlfs.ingest.remote.digests import Digests, etag_digests, find_digests
+from dlfs.ingest.remote.failures import typed, with_retries
+from dlfs.ingest.remote.urls import is_http, plain_path
+from dlfs.ingest.source import clean_path
+from dlfs.units import MIB
+
+PIECE_BYTES = 8 * MIB
+"""Most bytes that one request asks for, where the store can read ranges."""
+
+_BODY_BYTES = MIB
+_CONNECT_S = 30
+_READ_S = 60
+"""Longest wait for the next bytes of a response over HTTP, in seconds."""
+_VERSIONS = (
+    "ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified", "last_modified",
+    "updated", "mtime", "created",
+)  # fmt: skip
+"""Fields of fsspec's file systems that change with an object, the most reliable first."""
+
+_S3 = ("s3", "s3a")
+_PACKAGES = {
+    "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
+    "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp",
+}  # fmt: skip
+"""Package that reads the URLs of a scheme, for the error if it is missing."""
+
+Sink = Callable[[bytes], None]
+"""Function that takes the next bytes of a range."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteObject:
+    """An object as it was listed."""
+
+    url: str
+    path: str
+    """Path in its file system."""
+    name: str
+    """Path under the folder that the source names; empty if the source is this object."""
+    size_bytes: int
+    version: str
+    """Result of ``version_of``: the ETag, or another field that changes with the object."""
+    digests: Digests = field(default_factory=dict)
+    has_ranges: bool = True
+    """True if the store reads ranges of this object; else one request reads all of it."""
+
+    @property
+    def piece_bytes(self) -> int:
+        """Most bytes of a piece."""
+        return PIECE_BYTES if self.has_ranges else max(1, self.size_bytes)
+
+    def changed(self, what: str) -> DeviceError:
+        """Return the error for an object that is not as it was listed."""
+        return DeviceError(
+            f"import {self.url}: the object changed during the import: expected "
+            f"{self.size_bytes} bytes of {self.version or 'an unknown version'}, got {what}",
+            errno.ESTALE,
+        )
+
+
+class Store:
+    """A file system of fsspec that holds objects.
+
+    Args:
+        system: the file system.
+    """
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def find(self, url: str) -> list[RemoteObject]:
+        """List the object that a URL names, or all objects under the folder that it names.
+
+        Raises:
+            NotFoundError: there is nothing of this name.
+            FormatError: an object's name is not valid as a path.
+            DlfsError: the store cannot be read.
+        """
+        what = f"import {url}"
+        path = self._system._strip_protocol(url)  # fsspec has no public method for this
+
+        def request() -> tuple[Any, Mapping[str, Any]]:
+            try:
+                info = None if url.endswith("/") else self._system.info(path)
+                is_object = info is not None and info["type"] != "directory"
+                return info, {} if is_object else self._system.find(path, detail=True)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise NotFoundError(f"{what}: there is no such object or folder") from error
+
+        info, found = with_retries(request, what)
+        if info is not None and info["type"] != "directory":
+            return [self._object(url, path, "", info)]
+        if not found:
+            raise NotFoundError(f"{what}: there is no object in the folder")
+        base = url.rstrip("/")
+        objects = []
+        for full, entry in sorted(found.items()):
+            name = full[len(path.rstrip("/")) :].strip("/")
+            if not name or full.endswith("/"):
+                continue  # a key that stands for the folder itself
+            here = full if is_http(full) else f"{base}/{name}"
+            clean = os.fsdecode(clean_path(os.fsencode(plain_name(name, url)), f"import {here}"))
+            objects.append(self._object(here, full, clean, entry))
+        return objects
+
+    def match(self, pattern: str) -> list[str]:
+        """Return the URLs that a glob matches, sorted.
+
+        Raises:
+            NotFoundError: it matches nothing.
+            DlfsError: the store cannot be read.
+        """
+        found = sorted(with_retries(lambda: self._system.glob(pattern), f"import {pattern}"))
+        if not found:
+            raise NotFoundError(f"import {pattern}: nothing matches")
+        return [str(self._system.unstrip_protocol(path)) for path in found]
+
+    def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+        """Read the bytes ``first`` to ``last`` (excluded) of an object.
+
+        Returns:
+            Digests of the whole object that the response gives.
+
+        Raises:
+            DeviceError: the object changed.
+            Exception: the libraries behind fsspec raise what they like; see ``failures``.
+        """
+        sink(self._system.cat_file(item.path, start=first, end=last))
+        return {}
+
+    def check_unchanged(self, item: RemoteObject) -> None:
+        """Check that an object is as it was listed, after all of it was read.
+
+        Raises:
+            DeviceError: the object changed.
+            Exception: as ``read``.
+        """
+        info = self._system.info(item.path)
+        got = version_of(info)
+        if info["size"] != item.size_bytes or differs(got, item.version):
+            raise item.changed(f"{info['size']} bytes of {got or 'an unknown version'}")
+
+    def _object(self, url: str, path: str, name: str, info: Mapping[str, Any]) -> RemoteObject:
+        if info.get("size") is None:
+            info = with_retries(lambda: self._system.info(path), f"import {url}")
+        if info.get("size") is None:
+            raise UsageError(f"import {url}: expected a size from the store, got none")
+        size = int(info["size"])
+        return RemoteObject(url, path, name, size, version_of(info), find_digests(info))
+
+
+class S3Store(Store):
+    """Objects of S3 and of stores with its protocol."""
+
+    def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+        """Stream a range, or the object without a range if it is one piece; see ``Store``."""
+        found: Digests = _run(self._system, self._read, item, first, last, sink)
+        return found
+
+    async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+        bucket, key, version = self._system.split_path(item.path)
+        options = {"VersionId": version} if version else {}
+        if last - first < item.size_bytes:
+            options["Range"] = f"bytes={first}-{last - 1}"
+        # s3fs has no public method that returns the headers of a response.
+        response = await self._system._call_s3("get_object", Bucket=bucket, Key=key, **options)
+        body = response["Body"]
+        try:
+            if differs(version_of(response), item.version):
+                raise item.changed(version_of(response))
+            while data := await body.read(_BODY_BYTES):
+                sink(data)
+        finally:
+            body.close()
+        return etag_digests(response) | find_digests(response)
+
+    def check_unchanged(self, item: RemoteObject) -> None:
+        """Do nothing: every response was compared with the listing."""
+
+
+class HttpStore(Store):
+    """Files of web servers."""
+
+    def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+        """Stream a range, or the whole file if it is one piece; see ``Store``."""
+        _run(self._system, self._read, item, first, last, sink)
+        return {}
+
+    async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> None:
+        is_part = last - first < item.size_bytes
+        async with await self._get(item.path, f"{first}-{last - 1}" if is_part else None) as answer:
+            answer.raise_for_status()
+            got = version_of(answer.headers)
+            if differs(got, item.version):
+                raise item.changed(got)
+            if is_part and answer.status != 206:
+                raise item.changed(f"status {answer.status} for a range")
+            async for data in answer.content.iter_chunked(_BODY_BYTES):
+                sink(data)
+
+    async def _get(self, path: str, span: str | None) -> Any:
+        """Send a request; the caller enters what this returns."""
+        aiohttp = importlib.import_module("aiohttp")
+        session = await self._system.set_session()
+        options = dict(self._system.kwargs)
+        headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+        if span is not None:
+            headers["Range"] = f"bytes={span}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
+        url = self._system.encode_url(path)
+        return session.get(url, **options, headers=headers, timeout=timeout)
+
+    async def _has_ranges(self, path: str) -> bool:
+        async with await self._get(path, "0-0") as answer:
+            return bool(answer.status == 206)
+
+    def _object(self, url: str, path: str, name: str, info: Mapping[str, Any]) -> RemoteObject:
+        found = super()._object(url, path, name, info)
+        if found.size_bytes <= PIECE_BYTES:
+            return found
+        if with_retries(lambda: _run(self._system, self._has_ranges, path), f"import {url}"):
+            return found
+        return RemoteObject(url, path, name, found.size_bytes, found.version, found.digests, False)
+
+    def check_unchanged(self, item: RemoteObject) -> None:
+        """Do nothing: every response was compared with the listing."""
+
+
+def version_of(info: Mapping[str, Any]) -> str:
+    """Return the field, and its value, that changes with an object; empty if there is none."""
+    for name in _VERSIONS:
+        value = info.get(name)
+        if value:
+            text = value.timestamp() if isinstance(value, datetime) else value
+            return f"{name}={str(text).strip(chr(34))}"
+    return ""
+
+
+def differs(version: str, other: str) -> bool:
+    """Return True if two versions of one field differ; a listing may lack what a response has."""
+    return version.partition("=")[0] == other.partition("=")[0] and version != other
+
+
+def plain_name(name: str, url: str) -> str:
+    """Return an object's name under its folder, without what only URLs have."""
+    return plain_path(f"http://host/{name}").lstrip("/") if is_http(url) else name
+
+
+def open_store(url: str) -> Store:
+    """Open the store of a URL.
+
+    Raises:
+        UsageError: no package reads such URLs, or it is not installed.
+        DlfsError: the store refuses its configuration.
+    """
+    what = f"import {url}"
+    core = load_package("fsspec.core", extra="fsspec", what=what)
+    try:
+        system, _ = core.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        name = url.partition("://")[0].rpartition("::")[2]
+        package = _PACKAGES.get(name)
+        command = install_command("s3") if name in _S3 else package and f"pip install {package}"
+        raise UsageError(
+            f"{what}: expected a package that reads such URLs ({error})"
+            + (f": {command}" if command else "")
+        ) from error
+    except DlfsError:
+        raise
+    except ValueError as error:
+        raise UsageError(f"{what}: {error}") from error
+    except Exception as error:
+        raise typed(error, what) from error
+    protocols = system.protocol if isinstance(system.protocol, tuple) else (system.protocol,)
+    if "s3" in protocols and hasattr(system, "_call_s3"):
+        return S3Store(system)
+    if "https" in protocols and hasattr(system, "encode_url"):
+        return HttpStore(system)
+    return Store(system)
+
+
+def _run(system: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a coroutine on the thread of fsspec's asynchronous file systems."""
+    return importlib.import_module("fsspec.asyn").sync(system.loop, function, *arguments)

@@ -1,0 +1,149 @@
+"""Imports from a web server of this machine, with and without ranges, checksums and versions."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlfs.errors import ChecksumError, DeviceError, NotFoundError, TruncatedError
+from dlfs.ingest.importer import open_source
+from dlfs.ingest.remote import failures, stores
+from tests.unit.ingest.taking import take
+
+pytest.importorskip("aiohttp")
+DATA = bytes(range(256)) * 20
+
+
+class Web:
+    """A server whose files are in ``files``. Its attributes change what it answers."""
+
+    def __init__(self) -> None:
+        self.files = {"/d/a b.bin": DATA, "/d/c.bin": b"", "/d/": b'<a href="a%20b.bin">a</a>'}
+        self.has_ranges = True
+        self.headers: dict[str, str] = {}
+        self.get_headers: dict[str, str] = {}
+        self.statuses: list[int] = []
+        """Statuses of the next GET answers; 0 closes the connection in the middle of the body."""
+        self.gets: Counter[str] = Counter()
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                web.answer(self, is_head=True)
+
+            def do_GET(self) -> None:
+                web.answer(self, is_head=False)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, request: Any, *, is_head: bool) -> None:
+        path = request.path.partition("?")[0].replace("%20", " ")
+        data, span = self.files.get(path), request.headers.get("Range")
+        status = 404 if data is None else 200
+        data = data or b""
+        if not is_head:
+            self.gets[path] += 1
+            if self.statuses and not path.endswith("/"):
+                status = self.statuses.pop(0)
+        headers = {**self.headers, **({} if is_head else self.get_headers)}
+        if span and self.has_ranges and status == 200:
+            first, last = map(int, span.removeprefix("bytes=").split("-"))
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            data, status = data[first : last + 1], 206
+        request.send_response(status or 200)
+        headers["Content-Type"] = "text/html" if path.endswith("/") else "application/data"
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            request.send_header(name, value)
+        request.end_headers()
+        if not is_head:
+            request.wfile.write(data if status else data[: len(data) // 2])
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    monkeypatch.setattr(failures, "DELAY_S", 0.001)
+    monkeypatch.setattr(failures, "ATTEMPTS_MAX", 3)
+    web = Web()
+    thread = threading.Thread(target=web.server.serve_forever)
+    thread.start()
+    yield web
+    web.server.shutdown()
+    thread.join()
+    web.server.server_close()
+
+
+def fetched(url: str, spool: Path) -> dict[str, bytes]:
+    source = open_source(url, format_name="folder", spool=spool)
+    return {path: data for path, (data, _) in take(source).items()}
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_a_page_of_links_is_a_folder(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_ranges: bool
+) -> None:
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
+    web.has_ranges = has_ranges
+    web.files["/d/"] += b'<a href="c.bin">c</a>'
+    assert fetched(f"{web.url}/d/", tmp_path) == {"a b.bin": DATA, "c.bin": b""}
+    assert web.gets["/d/a b.bin"] == (7 if has_ranges else 2)  # the first asks for one byte
+
+
+def test_checksums_of_the_server_are_checked(web: Web, tmp_path: Path) -> None:
+    digest = base64.b64encode(hashlib.sha256(DATA).digest()).decode()
+    web.headers = {"Digest": f"SHA-256={digest}"}
+    web.statuses = [503, 0]
+    assert fetched(f"{web.url}/d/", tmp_path) == {"a b.bin": DATA}
+    assert web.gets["/d/a b.bin"] == 3
+    web.headers = {"Content-MD5": base64.b64encode(bytes(16)).decode()}
+    with pytest.raises(ChecksumError, match=f"import {web.url}/d/a%20b.bin: expected md5 0000"):
+        fetched(f"{web.url}/d/", tmp_path / "other")
+
+
+@pytest.mark.parametrize("field", ["ETag", "Last-Modified"])
+def test_a_file_that_changes_after_the_listing_is_an_error(
+    web: Web, tmp_path: Path, field: str
+) -> None:
+    web.headers, web.get_headers = {field: "one"}, {field: "two"}
+    with pytest.raises(DeviceError, match=r"a%20b.bin: the object changed .* got .*=two"):
+        fetched(f"{web.url}/d/", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "error"),
+    [
+        ([404], "the object was removed"),
+        ([403], "the store denies access"),
+        ([412], "the object changed"),
+        ([500] * 3, "500"),
+    ],
+)
+def test_an_answer_that_stays_wrong_is_an_error(
+    web: Web, tmp_path: Path, statuses: list[int], error: str
+) -> None:
+    web.statuses = statuses
+    with pytest.raises(DeviceError, match=f"import {web.url}/d/a%20b.bin: .*{error}"):
+        fetched(f"{web.url}/d/", tmp_path)
+    assert web.statuses == []
+
+
+def test_a_body_that_stays_cut_is_an_error(web: Web, tmp_path: Path) -> None:
+    web.statuses = [0] * 3
+    with pytest.raises(TruncatedError, match=f"import {web.url}/d/a%20b.bin: read bytes 0 to 5120"):
+        fetched(f"{web.url}/d/", tmp_path)
+
+
+def test_a_file_that_is_not_there_is_an_error(web: Web, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="there is no such object or folder"):
+        open_source(f"{web.url}/nothing.tar?query=1", spool=tmp_path)

@@ -1,0 +1,336 @@
+"""The spool directory: every format through it, what interruptions leave, what is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlfs.errors import (
+    ChecksumError,
+    DeviceError,
+    DlfsError,
+    FormatError,
+    LockedError,
+    NotFoundError,
+    SpaceError,
+    TruncatedError,
+    UsageError,
+)
+from dlfs.extras import install_command
+from dlfs.ingest.importer import import_dataset, open_source
+from dlfs.ingest.progress import Progress
+from dlfs.ingest.remote import failures, spool, stores
+from dlfs.ingest.remote.spool import default_directory
+from dlfs.ingest.remote.stores import Store
+from dlfs.volume import Volume
+from tests.unit.ingest.array_writers import write_hdf5, write_npz, write_zarr
+from tests.unit.ingest.taking import contents, import_by_command, take
+
+fsspec = pytest.importorskip("fsspec")
+FILES = {f"c{i % 3}/{i}.bin": random.Random(i).randbytes(i * 100) for i in range(30)}
+ARRAYS = {"x": np.arange(40, dtype="f4").reshape(10, 4), "y": np.arange(10)}
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "DELAY_S", 0.001)
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """The file system of ``memory://``, with ``FILES`` in the folder ``data``."""
+    system = fsspec.filesystem("memory")
+    for name, data in FILES.items():
+        system.pipe(f"/data/{name}", data)
+    yield system
+    system.rm("/", recursive=True)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The names and first bytes of all pieces that are read from now on."""
+    seen: list[tuple[str, int]] = []
+    read = Store.read
+
+    def noted(self: Store, item: Any, first: int, *rest: Any) -> Any:
+        seen.append((item.name, first))
+        return read(self, item, first, *rest)
+
+    monkeypatch.setattr(Store, "read", noted)
+    return seen
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, first: int = 0) -> None:
+    """Make every read of a piece of an object raise an error."""
+    read = Store.read
+
+    def failing(self: Store, item: Any, start: int, *rest: Any) -> Any:
+        if (item.name, start) == (name, first):
+            raise error
+        return read(self, item, start, *rest)
+
+    monkeypatch.setattr(Store, "read", failing)
+
+
+# ---- formats -------------------------------------------------------------------------------------
+
+
+def write_folder(path: Path) -> str:
+    for name, data in FILES.items():
+        (path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / "data" / name).write_bytes(data)
+    return "data"
+
+
+def write_tar(path: Path, name: str = "data.tar") -> str:
+    write_folder(path)
+    with tarfile.open(path / name, "w:gz" if name.endswith("gz") else "w") as archive:
+        archive.add(path / "data", ".")
+    shutil.rmtree(path / "data")
+    return name
+
+
+def write_parquet(path: Path) -> str:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"x": [b"a", b"bc"], "y": [1, 2]}), path / "x.parquet")
+    return "x.parquet"
+
+
+def write_arrays(path: Path, name: str, write: Callable[..., None]) -> str:
+    write(path / name, ARRAYS)
+    return name
+
+
+WRITERS: dict[str, Callable[[Path], str]] = {
+    "folder": write_folder,
+    "tar": write_tar,
+    "tar.gz": lambda path: write_tar(path, "data.tar.gz"),
+    "parquet": write_parquet,
+    "npz": lambda path: write_arrays(path, "a.npz", write_npz),
+    "hdf5": lambda path: write_arrays(path, "a.h5", write_hdf5),
+    "zarr": lambda path: write_arrays(path, "a.zarr", write_zarr),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_format_gives_the_same_from_a_url(name: str, tmp_path: Path) -> None:
+    source = WRITERS[name](tmp_path)
+    options = {"attributes": ("label=y",), "select": ("x",)} if name in ("hdf5", "npz") else {}
+    local = take(open_source(tmp_path / source, options=options))
+    url = f"file://{tmp_path / source}"
+    assert take(open_source(url, options=options, spool=tmp_path / "spool")) == local
+    assert local
+
+
+def test_the_command_line_takes_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert default_directory() == str(tmp_path / "cache" / "dlfs" / "spool")
+    url = f"file://{tmp_path / write_folder(tmp_path)}"
+    assert import_by_command(tmp_path, f"{url} V") == FILES
+    assert os.listdir(default_directory()) == []
+
+
+def test_patterns_and_local_paths_keep_their_order(memory: Any, tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        np.save(tmp_path / f"{name}.npy", np.full(1, len(name), "u1"))
+    for name in ("two", "three"):
+        memory.put_file(str(tmp_path / f"{name}.npy"), f"/arrays/{name}.npy")
+    paths = ["memory://arrays/t*.npy", str(tmp_path / "one.npy"), "memory://data/{no,}"]
+    source = open_source(paths[:2], spool=tmp_path / "spool")
+    assert source.name == f"memory:///arrays/three.npy .. {paths[1]}"
+    assert {path.partition("/")[0] for path in take(source)} == {"three", "two", "one"}
+    with pytest.raises(NotFoundError, match="import memory://data/no: there is no such object"):
+        open_source(paths, spool=tmp_path / "spool")
+    with pytest.raises(NotFoundError, match="nothing matches"):
+        open_source("memory://arrays/z*", spool=tmp_path / "spool")
+
+
+def test_damage_in_an_object_is_named_by_its_url(memory: Any, tmp_path: Path) -> None:
+    data = (tmp_path / write_tar(tmp_path)).read_bytes()
+    memory.pipe("/cut.tar", data[: len(data) // 2])
+    with pytest.raises(TruncatedError, match=r"import memory://cut\.tar: at byte"):
+        open_source("memory://cut.tar", spool=tmp_path / "spool")
+
+
+# ---- an interruption -----------------------------------------------------------------------------
+
+
+def test_copies_are_deleted_when_the_dataset_is_sealed(
+    memory: Any, tmp_path: Path, volume: Volume
+) -> None:
+    seen: list[Progress] = []
+    source = open_source("memory://data", spool=tmp_path, fetch_progress=seen.append)
+    assert (seen[-1].samples_done, seen[-1].bytes_done) == (30, sum(map(len, FILES.values())))
+    assert source.name == "memory://data"
+    import_dataset(volume, source, "n")
+    source.close()
+    assert contents(volume, "n") == FILES
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_import_goes_on_with_what_it_has(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[tuple[str, int]]
+) -> None:
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
+    with monkeypatch.context() as context:
+        fail_at(context, "c2/29.bin", PermissionError("no"), first=2000)
+        with pytest.raises(DeviceError, match=r"import memory://data/c2/29.bin: read") as caught:
+            open_source("memory://data", spool=tmp_path)
+    assert caught.value.errno == errno.EACCES
+    assert "goes on with" in caught.value.__notes__[0]
+    first = set(reads)
+    reads.clear()
+    memory.rm("/data/c0/0.bin")  # an object that is gone, or new, is not what was listed before
+    memory.pipe("/data/c0/3.bin", b"new")
+    (manifest,) = tmp_path.glob("*/manifest.jsonl")
+    with manifest.open("ab") as file:
+        file.write(b'{"object": "cut o')
+    (damaged,) = tmp_path.glob("*/files/0/data/c1/28.bin")
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    source = open_source("memory://data", spool=tmp_path)
+    expected = {**FILES, "c0/3.bin": b"new"}
+    del expected["c0/0.bin"]
+    assert {path: data for path, (data, _) in take(source).items()} == expected
+    assert ("c2/29.bin", 2000) in reads
+    assert first & set(reads) == {("c0/3.bin", 0)} | {("c1/28.bin", at) for at in (0, 1000, 2000)}
+
+
+def test_an_object_that_is_recorded_but_not_yet_named_is_not_read_again(
+    memory: Any, tmp_path: Path, reads: list[tuple[str, int]]
+) -> None:
+    open_source("memory://data", spool=tmp_path).close()
+    (copy,) = tmp_path.glob("*/files/0/data/c1/28.bin")
+    (manifest,) = tmp_path.glob("*/manifest.jsonl")
+    (line,) = (line for line in manifest.read_text().splitlines() if "c1/28.bin" in line)
+    copy.rename(manifest.parent / "parts" / line.partition('"object": "')[2][:32])
+    reads.clear()
+    assert len(take(open_source("memory://data", spool=tmp_path))) == len(FILES)
+    assert reads == []
+
+
+def test_two_imports_of_one_source_exclude_each_other(memory: Any, tmp_path: Path) -> None:
+    source = open_source("memory://data", spool=tmp_path)
+    with pytest.raises(LockedError, match="another import of the same source runs"):
+        open_source("memory://data", spool=tmp_path)
+    source.close()
+    open_source("memory://data", spool=tmp_path).close()
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+def test_an_object_that_changes_while_it_is_read_is_an_error(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Store.read
+
+    def changing(self: Store, item: Any, *rest: Any) -> Any:
+        if item.name == "c1/4.bin":
+            memory.pipe("/data/c1/4.bin", b"x" * item.size_bytes)
+        return read(self, item, *rest)
+
+    monkeypatch.setattr(Store, "read", changing)
+    with pytest.raises(DeviceError, match=r"data/c1/4.bin: the object changed") as caught:
+        open_source("memory://data", spool=tmp_path)
+    assert caught.value.errno == errno.ESTALE
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (FileNotFoundError("x"), "the object was removed during the import"),
+        (TimeoutError("slow"), "slow"),
+        (ConnectionResetError("reset"), "reset"),
+        (RuntimeError("surprise"), "surprise"),
+    ],
+)
+def test_an_error_that_does_not_go_away_names_the_object(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
+) -> None:
+    fail_at(monkeypatch, "c2/8.bin", error)
+    with pytest.raises(DlfsError, match=rf"import memory://data/c2/8.bin: .*{expected}"):
+        open_source("memory://data", spool=tmp_path)
+
+
+def test_a_body_that_is_too_short_or_too_long_is_an_error(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for body in (b"", b"x" * 10000):
+        with monkeypatch.context() as context:
+            context.setattr(Store, "read", lambda *all, body=body: all[-1](body) or {})
+            with pytest.raises(TruncatedError, match=r"expected .* bytes, got"):
+                open_source("memory://data/c2/8.bin", spool=tmp_path)
+
+
+def test_a_digest_that_differs_is_an_error(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "find_digests", lambda info: {"sha256": "00"})
+    with pytest.raises(ChecksumError, match=r"import memory://data/c2/8.bin: expected sha256 00 "):
+        open_source("memory://data/c2/8.bin", format_name="list", spool=tmp_path)
+
+
+def test_too_little_space_is_an_error_before_any_read(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[tuple[str, int]]
+) -> None:
+    monkeypatch.setattr(spool, "RESERVE_BYTES", 1 << 60)
+    with pytest.raises(SpaceError, match="spool=DIRECTORY names another"):
+        open_source("memory://data", spool=tmp_path)
+    assert reads == []
+
+
+def test_objects_that_cannot_be_files_are_refused(memory: Any, tmp_path: Path) -> None:
+    memory.store["/data/c0/../x"] = memory.store["/data/c0/3.bin"]
+    with pytest.raises(FormatError, match=r"import memory://data/c0/../x: .*without '..'"):
+        open_source("memory://data", spool=tmp_path)
+    del memory.store["/data/c0/../x"]
+    memory.store["/data/c0"] = memory.store["/data/c0/3.bin"]
+    with pytest.raises(FormatError, match="data/c0: expected a folder or an object"):
+        open_source("memory://data", spool=tmp_path)
+    del memory.store["/data/c0"]
+    memory.store["/data/c0//3.bin"] = memory.store["/data/c0/3.bin"]
+    with pytest.raises(FormatError, match="expected objects of different paths"):
+        open_source("memory://data", spool=tmp_path)
+    del memory.store["/data/c0//3.bin"]
+
+
+def test_unknown_urls_and_missing_packages_are_usage_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="s3x"):
+        open_source("s3x://bucket/key", spool=tmp_path)
+    assert list(tmp_path.iterdir()) == []  # nothing to go on with
+
+    def missing(url: str, **options: Any) -> None:
+        raise ImportError("Please install it")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    for url, command in (
+        ("s3://b/k", re.escape(install_command("s3"))),
+        ("gs://b/k", "pip install gcsfs"),
+    ):
+        with pytest.raises(UsageError, match=command):
+            open_source(url, spool=tmp_path)
+
+
+def test_a_list_of_remote_files_is_refused(memory: Any, tmp_path: Path) -> None:
+    memory.pipe("/data/list.txt", b"c0/3.bin")
+    with pytest.raises(UsageError, match=r"import memory://data/list\.txt: expected a local list"):
+        open_source("memory://data/list.txt", spool=tmp_path)
+
+
+def test_a_spool_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DeviceError, match=r"write a local copy in .*file"):
+        open_source("memory://data", spool=tmp_path / "file")
