@@ -24,6 +24,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from dlfs.ingest.patterns import expand_braces
 from dlfs.ingest.progress import Meter, ProgressCallback
 from dlfs.ingest.remote.digests import file_crc
 from dlfs.ingest.remote.failures import disk_errors
-from dlfs.ingest.remote.fetching import Fetch, Fetcher
+from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher
 from dlfs.ingest.remote.manifest import Manifest, object_key
 from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
@@ -161,19 +162,25 @@ class Spool:
             ) from error
 
     def _list(self) -> list[Fetch]:
-        wanted: list[Fetch] = []
+        """List all objects, in the order of the URLs."""
+        found: list[Store] = []
         for pattern in self._urls:
             first = len(self.paths)
             for name in expand_braces(pattern):
                 store = open_store(name)
                 has_magic = glob.has_magic(name) and not is_http(name)
                 for url in store.match(name) if has_magic else [name]:
-                    root = f"{self.folder}/files/{len(self.sources)}/{base_name(url)}"
+                    self.paths.append(f"{self.folder}/files/{len(found)}/{base_name(url)}")
                     self.sources.append(url)
-                    self.paths.append(root)
-                    wanted += [self._plan(store, item, root) for item in store.find(url)]
+                    found.append(store)
             self._by_url[pattern] = self.paths[first:]
-        return wanted
+        with ThreadPoolExecutor(REQUESTS, thread_name_prefix="dlfs-list") as executor:
+            listed = executor.map(Store.find, found, self.sources)
+            return [
+                self._plan(store, item, root)
+                for store, root, items in zip(found, self.paths, listed, strict=True)
+                for item in items
+            ]
 
     def _plan(self, store: Store, item: RemoteObject, root: str) -> Fetch:
         key = object_key(item.url, item.size_bytes, item.version)

@@ -275,15 +275,17 @@ def open_store(url: str) -> Store:
     """Open the store of a URL.
 
     Raises:
-        UsageError: no package reads such URLs, or it is not installed.
+        UsageError: no package reads such URLs, or it is not installed, or URLs are chained.
         DlfsError: the store refuses its configuration.
     """
     what = f"import {url}"
+    if "::" in url:
+        raise UsageError(f"{what}: expected one URL, got several joined by '::'")
     core = load_package("fsspec.core", extra="fsspec", what=what)
     try:
         system, _ = core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        name = url.partition("://")[0].rpartition("::")[2]
+        name = url.partition("://")[0]
         package = _PACKAGES.get(name)
         command = install_command("s3") if name in _S3 else package and f"pip install {package}"
         raise UsageError(

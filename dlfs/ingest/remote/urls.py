@@ -6,19 +6,19 @@ import posixpath
 import re
 from urllib.parse import unquote, urlsplit
 
-_URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*([A-Za-z][A-Za-z0-9+.-]*)://")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HTTP = ("http", "https")
 
 
 def is_url(text: str) -> bool:
-    """Return True if a source is read through fsspec: ``s3://...``, ``simplecache::s3://...``."""
+    """Return True if a source is read through fsspec, such as ``s3://bucket/train``."""
     return _URL.match(text) is not None
 
 
 def is_http(text: str) -> bool:
     """Return True if a URL is read over HTTP, where ``?`` begins a query."""
     match = _URL.match(text)
-    return match is not None and match[1].lower() in _HTTP and match.start(1) == 0
+    return match is not None and match[1].lower() in _HTTP
 
 
 def plain_path(text: str) -> str:

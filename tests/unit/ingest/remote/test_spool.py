@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from dlfs.extras import install_command
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.ingest.remote import failures, spool, stores
+from dlfs.ingest.remote.fetching import REQUESTS
 from dlfs.ingest.remote.spool import default_directory
 from dlfs.ingest.remote.stores import Store
 from dlfs.volume import Volume
@@ -50,6 +52,7 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 def memory() -> Iterator[Any]:
     """The file system of ``memory://``, with ``FILES`` in the folder ``data``."""
     system = fsspec.filesystem("memory")
+    system.store.clear()
     for name, data in FILES.items():
         system.pipe(f"/data/{name}", data)
     yield system
@@ -227,6 +230,26 @@ def test_two_imports_of_one_source_exclude_each_other(memory: Any, tmp_path: Pat
     open_source("memory://data", spool=tmp_path).close()
 
 
+def test_as_many_requests_as_allowed_are_in_flight(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single large object is read by all threads, each with one piece."""
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
+    data = random.Random(1).randbytes(REQUESTS * 3000)
+    memory.pipe("/large/large.bin", data)
+    read, together = Store.read, threading.Barrier(REQUESTS, timeout=60)
+
+    def waiting(self: Store, item: Any, first: int, last: int, sink: Any) -> Any:
+        together.wait()  # breaks if fewer requests than that are ever in flight
+        assert last - first == 1000
+        return read(self, item, first, last, sink)
+
+    monkeypatch.setattr(Store, "read", waiting)
+    source = open_source("memory://large", format_name="folder", spool=tmp_path)
+    monkeypatch.undo()
+    assert take(source)["large.bin"] == (data, {})
+
+
 # ---- faults --------------------------------------------------------------------------------------
 
 
@@ -310,6 +333,8 @@ def test_unknown_urls_and_missing_packages_are_usage_errors(
 ) -> None:
     with pytest.raises(UsageError, match="s3x"):
         open_source("s3x://bucket/key", spool=tmp_path)
+    with pytest.raises(UsageError, match="expected one URL"):
+        open_source("tar://x::s3://bucket/key", spool=tmp_path)
     assert list(tmp_path.iterdir()) == []  # nothing to go on with
 
     def missing(url: str, **options: Any) -> None:
