@@ -24,7 +24,7 @@ from dlfs.errors import DeviceError, DlfsError, NotFoundError, UsageError
 from dlfs.extras import install_command
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.remote.digests import Digests, etag_digests, find_digests
-from dlfs.ingest.remote.failures import typed, with_retries
+from dlfs.ingest.remote.failures import is_temporary, status_of, typed, with_retries
 from dlfs.ingest.remote.urls import is_http, plain_path
 from dlfs.ingest.source import clean_path
 from dlfs.units import MIB
@@ -33,6 +33,7 @@ PIECE_BYTES = 8 * MIB
 """Most bytes that one request asks for, where the store can read ranges."""
 
 _BODY_BYTES = MIB
+_MISSING_STATUS = (404, 410)
 _CONNECT_S = 30
 _READ_S = 60
 """Longest wait for the next bytes of a response over HTTP, in seconds."""
@@ -110,6 +111,11 @@ class Store:
                 is_object = info is not None and info["type"] != "directory"
                 return info, {} if is_object else self._system.find(path, detail=True)
             except (FileNotFoundError, NotADirectoryError) as error:
+                cause = error.__cause__  # over HTTP, any failure becomes this error
+                if isinstance(cause, Exception) and (
+                    is_temporary(cause) or status_of(cause) not in (None, *_MISSING_STATUS)
+                ):
+                    raise cause from None
                 raise NotFoundError(f"{what}: there is no such object or folder") from error
 
         info, found = with_retries(request, what)

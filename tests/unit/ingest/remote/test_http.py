@@ -30,6 +30,8 @@ class Web:
         self.has_ranges = True
         self.headers: dict[str, str] = {}
         self.get_headers: dict[str, str] = {}
+        self.head_status = 0
+        """Status of every answer to HEAD, and to GET of what is looked up; 0: as it is."""
         self.statuses: list[int] = []
         """Statuses of the next GET answers; 0 closes the connection in the middle of the body."""
         self.gets: Counter[str] = Counter()
@@ -57,6 +59,7 @@ class Web:
             self.gets[path] += 1
             if self.statuses and not path.endswith("/"):
                 status = self.statuses.pop(0)
+        status = self.head_status or status
         headers = {**self.headers, **({} if is_head else self.get_headers)}
         if span and self.has_ranges and status == 200:
             first, last = map(int, span.removeprefix("bytes=").split("-"))
@@ -147,3 +150,11 @@ def test_a_body_that_stays_cut_is_an_error(web: Web, tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_an_error(web: Web, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no such object or folder"):
         open_source(f"{web.url}/nothing.tar?query=1", spool=tmp_path)
+
+
+def test_a_server_that_fails_is_not_a_file_that_is_missing(web: Web, tmp_path: Path) -> None:
+    web.head_status = 503
+    with pytest.raises(DeviceError, match=f"import {web.url}/d/c.bin: 503"):
+        open_source(f"{web.url}/d/c.bin", spool=tmp_path)
+    with pytest.raises(DeviceError, match=r"import http://127.0.0.1:1/x.tar: .*[Cc]onnect"):
+        open_source("http://127.0.0.1:1/x.tar", spool=tmp_path)
