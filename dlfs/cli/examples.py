@@ -72,6 +72,7 @@ EXAMPLES = {
     "stall": (
         "dlfs stall photos.img photos",
         "dlfs stall photos.img photos --batch 64 --step-ms 50",
+        "dlfs stall photos.img photos --plot stall.png",
     ),
     "serve": (
         "dlfs serve photos.img --socket dlfs.sock",

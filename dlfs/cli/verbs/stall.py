@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from dlfs.cli.output import (
     show_text,
 )
 from dlfs.cli.progress import progress_bar
+from dlfs.cli.stall_picture import MOMENTS_MAX, Moment, Picture, check_plot, draw
 
 if TYPE_CHECKING:
     import dlfs
@@ -45,6 +47,15 @@ _ORDERS: dict[Shuffle, dlfs.Shuffle | None] = {
 }
 
 
+_ACTIVITIES = {
+    "device": "waits for the device",
+    "checking": "computes checksums",
+    "planning": "finds and sorts samples",
+    "rest": "waits until the consumer takes more",
+}
+"""Activities of the reading threads for users, by the names of their phases."""
+
+
 @dataclass(frozen=True)
 class _Run:
     """Measurements of one run."""
@@ -54,10 +65,22 @@ class _Run:
     batches: int
     seen: Activity
     members: list[MemberActivity]
+    history: tuple[Moment, ...] = ()
 
     @property
     def waited_share(self) -> float:
         return self.waited_seconds / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def consumer_shares(self) -> dict[str, float]:
+        """Share of each activity in the consumer's time, 0..1."""
+        share = self.waited_share
+        return {"waits for batches": share, "works on them": 1 - share}
+
+    @property
+    def reading_shares(self) -> dict[str, float]:
+        """Share of each activity in the reading threads' time, 0..1; empty if they spent none."""
+        return {_ACTIVITIES[name]: share for name, share in self.seen.phase_shares.items()}
 
 
 def stall(
@@ -75,16 +98,26 @@ def stall(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Sample memory [$DLFS_MEMORY, or 256MiB].")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the result as FILE: .png, .svg or .pdf."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Read epochs as training would; show where time goes: device, processor or consumer."""
     from dlfs.service.statistics import verdict
 
+    if plot is not None:
+        check_plot(plot)
     with open_dataset(volume, dataset, memory_bytes=parse_size(memory)) as (_, opened):
         order = _ORDERS[shuffle]
         run = _measure(opened, batch, seconds, step_ms / 1000, order)
         title = f"{opened.name}@{opened.version}"
     verdict_text = verdict(run.seen, run.waited_share)
+    if plot is not None:
+        heading = f"{show_text(title)}: {_describe(run)}"
+        shares = run.consumer_shares, run.reading_shares
+        draw(Picture(heading, verdict_text, *shares, run.history), plot)
     if json:
         print_json(_as_json(title, run, verdict_text))
     else:
@@ -100,6 +133,7 @@ def _measure(
     before, members_before = dataset.stats(), dataset.member_stats()
     waited, batches, epoch, done_bytes = 0.0, 0, 0, 0
     start = now = time.monotonic()
+    history = [Moment(0.0, 0, 0)]
     with progress_bar("stall") as bar:
         while now < start + seconds and len(dataset):
             with dataset.batches(batch_size, epoch=epoch, shuffle=shuffle) as stream:
@@ -114,6 +148,8 @@ def _measure(
                     batches += 1
                     bar.update(done_bytes)
                     now = time.monotonic()
+                    if now - start >= history[-1].seconds + seconds / MOMENTS_MAX:
+                        history.append(Moment(now - start, done_bytes, epoch))
             epoch += 1
             now = time.monotonic()
     spent = now - start
@@ -121,7 +157,8 @@ def _measure(
         member_activity(old, new, spent)
         for old, new in zip(members_before, dataset.member_stats(), strict=True)
     ]
-    return _Run(spent, waited, batches, activity(before, dataset.stats(), spent), members)
+    seen = activity(before, dataset.stats(), spent)
+    return _Run(spent, waited, batches, seen, members, tuple(history))
 
 
 def _as_json(title: str, run: _Run, verdict_text: str) -> dict[str, Any]:
@@ -136,26 +173,27 @@ def _as_json(title: str, run: _Run, verdict_text: str) -> dict[str, Any]:
     }
 
 
+def _describe(run: _Run) -> str:
+    """Return what a run read, in one phrase."""
+    seen = run.seen
+    return (
+        f"{human_count(seen.samples)} samples in {human_seconds(run.seconds)}, "
+        f"{human_count(round(seen.rate(seen.samples)))}/s, "
+        f"{human_size(seen.rate(seen.sample_bytes))}/s"
+    )
+
+
 def _print(title: str, run: _Run, verdict_text: str) -> None:
     seen = run.seen
     print_text(
-        f"{show_text(title)}: {human_count(seen.samples)} samples in {human_seconds(run.seconds)}, "
-        f"{human_count(round(seen.rate(seen.samples)))}/s, "
-        f"{human_size(seen.rate(seen.sample_bytes))}/s; "
+        f"{show_text(title)}: {_describe(run)}; "
         f"{seen.hit_share:.0%} were in memory, the others came {seen.coalescing:.1f} a request"
     )
     rows = Table("thread", "activity", "share", "", right=("share",), drop=("",))
-    shares = {"waits for batches": run.waited_share, "works on them": 1 - run.waited_share}
-    for what, share in shares.items():
+    for what, share in run.consumer_shares.items():
         rows.add_row("consumer", what, f"{share:.0%}", share_bar(share))
-    activities = {
-        "device": "waits for the device",
-        "checking": "computes checksums",
-        "planning": "finds and sorts samples",
-        "rest": "waits until the consumer takes more",
-    }
-    for name, share in seen.phase_shares.items():
-        rows.add_row("reading", activities[name], f"{share:.0%}", share_bar(share))
+    for what, share in run.reading_shares.items():
+        rows.add_row("reading", what, f"{share:.0%}", share_bar(share))
     print()
     print_data(rows)
     print()
