@@ -126,6 +126,7 @@ class Fetcher:
         """Yield the pieces to fetch, in order; an object's file is opened for its first piece."""
         for fetch in self._fetches:
             opened = _Open(fetch)
+            opened.digests.update(self._manifest.digests(fetch.key))
             self._open.add(opened)
             missing = list(self._missing(opened))
             if not missing:  # it is empty, or was complete but for its record
@@ -164,7 +165,7 @@ class Fetcher:
         with opened.lock:
             opened.digests.update(digests)
         if last - first < item.size_bytes:
-            self._manifest.add_piece(fetch.key, first, crc)
+            self._manifest.add_piece(fetch.key, first, crc, digests)
 
     def _finish(self, opened: _Open) -> None:
         """Check an object that is complete, record it, and give its file its name."""
@@ -174,6 +175,7 @@ class Fetcher:
             wrong = [name for name, digits in opened.digests.items() if got[name] != digits]
             if not wrong:
                 break
+            self._manifest.drop_pieces(fetch.key)
             if attempt + 1 == _FETCHES_MAX:
                 name = wrong[0]
                 raise ChecksumError(

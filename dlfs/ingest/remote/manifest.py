@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -39,6 +40,7 @@ class Manifest:
         self.objects: dict[str, int] = {}
         """CRC32C of each complete object, by key."""
         self._pieces: dict[str, dict[int, int]] = {}
+        self._digests: dict[str, dict[str, str]] = {}
         self._lock = threading.Lock()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -52,14 +54,24 @@ class Manifest:
         """True if no object or piece is recorded."""
         return not self.objects and not self._pieces
 
+    def digests(self, key: str) -> dict[str, str]:
+        """Return the digests that came with the complete pieces of an incomplete object."""
+        with self._lock:
+            return dict(self._digests.get(key, {}))
+
     def pieces(self, key: str) -> dict[int, int]:
         """Return the complete pieces of an incomplete object: CRC32C by offset in bytes."""
         with self._lock:
             return dict(self._pieces.get(key, {}))
 
-    def add_piece(self, key: str, offset: int, crc: int) -> None:
-        """Record a piece whose bytes are in the object's file."""
-        self._append({"object": key, "piece": offset, "crc32c": crc})
+    def add_piece(self, key: str, offset: int, crc: int, digests: Mapping[str, str]) -> None:
+        """Record a piece whose bytes are in the object's file, and digests of the object."""
+        record = {"object": key, "piece": offset, "crc32c": crc}
+        self._append(record | ({"digests": dict(digests)} if digests else {}))
+
+    def drop_pieces(self, key: str) -> None:
+        """Forget the pieces of an object that are not what its store says."""
+        self._append({"object": key, "dropped": True})
 
     def add_object(self, key: str, url: str, size_bytes: int, version: str, crc: int) -> None:
         """Record an object all of whose bytes are in its file."""
@@ -92,9 +104,12 @@ class Manifest:
         os.ftruncate(self._file, position)
 
     def _take(self, record: dict[str, Any]) -> None:
-        key, crc = str(record["object"]), int(record["crc32c"])
+        key = str(record["object"])
         if "piece" in record:
-            self._pieces.setdefault(key, {})[int(record["piece"])] = crc
-        else:
-            self._pieces.pop(key, None)
-            self.objects[key] = crc
+            self._pieces.setdefault(key, {})[int(record["piece"])] = int(record["crc32c"])
+            self._digests.setdefault(key, {}).update(record.get("digests", {}))
+            return
+        self._pieces.pop(key, None)
+        self._digests.pop(key, None)
+        if "dropped" not in record:
+            self.objects[key] = int(record["crc32c"])

@@ -127,7 +127,7 @@ class Spool:
             self._lock = -1
 
     @contextmanager
-    def kept_on_error(self) -> Iterator[None]:
+    def note_on_error(self) -> Iterator[None]:
         """Add to an error where the local copies are that the same import goes on with."""
         try:
             yield

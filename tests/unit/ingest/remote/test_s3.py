@@ -15,7 +15,7 @@ import pytest
 import dlfs
 from dlfs.errors import ChecksumError, DeviceError, NotFoundError
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.ingest.remote import failures, stores
+from dlfs.ingest.remote import failures, fetching, stores
 from dlfs.ingest.remote.fetching import REQUESTS
 from dlfs.volume import Volume
 from tests.unit.ingest.remote.object_store import (
@@ -92,6 +92,28 @@ def test_bytes_that_differ_from_the_md5_twice_are_an_error(
     object_store.faults["train/a"] = [swapped] * 20
     with pytest.raises(ChecksumError, match=f"import {URL}/a: "):
         open_source(URL, spool=tmp_path)
+
+
+def test_pieces_of_an_object_that_is_damaged_as_a_whole_are_fetched_again(
+    object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's MD5 comes with each piece, and is known to the next import as well."""
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
+    object_store.put("train/a", random.Random(1).randbytes(2500))
+    object_store.faults["train/a"] = [swapped] * 6
+    with pytest.raises(ChecksumError, match=f"import {URL}/a: expected md5"):
+        open_source(URL, spool=tmp_path)
+    object_store.faults["train/a"] = [swapped] * 3
+
+    def end(*_: object) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as context:  # killed when all pieces are complete
+        context.setattr(fetching, "compute", end)
+        with pytest.raises(DeviceError):  # the thread's InterruptedError
+            open_source(URL, spool=tmp_path)
+    open_source(URL, spool=tmp_path).close()
+    assert object_store.gets["train/a"] == 12
 
 
 def test_an_object_that_changes_after_the_listing_is_an_error(

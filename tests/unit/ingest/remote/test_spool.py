@@ -56,7 +56,8 @@ def memory() -> Iterator[Any]:
     for name, data in FILES.items():
         system.pipe(f"/data/{name}", data)
     yield system
-    system.rm("/", recursive=True)
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture
@@ -311,6 +312,30 @@ def test_too_little_space_is_an_error_before_any_read(
     with pytest.raises(SpaceError, match="spool=DIRECTORY names another"):
         open_source("memory://data", spool=tmp_path)
     assert reads == []
+
+
+def test_a_disk_that_is_full_is_an_error_that_no_request_repeats(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[tuple[str, int]]
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(SpaceError, match=r"write a local copy in .*: no space is left"):
+        open_source("memory://data/c2/8.bin", spool=tmp_path)
+    assert len(reads) == 1
+
+
+def test_what_has_no_objects_or_no_size_is_refused(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.mkdir("/empty")
+    with pytest.raises(NotFoundError, match="there is no object in the folder"):
+        open_source("memory://empty", spool=tmp_path)
+    info = {"type": "file", "size": None}
+    monkeypatch.setattr(type(memory), "info", lambda self, path, **options: info)
+    with pytest.raises(UsageError, match="expected a size from the store"):
+        open_source("memory://data/c2/8.bin", spool=tmp_path)
 
 
 def test_objects_that_cannot_be_files_are_refused(memory: Any, tmp_path: Path) -> None:
