@@ -37,7 +37,7 @@ WAIT_COLOUR, WORK_COLOUR = "#D55E00", "#CFCFCF"
 
 @dataclass(frozen=True)
 class Moment:
-    """What had been read at a time of a run.
+    """The bytes and epoch that a run had reached at a time.
 
     Attributes:
         seconds: time since the start.
@@ -52,7 +52,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Picture:
-    """What the picture shows.
+    """The content of the picture.
 
     Attributes:
         title: the dataset, and what was read.

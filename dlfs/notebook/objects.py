@@ -140,7 +140,7 @@ def _more(count: int, noun: str, shown: int = ROWS_MAX) -> Html:
 
 
 def show_dataset(dataset: Any, columns: OpenColumns) -> str:
-    """Return the page of a ``Dataset``: thumbnails of some samples, and its columns.
+    """Return the page of a ``Dataset``: its fields, thumbnails of some samples, its columns.
 
     Args:
         dataset: the dataset.
@@ -155,9 +155,16 @@ def show_dataset(dataset: Any, columns: OpenColumns) -> str:
             f"{format_bytes(info.stored_bytes)} on the volume"
         )
 
+    def fields() -> Html:
+        types = [readable(f"{name} {kind}") for name, kind in dataset.fields.items()]
+        shown = ", ".join(types[:ROWS_MAX])
+        more = _more(len(types), "field")
+        return fragment(line(f"fields: {shown}"), more) if types else Html()
+
     return page(
         lambda: repr(dataset),
         facts,
+        fields,
         lambda: _thumbnails(dataset, _choose([len(dataset)])),
         lambda: _column_table(columns, _choose([len(dataset)])),
     )

@@ -1,4 +1,4 @@
-"""What a notebook shows of volumes, datasets, views, batches and epochs, also of damaged ones."""
+"""Pages of volumes, datasets, views, batches and epochs, also of closed and damaged ones."""
 
 from __future__ import annotations
 
@@ -148,6 +148,7 @@ def test_samples_with_fields(volume):
         page = shown(dataset)
         assert page.images == 6
         assert page.text.count("<img src=x onerror=alert(1)>") == 3
+        assert "fields: image bytes, mask |u1[?,?], caption text" in page.text
         assert "dlfs:" not in page.text
         assert shown(dataset.read([0, 1], fields=["mask"])).images == 2
         assert shown(dlfs.concat([dataset])).images == 6

@@ -1,4 +1,4 @@
-"""Thumbnails: known images, arrays as PNG, limits, and samples that nobody should decode."""
+"""Thumbnails: known images, arrays as PNG, limits, and images that are too large to decode."""
 
 from __future__ import annotations
 
