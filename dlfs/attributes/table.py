@@ -63,6 +63,7 @@ class AttributeTable:
         self._numbers = {column.name: number for number, column in enumerate(head.columns)}
         self._values: dict[int, ColumnValues] = {}
         self._dictionaries: dict[str, NDArray[Any]] = {}
+        self._parsed: dict[str, NDArray[Any]] = {}
         self._loading = threading.Lock()
 
     @classmethod
@@ -168,9 +169,7 @@ class AttributeTable:
         """
         values = self.values(name)
         if values.fixed is not None:
-            raise UsageError(
-                f"read column {name!r} of {self._where}: expected strings, got {values.fixed.dtype}"
-            )
+            raise self._no_strings(name, values.fixed.dtype)
         chosen = self._chosen(indices)
         if values.codes is None:
             found, places = np.unique(self.column(name, chosen), return_inverse=True)
@@ -179,6 +178,35 @@ class AttributeTable:
             return self._dictionary(name, values).tolist(), np.zeros(len(chosen), np.intp)
         codes, places = np.unique(values.codes[chosen], return_inverse=True)
         return self._dictionary(name, values)[codes].tolist(), places.reshape(-1)
+
+    def parsed(
+        self, name: str, indices: ArrayLike, parse: Callable[[list[str]], NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Return what a function makes of the strings of some samples.
+
+        Args:
+            name: name of a column of strings.
+            indices: indices of samples.
+            parse: returns an array with a row for each string. It is called once for the strings of
+                a dictionary, whose rows are kept; and for the strings of the samples elsewhere.
+
+        Raises:
+            UsageError: the column is of numbers; or as ``column``.
+            NotFoundError, FormatError, DeviceError: as ``column``.
+        """
+        values = self.values(name)
+        if values.fixed is not None:
+            raise self._no_strings(name, values.fixed.dtype)
+        if values.codes is None:
+            return parse(self.column(name, indices).tolist())
+        rows = self._parsed.get(name)
+        if rows is None:
+            rows = self._parsed[name] = parse(self._dictionary(name, values).tolist())
+        found: NDArray[Any] = rows[values.codes[self._chosen(indices)]]
+        return found
+
+    def _no_strings(self, name: str, dtype: np.dtype[Any]) -> UsageError:
+        return UsageError(f"read column {name!r} of {self._where}: expected strings, got {dtype}")
 
     def values(self, name: str) -> ColumnValues:
         """Return a column's values as they are stored: read-only views.
@@ -223,6 +251,7 @@ class AttributeTable:
         """Release the memory. Idempotent; views stay valid."""
         self._values.clear()
         self._dictionaries.clear()
+        self._parsed.clear()
         release, self._release = self._release, None
         if release:
             release()

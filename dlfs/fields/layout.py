@@ -8,6 +8,7 @@ is checked here: a value that disagrees with the type or with the sample's lengt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +46,11 @@ class FieldColumns(Protocol):
 
     def distinct(self, name: str, indices: ArrayLike) -> tuple[list[str], NDArray[np.intp]]:
         """Return the distinct strings among some values of a column, and each sample's number."""
+
+    def parsed(
+        self, name: str, indices: ArrayLike, parse: Callable[[list[str]], NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Return what a function makes of the strings of some samples, a row for each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,23 +197,27 @@ def _shapes(
     columns: FieldColumns, name: str, kind: FieldType, indices: NDArray[Any], where: str
 ) -> NDArray[np.int64]:
     """Return the shape of each sample's array, ``int64[n, dimensions]``."""
-    texts, codes = _distinct(columns, shape_column(name), indices, where)
-    shapes = kind.parse_shapes(texts)
-    if shapes is None:  # parsed again one by one, for the error of the first wrong one
-        for number, text in enumerate(texts):
-            try:
-                kind.parse_shape(str(text))
-            except UsageError as error:
-                at = int(np.argmax(codes == number))
-                raise FormatError(f"{where}: sample {int(indices[at])}: {error}") from error
-        raise FormatError(f"{where}: expected shapes of {kind}")
-    return shapes[codes]
-
-
-def _distinct(
-    columns: FieldColumns, name: str, indices: NDArray[Any], where: str
-) -> tuple[list[str], NDArray[np.intp]]:
+    column = shape_column(name)
     try:
-        return columns.distinct(name, indices)
-    except (NotFoundError, UsageError) as error:
+        return columns.parsed(column, indices, kind.parse_shapes)
+    except NotFoundError as error:
         raise FormatError(f"{where}: {error}") from error
+    except UsageError as error:
+        return _parse_each(columns.column(column, indices), kind, indices, where, error)
+
+
+def _parse_each(
+    texts: NDArray[Any], kind: FieldType, indices: NDArray[Any], where: str, cause: UsageError
+) -> NDArray[np.int64]:
+    """Parse shapes of which some in the column are wrong; the error names the sample.
+
+    The wrong ones may be those of other samples.
+    """
+    for at, text in enumerate(texts.tolist()):
+        if not isinstance(text, str):
+            raise FormatError(f"{where}: {cause}") from cause
+        try:
+            kind.parse_shape(text)
+        except UsageError as error:
+            raise FormatError(f"{where}: sample {int(indices[at])}: {error}") from error
+    return kind.parse_shapes(texts.tolist())

@@ -189,21 +189,26 @@ class FieldType:
             raise UsageError(f"expected the shape of {self}, got {shape}")
         return shape
 
-    def parse_shapes(self, texts: Sequence[str]) -> NDArray[np.int64] | None:
+    def parse_shapes(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Parse the shapes of many arrays at once.
 
         Returns:
-            ``int64[n, dimensions]``; None if ``parse_shape`` would refuse one of them.
+            ``int64[n, dimensions]``.
+
+        Raises:
+            UsageError: one of them is no shape, or none of this type.
         """
         if not texts:
             return np.empty((0, len(self.shape)), np.int64)
         joined = ";".join(texts)
         if not _shapes_pattern(self.shape).fullmatch(joined) or joined.count(";") != len(texts) - 1:
-            return None
+            raise UsageError(f"expected shapes of {self}")
         numbers = list(map(int, joined.replace(";", ",").split(",")))
         shapes = np.array(numbers, np.int64).reshape(len(texts), len(self.shape))
         sizes = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * self.dtype.itemsize
-        return shapes if np.all(sizes <= SAMPLE_BYTES_MAX) else None
+        if np.any(sizes > SAMPLE_BYTES_MAX):
+            raise UsageError(f"expected shapes of {self} of at most {SAMPLE_BYTES_MAX} bytes")
+        return shapes
 
 
 @lru_cache(256)

@@ -9,7 +9,7 @@ Threads: any; the sources of a view never change.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -155,6 +155,12 @@ class ViewColumns:
         return self._sources.gather(
             wanted, lambda dataset, inner: dataset.column(name, inner), self.dtypes[name]
         )
+
+    def parsed(
+        self, name: str, indices: ArrayLike, parse: Callable[[list[str]], NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Return what a function makes of the strings of some samples; as ``AttributeTable``."""
+        return parse(self.column(name, indices).tolist())
 
     def distinct(self, name: str, indices: ArrayLike) -> tuple[list[str], NDArray[np.intp]]:
         """Return the distinct strings among some values of a column; as ``AttributeTable``."""
