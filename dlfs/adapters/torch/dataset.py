@@ -23,7 +23,8 @@ class SampleDataset(TorchDataset[Any]):
     """Samples of a dataset by index: as tensors, or as the results of a transform.
 
     DataLoader requests a whole batch at a time. Samples of different lengths need
-    ``collate_fn=collate_list`` or ``collate_jagged``.
+    ``collate_fn=collate_list`` or ``collate_jagged``. Samples with fields are dictionaries, which
+    DataLoader collates by the types of the fields.
 
     This class does not know the order of an epoch. The context of a transform has the epoch of the
     last ``set_epoch``, 0 before, and no position. A sample that a sampler draws twice in an epoch
@@ -31,8 +32,8 @@ class SampleDataset(TorchDataset[Any]):
 
     Args:
         dataset: dataset to read from, or a view of several.
-        transform: called with the bytes of each sample, a read-only ``memoryview``, or with its
-            tensor if it is an array; in ``threads`` threads at once.
+        transform: called with the bytes of each sample, a read-only ``memoryview``, with its tensor
+            if it is an array, or with a dictionary of its fields; in ``threads`` threads at once.
         with_context: True to call ``transform(sample, context)``, with a ``SampleContext``.
         seed: seed of the contexts.
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
@@ -71,6 +72,7 @@ class SampleDataset(TorchDataset[Any]):
             dtype=dtype,
             shape=shape,
             arrays=arrays,
+            fields=bool(dataset.fields),
             threads=threads,
         )
         self._seed = seed

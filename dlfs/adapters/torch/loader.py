@@ -20,7 +20,7 @@ import signal
 import threading
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from copy import copy
@@ -115,15 +115,17 @@ class Loader(IterableDataset[Any]):
         rank: rank of this process; by default torch.distributed's if it is initialised, else the
             environment's.
         world_size: number of ranks; by default from the same source.
-        transform: called with the bytes of each sample, a read-only ``memoryview``, or with a
-            tensor if it is an array; in threads.
+        transform: called with the bytes of each sample, a read-only ``memoryview``, with a tensor
+            if it is an array, or with a dictionary of its fields; in threads.
         with_context: True to call ``transform(sample, context)``, with a ``SampleContext``: index,
             epoch, and random numbers that are the same after a resume, at any number of ranks and
             workers.
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
         collate: ``list``, ``jagged``, ``stack``, a function of the list of samples, or ``auto``:
             ``list`` for raw bytes, else ``stack``. Without a transform, the samples of a list may
-            be views of memory that is shared with other batches: do not change them in place.
+            be views of memory that is shared with other batches: do not change them in place. If
+            samples have fields, a batch has a key for each field, and this says how arrays that
+            vary are joined: a list by default.
         dtype: element type of every sample, of numpy or PyTorch, such as ``torch.bfloat16``;
             ``uint8`` by default.
         shape: shape of every sample; -1 for a first dimension that varies. One dimension by
@@ -172,6 +174,7 @@ class Loader(IterableDataset[Any]):
         uneven: Uneven | None = None,
         on_error: OnError = "raise",
         plan: ReadPlan = "auto",
+        fields: Sequence[str] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         transform: Transform | None = None,
@@ -200,6 +203,7 @@ class Loader(IterableDataset[Any]):
             dtype=dtype,
             shape=shape,
             arrays=arrays,
+            fields=bool(dataset.fields),
             threads=threads,
         )
         self._options = EpochOptions(
@@ -216,16 +220,14 @@ class Loader(IterableDataset[Any]):
             drop_last=drop_last,
             on_error=on_error,
             plan=plan,
+            fields=fields,
         ).with_copies()
         self._uneven = choose_uneven(uneven, self.world_size)
         self._lookahead = check(lookahead, 0, option="lookahead")
         self._num_workers = check(num_workers, 0, option="num_workers")
-        self._context = multiprocessing_context
+        self._context, self._as_pairs = multiprocessing_context, as_pairs
         self._pin_memory = pin_memory and _has_accelerator()
-        self._as_pairs = as_pairs
-        whole = dataset.start_epoch(self._options.whole())
-        self._total = len(whole)
-        self._cursor = Cursor(whole.state())
+        self._total, self._cursor = _start_cursor(dataset, self._options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": None, "_source": None}
@@ -495,7 +497,9 @@ class Loader(IterableDataset[Any]):
         """Read the samples at some positions of an epoch; see ``Share.runs``."""
         order = self.dataset.order_epoch(self._options_at(begin))
         indices = [order.indices(first, count, stride=self.world_size) for first, count in runs]
-        return self.dataset.read(np.concatenate(indices), on_error=self._options.on_error)
+        options = self._options
+        wanted = np.concatenate(indices)
+        return self.dataset.read(wanted, on_error=options.on_error, fields=options.fields)
 
     def _make(self, begin: State, *, every: int = 1) -> Iterator[TensorBatch]:
         reading = self._read(begin, every)
@@ -518,6 +522,12 @@ class Loader(IterableDataset[Any]):
             state=state,
             failures=batch.failures,
         )
+
+
+def _start_cursor(dataset: Dataset | DatasetView, options: EpochOptions) -> tuple[int, Cursor]:
+    """Return the samples of an epoch, and a cursor at its beginning."""
+    whole = dataset.start_epoch(options.whole())
+    return len(whole), Cursor(whole.state())
 
 
 def _pair(batch: TensorBatch) -> Pair:

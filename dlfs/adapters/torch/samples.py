@@ -22,6 +22,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from dlfs import Batch, Dataset, DatasetView
 from dlfs.adapters.torch.context import SampleContext
+from dlfs.adapters.torch.fields import field_samples, gather_fields
 from dlfs.adapters.torch.forms import ElementType, SampleForm
 from dlfs.adapters.torch.labels import Labels, label_samples
 from dlfs.adapters.torch.tensors import (
@@ -52,7 +53,10 @@ THREADS = 2
 class Recipe:
     """The way from the bytes of samples to a batch.
 
-    Its fields are arguments of ``Loader``, which describes them.
+    Its attributes are arguments of ``Loader``, which describes them, and ``fields``.
+
+    Attributes:
+        fields: True if samples have named fields; not used with ``arrays`` or a dtype.
 
     Raises:
         UsageError: ``collate``, dtype or shape are unknown, ``threads`` < 1, a shape without a
@@ -66,6 +70,7 @@ class Recipe:
     dtype: ElementType | None = None
     shape: tuple[int, ...] | None = None
     arrays: bool = False
+    fields: bool = False
     threads: int = THREADS
 
     def __post_init__(self) -> None:
@@ -103,7 +108,12 @@ class Recipe:
     @property
     def is_raw(self) -> bool:
         """True if samples are raw bytes rather than arrays."""
-        return not self.arrays and self.dtype is None
+        return not self.arrays and self.dtype is None and not self.has_fields
+
+    @property
+    def has_fields(self) -> bool:
+        """True if samples are dictionaries of their fields."""
+        return self.fields and not self.arrays and self.dtype is None
 
     @property
     def has_work(self) -> bool:
@@ -131,6 +141,8 @@ class Recipe:
         Raises:
             UsageError: a sample's length does not fit dtype and shape, or it is no array.
         """
+        if self.has_fields:
+            return field_samples(batch, for_transform=self.transform is not None)
         if self.arrays:
             views = [view_array(array) for array in batch.arrays(stack=False)]
             # A worker that sends a view sends the whole memory behind it.
@@ -146,6 +158,9 @@ class Recipe:
         Raises:
             UsageError: samples are to be stacked, and their lengths differ; or as ``items``.
         """
+        if self.has_fields:
+            whole = not callable(self.collate) and self.collate != "list"
+            return gather_fields(batch, self.collate) if whole else self.join(self.items(batch))
         form = self.form
         if self.collate == "stack" or (self.collate == "auto" and not self.is_raw):
             return torch.from_numpy(batch.arrays()) if form is None else form.stack(batch)
