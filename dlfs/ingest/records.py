@@ -41,8 +41,8 @@ from dlfs.ingest.source import (
     stream_ahead,
 )
 
-Value = int | float | bool | str
-"""Value of one attribute of one sample."""
+Value = int | float | bool | str | np.generic
+"""Value of one attribute of one sample; numpy's are of reserved columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,8 @@ def attribute_array(values: Sequence[Value], name: str, where: str) -> npt.NDArr
     kinds = set(map(type, values))
     if kinds <= {str}:
         return np.array(values, object)
+    if len(kinds) == 1 and isinstance(values[0], np.generic):
+        return np.array(values)
     dtype = {frozenset([bool]): np.bool_, frozenset([int]): np.int64}.get(frozenset(kinds))
     if dtype is None and kinds <= {int, float}:
         dtype = np.float64

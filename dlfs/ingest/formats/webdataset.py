@@ -7,6 +7,11 @@ This format gives the members that ``attributes`` names as attributes to all oth
 key, which are the samples. ``column`` selects the samples of one extension, and the other members
 are left out. A sample's path is its member's name.
 
+With ``fields``, the members of a key that it names are the fields of one sample, whose path is the
+key. A field has the name of its extension. Its type is a whole number as for attributes, text for
+``txt``, ``text``, ``transcript`` and ``json``, an array for ``npy``, else bytes. The other members
+are left out, unless they are attributes.
+
 The name of an attribute gives its type: ``cls``, ``cls2``, ``class``, ``count``, ``index``, ``inx``
 and ``id`` are whole numbers. ``json.NAME`` is a field of the member ``json``; ``json.a.b`` is a
 field in another. Any other attribute is text in UTF-8. A key that lacks one is an error, and so are
@@ -26,14 +31,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from dlfs.errors import FormatError
+import numpy as np
+
+from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.archives.archive import Archive
+from dlfs.ingest.fields import FieldRecords, read_npy
 from dlfs.ingest.formats.tar import archive_prefix, check_archive
 from dlfs.ingest.records import Record, ShardSource, Value, files_of, gather
 from dlfs.ingest.source import SampleBlock, show
 
 _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 """Extensions whose members are whole numbers. Source: WebDataset's own decoders."""
+
+
+_TEXTS = frozenset(["txt", "text", "transcript", "json"])
+"""Extensions whose members are fields of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,9 @@ class WebDatasetOptions:
         tuple[str, ...], "extensions to store as attributes: cls, txt, json.NAME"
     ] = ()
     column: Annotated[str | None, "extension of the samples; by default all others"] = None
+    fields: Annotated[
+        tuple[str, ...], "extensions to make the fields of one sample for each key: jpg, cls"
+    ] = ()
     prefix_shards: Annotated[bool, "begin paths with the archive's name"] = False
 
     def open(self, paths: Sequence[str]) -> WebDatasetSource:
@@ -67,7 +82,8 @@ class WebDatasetSource(ShardSource):
         options: options of the format.
 
     Raises:
-        UsageError: the list of archives is empty, or a name is not an archive's.
+        UsageError: the list of archives is empty, a name is not an archive's, or fields are given
+            with a column or twice.
     """
 
     def __init__(self, archives: Sequence[str], options: WebDatasetOptions) -> None:
@@ -77,6 +93,13 @@ class WebDatasetSource(ShardSource):
         self._options = options
         self._used = {name.partition(".")[0].lower() for name in options.attributes}
         self._column = None if options.column is None else options.column.lower().lstrip(".")
+        self._fields = tuple(name.lower().lstrip(".") for name in options.fields)
+        if self._fields and (self._column or len(set(self._fields)) < len(self._fields)):
+            raise UsageError(
+                f"import {self.name}: expected fields of different extensions and no column, got "
+                f"{', '.join(options.fields)}"
+            )
+        self._records_of_fields = FieldRecords()
         self.skipped: Counter[str] = Counter()
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
@@ -94,6 +117,9 @@ class WebDatasetSource(ShardSource):
         for group in self._groups(shard):
             where = f"import {shard}: key {show(group.key)}"
             values = {name: _value(group, name, where) for name in self._options.attributes}
+            if self._fields:
+                yield self._join(group, prefix, values, where)
+                continue
             for extension, (path, data) in group.members.items():
                 if extension in self._used:
                     continue
@@ -101,6 +127,15 @@ class WebDatasetSource(ShardSource):
                     self.skipped["member of another extension"] += 1
                     continue
                 yield Record(prefix + path, data, values)
+
+    def _join(
+        self, group: _Group, prefix: bytes, attributes: dict[str, Value], where: str
+    ) -> Record:
+        """Return the record of a key whose members are the fields of one sample."""
+        others = group.members.keys() - self._used - set(self._fields)
+        self.skipped["member that is no field"] += len(others)
+        values = {name: _field_value(group, name, where) for name in self._fields}
+        return self._records_of_fields.make(prefix + group.key, values, where, attributes)
 
     def _groups(self, shard: str) -> Iterator[_Group]:
         group: _Group | None = None
@@ -147,6 +182,22 @@ def _value(group: _Group, name: str, where: str) -> Value:
         raise FormatError(
             f"{where}: attribute {name}: expected {'a field of JSON' if field else kind}: {error}"
         ) from error
+
+
+def _field_value(group: _Group, extension: str, where: str) -> Any:
+    """Return the value of a field of a key: a number, text, an array or bytes."""
+    if extension not in group.members:
+        raise FormatError(f"{where}: expected a member of extension {extension!r}, got none")
+    data, kind = group.members[extension][1], extension.rpartition(".")[2]
+    try:
+        if kind == "npy":
+            return read_npy(data)
+        if kind in _TEXTS or kind in _NUMBERS:
+            text = str(data, "utf-8")
+            return np.int64(int(text)) if kind in _NUMBERS else text
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{where}: field {extension}: {error}") from error
+    return data
 
 
 def _field(value: Any, name: str) -> Value:

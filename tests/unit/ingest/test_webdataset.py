@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dlfs.errors import FormatError, TruncatedError, UsageError
@@ -207,3 +208,69 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         WebDatasetOptions().open([str(tmp_path / "x.zip")])
     with pytest.raises(UsageError, match="expected an archive in the folder, got none"):
         WebDatasetOptions().open([str(tmp_path)])
+
+
+# ---- fields --------------------------------------------------------------------------------------
+
+
+def npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def test_the_members_of_a_key_become_fields(volume: Volume, tmp_path: Path) -> None:
+    masks = [np.full((1 + i % 3, 2), i, np.uint8, order="F") for i in range(COUNT)]
+    files = {}
+    for i in range(COUNT):
+        named = {**members(i), "mask.npy": npy(masks[i]), "other": b"left out"}
+        files |= {f"d/{i:04d}.{name}": data for name, data in named.items()}
+    path = write(tmp_path / "x.tar", files)
+    options = {"fields": "jpg,mask.npy,CLS,txt", "attributes": "json.good"}
+    source = open_source(path, format_name="webdataset", options=options)
+    report = import_dataset(volume, source, "n")
+    assert report.skipped["member that is no field"] == COUNT
+    with volume["n"] as dataset:
+        assert dataset.fields == {
+            "jpg": "bytes",
+            "mask.npy": "|u1[?,?]",
+            "cls": "<i8[]",
+            "txt": "text",
+        }
+        assert dataset.paths() == [b"d/%04d" % i for i in range(COUNT)]
+        batch = dataset[:]
+        assert batch["jpg"].to_list() == IMAGES
+        assert batch["txt"] == [f"caption {i}" for i in range(COUNT)]
+        assert batch["cls"].tolist() == [i % 10 for i in range(COUNT)]
+        assert all(map(np.array_equal, batch["mask.npy"], masks))
+        assert dataset.column("json.good").tolist() == [i % 2 == 0 for i in range(COUNT)]
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "match"),
+    [
+        ({"a.jpg": b"x"}, "jpg,cls", "key a: expected a member of extension 'cls', got none"),
+        ({"a.cls": b"x"}, "cls", "key a: field cls: invalid literal"),
+        ({"a.cls": b"9" * 30}, "cls", "key a: field cls"),
+        ({"a.txt": b"\xff"}, "txt", "key a: field txt: 'utf-8'"),
+        ({"a.npy": b"\x93NUMPY"}, "npy", "key a: field npy"),
+        ({"a.npy": npy(np.zeros(3))[:-1]}, "npy", "key a: field npy"),
+        ({"a.npy": npy(np.array([None]))}, "npy", "key a: field npy: an array of Python objects"),
+        ({"a.npy": npy(1), "b.npy": npy(0.5)}, "npy", "key b: field 'npy': expected <i8"),
+        ({"a.npy": npy(np.zeros(1, "i4,i4"))}, "npy", "key a: field 'npy': expected bytes, text"),
+    ],
+)
+def test_damaged_fields_are_refused(
+    volume: Volume, tmp_path: Path, files: dict[str, bytes], fields: str, match: str
+) -> None:
+    path = write(tmp_path / "x.tar", files)
+    with refused(volume, FormatError, match):
+        source = open_source(path, format_name="webdataset", options={"fields": fields})
+        import_dataset(volume, source, "n")
+
+
+@pytest.mark.parametrize("options", [{"column": "jpg"}, {"fields": "jpg,.JPG"}])
+def test_fields_are_of_different_extensions(tmp_path: Path, options: dict[str, str]) -> None:
+    path = write(tmp_path / "x.tar")
+    with pytest.raises(UsageError, match="fields of different extensions and no column"):
+        open_source(path, format_name="webdataset", options={"fields": "jpg", **options})
