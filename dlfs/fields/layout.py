@@ -1,4 +1,4 @@
-"""Where the fields lie in the bytes of samples, by the reserved columns of a dataset.
+"""Finds the fields in the bytes of samples by the reserved columns of a dataset.
 
 The fields of a sample lie one after the other in their order. Each begins at a multiple of its
 alignment; zeroes fill the gap before it. The columns give what the types leave open: the length of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dlfs.attributes import AttributesBuilder, AttributeTable
+from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldEncoder, FieldType, fields_of_json, fields_to_json, parse_fields
 from dlfs.reader import Batch
 from dlfs.reader.fields import PartMemory
@@ -103,3 +105,36 @@ def test_types_are_the_same_after_their_text(fields: dict[str, str]) -> None:
     parsed = parse_fields(fields)
     again = fields_of_json(fields_to_json(parsed))
     assert list(again.items()) == list(parsed.items())
+
+
+TYPE_TEXTS = st.one_of(TYPES, st.text("<>|=[]?,0123456789fiubSUMV", max_size=12))
+JSON_TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.dictionaries(st.text(max_size=3), TYPE_TEXTS, max_size=3).map(json.dumps),
+)
+SHAPE_TEXTS = st.one_of(st.text("0123456789,-? ;", max_size=8), st.text(max_size=5))
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON_TEXTS, st.lists(SHAPE_TEXTS, min_size=3, max_size=3), st.integers(-2, 1 << 62))
+def test_any_columns_are_fields_or_a_format_error(text: str, shapes: list[str], size: int) -> None:
+    try:
+        names = list(fields_of_json(text))
+    except UsageError:
+        names = ["a"]
+    columns: dict[str, Any] = {"dlfs:fields": [text]}
+    for name, shape in zip(names, shapes, strict=False):
+        columns[f"dlfs:field:{name}:bytes"] = [size]
+        columns[f"dlfs:field:{name}:shape"] = [shape]
+    builder = AttributesBuilder()
+    builder.append(builder.prepare(columns, 1), 0)
+    parts = builder.freeze(UUID(int=1), np.arange(1))
+    table = AttributeTable.over(np.concatenate(parts), parts[0].size)
+    one = np.zeros(1, np.int64), np.full(1, 8, np.int64), np.zeros(1, np.uint64)
+    batch = Batch(PartMemory(memoryview(bytes(8)), *one), attributes=lambda: table, dataset="model")
+    try:
+        fields = batch.fields
+    except FormatError:
+        return
+    for name in fields:
+        assert len(batch[name]) == 1
