@@ -32,7 +32,7 @@ from dlfs.units import KIB
 OURS = ("ours", "files", "packed", "images", "lmdb", "hdf5")
 PEERS = [peer for peer in all_peers().values() if type(peer).__module__.split(".")[-1] in OURS]
 DATA = Data("110k", 8 << 20, seed=1)
-LACKING = ("not installed", "needs root", "cannot be opened", "mount")
+LACKING = ("not installed", "make bench installs it", "needs root", "cannot be opened", "mount")
 """In the reasons for which a machine may do without a peer."""
 
 

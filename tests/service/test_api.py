@@ -349,7 +349,7 @@ def test_a_pickle_is_the_place_and_not_the_data(serve: Callable[..., Service], v
             assert len(raw) < 1000
             with pickle.loads(raw) as copy:
                 assert copy.uuid == made.uuid
-                assert repr(copy) == repr(made)
+                assert repr(made).startswith(repr(copy).removesuffix(">"))
     with pytest.raises(ClosedError):
         dataset.read([0])
     with pytest.raises(ClosedError):

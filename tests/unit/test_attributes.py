@@ -289,6 +289,8 @@ class LabelledSource:
                 {"label": np.arange(4) + block, "block": np.full(4, f"b{block}")},
             )  # fmt: skip
 
+    def finish(self) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -95,8 +95,8 @@ def promised_bytes(
     reserve = reserve_bytes(lengths, memory_bytes, batch=batch, window_chunks=window_chunks)
     missing = max(0.0, 1 - max(0, memory_bytes - reserve) / packed_bytes(lengths))
     # Neighbouring slots may be lacking for a large sample: then the stream's reserve is doubled. A
-    # twentieth more: which samples stay depends on the order in which reads of a busy machine end.
-    return first_bytes * min(1.0, 1.05 * missing) + 4 * CHUNK_BYTES + 8 * int(lengths.max())
+    # fifth more: which samples stay depends on the order in which reads of a busy machine end.
+    return first_bytes * min(1.0, 1.2 * missing) + 4 * CHUNK_BYTES + 8 * int(lengths.max())
 
 
 def selections(count: int, seed: int) -> dict[str, dict[str, Any]]:
