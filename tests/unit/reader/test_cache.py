@@ -238,9 +238,10 @@ def test_validation_between_epochs_does_not_cost_training_its_memory(bench):
             for _ in range(5)
             for where in (training, validation)
         ]
-    # Training has come first and has all that it takes, but for what validation has under way.
-    assert max(read[2::2]) <= 2 * BATCH * 4096
-    assert all(later <= 1.1 * read[1] for later in read[3::2])
+    # Training has come first and has all that it takes, but for what validation has under way: on a
+    # busy machine some batches, and less than the samples of validation.
+    assert max(read[2::2]) <= 3 * BATCH * 4096 < len(validation) * 4096
+    assert all(later <= 1.2 * read[1] for later in read[3::2])
 
 
 def test_bytes_that_fail_their_checksum_are_not_cached(bench):
