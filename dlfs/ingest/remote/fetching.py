@@ -213,7 +213,7 @@ class _PieceWriter:
             raise IncompleteError(f"expected {self._last - self._first} bytes, got more")
         self.crc = crc32c(left, self.crc)
         while left:
-            with disk_errors(self._path):  # which no further request would mend
+            with disk_errors(self._path):  # another request cannot help
                 count = os.pwrite(self._file, left, self._position)
             self._position += count
             left = left[count:]
