@@ -282,7 +282,8 @@ class Dataset(ColumnAccess, Closing):
             StaleError: the dataset was removed.
             DeviceError: a device failed.
         """
-        return self._opened().reader.read(indices, on_error=on_error).with_fields(fields)
+        batch = self._opened().reader.read(indices, on_error=on_error)
+        return batch if fields is None else batch.with_fields(fields)
 
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:
         """Read a sample, or a part of it, into a buffer. A large sample has no other copy.

@@ -40,13 +40,16 @@ class BatchHandle(Collected):
     The object exists before the call, so that the batch is also released if a signal handler raises
     when the call returns.
 
+    Args:
+        owner: process of the reader that makes the call, which releases the batch.
+
     Attributes:
         pointer: output argument of the call; NULL before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: OwnerProcess) -> None:
         self.pointer = BatchPointer()
-        self._owner = OwnerProcess()
+        self._owner = owner
 
     def __del__(self) -> None:
         if self.pointer and not self._at_exit() and self._owner.is_current():

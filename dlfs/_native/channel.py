@@ -202,7 +202,7 @@ class ClientReader(Collected):
                 that the service has for this client.
             DlfsError: all reads failed; failures of single samples are in the batch.
         """
-        batch = BatchHandle()
+        batch = BatchHandle(self._owner)
         channel, code = self.take_channel(), 0
         try:
             code = library().dlfs_client_read(
@@ -320,9 +320,11 @@ class ClientReader(Collected):
         """
         if not self._owner.is_current():
             raise ClosedError(f"use a reader: it belongs to process {self._owner.pid}")
-        with contextlib.suppress(IndexError):
+        try:
             if not self.closing:
                 return self._idle.pop()
+        except IndexError:
+            pass  # no channel is idle
         descriptors = None if self.closing else self._open_channel()
         with self._lock:
             if self._arena is not None and descriptors is not None:
@@ -396,7 +398,7 @@ class ClientStream(Collected):
                 same samples.
             ServiceLostError: the service is lost.
         """
-        batch = BatchHandle()
+        batch = BatchHandle(self._owner)
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
             code = library().dlfs_client_stream_next(

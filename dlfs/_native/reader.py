@@ -229,7 +229,7 @@ class NativeReader(Collected):
             UsageError: an index is out of range.
             DlfsError: the read failed as a whole. Failures of single samples are in the batch.
         """
-        batch = BatchHandle()
+        batch = BatchHandle(self._owner)
         handle = self.acquire()
         try:
             code = library().dlfs_reader_read(
@@ -546,7 +546,7 @@ class NativeStream(Collected):
 
     def next(self, count: int) -> NativeBatch | None:
         """Return the next samples, fewer at the end; None if none are left."""
-        batch = BatchHandle()
+        batch = BatchHandle(self._owner)
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
             code = library().dlfs_stream_next(
