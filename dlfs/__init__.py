@@ -14,6 +14,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   ingest          formats and sources (folder, tar, ...) -> dataset writer; export
 #   volume          Volume: datasets, writing, removing; the public API's home
 #   views           several datasets, or some of their samples, read as one: concat, mix, split
+#   catalog_changes removing, pruning and renaming datasets
 #   verification    checking a whole volume
 #   redundancy      repairing a volume that has replicas
 #   dataset         Dataset: samples of one sealed dataset
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         SuperblockInfo,
         VolumeInfo,
     )
+    from dlfs.store.usage import DatasetUsage, VolumeUsage
     from dlfs.verification import Finding
     from dlfs.views import (
         DatasetView,
@@ -96,6 +98,7 @@ __all__ = [
     "ClosedError",
     "Dataset",
     "DatasetInfo",
+    "DatasetUsage",
     "DatasetView",
     "DatasetWriter",
     "DegradedError",
@@ -131,6 +134,7 @@ __all__ = [
     "VersionError",
     "Volume",
     "VolumeInfo",
+    "VolumeUsage",
     "concat",
     "connect",
     "format_volume",
@@ -160,6 +164,8 @@ _HOMES = {
     "SampleInfo": "dlfs.store.info",
     "SuperblockInfo": "dlfs.store.info",
     "VolumeInfo": "dlfs.store.info",
+    "DatasetUsage": "dlfs.store.usage",
+    "VolumeUsage": "dlfs.store.usage",
     "Finding": "dlfs.verification",
     "DatasetView": "dlfs.views",
     "TokenBatch": "dlfs.views",

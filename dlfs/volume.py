@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from dlfs.arguments import Engine, Layout
+from dlfs.catalog_changes import CatalogChanges, matches
 from dlfs.closing import Closing
 from dlfs.connection import (
     NO_DATASETS,
@@ -36,6 +37,7 @@ from dlfs.format.paths import display
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
 from dlfs.store.members import Members, split_uris
 from dlfs.store.transaction import Generation, Transaction, check_writable
+from dlfs.store.usage import VolumeUsage, measure_usage
 from dlfs.units import parse_bytes
 from dlfs.verification import Finding, verify_volume
 from dlfs.wording import list_names
@@ -90,7 +92,7 @@ def _default_memory_bytes() -> int:
         raise UsageError(f"read the environment variable {MEMORY_VARIABLE}: {error}") from error
 
 
-class Volume(Closing):
+class Volume(CatalogChanges, Closing):
     """An open volume. A context manager; ``dlfs.open`` makes one.
 
     Memory: each ``Dataset`` object has ``memory_bytes`` of sample memory in each process that reads
@@ -293,6 +295,19 @@ class Volume(Closing):
         geometry = self._opened().superblock.geometry
         return [describe_dataset(record, geometry) for record in self._find(name, None)]
 
+    def usage(self, name: str | bytes | None = None) -> VolumeUsage:
+        """Return the space that datasets take: samples, chunks, replicas. No sample is read.
+
+        Args:
+            name: name of a dataset, or ``NAME@VERSION``; all datasets by default.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+        """
+        session = self._opened()
+        chosen = session.catalog.datasets if name is None else self._find(name, None)
+        return measure_usage(session.catalog, session.superblock, chosen)
+
     def _parse_request(self, name: str | bytes, version: int | None) -> DatasetName:
         """Parse a name, which may contain a version if none is given separately."""
         if version is None:
@@ -305,7 +320,7 @@ class Volume(Closing):
 
     def _matching(self, requested: DatasetName) -> list[DatasetRecord]:
         """Return the records that a name refers to, by version; may be none."""
-        return [record for record in self._opened().catalog.datasets if _matches(record, requested)]
+        return [record for record in self._opened().catalog.datasets if matches(record, requested)]
 
     def _find(self, name: str | bytes | None, version: int | None) -> list[DatasetRecord]:
         """Return the records of a dataset, by version; at least one."""
@@ -400,26 +415,6 @@ class Volume(Closing):
         if generation is not None and not self._closed:
             self.refresh()
 
-    def remove(self, name: str | bytes, version: int | None = None) -> None:
-        """Remove a dataset. Its space becomes free for writers; its readers then get StaleError.
-
-        Args:
-            name: name of the dataset, or ``NAME@VERSION``.
-            version: version to remove; all by default.
-
-        Raises:
-            NotFoundError: there is no such dataset or version.
-            LockedError: a writer has locked the volume; the message names it.
-            DeviceError: a device failed.
-        """
-        self.refresh()
-        self._find(name, version)
-        requested = self._parse_request(name, version)
-        with self._transaction(f"dlfs removing dataset {requested}") as transaction:
-            records = transaction.base.catalog.datasets
-            transaction.commit([record for record in records if not _matches(record, requested)])
-        self.refresh()
-
     def check_writable(self) -> None:
         """Check that a writer could open the volume now, without a lock and without writing.
 
@@ -493,7 +488,3 @@ class Volume(Closing):
         session = self._local("verify")
         records = list(session.catalog.datasets) if name is None else self._find(name, version)
         return verify_volume(session.generation, records, progress or (lambda _done, _total: None))
-
-
-def _matches(record: DatasetRecord, requested: DatasetName) -> bool:
-    return record.name == requested.name and requested.version in (None, record.version)

@@ -30,6 +30,7 @@ from dlfs.cli.verbs import (
     cat,
     demo,
     discover,
+    du,
     export,
     format,  # noqa: A004
     import_,
@@ -37,6 +38,8 @@ from dlfs.cli.verbs import (
     info,
     ls,
     mount,
+    mv,
+    prune,
     repair,
     rm,
     seal,
@@ -200,7 +203,10 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "stat": stat.stat,
         "cat": cat.cat,
         "export": export.export,
+        "du": du.du,
+        "mv": mv.mv,
         "rm": rm.rm,
+        "prune": prune.prune,
     },
     "Mounting": {
         "mount": mount.mount,

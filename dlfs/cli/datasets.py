@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dlfs.cli.output import Table, human_count, human_date, human_size
+from dlfs.cli.output import Table, human_count, human_date, human_samples, human_size
 
 if TYPE_CHECKING:
     from dlfs import Dataset, DatasetInfo
@@ -17,6 +17,12 @@ def column_types(dataset: Dataset) -> dict[str, str]:
         name: "string" if dtype.kind == "O" else dtype.name
         for name, dtype in dataset.columns.items()
     }
+
+
+def describe(info: DatasetInfo) -> str:
+    """Return name, version and size of a dataset for a message."""
+    size = human_size(info.sample_bytes)
+    return f"{info.name}@{info.version} ({human_samples(info.sample_count)}, {size})"
 
 
 def dataset_table(infos: Iterable[DatasetInfo]) -> Table:

@@ -44,6 +44,18 @@ EXAMPLES = {
         "dlfs export photos.img photos photos.tar.zst",
         "dlfs export photos.img photos@2 photos.arrow --force",
     ),
+    "du": (
+        "dlfs du photos.img",
+        "dlfs du photos.img photos --json",
+    ),
+    "mv": (
+        "dlfs mv photos.img photos pets",
+        "dlfs mv photos.img photos@1 photos-2025",
+    ),
+    "prune": (
+        "dlfs prune photos.img photos --keep 3",
+        "dlfs prune photos.img photos --keep 1 --yes",
+    ),
     "rm": (
         "dlfs rm photos.img photos@1",
         "dlfs rm photos.img photos --all-versions --yes",

@@ -248,9 +248,11 @@ class VolumeView:
 
     def _load(self, shown: ShownDataset) -> LoadedDataset:
         uuid = shown.info.uuid
-        if all(info.uuid != uuid for info in self._volume.datasets()):  # others refresh it, too
+        found = (info for info in self._volume.datasets() if info.uuid == uuid)
+        info = next(found, None)  # others refresh the volume, too
+        if info is None:
             raise _removed(shown)
-        dataset = self._volume.dataset(shown.info.name, shown.info.version)
+        dataset = self._volume.dataset(info.name, info.version)  # it may have another name now
         if dataset.info.uuid != uuid:  # a new dataset has taken name and version
             dataset.close()
             raise _removed(shown)

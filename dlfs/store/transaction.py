@@ -430,9 +430,11 @@ class Transaction(Closing):
             runs = self.space.take_all(count, runs_max=CATALOG_EXTENTS_MAX)
         else:
             raise LimitError("commit: the catalog's size does not settle")
-        remaining = {record.uuid for record in ordered}
+        remaining = {(record.uuid, record.name, record.version) for record in ordered}
         removed = [
-            (d.name, d.version) for d in self.base.catalog.datasets if d.uuid not in remaining
+            (record.name, record.version)
+            for record in self.base.catalog.datasets
+            if (record.uuid, record.name, record.version) not in remaining
         ]
         attributes = any(record.attribute_extent for record in ordered)
         superblock = replace(

@@ -490,6 +490,17 @@ def test_rule_23_new_versions(own_volume: Path, own_mount: Mount) -> None:
         assert (own_mount / "train@1/a").read_bytes() == b"first" * 100
 
 
+def test_rule_23_new_names(own_volume: Path, own_mount: Mount) -> None:
+    with open(own_mount / "train/a", "rb", buffering=0) as before:
+        with dlfs.open(str(own_volume)) as volume:
+            volume.rename("train", "trained")
+        wait_for(lambda: (own_mount / "trained").exists(), "the new name")
+        wait_for(lambda: not (own_mount / "train").exists(), "the end of the old name")
+        assert os.listdir(own_mount.directory) == ["trained"]
+        assert before.read() == b"first" * 100
+        assert (own_mount / "trained@1/b/c").read_bytes() == b"second" * 100
+
+
 def test_rule_24_removed_datasets(own_volume: Path, own_mount: Mount) -> None:
     seen = os.open(own_mount / "train/a", os.O_RDONLY)
     unseen = os.open(own_mount / "train/b/c", os.O_RDONLY)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlfs.cli.datasets import describe
 from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, confirm, open_devices
-from dlfs.cli.output import human_samples, human_size, note, print_json
+from dlfs.cli.output import note, print_json
 from dlfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def rm(
     with open_devices(volume, "remove from") as opened:
         doomed = _choose(opened, dataset, all_versions=all_versions)
         if not yes:
-            names = ", ".join(map(_describe, doomed))
+            names = ", ".join(map(describe, doomed))
             confirm(
                 f"Remove {names} from {volume}?",
                 otherwise=f"remove {names}: expected --yes",
@@ -39,7 +40,7 @@ def rm(
     if json:
         print_json({"removed": [asdict(info) for info in doomed]})
     for info in doomed:
-        note(f"removed {_describe(info)}")
+        note(f"removed {describe(info)}")
 
 
 def _choose(volume: Volume, wanted: str, *, all_versions: bool) -> list[DatasetInfo]:
@@ -49,8 +50,3 @@ def _choose(volume: Volume, wanted: str, *, all_versions: bool) -> list[DatasetI
         versions = ", ".join(f"{info.name}@{info.version}" for info in found)
         raise UsageError(f"remove {wanted}: expected one of {versions}, or --all-versions")
     return found
-
-
-def _describe(info: DatasetInfo) -> str:
-    size = human_size(info.sample_bytes)
-    return f"{info.name}@{info.version} ({human_samples(info.sample_count)}, {size})"

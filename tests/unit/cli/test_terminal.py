@@ -63,6 +63,7 @@ DROPPABLE = {
         "reads/s",
     ),
     *("device", "clients", "in memory", "callers", "user", "refused", "since"),
+    *("freed", "on media"),
 }
 """Titles of the columns that a narrow terminal may do without."""
 
@@ -83,6 +84,7 @@ VERBS = {
     "stat-sample": ("stat", VOLUME, NAME, DEEP, os.fsdecode(ODD)),
     "cat": ("cat", VOLUME, NAME, DEEP),
     "export": ("export", VOLUME, NAME, "out-{}"),
+    "du": ("du", VOLUME),
     "rm": ("rm", "removed-{}.img", NAME, "--yes"),
     "uri": ("uri",),
     "uri-one": ("uri", f"nvme-tcp://10.0.0.5/nqn.2024-01.org.example:disk0?nsid=1,{MEMBERS[0]}"),

@@ -1,0 +1,135 @@
+"""Changes of a volume's catalog alone: removes, prunes and renames datasets.
+
+Each change is one commit without new data. ``Volume`` inherits these methods and gives them its
+catalog and its write lock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from dlfs.arguments import check_integer
+from dlfs.connection import no_such_dataset
+from dlfs.errors import UsageError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.names import DatasetName, new_dataset_name
+from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.store.renaming import rename_records
+from dlfs.store.transaction import Transaction
+from dlfs.wording import quote
+
+
+def matches(record: DatasetRecord, requested: DatasetName) -> bool:
+    """Return True if a name, or a name with a version, refers to a record."""
+    return record.name == requested.name and requested.version in (None, record.version)
+
+
+class CatalogChanges(ABC):
+    """Base class of ``Volume`` with the methods that change the list of datasets."""
+
+    @property
+    @abstractmethod
+    def uri(self) -> str:
+        """URI that opens the volume again."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """See the newest generation."""
+
+    @abstractmethod
+    def versions(self, name: str | bytes) -> list[DatasetInfo]:
+        """List the versions of a dataset."""
+
+    @abstractmethod
+    def _find(self, name: str | bytes | None, version: int | None) -> list[DatasetRecord]:
+        """Return the records of a dataset, by version; at least one."""
+
+    @abstractmethod
+    def _parse_request(self, name: str | bytes, version: int | None) -> DatasetName:
+        """Parse a name, which may contain a version if none is given separately."""
+
+    @abstractmethod
+    def _transaction(self, holder: str) -> Transaction:
+        """Lock the volume for a writer."""
+
+    def remove(self, name: str | bytes, version: int | None = None) -> None:
+        """Remove a dataset. Its space becomes free for writers; its readers then get StaleError.
+
+        Args:
+            name: name of the dataset, or ``NAME@VERSION``.
+            version: version to remove; all by default.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+            LockedError: a writer has locked the volume; the message names it.
+            DeviceError: a device failed.
+        """
+        self.refresh()
+        self._find(name, version)
+        requested = self._parse_request(name, version)
+        with self._transaction(f"dlfs removing dataset {requested}") as transaction:
+            records = transaction.base.catalog.datasets
+            transaction.commit([record for record in records if not matches(record, requested)])
+        self.refresh()
+
+    def prune(self, name: str | bytes, *, keep: int) -> list[DatasetInfo]:
+        """Remove the older versions of a dataset, all in one commit.
+
+        Args:
+            name: name of the dataset.
+            keep: number of newest versions that stay, >= 1.
+
+        Returns:
+            The removed versions, by number; none if there are at most ``keep``.
+
+        Raises:
+            UsageError: ``keep`` is below 1, or the name is ``NAME@VERSION``.
+            NotFoundError, LockedError, DeviceError: as ``remove``.
+        """
+        action = f"prune dataset {quote(name)}"
+        count = check_integer(keep, 1, None, option="keep", action=action)
+        self.refresh()
+        self._find(name, None)
+        requested = self._parse_request(name, None)
+        if requested.version is not None:
+            raise UsageError(f"{action}: expected the name of a dataset without a version")
+        with self._transaction(f"dlfs pruning dataset {requested}") as transaction:
+            records = transaction.base.catalog.datasets
+            doomed = [record for record in records if record.name == requested.name][:-count]
+            if doomed:
+                transaction.commit([record for record in records if record not in doomed])
+        self.refresh()
+        return [describe_dataset(record, transaction.geometry) for record in doomed]
+
+    def rename(self, name: str | bytes, new_name: str | bytes) -> list[DatasetInfo]:
+        """Give a dataset another name, atomically. Programs that have it open read on.
+
+        Its versions keep their numbers, unless the new name had such a number before: then all are
+        raised, because ``NAME@VERSION`` never means other samples.
+
+        Args:
+            name: name of the dataset with all its versions; ``NAME@VERSION`` renames that one.
+            new_name: the new name, which no dataset has; the rules are those of ``writer``.
+
+        Returns:
+            The renamed versions, by number.
+
+        Raises:
+            ExistsError: a dataset has the new name.
+            UsageError: the new name is not allowed.
+            NotFoundError, LockedError, DeviceError: as ``remove``.
+        """
+        raw = new_dataset_name(new_name)
+        self.refresh()
+        self._find(name, None)
+        requested = self._parse_request(name, None)
+        with self._transaction(f"dlfs renaming dataset {requested}") as transaction:
+            base = transaction.base
+            chosen = [r for r in base.catalog.datasets if matches(r, requested)]
+            if not chosen:  # another writer removed it meanwhile
+                raise no_such_dataset(
+                    base.catalog.datasets, requested.name, requested.version, where=self.uri
+                )
+            transaction.commit(rename_records(base.catalog, base.superblock, chosen, raw))
+        self.refresh()
+        return self.versions(raw)
