@@ -80,7 +80,7 @@ static int connect_socket(int descriptor, const struct nvme_address *address,
         }
     }
     if (error != 0) {
-        nvme_text_format(text, "%s", strerrordesc_np(error));
+        nvme_text_format(text, "%s", dlfs_strerror(-error));
         return nvme_socket_code(error);
     }
     return 0;
@@ -190,7 +190,7 @@ int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
         code = -errno;
     }
     if (connection == NULL || descriptor < 0) {
-        nvme_text_format(text, "make a socket: %s", strerrordesc_np(-code));
+        nvme_text_format(text, "make a socket: %s", dlfs_strerror(code));
         goto failed;
     }
     code = connect_socket(descriptor, address, deadline, text);
@@ -283,7 +283,7 @@ ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t sta
         return 0;
     }
     if (got < 0) {
-        *reason = strerrordesc_np(errno);
+        *reason = dlfs_strerror(-errno);
         return nvme_socket_code(errno);
     }
     if (got == 0) {

@@ -447,7 +447,7 @@ static void check_admin_socket(struct nvme_association *association)
     } else if (got == 0) {
         fail_locked(association, DLFS_E_LOST, "the target closed the admin connection");
     } else if (errno != EAGAIN && errno != EINTR) {
-        fail_locked(association, nvme_socket_code(errno), strerrordesc_np(errno));
+        fail_locked(association, nvme_socket_code(errno), dlfs_strerror(-errno));
     }
 }
 
@@ -530,7 +530,7 @@ int nvme_association_start(struct nvme_association *association, bool single_rou
         association->state = NVME_LOST;
         association->lost_code = code;
         association->lost_ns = UINT64_MAX; /* never tried again: there is no thread to do it */
-        nvme_text_format(&association->error, "start a thread: %s", strerrordesc_np(-code));
+        nvme_text_format(&association->error, "start a thread: %s", dlfs_strerror(code));
         (void)pthread_cond_broadcast(&association->changed);
     }
     (void)pthread_mutex_unlock(&association->lock);

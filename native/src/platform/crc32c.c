@@ -32,7 +32,12 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define HARDWARE_KIND "sse4.2"
-#define HARDWARE_TARGET __attribute__((target("sse4.2,pclmul")))
+#if defined(__clang__) /* for clang the instruction may be a feature of its own */
+#define HARDWARE_FEATURES "sse4.2,crc32,pclmul"
+#else
+#define HARDWARE_FEATURES "sse4.2,pclmul"
+#endif
+#define HARDWARE_TARGET __attribute__((target(HARDWARE_FEATURES)))
 #elif defined(__aarch64__) && defined(__AARCH64EL__)
 #include <arm_acle.h>
 #include <arm_neon.h>
@@ -43,7 +48,7 @@
 #endif
 
 #if defined(__x86_64__) && !defined(DLFS_CRC32C_NARROW) /* a test selects the lanes */
-#define WIDE_TARGET __attribute__((target("sse4.2,pclmul,avx512f,vpclmulqdq")))
+#define WIDE_TARGET __attribute__((target(HARDWARE_FEATURES ",avx512f,vpclmulqdq")))
 #define WIDE_BYTES ((size_t)256) /* folded at a time */
 #endif
 

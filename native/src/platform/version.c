@@ -1,6 +1,8 @@
 /* The library's version and the phrases for its error codes. */
 #include <dlfs/dlfs.h>
 
+#include <errno.h>
+#include <locale.h>
 #include <string.h>
 
 uint32_t dlfs_version(void)
@@ -41,6 +43,25 @@ static const char *own_phrase(int code)
     }
 }
 
+/*
+ * Returns the phrase of an errno as static text that no locale translates; NULL if it has none.
+ *
+ * strerrordesc_np would do the same, but needs glibc 2.32, and wheels are built for 2.28. The text
+ * of an errno without a phrase belongs to the thread.
+ */
+static const char *errno_phrase(int error)
+{
+    int saved = errno;
+    locale_t untranslated = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (untranslated == (locale_t)0) {
+        return NULL;
+    }
+    const char *text = strerror_l(error, untranslated);
+    freelocale(untranslated);
+    errno = saved; /* callers ask for the text first, and then for the code */
+    return strncmp(text, "Unknown error", strlen("Unknown error")) != 0 ? text : NULL;
+}
+
 const char *dlfs_strerror(int code)
 {
     if (code >= 0) {
@@ -50,7 +71,6 @@ const char *dlfs_strerror(int code)
     if (phrase != NULL) {
         return phrase;
     }
-    /* strerrordesc_np returns static text, never localised and the same for every thread. */
-    const char *text = code > -10000 ? strerrordesc_np(-code) : NULL;
+    const char *text = code > -10000 ? errno_phrase(-code) : NULL;
     return text != NULL ? text : "unknown error";
 }

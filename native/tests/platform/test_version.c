@@ -16,5 +16,8 @@ int main(void)
     }
     CHECK(strcmp(dlfs_strerror(DLFS_E_SERVICE - 1), "unknown error") == 0);
     CHECK(strcmp(dlfs_strerror(-9999), "unknown error") == 0);
+    errno = ECONNRESET;
+    CHECK(strcmp(dlfs_strerror(-errno), "Connection reset by peer") == 0);
+    CHECK_EQ(errno, ECONNRESET);
     return 0;
 }
