@@ -50,11 +50,11 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 # Python packages to install in addition, such as torch. Without torch its tests are skipped.
 PACKAGES ?=
 
-.PHONY: help setup build test pytest demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel clean format .venv/.extra
+.PHONY: help setup build test pytest test-examples demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
-	    while IFS=$$'\t' read -r verb what; do printf '  make %-10s %s\n' "$$verb" "$$what"; done
+	    while IFS=$$'\t' read -r verb what; do printf '  make %-13s %s\n' "$$verb" "$$what"; done
 
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
@@ -70,6 +70,10 @@ test: lint-quick .venv/.extra build/nvmet/order ## everything: lint, then all te
 
 pytest:
 	$(BIN)/pytest --numprocesses $(WORKERS) --max-worker-restart 0 $(PYTEST_ARGS)
+
+# They take a minute of CPU time, most of it for importing PyTorch, for which CI has no room: make test runs two of them.
+test-examples: build .venv/.extra ## every program and notebook of examples/; PACKAGES="torch torchvision nbclient ipykernel"
+	DLFS_EXAMPLES=all $(BIN)/pytest tests/examples $(PYTEST_ARGS)
 
 demo: build .venv/.extra ## real images: import, verify, mount, train
 	$(BIN)/dlfs demo

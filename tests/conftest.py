@@ -68,7 +68,8 @@ def _lacks_torch() -> str | None:
 
 
 def _lacks_frameworks() -> str | None:
-    packages = ("accelerate", "lightning", "torch", "torchdata", "transformers")
+    packages = ("accelerate", "ipykernel", "lightning", "nbclient", "torch", "torchdata")
+    packages += ("torchvision", "transformers")
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"no {', '.join(missing)}" if missing else None
 
