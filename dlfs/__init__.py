@@ -19,6 +19,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   redundancy      repairing a volume that has replicas
 #   dataset         Dataset: samples of one sealed dataset
 #   writer          the dataset writer: packs, seals, commits
+#   previous_version  samples that an appended version has from the one before
 #   connection      opens volumes and datasets, from devices or from a service
 #   reader          plan, read, prefetch, cache; Batch
 #   sequence        the epoch's order: permutation, sharding, resume

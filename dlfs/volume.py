@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, cast
 from uuid import UUID
 
 from dlfs.arguments import Engine, Layout
@@ -34,6 +35,7 @@ from dlfs.forks import OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
+from dlfs.previous_version import load_previous_version
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
 from dlfs.store.members import Members, split_uris
 from dlfs.store.transaction import Generation, Transaction, check_writable
@@ -388,8 +390,7 @@ class Volume(CatalogChanges, Closing):
             DeviceError: a device cannot be written.
         """
         raw = new_dataset_name(name)
-        transaction = self._transaction(f"dlfs writing dataset {display(raw)!r}")
-        try:
+        with self._writing(f"dlfs writing dataset {display(raw)!r}") as transaction:
             description = DatasetDescription(
                 name=raw,
                 version=transaction.next_version(raw),
@@ -407,6 +408,76 @@ class Volume(CatalogChanges, Closing):
                 uuid=uuid,
                 on_end=self._written,
             )
+
+    def append(
+        self,
+        name: str | bytes,
+        *,
+        layout: Layout | None = None,
+        seed: int = 0,
+        source_shuffled: bool = False,
+        expected_bytes: int = 0,
+        expected_samples: int = 0,
+        stage_bytes: int | None = None,
+        uuid: UUID | None = None,
+    ) -> DatasetWriter:
+        """Start a new version of a dataset that has all samples of an earlier version as well.
+
+        The samples of the earlier version are not copied: both versions use the same chunks, which
+        become free when the last version that has them is removed. Directory and attributes are
+        written anew. The earlier version stays as it is.
+
+        Args:
+            name: name of the dataset, to append to its newest version, or ``NAME@VERSION``.
+            layout: as in ``writer``, for the new samples; by default that of the earlier version.
+            seed: as in ``writer``.
+            source_shuffled: as in ``writer``.
+            expected_bytes: sum of the new samples' lengths, if known.
+            expected_samples: number of new samples, if known.
+            stage_bytes: as in ``writer``.
+            uuid: as in ``writer``.
+
+        Returns:
+            A writer. New samples have the fields of the earlier ones; ``add`` raises ExistsError
+            for a path that the earlier version has.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+            FormatError: the directory or the attributes of the earlier version are damaged.
+            LockedError, SpaceError, UsageError, DeviceError: as ``writer``.
+        """
+        requested = self._parsed(name)
+        raw = new_dataset_name(requested.name)
+        with self._writing(f"dlfs appending to dataset {display(raw)!r}") as transaction:
+            base = transaction.base
+            records = [r for r in base.catalog.datasets if _matches(r, requested)]
+            if not records:
+                datasets = base.catalog.datasets
+                raise no_such_dataset(datasets, raw, requested.version, where=self.uri)
+            description = DatasetDescription(
+                name=raw,
+                version=transaction.next_version(raw),
+                layout=layout or cast(Layout, records[-1].layout),
+                seed=seed,
+                source_shuffled=source_shuffled,
+            )
+            return DatasetWriter(
+                transaction,
+                description,
+                expected_bytes=expected_bytes,
+                expected_samples=expected_samples,
+                stage_bytes=stage_bytes,
+                previous=load_previous_version(base, records[-1]),
+                uuid=uuid,
+                on_end=self._written,
+            )
+
+    @contextmanager
+    def _writing(self, holder: str) -> Iterator[Transaction]:
+        """Start a transaction for a writer, which ends it; an exception ends it here."""
+        transaction = self._transaction(holder)
+        try:
+            yield transaction
         except BaseException:
             transaction.close()
             raise

@@ -16,6 +16,8 @@ index order. A sample without a value in a column gets the default: NaN, 0, Fals
 A dataset has either samples of bytes or samples with fields. The fields are those that the caller
 declares, else those of the first sample; see ``dlfs.fields``.
 
+An appended version begins with the samples of an earlier one, which stay in their chunks.
+
 Nothing changes on the volume before ``seal``; earlier writes go to free chunks.
 
 Threads: one. Memory: the stage, the windows, the columns, and the directory with every path.
@@ -23,7 +25,6 @@ Threads: one. Memory: the stage, the windows, the columns, and the directory wit
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -43,9 +44,12 @@ from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
+from dlfs.previous_version import PreviousVersion
 from dlfs.sequence import packing_permutation
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer
+from dlfs.store.space import count_chunks
 from dlfs.store.transaction import Generation, Transaction, flush_all, now_ns
 from dlfs.units import MIB, format_bytes, format_count
 
@@ -57,9 +61,6 @@ STAGE_BYTES_SHUFFLED = 256 * MIB
 
 STAGE_BYTES_ORDERED = 8 * MIB
 """Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
-
-STAGE_SAMPLES_MAX = 1 << 20
-"""Most samples in one stage."""
 
 DIRECTORY_SAMPLE_BYTES = 32
 """Upper bound of a sample's directory entry without its path, in bytes."""
@@ -91,61 +92,6 @@ class DatasetDescription:
         return self.layout == "shuffled" and not self.source_shuffled
 
 
-class _Stage:
-    """Buffered samples: their bytes in one buffer, with paths, offsets and lengths."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._memory = np.empty(capacity_bytes, np.uint8)
-        self.capacity_bytes = capacity_bytes
-        self.clear()
-
-    def clear(self) -> None:
-        self.paths: list[bytes] = []
-        self.path_set: set[bytes] = set()
-        self._offsets = array("q")
-        self._lengths = array("q")
-        self.used_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def fits(self, length_bytes: int, samples: int = 1) -> bool:
-        room = self.capacity_bytes - self.used_bytes
-        return length_bytes <= room and len(self.paths) + samples <= STAGE_SAMPLES_MAX
-
-    def add(self, path: bytes, data: NDArray[np.uint8]) -> None:
-        start = self.used_bytes
-        self._memory[start : start + data.size] = data
-        self.paths.append(path)
-        self.path_set.add(path)
-        self._offsets.append(start)
-        self._lengths.append(data.size)
-        self.used_bytes = start + data.size
-
-    def add_span(
-        self,
-        paths: Sequence[bytes],
-        span: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-    ) -> None:
-        """Copy a run of samples and the bytes between them; offsets count from its start."""
-        start = self.used_bytes
-        self._memory[start : start + span.size] = span
-        self.paths.extend(paths)
-        self.path_set.update(paths)
-        self._offsets.frombytes((offsets + start).tobytes())
-        self._lengths.frombytes(lengths.tobytes())
-        self.used_bytes = start + span.size
-
-    def contents(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        return (
-            self._memory[: self.used_bytes],
-            np.frombuffer(self._offsets, np.int64),
-            np.frombuffer(self._lengths, np.int64),
-        )
-
-
 class DatasetWriter:
     """Writes one dataset. A context manager: a clean exit seals it, an exception aborts it.
 
@@ -156,6 +102,7 @@ class DatasetWriter:
         expected_samples: number of samples, if known: free space is checked first.
         stage_bytes: size of the stage; by default it depends on the layout.
         fields: type of each field of the samples by name; by default those of the first sample.
+        previous: samples of an earlier version, which the new one has as well.
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
         on_end: called once with the new generation, or with None after an abort.
 
@@ -174,6 +121,7 @@ class DatasetWriter:
         expected_samples: int = 0,
         stage_bytes: int | None = None,
         fields: Mapping[str, str] | None = None,
+        previous: PreviousVersion | None = None,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
@@ -186,21 +134,35 @@ class DatasetWriter:
         self._directory = DirectoryBuilder()
         self._attributes = AttributesBuilder()
         default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED
-        self._stage = _Stage(default if stage_bytes is None else stage_bytes)
+        self._stage = SampleBuffer(default if stage_bytes is None else stage_bytes)
         self._stage_number = 0
         self._path_bytes = 0
         geometry = transaction.geometry
-        self._packer = Packer(chunk_bytes=geometry.chunk_bytes, block_bytes=geometry.block_bytes)
+        self._first_runs = () if previous is None else previous.runs
+        self._packer = Packer(
+            chunk_bytes=geometry.chunk_bytes,
+            block_bytes=geometry.block_bytes,
+            address=count_chunks(self._first_runs) * geometry.chunk_bytes,
+        )
         self._chunks: ChunkWriter | None = None
         self._state = "open"
         self.sample_count = 0
         self.sample_bytes = 0
+        if previous is not None:
+            self._carry_over(previous)
         self._check_space(expected_bytes, expected_samples)
 
     def __repr__(self) -> str:
         name, version = display(self.description.name), self.description.version
         size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
         return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
+
+    def _carry_over(self, previous: PreviousVersion) -> None:
+        paths, lengths = previous.paths, previous.lengths
+        self._directory.add_many(paths, previous.addresses, lengths, previous.crcs)
+        self._note(len(paths), int(lengths.sum()), sum(map(len, paths)), previous.columns)
+        self._encoder = previous.encoder
+        self._has_bytes = bool(paths) and previous.encoder is None
 
     # ---- adding ----------------------------------------------------------------------------------
 
@@ -284,6 +246,15 @@ class DatasetWriter:
             )
         self._has_bytes = True
 
+    def _check_fields_allowed(self, path: bytes, texts: list[str]) -> None:
+        """Check that fields which the caller encoded are those of the samples before."""
+        expected = "bytes" if self._has_bytes else self._encoder and self._encoder.text
+        if expected and any(text != expected for text in texts):
+            raise UsageError(
+                f"add the sample {display(path)!r}: expected {expected} as in the samples before, "
+                f"got the fields {texts[0]}"
+            )
+
     def add_batch(
         self,
         paths: Sequence[bytes],
@@ -311,7 +282,9 @@ class DatasetWriter:
         source = as_bytes_array(data)
         starts, sizes = np.asarray(offsets, np.int64), np.asarray(lengths, np.int64)
         _check_batch(len(paths), source.size, starts, sizes)
-        if len(paths) and FIELDS_COLUMN not in attributes:  # importers encode fields themselves
+        if len(paths) and FIELDS_COLUMN in attributes:  # importers encode fields themselves
+            self._check_fields_allowed(paths[0], np.asarray(attributes[FIELDS_COLUMN]).tolist())
+        elif len(paths):
             self._check_bytes_allowed(paths[0])
         self._note(len(paths), int(sizes.sum()), sum(map(len, paths)), attributes)
         if not self.description.shuffles:
@@ -338,7 +311,7 @@ class DatasetWriter:
             self._pack(list(paths[only]), source, offsets[only], lengths[only], None)
             return first + 1
         room = self._stage.capacity_bytes - self._stage.used_bytes
-        more = STAGE_SAMPLES_MAX - len(self._stage)
+        more = SAMPLES_MAX - len(self._stage)
         ends = np.cumsum(lengths[first : first + more])
         count = int(np.searchsorted(ends, room, side="right"))
         chosen = slice(first, first + count)
@@ -435,7 +408,10 @@ class DatasetWriter:
         if self._chunks is None:
             transaction = self._transaction
             self._chunks = ChunkWriter(
-                transaction.devices, transaction.geometry, transaction.space.take
+                transaction.devices,
+                transaction.geometry,
+                transaction.space.take,
+                self._first_runs,
             )
         return self._chunks
 
@@ -519,7 +495,7 @@ class DatasetWriter:
                 self._chunks.close()
         finally:
             self._transaction.close()
-            self._stage = _Stage(0)
+            self._stage = SampleBuffer(0)
             self._on_end(generation)
 
     def _check_open(self) -> None:
@@ -543,7 +519,9 @@ class DatasetWriter:
 
     def _check_space(self, expected_bytes: int, expected_samples: int) -> None:
         chunk_bytes = self._transaction.geometry.chunk_bytes
-        needed = -(-expected_bytes // chunk_bytes) + self._overhead_chunks(expected_samples, 0)
+        samples = self.sample_count + expected_samples
+        overhead = self._overhead_chunks(samples, self._path_bytes)
+        needed = -(-expected_bytes // chunk_bytes) + overhead
         free = self._transaction.space.chunk_count
         if needed > free:
             self.abort()

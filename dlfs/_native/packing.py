@@ -25,12 +25,13 @@ class Packer:
     Args:
         chunk_bytes: chunk size of the volume, a power of two.
         block_bytes: block size of the volume, a power of two, at most chunk_bytes.
+        address: first free byte of the data space, a multiple of chunk_bytes.
 
     Threads: one at a time.
     """
 
-    def __init__(self, *, chunk_bytes: int, block_bytes: int) -> None:
-        self._state = abi.Packing(chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+    def __init__(self, *, chunk_bytes: int, block_bytes: int, address: int = 0) -> None:
+        self._state = abi.Packing(address=address, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
 
     @property
     def address(self) -> int:

@@ -34,6 +34,10 @@ class FieldEncoder:
     Args:
         fields: type of each field by name.
 
+    Attributes:
+        fields: type of each field by name, in order.
+        text: value of the column that lists them, as JSON.
+
     Raises:
         UsageError: a name or a type is malformed.
 
@@ -42,7 +46,7 @@ class FieldEncoder:
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         self.fields: Fields = parse_fields(fields)
-        self._json = fields_to_json(self.fields)
+        self.text: str = fields_to_json(self.fields)
 
     @classmethod
     def of_sample(cls, values: Mapping[str, Any], where: str) -> FieldEncoder:
@@ -86,7 +90,7 @@ class FieldEncoder:
                 f"{where}: expected the fields {', '.join(self.fields)}, got "
                 f"{', '.join(map(str, values)) or 'none'}"
             )
-        columns: dict[str, Any] = {FIELDS_COLUMN: self._json}
+        columns: dict[str, Any] = {FIELDS_COLUMN: self.text}
         parts = []
         end = 0
         for name, kind in self.fields.items():

@@ -2,8 +2,9 @@
 
 One generation's catalog is one string of bytes, written to chunks of its own and found through the
 superblock. Decoding checks the whole of it: every chunk of the volume must belong to exactly one
-owner, be it a dataset's data, a directory, the catalog or the free space. Time is that of sorting
-the runs; their number is bounded before any is made into an object.
+owner, be it a dataset's data, a directory, the catalog or the free space. Only the data of several
+datasets may share chunks. Time is that of sorting the runs; their number is bounded before any is
+made into an object.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from dlfs.format.constants import (
     DATASET_RECORD_BYTES,
     DATASET_VERSION_MAX,
     DIRECTORY_BLOCK_BYTES,
+    INCOMPAT_SHARED,
     LOCATION_BYTES,
     TAG_ATTRIBUTES,
     TIME_NS_MAX,
 )
-from dlfs.format.geometry import ChunkRun, split_runs
+from dlfs.format.geometry import ChunkRun, split_runs, unite_runs
 from dlfs.format.names import dataset_name_problem
 from dlfs.format.superblock import Superblock
 from dlfs.wording import quote
@@ -140,6 +142,17 @@ class Catalog:
     def free_chunks(self) -> int:
         """Number of chunks without an owner."""
         return sum(run.chunk_count for run in self.free)
+
+    @property
+    def data_runs(self) -> list[ChunkRun]:
+        """The chunks of all datasets' data as sorted runs, each shared chunk once."""
+        return unite_runs(run for record in self.datasets for run in record.data_runs)
+
+    @property
+    def shares_chunks(self) -> bool:
+        """True if a chunk is in the data of more than one dataset."""
+        chunks = sum(run.chunk_count for run in self.data_runs)
+        return chunks != sum(record.data_chunks for record in self.datasets)
 
 
 def encode_catalog(catalog: Catalog) -> bytes:
@@ -429,25 +442,51 @@ def _check_free(free: tuple[ChunkRun, ...]) -> None:
 
 
 def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
-    """Check that every chunk of the volume has exactly one owner."""
-    owned = [(run, "the catalog") for run in superblock.catalog_runs]
-    owned += [(run, "the free space") for run in catalog.free]
+    """Check that every chunk has exactly one owner, or belongs to the data of several datasets."""
+    for record in catalog.datasets:
+        _check_own_data(record)
+    if catalog.shares_chunks != superblock.shared_chunks:
+        raise UsageError(
+            f"expected chunks of several datasets exactly with the feature {INCOMPAT_SHARED:#x}, "
+            f"got {'some' if catalog.shares_chunks else 'none'}"
+        )
+    owned = [(run, "the catalog", False) for run in superblock.catalog_runs]
+    owned += [(run, "the free space", False) for run in catalog.free]
     for record in catalog.datasets:
         name = f"dataset {quote(record.name)} version {record.version}"
-        owned += [(run, f"the data of {name}") for run in record.data_runs]
-        owned += [(run, f"the directory of {name}") for run in record.directory_runs]
-    owned.sort(key=lambda pair: pair[0].first_chunk)
-    end, owner = 0, "the start"
-    for run, name in owned:
-        if run.chunk_count < 1:
-            raise UsageError(f"{name}: expected runs of at least one chunk, got {run.chunk_count}")
+        owned += [(run, f"the data of {name}", True) for run in record.data_runs]
+        owned += [(run, f"the directory of {name}", False) for run in record.directory_runs]
+    owned.sort(key=lambda entry: entry[0].first_chunk)
+    end, owner, owner_is_data = 0, "the start", False
+    for run, name, is_data in owned:
+        _check_count(run, name)
+        if is_data and owner_is_data and run.first_chunk < end:
+            if run.end_chunk > end:
+                end, owner = run.end_chunk, name
+            continue
         if run.first_chunk != end:
             what = "no owner" if run.first_chunk > end else "two owners"
             raise UsageError(
                 f"expected one owner of every chunk, got {what} at chunk "
                 f"{min(end, run.first_chunk)} between {owner} and {name}"
             )
-        end, owner = run.end_chunk, name
+        end, owner, owner_is_data = run.end_chunk, name, is_data
     total = superblock.geometry.chunk_total
     if end != total:
         raise UsageError(f"expected runs up to chunk {total}, got {owner} up to chunk {end}")
+
+
+def _check_own_data(record: DatasetRecord) -> None:
+    """Check that no chunk is in the data of one dataset twice."""
+    name = f"the data of dataset {quote(record.name)} version {record.version}"
+    end = 0
+    for run in sorted(record.data_runs, key=lambda run: run.first_chunk):
+        _check_count(run, name)
+        if run.first_chunk < end:
+            raise UsageError(f"{name}: expected each chunk once, got chunk {run.first_chunk} twice")
+        end = run.end_chunk
+
+
+def _check_count(run: ChunkRun, owner: str) -> None:
+    if run.chunk_count < 1:
+        raise UsageError(f"{owner}: expected runs of at least one chunk, got {run.chunk_count}")

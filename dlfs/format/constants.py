@@ -5,14 +5,17 @@ from __future__ import annotations
 from dlfs.units import KIB, MIB
 
 VERSION_MAJOR = 1
-VERSION_MINOR = 3
+VERSION_MINOR = 4
 """Newest minor version that this code knows. Volumes that do not need it get an older one."""
 VERSION_MINOR_REPLICAS = 1
 VERSION_MINOR_ATTRIBUTES = 2
 VERSION_MINOR_REMOVED = 3
+VERSION_MINOR_SHARED = 4
 INCOMPAT_REPLICAS = 1 << 0
 """Feature bit: every chunk is stored more than once; since 1.1."""
-INCOMPAT_KNOWN = INCOMPAT_REPLICAS
+INCOMPAT_SHARED = 1 << 1
+"""Feature bit: a chunk of samples belongs to more than one dataset; since 1.4."""
+INCOMPAT_KNOWN = INCOMPAT_REPLICAS | INCOMPAT_SHARED
 """Known feature bits without which a volume cannot be read."""
 RO_COMPAT_ATTRIBUTES = 1 << 0
 """Feature bit: a dataset has an attribute segment, which a repair must preserve; since 1.2."""

@@ -29,6 +29,7 @@ from dlfs.format.constants import (
     GENERATION_MAX,
     INCOMPAT_KNOWN,
     INCOMPAT_REPLICAS,
+    INCOMPAT_SHARED,
     LABEL_BYTES_MAX,
     MEMBER_BYTES_MAX,
     MEMBERS_MAX,
@@ -45,6 +46,7 @@ from dlfs.format.constants import (
     VERSION_MINOR_ATTRIBUTES,
     VERSION_MINOR_REMOVED,
     VERSION_MINOR_REPLICAS,
+    VERSION_MINOR_SHARED,
 )
 from dlfs.format.geometry import (
     ChunkRun,
@@ -98,11 +100,14 @@ class Superblock:
     version: tuple[int, int] = (VERSION_MAJOR, 0)
     removed: tuple[int, ...] = ()
     """Highest removed version of the names in each bucket; empty while all are 0."""
+    shared_chunks: bool = False
+    """True while a chunk of samples belongs to more than one dataset."""
 
     @property
     def incompat(self) -> int:
         """Feature bits that a reader of the volume must know."""
-        return INCOMPAT_REPLICAS if self.geometry.replicas > 1 else 0
+        bits = INCOMPAT_REPLICAS if self.geometry.replicas > 1 else 0
+        return bits | (INCOMPAT_SHARED if self.shared_chunks else 0)
 
     @property
     def member_uuid(self) -> UUID:
@@ -135,7 +140,11 @@ def with_removed(superblock: Superblock, removed: Iterable[tuple[bytes, int]]) -
 
 
 def version_for(
-    geometry: Geometry, *, attributes: bool = False, removed: bool = False
+    geometry: Geometry,
+    *,
+    attributes: bool = False,
+    removed: bool = False,
+    shared_chunks: bool = False,
 ) -> tuple[int, int]:
     """Return the lowest version of the format that has the features of a volume.
 
@@ -143,7 +152,10 @@ def version_for(
         geometry: geometry of the volume.
         attributes: whether one of its datasets has an attribute segment.
         removed: whether a dataset was removed from it.
+        shared_chunks: whether a chunk of samples belongs to more than one of its datasets.
     """
+    if shared_chunks:
+        return VERSION_MAJOR, VERSION_MINOR_SHARED
     if removed:
         return VERSION_MAJOR, VERSION_MINOR_REMOVED
     if attributes:
@@ -151,21 +163,29 @@ def version_for(
     return VERSION_MAJOR, VERSION_MINOR_REPLICAS if geometry.replicas > 1 else 0
 
 
-def with_features(superblock: Superblock, *, attributes: bool) -> Superblock:
+def with_features(
+    superblock: Superblock, *, attributes: bool, shared_chunks: bool = False
+) -> Superblock:
     """Return a superblock with the version and the feature bits that its volume needs now.
 
     Args:
         superblock: this one; of a newer minor version it stays so.
         attributes: whether a dataset of the volume has an attribute segment.
+        shared_chunks: whether a chunk of samples belongs to more than one dataset of the volume.
     """
     version = superblock.version
     if version[1] <= VERSION_MINOR:
         removed = bool(superblock.removed)
-        version = version_for(superblock.geometry, attributes=attributes, removed=removed)
+        version = version_for(
+            superblock.geometry,
+            attributes=attributes,
+            removed=removed,
+            shared_chunks=shared_chunks,
+        )
     ro_compat = superblock.ro_compat & ~RO_COMPAT_KNOWN
     ro_compat |= RO_COMPAT_ATTRIBUTES if attributes else 0
     ro_compat |= RO_COMPAT_REMOVED if superblock.removed else 0
-    return replace(superblock, version=version, ro_compat=ro_compat)
+    return replace(superblock, version=version, ro_compat=ro_compat, shared_chunks=shared_chunks)
 
 
 def slot_for(generation: int) -> str:
@@ -290,7 +310,7 @@ def _check_frame(block: bytes, where: str) -> None:
 def _parse(block: bytes) -> Superblock:
     """Decode the fields. Raises ValueError if one cannot be represented."""
     (
-        _magic, major, minor, _size, _incompat, ro_compat, volume, _member, number, count,
+        _magic, major, minor, _size, incompat, ro_compat, volume, _member, number, count,
         chunk_bytes, block_bytes, data_offset, rows, member_bytes, generation, created_ns, replicas,
         run_count, catalog_bytes, catalog_crc, label_bytes, label,
     ) = _HEAD.unpack_from(block)  # fmt: skip
@@ -319,6 +339,7 @@ def _parse(block: bytes) -> Superblock:
         removed=_REMOVED.unpack_from(block, _REMOVED_OFFSET)
         if ro_compat & RO_COMPAT_REMOVED
         else (),
+        shared_chunks=bool(incompat & INCOMPAT_SHARED),
     )
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dlfs.block import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
 from dlfs.closing import Closing
 from dlfs.format.geometry import ChunkRun, Geometry
-from dlfs.store.space import append_run
+from dlfs.store.space import append_run, count_chunks
 from dlfs.units import MIB
 
 WINDOW_BYTES = 1 * MIB
@@ -48,10 +48,11 @@ class ChunkWriter(Closing):
         devices: devices of the members, in order, writable.
         geometry: geometry of the volume.
         take: allocates at most that many chunks in one run; called for each window.
+        runs: chunks that are written already, before the first window, in data order.
 
     Attributes:
-        runs: runs that were allocated, in data order.
-        chunk_count: chunks that were written or are in flight.
+        runs: these runs and those that were allocated, in data order.
+        chunk_count: chunks of these runs.
 
     Threads: one at a time.
     """
@@ -61,12 +62,13 @@ class ChunkWriter(Closing):
         devices: Sequence[BlockDevice],
         geometry: Geometry,
         take: Callable[[int], ChunkRun],
+        runs: Sequence[ChunkRun] = (),
     ) -> None:
         self._devices = devices
         self._geometry = geometry
         self._take = take
-        self.runs: list[ChunkRun] = []
-        self.chunk_count = 0
+        self.runs: list[ChunkRun] = list(runs)
+        self.chunk_count = count_chunks(runs)
         window_bytes = max(geometry.chunk_bytes, WINDOW_BYTES)
         count = max(WINDOWS_MIN, BUFFER_BYTES // window_bytes)
         memory = aligned_buffer(window_bytes * count, max(4096, geometry.block_bytes))

@@ -33,7 +33,7 @@ from dlfs.format.catalog import (
     encode_catalog,
 )
 from dlfs.format.constants import CATALOG_EXTENTS_MAX, DATASET_VERSION_MAX
-from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
+from dlfs.format.geometry import ChunkRun, DataSpace, Geometry, unite_runs
 from dlfs.format.paths import display
 from dlfs.format.superblock import (
     Superblock,
@@ -413,7 +413,8 @@ class Transaction(Closing):
         """Return the next superblock and its encoded catalog, in chunks that are free now."""
         ordered = tuple(sorted(datasets, key=lambda record: (record.name, record.version)))
         base = self.base.superblock
-        used = [run for d in ordered for run in (*d.data_runs, *d.directory_runs)]
+        used = unite_runs(run for record in ordered for run in record.data_runs)
+        used += [run for record in ordered for run in record.directory_runs]
         count, encoded = 0, b""
         runs: list[ChunkRun] = []
         catalog = self.base.catalog
@@ -438,7 +439,11 @@ class Transaction(Closing):
         ]
         attributes = any(record.attribute_extent for record in ordered)
         superblock = replace(
-            with_features(with_removed(base, removed), attributes=attributes),
+            with_features(
+                with_removed(base, removed),
+                attributes=attributes,
+                shared_chunks=catalog.shares_chunks,
+            ),
             generation=base.generation + 1,
             catalog_runs=tuple(runs),
             catalog_bytes=len(encoded),

@@ -77,13 +77,14 @@ class Superblock(NamedTuple):
     catalog_bytes: int
     catalog_crc: int
     removed: tuple[int, ...]
+    shares_chunks: bool
 
 
 def decode_superblock(block: bytes) -> Superblock:
     expect(len(block) == BLOCK and block[:8] == b"DLFSVOL1", "no superblock")
     expect(crc32c(block[:4092]) == struct.unpack_from("<I", block, 4092)[0], "superblock checksum")
     major, minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
-    expect(major == 1 and size == BLOCK and incompat & ~1 == 0, "superblock version")
+    expect(major == 1 and size == BLOCK and incompat & ~3 == 0, "superblock version")
     ro_compat = struct.unpack_from("<Q", block, 24)[0]
     expect(ro_compat <= 3 and (not ro_compat or minor >= 2 + ro_compat // 2), "ro_compat")
     removed = struct.unpack_from("<512I", block, 1536) if ro_compat & 2 else (0,) * 512
@@ -93,8 +94,9 @@ def decode_superblock(block: bytes) -> Superblock:
     replicas, run_count, catalog_bytes, catalog_crc = struct.unpack_from("<IIQI", block, 120)
     members = [block[512 + 16 * i : 528 + 16 * i] for i in range(count)]
     expect(1 <= count <= 64 and number < count, "superblock members")
-    expect(1 <= replicas <= min(4, count) and (replicas > 1) == incompat, "superblock replicas")
+    expect(1 <= replicas <= min(4, count) and (replicas > 1) == incompat & 1, "superblock replicas")
     expect(replicas == 1 or minor >= 1, "superblock minor version")
+    expect(not incompat & 2 or minor >= 4, "superblock minor version")
     expect(members[number] == block[48:64] and len(set(members)) == count, "member UUIDs")
     for value, low, high in ((chunk_bytes, 4096, 64 << 20), (block_bytes, 512, 64 << 10)):
         expect(low <= value <= high and value & value - 1 == 0, "superblock sizes")
@@ -105,6 +107,7 @@ def decode_superblock(block: bytes) -> Superblock:
         block[32:48], number, members, chunk_bytes, data_offset, rows, replicas, member_bytes,
         generation,
         runs_at(block, 256, run_count), catalog_bytes, catalog_crc, removed,
+        bool(incompat & 2),
     )  # fmt: skip
 
 
@@ -213,6 +216,10 @@ def decode_record(raw: bytes, at: int) -> tuple[Record, int]:
     return record, at + length
 
 
+def chunks_of(runs: Runs) -> list[int]:
+    return [chunk for first, length in runs for chunk in range(first, first + length)]
+
+
 def decode_catalog(volume: Volume) -> list[Record]:
     sb = volume.superblock
     raw = volume.space(sb.catalog_runs)[: sb.catalog_bytes]
@@ -228,9 +235,16 @@ def decode_catalog(volume: Volume) -> list[Record]:
         records.append(record)
     expect(at + 16 * free_count == len(raw), "catalog end")
     owned = sb.catalog_runs + runs_at(raw, at, free_count)
+    data: set[int] = set()
+    data_count = 0
     for record in records:
-        owned = owned + record.data_runs + record.directory_runs
-    chunks = sorted(chunk for first, length in owned for chunk in range(first, first + length))
+        own = chunks_of(record.data_runs)
+        expect(len(set(own)) == len(own), "a chunk twice in the data of a dataset")
+        data |= set(own)
+        data_count += len(own)
+        owned = owned + record.directory_runs
+    expect((data_count > len(data)) == sb.shares_chunks, "shared chunks")
+    chunks = sorted([*chunks_of(owned), *data])
     expect(chunks == list(range(volume.chunk_total)), "chunks with no owner or with two")
     keys = [(record.name, record.version) for record in records]
     expect(keys == sorted(set(keys)), "order of datasets")

@@ -57,15 +57,18 @@ v1 = _module("make_v1")
 v1_1 = _module("make_v1_1")
 v1_2 = _module("make_v1_2")
 v1_3 = _module("make_v1_3")
+v1_4 = _module("make_v1_4")
 MAKERS = {"one": v1, "three": v1, "pair": v1_1, "trio": v1_1, "solo": v1_2, "twins": v1_2,
-          "heir": v1_3, "heirs": v1_3}  # fmt: skip
+          "heir": v1_3, "heirs": v1_3,
+          "grown": v1_4, "growns": v1_4}  # fmt: skip
 FOLDERS = {
     "one": "v1", "three": "v1", "pair": "v1.1", "trio": "v1.1", "solo": "v1.2", "twins": "v1.2",
-    "heir": "v1.3", "heirs": "v1.3",
+    "heir": "v1.3", "heirs": "v1.3", "grown": "v1.4", "growns": "v1.4",
 }  # fmt: skip
-REPLICATED = ("pair", "trio", "twins", "heirs")
+REPLICATED = ("pair", "trio", "twins", "heirs", "growns")
 WITH_ATTRIBUTES = ("solo", "twins")
 WITH_REMOVED = ("heir", "heirs")
+WITH_SHARED_CHUNKS = ("grown", "growns")
 
 Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
 AllColumns = dict[tuple[bytes, int], dict[str, list[Any]]]
@@ -260,6 +263,8 @@ def test_volumes_are_of_the_oldest_version_that_has_what_they_need(
     without = kind in WITH_ATTRIBUTES  # the others remove a dataset between
     minor = 2 if without else 3
     features = int(kind in REPLICATED), 1 if without else 2
+    if kind in WITH_SHARED_CHUNKS:
+        minor, features = 4, (features[0] | 2, 3)
     assert image.superblock.version == (1, minor)
     newest = image.offsets(0)[2]
     with open(image.members[0], "rb") as file:
@@ -318,6 +323,30 @@ def test_a_version_that_was_removed_is_not_given_again(kind: str, image: Image) 
             with volume.writer(name) as writer:
                 writer.add("x", b"x")
             assert volume[name].version == version + 1
+
+
+@pytest.mark.parametrize("kind", WITH_SHARED_CHUNKS, indirect=True)
+def test_appended_versions_share_chunks_while_two_of_them_exist(kind: str, image: Image) -> None:
+    for read in (decoder.read_attributes, read_columns):
+        assert same(read(image.members), expected_columns(kind))
+    chunks = {n: chunks_of(image, image.dataset(b"grown", n)) for n in (1, 3, 4)}
+    assert chunks[1] < chunks[3] < chunks[4]
+    contents = MAKERS[kind].contents(kind)
+    for removed, minor in ((3, 4), (4, 3)):
+        with dlfs.open(image.members) as volume:
+            volume.remove("grown", removed)
+            assert not list(volume.verify())
+        del contents[b"grown", removed]
+        after = Image(image.members).superblock
+        assert (after.version, after.shared_chunks) == ((1, minor), minor == 4)
+        assert decoder.read_volume(image.members) == contents
+        assert c_reader.read_volume(image.members) == contents
+
+
+def chunks_of(image: Image, record: DatasetRecord) -> set[int]:
+    """Chunks that hold samples of a dataset."""
+    runs = record.split_data_runs(image.superblock.geometry.chunk_bytes)[0]
+    return {chunk for run in runs for chunk in range(run.first_chunk, run.end_chunk)}
 
 
 @pytest.mark.parametrize("kind", ["twins"], indirect=True)
@@ -436,6 +465,11 @@ def chunks_with_two_owners(image: Image) -> None:
     image.patch_catalog("QQ", at, last.first_chunk - 1, last.chunk_count + 1)
 
 
+def shared_chunks_unsaid(image: Image) -> None:
+    """Say of a volume with shared chunks that it has none, and of any other that it has."""
+    image.patch_superblocks("Q", 16, image.superblock.incompat ^ 2)
+
+
 def truncated(image: Image) -> None:
     for member in image.members[-image.replicas :]:
         os.truncate(member, Path(member).stat().st_size // 2)
@@ -498,7 +532,7 @@ def test_damaged_attributes_are_reported(image: Image, offset: int) -> None:
 DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
     ("no superblock", no_superblock, FormatError, "superblock"),
     ("major version", lambda i: i.patch_superblocks("H", 8, 2), VersionError, "version 1, got 2"),
-    ("incompat", lambda i: i.patch_superblocks("Q", 16, 2), VersionError, "newer"),
+    ("incompat", lambda i: i.patch_superblocks("Q", 16, 4), VersionError, "newer"),
     ("replicas", lambda i: i.patch_superblocks("I", 120, 5), FormatError, "replicas"),
     ("chunk size", lambda i: i.patch_superblocks("I", 72, 0), FormatError, "chunk of a power"),
     ("rows", lambda i: i.patch_superblocks("Q", 88, 1 << 40), FormatError, "rows"),
@@ -507,6 +541,7 @@ DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
     ("catalog magic", lambda i: i.patch_catalog("4s", 0, b"XXXX"), FormatError, "DLFSCAT1"),
     ("catalog count", lambda i: i.patch_catalog("I", 48, 1 << 31), FormatError, "datasets"),
     ("two owners", chunks_with_two_owners, FormatError, "owner"),
+    ("shared chunks", shared_chunks_unsaid, FormatError, "chunks of several datasets"),
     ("truncated", truncated, TruncatedError, "member"),
     ("directory header", in_directory("header", 33), FormatError, "directory"),
     ("directory tables", in_directory("tables", 1), ChecksumError, "directory"),

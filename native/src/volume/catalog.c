@@ -1,7 +1,7 @@
 /*
  * The catalog: the datasets of a volume and their locations (FORMAT.md, section 4), with the rule
- * that every chunk has one owner. Its cost is that of sorting the runs, whose number is limited
- * first.
+ * that every chunk has one owner, or belongs to the data of several datasets. Its cost is that of
+ * sorting the runs, whose number is limited first.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -37,21 +37,39 @@ enum {
     AT_DIRECTORY_RUN_COUNT = 92,
 };
 
+#define RUNS_MAX (VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX)
+
+/* A run and its kind of owner. */
+struct owned_run {
+    uint64_t first_chunk;
+    uint64_t end_chunk;
+    bool is_data; /* of samples and attributes, which datasets may share */
+};
+
 /* The state of decoding a catalog. */
 struct parser {
     const uint8_t *bytes;
     uint64_t size;
     uint64_t at; /* offset of the next record, a multiple of 8 */
     const struct volume_superblock *superblock;
-    dlfs_extent *runs; /* runs of all owners, [VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX] */
+    struct owned_run *runs; /* of all owners, [RUNS_MAX] */
     uint32_t run_count;
 };
 
+static void add_run(struct parser *parser, const dlfs_extent *run, bool is_data)
+{
+    parser->runs[parser->run_count++] = (struct owned_run){
+        .first_chunk = run->first_chunk,
+        .end_chunk = run->first_chunk + run->chunk_count,
+        .is_data = is_data,
+    };
+}
+
 /* Records count runs at an offset that end before `end`, each within the volume. */
 static const dlfs_extent *take_runs(struct parser *parser, uint64_t at, uint32_t count,
-                                    uint64_t end)
+                                    uint64_t end, bool is_data)
 {
-    if (count > VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX - parser->run_count || at > end ||
+    if (count > RUNS_MAX - parser->run_count || at > end ||
         count > (end - at) / sizeof(dlfs_extent)) {
         return NULL;
     }
@@ -62,14 +80,14 @@ static const dlfs_extent *take_runs(struct parser *parser, uint64_t at, uint32_t
             runs[i].chunk_count > total - runs[i].first_chunk) {
             return NULL;
         }
-        parser->runs[parser->run_count++] = runs[i];
+        add_run(parser, &runs[i], is_data);
     }
     return runs;
 }
 
 static uint64_t chunks_of(const dlfs_extent *runs, uint32_t count)
 {
-    uint64_t chunks = 0; /* wraps only if runs overlap, which check_owners refuses */
+    uint64_t chunks = 0; /* wraps only if runs overlap, which is refused */
     for (uint32_t i = 0; i < count; i++) {
         chunks += runs[i].chunk_count;
     }
@@ -123,6 +141,32 @@ static bool check_sizes(const struct volume_record *record, uint32_t chunk_bytes
            (segment_bytes + chunk_bytes - 1) / chunk_bytes == directory_chunks;
 }
 
+static int compare_runs(const void *a, const void *b)
+{
+    uint64_t left = ((const struct owned_run *)a)->first_chunk;
+    uint64_t right = ((const struct owned_run *)b)->first_chunk;
+    return (left > right) - (left < right);
+}
+
+static void sort_runs(struct owned_run *runs, uint32_t count)
+{
+    if (count > 0) { /* without runs the array may be NULL */
+        qsort(runs, count, sizeof *runs, compare_runs);
+    }
+}
+
+/* Sorts the runs of a dataset's data. Returns true if no chunk is in two of them. */
+static bool check_own_data(struct owned_run *runs, uint32_t count)
+{
+    sort_runs(runs, count);
+    for (uint32_t i = 1; i < count; i++) {
+        if (runs[i].first_chunk < runs[i - 1].end_chunk) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Parses the next record. */
 static bool parse_record(struct parser *parser, struct volume_record *record)
 {
@@ -145,6 +189,12 @@ static bool parse_record(struct parser *parser, struct volume_record *record)
         return false;
     }
     uint64_t end = parser->at + volume_u32(raw);
+    struct owned_run *data = parser->runs + parser->run_count;
+    const dlfs_extent *data_runs =
+        take_runs(parser, parser->at + VOLUME_RECORD_BYTES, data_count, end, true);
+    if (data_runs == NULL || !check_own_data(data, data_count)) {
+        return false;
+    }
     *record = (struct volume_record){
         .name = raw + name_at,
         .name_bytes = name_bytes,
@@ -155,13 +205,13 @@ static bool parse_record(struct parser *parser, struct volume_record *record)
         .data_bytes = volume_u64(raw + AT_DATA_BYTES),
         .entries_bytes = volume_u64(raw + AT_ENTRIES_BYTES),
         .names_bytes = volume_u64(raw + AT_NAMES_BYTES),
-        .data_runs = take_runs(parser, parser->at + VOLUME_RECORD_BYTES, data_count, end),
-        .directory_runs = take_runs(parser, parser->at + directory_at, directory_count, end),
+        .data_runs = data_runs,
+        .directory_runs = take_runs(parser, parser->at + directory_at, directory_count, end, false),
         .data_run_count = data_count,
         .directory_run_count = directory_count,
     };
     parser->at = end;
-    return record->data_runs != NULL && record->directory_runs != NULL &&
+    return record->directory_runs != NULL &&
            check_attributes(raw + attributes_at, attributes_bytes) &&
            check_name(record->name, name_bytes) &&
            check_sizes(record, parser->superblock->chunk_bytes);
@@ -180,7 +230,7 @@ static bool rises(const struct volume_record *a, const struct volume_record *b)
 
 static bool parse_free_runs(struct parser *parser, uint32_t count)
 {
-    const dlfs_extent *runs = take_runs(parser, parser->at, count, parser->size);
+    const dlfs_extent *runs = take_runs(parser, parser->at, count, parser->size, false);
     if (runs == NULL || parser->at + sizeof(dlfs_extent) * (uint64_t)count != parser->size) {
         return false;
     }
@@ -192,27 +242,30 @@ static bool parse_free_runs(struct parser *parser, uint32_t count)
     return true;
 }
 
-static int compare_runs(const void *a, const void *b)
-{
-    uint64_t left = ((const dlfs_extent *)a)->first_chunk;
-    uint64_t right = ((const dlfs_extent *)b)->first_chunk;
-    return (left > right) - (left < right);
-}
-
-/* Returns true if every chunk of the volume has exactly one owner. */
+/*
+ * Returns true if every chunk of the volume has exactly one owner, or belongs to the data of
+ * several datasets, which is so exactly if the superblock says it.
+ */
 static bool check_owners(struct parser *parser)
 {
     uint64_t end = 0;
-    if (parser->run_count > 0) { /* without runs the array may be NULL */
-        qsort(parser->runs, parser->run_count, sizeof *parser->runs, compare_runs);
-    }
+    bool end_is_data = false;
+    bool shares = false;
+    sort_runs(parser->runs, parser->run_count);
     for (uint32_t i = 0; i < parser->run_count; i++) {
-        if (parser->runs[i].first_chunk != end) {
+        const struct owned_run *run = &parser->runs[i];
+        if (run->is_data && end_is_data && run->first_chunk < end) {
+            shares = true;
+            end = run->end_chunk > end ? run->end_chunk : end;
+            continue;
+        }
+        if (run->first_chunk != end) {
             return false;
         }
-        end += parser->runs[i].chunk_count;
+        end = run->end_chunk;
+        end_is_data = run->is_data;
     }
-    return end == parser->superblock->chunk_total;
+    return end == parser->superblock->chunk_total && shares == parser->superblock->shared_chunks;
 }
 
 static bool check_header(const uint8_t *bytes, const struct volume_superblock *superblock)
@@ -238,9 +291,9 @@ static bool parse_all(struct parser *parser, struct volume_catalog *catalog)
         parser->run_count > VOLUME_RUNS_MAX) {
         return false;
     }
-    memcpy(parser->runs + parser->run_count, parser->superblock->catalog_runs,
-           own * sizeof(dlfs_extent));
-    parser->run_count += own;
+    for (uint32_t i = 0; i < own; i++) {
+        add_run(parser, &parser->superblock->catalog_runs[i], false);
+    }
     return check_owners(parser);
 }
 
@@ -258,7 +311,7 @@ int volume_catalog_decode(const uint8_t *bytes, const struct volume_superblock *
     struct parser parser = {.bytes = bytes, .size = size, .superblock = superblock};
     struct volume_catalog catalog = {.count = volume_u32(bytes + AT_DATASET_COUNT)};
     parser.at = VOLUME_CATALOG_HEADER_BYTES;
-    parser.runs = malloc((VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX) * sizeof(dlfs_extent));
+    parser.runs = malloc(RUNS_MAX * sizeof *parser.runs);
     catalog.records = calloc((size_t)catalog.count + 1, sizeof *catalog.records);
     if (parser.runs == NULL || catalog.records == NULL) {
         goto failed;

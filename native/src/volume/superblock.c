@@ -10,6 +10,7 @@
 #define MAGIC "DLFSVOL1"
 #define VERSION_MAJOR 1u
 #define INCOMPAT_REPLICAS UINT64_C(1)
+#define INCOMPAT_SHARED UINT64_C(2)
 
 /* Offsets of fields. */
 enum {
@@ -61,7 +62,7 @@ static int check_frame(const uint8_t *block)
     if (volume_u32(block + AT_SUPERBLOCK_BYTES) != VOLUME_SUPERBLOCK_BYTES) {
         return DLFS_E_FORMAT;
     }
-    if (volume_u64(block + AT_INCOMPAT) & ~INCOMPAT_REPLICAS) {
+    if (volume_u64(block + AT_INCOMPAT) & ~(INCOMPAT_REPLICAS | INCOMPAT_SHARED)) {
         return -EPROTONOSUPPORT;
     }
     return 0;
@@ -81,6 +82,7 @@ static bool parse(const uint8_t *block, struct volume_superblock *out)
     out->member_bytes = volume_u64(block + AT_MEMBER_BYTES);
     out->generation = volume_u64(block + AT_GENERATION);
     out->replicas = volume_u32(block + AT_REPLICAS);
+    out->shared_chunks = (volume_u64(block + AT_INCOMPAT) & INCOMPAT_SHARED) != 0;
     out->catalog_run_count = volume_u32(block + AT_CATALOG_RUN_COUNT);
     out->catalog_bytes = volume_u64(block + AT_CATALOG_BYTES);
     out->catalog_crc32c = volume_u32(block + AT_CATALOG_CRC32C);
@@ -177,7 +179,7 @@ int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out
         volume_u32(block + AT_LABEL_BYTES) > VOLUME_LABEL_BYTES_MAX) {
         return DLFS_E_FORMAT;
     }
-    if ((sb.replicas > 1) != (volume_u64(block + AT_INCOMPAT) == INCOMPAT_REPLICAS)) {
+    if ((sb.replicas > 1) != ((volume_u64(block + AT_INCOMPAT) & INCOMPAT_REPLICAS) != 0)) {
         return DLFS_E_FORMAT;
     }
     *out = sb;

@@ -47,6 +47,7 @@ struct volume_superblock {
     uint64_t member_bytes;
     uint64_t generation;
     uint32_t replicas;
+    bool shared_chunks; /* a chunk of samples belongs to more than one dataset */
     uint32_t catalog_run_count;
     uint64_t catalog_bytes;
     uint32_t catalog_crc32c;

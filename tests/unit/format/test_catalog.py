@@ -164,6 +164,51 @@ def test_every_chunk_has_one_owner(
     refused(superblock, encode_catalog(wrong), message)
 
 
+SHARED_BY_TWO = (ChunkRun(9, 1), ChunkRun(1, 2))
+
+
+def with_second_data(catalog: Catalog, *runs: ChunkRun) -> Catalog:
+    """Return the catalog with these data runs in its second dataset."""
+    first, second = catalog.datasets
+    data_bytes = sum(run.chunk_count for run in runs) * 16384
+    return replace(
+        catalog, datasets=(first, replace(second, data_runs=runs, data_bytes=data_bytes))
+    )
+
+
+@pytest.mark.parametrize(
+    "runs", [SHARED_BY_TWO, (ChunkRun(2, 1),), (ChunkRun(1, 1), ChunkRun(2, 1))]
+)
+def test_datasets_may_share_chunks_of_data(
+    catalog: Catalog, superblock: Superblock, runs: tuple[ChunkRun, ...]
+) -> None:
+    sharing = with_second_data(catalog, *runs)
+    assert (catalog.shares_chunks, sharing.shares_chunks) == (False, True)
+    assert sharing.data_runs == [ChunkRun(1, 2), ChunkRun(9, 1)]
+    raw = encode_catalog(sharing)
+    said = replace(superblock, shared_chunks=True)
+    assert decode_catalog(raw, signed(said, raw), WHERE) == sharing
+    refused(superblock, raw, "chunks of several datasets exactly with the feature 0x2, got some")
+    refused(said, encode_catalog(catalog), "feature 0x2, got none")
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ((ChunkRun(1, 2), ChunkRun(2, 1)), "expected each chunk once, got chunk 2 twice"),
+        ((ChunkRun(9, 1), ChunkRun(9, 1)), "expected each chunk once, got chunk 9 twice"),
+        ((ChunkRun(2, 2),), "two owners at chunk 3"),
+        ((ChunkRun(9, 2),), "two owners at chunk 10"),
+        ((ChunkRun(2, 1), ChunkRun(5, 1)), "two owners at chunk 5"),
+    ],
+)
+def test_only_data_of_different_datasets_may_share_chunks(
+    catalog: Catalog, superblock: Superblock, runs: tuple[ChunkRun, ...], message: str
+) -> None:
+    raw = encode_catalog(with_second_data(catalog, *runs))
+    refused(replace(superblock, shared_chunks=True), raw, message)
+
+
 def test_a_header_cut_short(superblock: Superblock) -> None:
     raw = bytes(63)
     with pytest.raises(FormatError, match="64 bytes of header, got 63"):
