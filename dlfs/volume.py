@@ -450,7 +450,7 @@ class Volume(CatalogChanges, Closing):
         raw = new_dataset_name(requested.name)
         with self._writing(f"dlfs appending to dataset {display(raw)!r}") as transaction:
             base = transaction.base
-            records = [r for r in base.catalog.datasets if _matches(r, requested)]
+            records = [r for r in base.catalog.datasets if matches(r, requested)]
             if not records:
                 datasets = base.catalog.datasets
                 raise no_such_dataset(datasets, raw, requested.version, where=self.uri)
