@@ -14,6 +14,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   ingest          formats and sources (folder, tar, ...) -> dataset writer; export
 #   volume          Volume: datasets, writing, removing; the public API's home
 #   views           several datasets, or some of their samples, read as one: concat, mix, split
+#   comparison      the differences of two datasets
 #   catalog_changes removing, pruning and renaming datasets
 #   verification    checking a whole volume
 #   redundancy      repairing a volume that has replicas
@@ -42,6 +43,7 @@ TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 
 if TYPE_CHECKING:
     from dlfs.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
+    from dlfs.comparison import DatasetDiff, diff
     from dlfs.dataset import Dataset
     from dlfs.errors import (
         ChecksumError,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
         UsageError,
         VersionError,
     )
+    from dlfs.ingest.copying import copy_dataset
     from dlfs.reader import Batch, Epoch
     from dlfs.redundancy import RepairReport, repair
     from dlfs.service.client import connect
@@ -98,6 +101,7 @@ __all__ = [
     "ChecksumError",
     "ClosedError",
     "Dataset",
+    "DatasetDiff",
     "DatasetInfo",
     "DatasetUsage",
     "DatasetView",
@@ -138,6 +142,8 @@ __all__ = [
     "VolumeUsage",
     "concat",
     "connect",
+    "copy_dataset",
+    "diff",
     "format_volume",
     "length_batches",
     "mix",
@@ -153,9 +159,12 @@ _HOMES = {
     "OnError": "dlfs.arguments",
     "ReadPlan": "dlfs.arguments",
     "Shuffle": "dlfs.arguments",
+    "DatasetDiff": "dlfs.comparison",
+    "diff": "dlfs.comparison",
     "Dataset": "dlfs.dataset",
     "Batch": "dlfs.reader",
     "Epoch": "dlfs.reader",
+    "copy_dataset": "dlfs.ingest.copying",
     "connect": "dlfs.service.client",
     "RepairReport": "dlfs.redundancy",
     "repair": "dlfs.redundancy",

@@ -28,7 +28,9 @@ from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
 from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
 from dlfs.cli.verbs import (
     cat,
+    cp,
     demo,
+    diff,
     discover,
     du,
     export,
@@ -203,6 +205,8 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "stat": stat.stat,
         "cat": cat.cat,
         "export": export.export,
+        "cp": cp.cp,
+        "diff": diff.diff,
         "du": du.du,
         "mv": mv.mv,
         "rm": rm.rm,

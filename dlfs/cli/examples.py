@@ -44,6 +44,14 @@ EXAMPLES = {
         "dlfs export photos.img photos photos.tar.zst",
         "dlfs export photos.img photos@2 photos.arrow --force",
     ),
+    "cp": (
+        "dlfs cp photos.img photos copy.img",
+        "dlfs cp unix:dlfs.sock photos@2 a.img,b.img pets",
+    ),
+    "diff": (
+        "dlfs diff photos.img photos@1 photos@2",
+        "dlfs diff photos.img photos photos --other copy.img --long",
+    ),
     "du": (
         "dlfs du photos.img",
         "dlfs du photos.img photos --json",

@@ -44,7 +44,10 @@ class Row:
 
 EXITS = (
     Row(ExitCode.OK, "done"),
-    Row(ExitCode.FAILURE, "any failure that has no code of its own", (DlfsError,)),
+    Row(
+        ExitCode.FAILURE, "any failure that has no code of its own; diff: the datasets differ",
+        (DlfsError,),
+    ),
     Row(ExitCode.USAGE, "the command line is wrong", (UsageError,)),
     Row(ExitCode.NOT_FOUND, "no such volume member, dataset or sample", (NotFoundError,)),
     Row(

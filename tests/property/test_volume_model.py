@@ -107,6 +107,34 @@ class VolumeMachine(RuleBasedStateMachine):
             self.volume.remove(name)
             self.model = {key: value for key, value in self.model.items() if key[0] != name}
 
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), new_name=NAMES)
+    def rename(self, data, new_name):
+        name, version = data.draw(st.sampled_from(sorted(self.model)))
+        alone = data.draw(st.booleans())
+        if any(key[0] == new_name for key in self.model):
+            with pytest.raises(dlfs.ExistsError):
+                self.volume.rename(name, new_name)
+            return
+        moved = [key for key in sorted(self.model) if key[0] == name]
+        if alone:
+            moved = [(name, version)]
+        more = max(0, self.last.get(new_name, 0) + 1 - moved[0][1])
+        self.volume.rename(f"{name}@{version}" if alone else name, new_name)
+        for key in moved:
+            self.model[new_name, key[1] + more] = self.model.pop(key)
+        self.last[new_name] = moved[-1][1] + more
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), keep=st.integers(1, 2))
+    def prune(self, data, keep):
+        name, _ = data.draw(st.sampled_from(sorted(self.model)))
+        doomed = [key for key in sorted(self.model) if key[0] == name][:-keep]
+        pruned = self.volume.prune(name, keep=keep)
+        assert [(info.name, info.version) for info in pruned] == doomed
+        for key in doomed:
+            del self.model[key]
+
     @rule()
     def reopen(self):
         uri = self.volume.uri

@@ -187,3 +187,22 @@ def test_shared_chunks_count_once(volume):
     assert usage.stored_bytes == 8 * size
     assert [one.stored_bytes for one in usage.versions] == [6 * size, 7 * size]
     assert [one.freed_bytes for one in usage.versions] == [1 * size, 2 * size]
+
+
+def test_versions_that_were_appended_to_share_chunks(volume):
+    with volume.append("ds") as writer:
+        writer.add("more", b"more")
+    first, second = volume.usage().versions
+    both = volume.usage()
+    assert both.stored_bytes < first.stored_bytes + second.stored_bytes
+    assert both.stored_bytes + both.catalog_bytes + both.free_bytes == both.capacity_bytes
+    volume.rename("ds@2", "grown")
+    free = volume.free_bytes
+    volume.remove("ds")
+    assert volume.free_bytes == free + first.freed_bytes
+    assert volume.usage().versions[0].freed_bytes == second.stored_bytes
+    assert volume["grown"].get(FIRST) == SAMPLES[FIRST]
+    with volume["grown"] as grown:
+        assert volume.prune("grown", keep=1) == []
+        assert len(grown) == len(SAMPLES) + 1
+    assert not list(volume.verify())

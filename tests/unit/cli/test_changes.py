@@ -1,4 +1,4 @@
-"""Verbs that change, measure and compare datasets: ``mv``, ``prune``, ``du``."""
+"""Verbs that change, copy, measure and compare whole datasets: ``mv``, ``cp``, ``du``, ..."""
 
 from __future__ import annotations
 
@@ -73,3 +73,85 @@ def test_du(run, volume, samples) -> None:
         "volume:",
     ]
     assert run("du", volume, "nothing").code == 3
+
+
+# ---- diff ----------------------------------------------------------------------------------------
+
+
+def test_diff(run, volume, samples) -> None:
+    assert run("diff", volume, "small", "small@1").code == 0
+    others = {**samples, b"top": b"TOP", b"z": b"new"}
+    del others[b"a/one.txt"]
+    add_version(volume, others)
+    done = run("diff", volume, "small@1", "small")
+    assert (done.code, done.err) == (1, "")
+    fields = dict(line.split("  ", 1) for line in map(str.strip, done.out.decode().splitlines()))
+    assert fields["a"] == "small@1"
+    assert fields["added"] == "1 sample, 3 B"
+    assert fields["removed"] == "1 sample, 3 B"
+    assert (fields["changed"], fields["same"]) == ("1 sample", "4 samples")
+    done = run("diff", volume, "small@1", "small@2", "--long")
+    assert (done.code, done.out) == (1, b"- a/one.txt\n~ top\n+ z\n")
+    found = run("diff", volume, "small@2", "small@1", "--json", "--long").json
+    assert (found["added"], found["removed"], found["changed"], found["same"]) == (1, 1, 1, 4)
+    assert found["differ"]
+    assert found["samples"][0] == {
+        "path": "a/one.txt",
+        "difference": "added",
+        "length_bytes_a": None,
+        "length_bytes_b": 3,
+    }
+    assert run("diff", volume, "small", "small@7").code == 3
+
+
+def test_diff_of_attributes(run, volume, tmp_path) -> None:
+    with dlfs.open(str(volume)) as opened:
+        for version in range(2):
+            with opened.writer("d") as writer:
+                for path in (b"a", b"odd \xff"):
+                    values = {"same": 1, "label": f"{path!r} {version}", "kind": 1.0}
+                    values["kind"] = "x" if version else 1.0
+                    writer.add(path, path, attributes=values | {f"only {version}": True})
+    done = run("diff", volume, "d@1", "d@2")
+    assert done.code == 1
+    for part in (
+        "attributes  changed in 2 samples of equal bytes",
+        "only 1: added",
+        "only 0: removed",
+        "kind: float64 in A, string in B",
+        "label: changed in 2 samples",
+    ):
+        assert part in done.out.decode()
+    assert run("diff", volume, "d@1", "d@2", "-l").out == b"@ a\n@ odd \xff\n"
+    found = run("diff", volume, "d@1", "d@2", "--json").json
+    assert found["columns_retyped"] == {"kind": ["float64", "string"]}
+    assert "samples" not in found
+
+
+# ---- cp ------------------------------------------------------------------------------------------
+
+
+def test_cp(run, volume, tmp_path) -> None:
+    target = f"{tmp_path}/a.img,{tmp_path}/b.img"
+    assert run("format", target, "--size", "16MiB").code == 0
+    done = run("cp", volume, "small", target)
+    assert (done.code, done.out) == (0, b"")
+    assert done.err.startswith("copied small@1 to small@1: 6 samples, 295.9 KiB in ")
+    done = run("cp", volume, "small@1", target, "other", "--json")
+    assert done.json["source"]["version"] == 1
+    assert done.json["dataset"]["name"] == "other"
+    assert run("cp", volume, "small", volume).code == 0
+    assert run("ls", volume).out == b"small@1\nsmall@2\n"
+    assert run("diff", volume, "small", "other", "--other", target).code == 0
+    assert run("cp", volume, "small@1", target, "other").err.startswith("copied small@1 to other@2")
+
+
+def test_cp_says_why_it_cannot(run, volume, tmp_path) -> None:
+    small = tmp_path / "small.img"
+    assert run("format", small, "--size", "1100KiB", "--chunk", "4KiB").code == 0
+    assert run("cp", volume, "nothing", small).code == 3
+    assert run("cp", volume, "small", tmp_path / "nowhere.img").code == 3
+    assert run("cp", volume, "small", small, "a@1").code == 2
+    done = run("cp", volume, "small", small)
+    assert (done.code, "of free space" in done.err) == (6, True)
+    assert run("ls", small).out == b""

@@ -84,6 +84,7 @@ VERBS = {
     "stat-sample": ("stat", VOLUME, NAME, DEEP, os.fsdecode(ODD)),
     "cat": ("cat", VOLUME, NAME, DEEP),
     "export": ("export", VOLUME, NAME, "out-{}"),
+    "diff": ("diff", VOLUME, NAME, f"{NAME}@1"),
     "du": ("du", VOLUME),
     "rm": ("rm", "removed-{}.img", NAME, "--yes"),
     "uri": ("uri",),

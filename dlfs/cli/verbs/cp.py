@@ -1,0 +1,47 @@
+"""``dlfs cp``: copies a dataset to another volume, or to another name."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_dataset, open_devices
+from dlfs.cli.output import human_rate, human_samples, note, print_json
+from dlfs.cli.progress import progress_bar
+
+
+def cp(
+    volume: VolumeArgument,
+    dataset: DatasetArgument,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The volume to copy to.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Name of the copy, by default that of the dataset."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Copy a dataset with its attributes and fields, completely or not at all.
+
+    Every sample is verified while it is read. VOLUME may be a service's socket; TARGET may be
+    VOLUME. An existing name gets a new version.
+    """
+    from dlfs.ingest.copying import copy_dataset
+
+    begin = time.monotonic()
+    with (
+        open_dataset(volume, dataset) as (_, found),
+        open_devices(target, "copy to") as opened,
+        progress_bar(f"copy {found.name}") as bar,
+    ):
+        info = copy_dataset(found, opened, name, progress=bar.show)
+        source = {"dataset": found.name, "version": found.version, "uuid": found.uuid}
+    seconds = time.monotonic() - begin
+    if json:
+        print_json({"source": source, "dataset": asdict(info), "seconds": seconds})
+    note(
+        f"copied {source['dataset']}@{source['version']} to {info.name}@{info.version}: "
+        f"{human_samples(info.sample_count)}, {human_rate(info.sample_bytes, seconds)}"
+    )

@@ -1,0 +1,138 @@
+"""Copies between volumes: fields, refusals, damage, and copies that are interrupted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dlfs
+from dlfs.ingest import copying
+from dlfs.units import KIB, MIB
+
+SAMPLES = {f"{number:03}": bytes([number]) * (number * 100) for number in range(200)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """Make a volume with the dataset ``d``, and return its URI."""
+    return make_volume(tmp_path / "source.img", SAMPLES)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    """Make an empty volume, and return its URI."""
+    return make_volume(tmp_path / "target.img", {})
+
+
+def make_volume(path: Path, samples: dict[str, bytes], size_bytes: int = 16 * MIB) -> str:
+    dlfs.format_volume(str(path), size_bytes=size_bytes, chunk_bytes=64 * KIB)
+    if samples:
+        with dlfs.open(str(path)) as volume, volume.writer("d") as writer:
+            for name, data in samples.items():
+                writer.add(name, data, attributes={"number": int(name)})
+    return str(path)
+
+
+def contents(uri: str) -> list[tuple[str, int]]:
+    with dlfs.open(uri) as volume:
+        return [(info.name, info.version) for info in volume.datasets()]
+
+
+def test_fields_and_arrays_are_copied(tmp_path: Path, target: str) -> None:
+    path = make_volume(tmp_path / "fields.img", {})
+    with dlfs.open(path) as volume, volume.writer("d", layout="path") as writer:
+        for number in range(20):
+            mask = np.full((number % 3, 2), number, np.int16)
+            sample = {"image": bytes(number), "mask": mask, "text": f"t {number}"}
+            writer.add(f"{number:02}", sample, attributes={"weight": number / 4})
+    with dlfs.open(path) as volume, dlfs.open(target) as other, volume["d"] as original:
+        dlfs.copy_dataset(original, other)
+        with other["d"] as copy:
+            assert copy.fields == original.fields
+            assert copy.sample(7)["text"] == "t 7"
+            assert copy.sample(8)["mask"].tolist() == [[8, 8]] * 2
+            assert not dlfs.diff(original, copy)
+
+
+def test_a_large_sample_is_read_alone(monkeypatch, source: str, target: str) -> None:
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 10_000)
+    done = []
+    with dlfs.open(source) as volume, dlfs.open(target) as other, volume["d"] as original:
+        dlfs.copy_dataset(original, other, progress=lambda now: done.append(now.samples_done))
+        with other["d"] as copy:
+            assert not dlfs.diff(original, copy)
+    assert done[-1] == len(SAMPLES)
+    assert 1 in np.diff(done)
+
+
+def test_a_name_that_is_taken_gets_a_version(source: str) -> None:
+    with dlfs.open(source) as volume, volume["d"] as original:
+        assert dlfs.copy_dataset(original, volume).version == 2
+        assert dlfs.copy_dataset(original, volume, "e").version == 1
+        with pytest.raises(dlfs.UsageError, match="name a new dataset"):
+            dlfs.copy_dataset(original, volume, "a@1")
+    assert contents(source) == [("d", 1), ("d", 2), ("e", 1)]
+
+
+def test_a_full_target_stays_as_it_was(tmp_path: Path, source: str) -> None:
+    small = make_volume(tmp_path / "small.img", {}, 2 * MIB)
+    with dlfs.open(source) as volume, dlfs.open(small) as other, volume["d"] as original:
+        free = other.free_bytes
+        with pytest.raises(dlfs.SpaceError):
+            dlfs.copy_dataset(original, other)
+        other.refresh()
+        assert (other.datasets(), other.free_bytes) == ([], free)
+
+
+def test_a_damaged_sample_ends_the_copy(source: str, target: str) -> None:
+    with dlfs.open(source) as volume, volume["d"] as original:
+        place = original.stat(150)
+        with open(source, "r+b") as file:
+            file.seek(place.offset_bytes)
+            file.write(b"\xff")
+        with dlfs.open(target) as other, pytest.raises(dlfs.ChecksumError, match="150"):
+            dlfs.copy_dataset(original, other)
+    assert contents(target) == []
+
+
+def test_a_copy_that_is_interrupted_leaves_nothing(monkeypatch, source: str, target: str) -> None:
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 400_000)
+
+    def interrupt(_progress: object) -> None:
+        raise KeyboardInterrupt
+
+    with dlfs.open(source) as volume, dlfs.open(target) as other, volume["d"] as original:
+        with pytest.raises(KeyboardInterrupt):
+            dlfs.copy_dataset(original, other, progress=interrupt)
+        assert not [each for each in threading.enumerate() if "dlfs-ingest" in each.name]
+        assert contents(target) == []
+        assert dlfs.copy_dataset(original, other).version == 1
+
+
+KILLED = """
+import os, signal, sys, dlfs
+from dlfs.ingest import copying
+copying.BLOCK_BYTES = 400_000
+def die(now):
+    if now.samples_done >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+with dlfs.open(sys.argv[1]) as volume, dlfs.open(sys.argv[2]) as other, volume["d"] as dataset:
+    dlfs.copy_dataset(dataset, other, progress=die)
+"""
+
+
+def test_a_copy_that_is_killed_leaves_nothing(source: str, target: str) -> None:
+    words = [sys.executable, "-c", KILLED, source, target, str(len(SAMPLES) // 2)]
+    assert subprocess.run(words).returncode == -signal.SIGKILL
+    assert contents(target) == []
+    with dlfs.open(source) as volume, dlfs.open(target) as other, volume["d"] as original:
+        free = other.free_bytes
+        assert dlfs.copy_dataset(original, other).version == 1
+        assert other.usage().stored_bytes <= free - other.free_bytes
+        assert not list(other.verify())
