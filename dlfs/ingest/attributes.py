@@ -26,9 +26,10 @@ import numpy.typing as npt
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.source import SampleBlock, Source, array_attributes, show
-from dlfs.ingest.tables.columns import Column, column_values, is_scalar
+from dlfs.ingest.tables.columns import Column, column_values
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.tables.files import open_ipc, open_parquet
+from dlfs.ingest.tables.values import is_scalar
 from dlfs.reader.arrays import ArrayForm
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -266,7 +267,7 @@ def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, npt.NDArray[Any]]:
         schema = table.schema
         columns = [Column(name, (name,), schema.field(name).type) for name in schema.names]
         for column in columns:
-            if not is_scalar(column):
+            if not is_scalar(column.type):
                 raise UsageError(
                     f"{where}: expected numbers, bools or text in every column, got "
                     f"{column.type} in {column.name}"

@@ -1,8 +1,17 @@
-"""Makes samples with fields of what a source has: several members, columns or arrays.
+"""Makes samples with fields of what a source has: several members, columns, features or arrays.
 
-A ``FieldRecords`` belongs to one source. The first sample determines the types of its fields, as
-``DatasetWriter.add`` does: bytes, text, or arrays all of whose dimensions vary. Its records have
-the bytes of the sample, and the reserved attributes that describe its fields.
+A format parses its option ``fields`` by ``parse_choices``, and finds the chosen names among those
+of its source by ``choose_fields``. An entry is ``NAME``, ``NAME:TYPE``, or a pattern: ``*`` takes
+all names. A type is written as for ``DatasetWriter.add``.
+
+A ``FieldRecords`` belongs to one source. It knows the type of each field from the entry, or from
+the format, whose schema has it; else the first sample determines it, and all dimensions of its
+arrays vary. A record has the bytes of the sample, and the reserved attributes that describe its
+fields.
+
+For a field whose entry has a type, bytes and vectors become arrays of that type and shape: a source
+such as TFRecord has no others. One of the dimensions may vary. Numbers are converted if the type
+can represent them.
 
 Threads: one at a time.
 """
@@ -10,21 +19,94 @@ Threads: one at a time.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.errors import FormatError, UsageError
-from dlfs.fields import FieldEncoder
+from dlfs.fields import FieldEncoder, FieldType
 from dlfs.ingest.records import Record, Value
+
+Choices = dict[str, FieldType | None]
+"""Chosen fields in their order: name or pattern, and the type of its entry if it has one."""
+
+_TYPED = re.compile(
+    r"(?P<name>.+):(?P<type>bytes|text|[<>=|]?[A-Za-z]\w*(?:\[\w+\])?\[[0-9?,]*\])", re.DOTALL
+)
+_WILDCARDS = re.compile(r"[*?\[]")
+
+
+def parse_choices(entries: Sequence[str], what: str) -> Choices:
+    """Parse the entries of the option ``fields``.
+
+    Args:
+        entries: ``NAME``, ``NAME:TYPE`` or patterns of names.
+        what: the action, for errors, such as ``import x.parquet``.
+
+    Raises:
+        UsageError: a type is malformed, or a name is empty or occurs twice.
+    """
+    choices: Choices = {}
+    for entry in entries:
+        typed = _TYPED.fullmatch(entry)
+        name, kind = (typed["name"], typed["type"]) if typed else (entry, None)
+        if not name or name in choices:
+            raise UsageError(
+                f"{what}: expected fields of different names, got {', '.join(entries)}"
+            )
+        try:
+            choices[name] = None if kind is None else FieldType.parse(kind)
+        except UsageError as error:
+            raise UsageError(f"{what}: field {name!r}: {error}") from error
+    return choices
+
+
+def is_pattern(name: str) -> bool:
+    """Return True if a name stands for several."""
+    return _WILDCARDS.search(name) is not None
+
+
+def choose_fields(choices: Choices, known: Sequence[str]) -> Choices:
+    """Replace patterns by the names that match and that no other entry has.
+
+    Args:
+        choices: names and patterns.
+        known: names in the source, in its order.
+
+    Returns:
+        The chosen names. A name that is not known, and a pattern that matches none, stay for the
+        format to report.
+    """
+    found: Choices = {}
+    for name, kind in choices.items():
+        if name in known or not is_pattern(name):
+            found[name] = kind
+            continue
+        matches = [other for other in known if fnmatchcase(other, name)]
+        free = [match for match in matches if match not in choices and match not in found]
+        found.update(dict.fromkeys(free if matches else [name], kind))
+    return found
 
 
 class FieldRecords:
-    """Makes the records of one source, which all have the same fields."""
+    """Makes the records of one source, which all have the same fields.
 
-    def __init__(self) -> None:
+    Args:
+        declared: type of each field whose entry has one; values are made to fit it.
+        known: type of each field that the format knows.
+    """
+
+    def __init__(
+        self,
+        declared: Mapping[str, FieldType | None] | None = None,
+        known: Mapping[str, FieldType] | None = None,
+    ) -> None:
+        self._declared = {name: kind for name, kind in (declared or {}).items() if kind is not None}
+        self._known = {**(known or {}), **self._declared}
         self._encoder: FieldEncoder | None = None
 
     def make(
@@ -43,15 +125,93 @@ class FieldRecords:
             attributes: further attributes of the sample.
 
         Raises:
-            FormatError: a value cannot be stored, or its type differs from that in other samples.
+            FormatError: a value cannot be stored, or its type is not that of the field; the message
+                names the field.
         """
+        values = {
+            name: self._fit(name, value, where) if name in self._declared else value
+            for name, value in values.items()
+        }
         try:
             if self._encoder is None:
-                self._encoder = FieldEncoder.of_sample(values, where)
+                self._encoder = self._make_encoder(values, where)
             data, columns = self._encoder.encode(values, where)
         except UsageError as error:
             raise FormatError(str(error)) from error
         return Record(path, data.data, {**(attributes or {}), **columns})
+
+    def _make_encoder(self, values: Mapping[str, Any], where: str) -> FieldEncoder:
+        """Return the encoder for samples like the first one, with the types that are known."""
+        others = {name: value for name, value in values.items() if name not in self._known}
+        guessed = FieldEncoder.of_sample(others, where).fields if others else {}
+        types = {**guessed, **self._known}
+        return FieldEncoder({name: types[name] for name in values})
+
+    def _fit(self, name: str, value: Any, where: str) -> Any:
+        """Return a value as one of the type that the field's entry declares."""
+        try:
+            return fit_value(self._declared[name], value)
+        except (UsageError, ValueError) as error:
+            raise FormatError(f"{where}: field {name!r}: {error}") from error
+
+
+def fit_value(kind: FieldType, value: Any) -> Any:
+    """Return a value as one of a declared type, as far as nothing is lost.
+
+    Bytes become text, or an array of the elements that they are. A vector takes the declared shape.
+    Other values are returned unchanged, and the encoder checks them.
+
+    Raises:
+        UsageError: the bytes or the vector have another number of elements.
+        UnicodeDecodeError: the bytes are not UTF-8.
+    """
+    is_bytes = isinstance(value, bytes | bytearray | memoryview)
+    if kind.kind == "text":
+        return str(value, "utf-8") if is_bytes else value
+    if kind.kind == "bytes":
+        return value.encode() if isinstance(value, str) else value
+    if is_bytes:
+        if len(value) % kind.dtype.itemsize:
+            raise UsageError(
+                f"expected {kind}, of {kind.dtype.itemsize} bytes each element, got {len(value)} "
+                "bytes"
+            )
+        array: NDArray[Any] = np.frombuffer(value, kind.dtype)
+    elif isinstance(value, np.ndarray | np.generic):
+        array = _convert(kind, np.asarray(value))
+    else:
+        return value
+    has_shape = array.ndim != 1 and any(array.shape)
+    if kind.fits(array.shape) or has_shape or not array.ndim:
+        return array
+    return array.reshape(_shape_of(kind, array.size))
+
+
+def _shape_of(kind: FieldType, size: int) -> tuple[int, ...]:
+    """Return the shape of an array with a number of elements; one dimension may vary."""
+    lengths = [length for length in kind.shape if length is not None]
+    fixed = int(np.prod(lengths, dtype=np.int64))
+    varying = len(kind.shape) - len(lengths)
+    if size == 0 and varying:
+        return tuple(length or 0 for length in kind.shape)
+    if varying > 1 or (fixed != size if not varying else not fixed or size % fixed):
+        raise UsageError(f"expected {kind}, got {size} elements without a shape")
+    return tuple(size // fixed if length is None else length for length in kind.shape)
+
+
+def _convert(kind: FieldType, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of numbers with the type's elements, if these can represent it."""
+    wanted = kind.dtype
+    kinds = array.dtype.kind + wanted.kind
+    if array.dtype == wanted or kinds not in ("ii", "iu", "ui", "uu", "ff", "cc"):
+        return array
+    with np.errstate(all="ignore"):
+        converted = array.astype(wanted)
+    is_exact = wanted.kind in "fc" or (
+        np.array_equal(converted.astype(array.dtype), array)
+        and np.array_equal(converted < 0, array < 0)
+    )
+    return converted if is_exact else array
 
 
 def read_npy(data: bytes | memoryview) -> NDArray[Any]:

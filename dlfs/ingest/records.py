@@ -98,31 +98,42 @@ def gather(
     Raises:
         FormatError: the values of an attribute are not of one type.
     """
-    paths: list[bytes] = []
-    rows: list[Mapping[str, Value]] = []
-    parts: list[bytes | memoryview] = []
+    waiting: list[Record] = []
     size_bytes = 0
-
-    def block() -> SampleBlock:
-        sizes = np.array(list(map(len, parts)), np.int64)
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        columns = {
-            name: attribute_array([row[name] for row in rows], name, where) for name in rows[0]
-        }
-        return SampleBlock(
-            paths, np.frombuffer(data, np.uint8), np.cumsum(sizes) - sizes, sizes, columns
-        )
-
     for record in records:
         size_bytes += len(record.data)
-        if paths and (size_bytes > buffer_bytes or len(paths) == BLOCK_SAMPLES_MAX):
-            yield block()
-            paths, rows, parts, size_bytes = [], [], [], len(record.data)
-        paths.append(record.path)
-        rows.append(record.attributes)
-        parts.append(record.data)
-    if paths:
-        yield block()
+        if waiting and (size_bytes > buffer_bytes or len(waiting) == BLOCK_SAMPLES_MAX):
+            yield make_block(waiting, where)
+            waiting, size_bytes = [], len(record.data)
+        waiting.append(record)
+    if waiting:
+        yield make_block(waiting, where)
+
+
+def make_block(records: Sequence[Record], where: str) -> SampleBlock:
+    """Make one block of records.
+
+    Args:
+        records: at least one record, all with the same attributes.
+        where: name of the shard, for errors.
+
+    Raises:
+        FormatError: the values of an attribute are not of one type.
+    """
+    parts = [record.data for record in records]
+    sizes = np.array(list(map(len, parts)), np.int64)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    columns = {
+        name: attribute_array([record.attributes[name] for record in records], name, where)
+        for name in records[0].attributes
+    }
+    return SampleBlock(
+        [record.path for record in records],
+        np.frombuffer(data, np.uint8),
+        np.cumsum(sizes) - sizes,
+        sizes,
+        columns,
+    )
 
 
 def attribute_array(values: Sequence[Value], name: str, where: str) -> npt.NDArray[Any]:

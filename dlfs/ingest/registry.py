@@ -20,6 +20,8 @@ means the same in every format:
 - ``select``: a pattern (as ``fnmatch``) of the datasets, variables or members to import.
 - ``column``: the one field, column or feature whose bytes are the sample.
 - ``attributes``: the fields, columns or features to store as attributes.
+- ``fields``: the members, columns, features or arrays that are the fields of one sample; see
+  ``ingest.fields``.
 - ``path``: the field or column that has each sample's path.
 - ``links``: the treatment of symbolic links.
 
@@ -31,6 +33,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -49,6 +52,9 @@ AUTO = "auto"
 """Format name that asks for recognition."""
 
 _BOOLS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+_COMMA = re.compile(r",(?![0-9?,]*\])")
+"""A comma between names; those in the shape of a type, such as ``mask:u1[?,3]``, are none."""
 
 _MAGIC_BYTES = 512
 """Bytes read from the start of a file to recognise it."""
@@ -141,7 +147,7 @@ FORMATS = (
         names=("*.lmdb", "*.mdb"), magic=((16, b"\xde\xc0\xef\xbe"),), marks=("data.mdb",),
     ),
     Format(
-        "mds", "MosaicML MDS shards, in the folder of their index.json", ".mds:MdsOptions",
+        "mds", "MosaicML MDS shards, in the folder of their index.json", ".mds.source:MdsOptions",
         marks=("index.json", "*.mds|*.mds.*"),
     ),
     Format(
@@ -292,7 +298,7 @@ def read_value(value: object, kind: Any) -> object:
             return None
         kind = _without_none(kind)
     if typing.get_origin(kind) is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = _COMMA.split(value) if isinstance(value, str) else value
         if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
             raise ValueError(f"expected names, got {value!r}")
         return tuple(item.strip() for item in items)

@@ -132,14 +132,27 @@ class ArrayOptions:
 
     select: Annotated[tuple[str, ...], "patterns of the arrays to import"] = ()
     samples: Annotated[Samples, "what makes a sample: each row, array or group of arrays"] = "rows"
+    fields: Annotated[
+        tuple[str, ...],
+        "arrays of a group that are the fields of its samples: NAME[=ARRAY], or patterns; needs "
+        "samples=rows or groups",
+    ] = ()
     attributes: Annotated[
         tuple[str, ...],
         "NAME=ARRAY: the array of an attribute; /ARRAY starts at the top of its file",
     ] = ()
 
+    def __post_init__(self) -> None:
+        if self.fields and self.samples == "arrays":
+            raise UsageError("import: expected samples of rows or groups for fields, got arrays")
 
-def parse_attributes(entries: Sequence[str]) -> dict[str, str]:
+
+def parse_references(entries: Sequence[str], noun: str) -> dict[str, str]:
     """Read ``NAME=ARRAY``; ``ARRAY`` alone gets the last component of the array's name.
+
+    Args:
+        entries: the entries of an option.
+        noun: noun for an entry in errors, such as ``attribute``.
 
     Raises:
         UsageError: a name is missing, or given twice.
@@ -150,11 +163,19 @@ def parse_attributes(entries: Sequence[str]) -> dict[str, str]:
         if not equals:
             name, reference = posixpath.basename(entry), entry
         if not name or not reference:
-            raise UsageError(f"import: expected an attribute NAME=ARRAY, got {entry!r}")
+            article = "an" if noun[0] in "aeiou" else "a"
+            raise UsageError(f"import: expected {article} {noun} NAME=ARRAY, got {entry!r}")
         if name in found:
-            raise UsageError(f"import: expected each attribute once, got {name!r} twice")
+            raise UsageError(f"import: expected each {noun} once, got {name!r} twice")
         found[name] = reference
     return found
+
+
+def describe(array: ArrayInfo) -> str:
+    """Return the name, type and shape of an array for an error."""
+    shape = "x".join(map(str, array.shape)) or "scalar"
+    kind = array.dtype if array.kind == "fixed" else array.kind
+    return f"{array.name or 'an array'} ({kind}, {shape})"
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Plans an import of arrays before anything is written: what to read from which file.
 
 ``Plan`` looks at each file once and makes units of the selected arrays. A unit is an array whose
-rows are samples, or an array or a group that is one sample, with the arrays of its attributes.
-Arrays that do not fit together are an error here, before the first sample is read.
+rows are samples, or an array or a group that is one sample, with the arrays of its attributes. If
+samples have fields, a unit is a group with the array of each field; see ``arrays.fields``. Arrays
+that do not fit together are an error here, before the first sample is read.
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ from typing import Any
 import numpy as np
 
 from dlfs.errors import UsageError
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions, parse_attributes
+from dlfs.fields import FieldType
+from dlfs.ingest.arrays.fields import FieldArrays, Members, merge_types
+from dlfs.ingest.arrays.file import (
+    ArrayFile,
+    ArrayInfo,
+    ArrayOptions,
+    describe,
+    parse_references,
+)
 from dlfs.ingest.source import clean_path, file_state, show
 
 ROW_DIGITS_MIN = 8
 
 _NO_ROWS = "array without rows"
 _NO_BYTES = "array of values without bytes"
+_NO_FIELD = "array that is no field"
 _SHOWN_MAX = 10
 
 
@@ -41,6 +51,8 @@ class Unit:
     rows: bool
     """True if each row is a sample."""
     attributes: Mapping[str, ArrayInfo]
+    fields: tuple[str, ...] = ()
+    """Names of the fields that the members are; empty if samples have no fields."""
 
     @property
     def count(self) -> int:
@@ -63,7 +75,9 @@ class Plan:
         self._paths = paths
         self._select = [pattern.strip("/") for pattern in options.select]
         self._samples = options.samples
-        self._references = parse_attributes(options.attributes)
+        self._references = parse_references(options.attributes, "attribute")
+        self._fields = FieldArrays.parse(options.fields, rows=options.samples == "rows")
+        self.field_types: dict[str, FieldType] = {}
         self._units: list[Unit] = []
         self._seen: list[ArrayInfo] = []
         self._stems = [_stem(path) for path in paths]
@@ -80,18 +94,43 @@ class Plan:
         """Add the selected arrays of a file.
 
         Raises:
-            UsageError: the array of an attribute does not exist, or does not fit.
-            FormatError: a name cannot be part of a path.
+            UsageError: the array of an attribute or a field does not exist, or does not fit.
+            FormatError: a name cannot be part of a path, or a field has another type than in the
+                files before.
         """
         self.states.append(file_state(self._paths[index]))
         self.skipped.update(file.skipped)
         self._seen.extend(list(file.arrays.values())[: _SHOWN_MAX - len(self._seen)])
+        if self._fields:
+            self._add_fields(index, file)
+            return
         units: dict[str, list[ArrayInfo]] = {}
         for array in self._wanted(file):
             name = posixpath.dirname(array.name) if self._samples == "groups" else array.name
             units.setdefault(name, []).append(array)
         for name, members in units.items():
-            self._units.append(self._unit(index, file, name, members))
+            group = posixpath.dirname(members[0].name)
+            self._units.append(self._unit(index, file, name, group, members))
+
+    def _add_fields(self, index: int, file: ArrayFile) -> None:
+        """Add the groups of a file that have the arrays of the fields."""
+        groups: dict[str, list[ArrayInfo]] = {} if self._select else {"": []}
+        for array in self._selected(file):
+            groups.setdefault(posixpath.dirname(array.name), []).append(array)
+        used: set[str] = set()
+        where = f"import {self._paths[index]}"
+        stem = self._stems[index].decode("utf-8", "backslashreplace")
+        for group, able in groups.items():
+            found: Members = self._fields.find(file, group, able, where, stem)
+            if not found:
+                continue
+            types = {name: self._fields.type_of(array) for name, array in found.items()}
+            self.field_types = merge_types(self.field_types, types, f"{where}: {group or '/'}")
+            unit = self._unit(index, file, group, group, [*found.values()])
+            self._units.append(replace(unit, fields=tuple(self.field_types)))
+            used.update(array.name for array in found.values())
+        left_out = {array.name for able in groups.values() for array in able} - used
+        self.skipped.update({_NO_FIELD: len(left_out)} if left_out else {})
 
     def finish(self) -> tuple[list[Unit], dict[str, np.dtype[Any]]]:
         """Return the units in the order of their samples' paths, and the type of each attribute.
@@ -108,13 +147,17 @@ class Plan:
             types[name] = _common_type(name, [unit.attributes[name] for unit in self._units])
         return self._units, types
 
-    def _wanted(self, file: ArrayFile) -> Iterator[ArrayInfo]:
+    def _selected(self, file: ArrayFile) -> Iterator[ArrayInfo]:
+        """Yield the arrays that match the option ``select``, else all but those of attributes."""
         for array in file.arrays.values():
             if self._select:
-                if not any(fnmatchcase(array.name, pattern) for pattern in self._select):
-                    continue
-            elif self._is_attribute(file, array):
-                continue
+                if any(fnmatchcase(array.name, pattern) for pattern in self._select):
+                    yield array
+            elif not self._is_attribute(file, array):
+                yield array
+
+    def _wanted(self, file: ArrayFile) -> Iterator[ArrayInfo]:
+        for array in self._selected(file):
             if array.kind == "other" or (self._samples != "rows" and array.kind != "fixed"):
                 self.skipped[_NO_BYTES] += 1
             elif self._samples == "rows" and not array.shape:
@@ -132,7 +175,9 @@ class Plan:
                 pass
         return False
 
-    def _unit(self, index: int, file: ArrayFile, name: str, members: Sequence[ArrayInfo]) -> Unit:
+    def _unit(
+        self, index: int, file: ArrayFile, name: str, group: str, members: Sequence[ArrayInfo]
+    ) -> Unit:
         where = f"import {self._paths[index]}"
         parts = [os.fsencode(name)] if name else []
         if len(self._paths) > 1 or not name:
@@ -142,7 +187,6 @@ class Plan:
         if rows:
             clean_path(path + b"/" + b"0" * ROW_DIGITS_MIN, where)
         unit = Unit(index, path, tuple(members), rows, {})
-        group = posixpath.dirname(members[0].name)
         attributes = {
             key: self._attribute(file, unit, key, reference, group)
             for key, reference in self._references.items()
@@ -159,21 +203,24 @@ class Plan:
             raise UsageError(f"{where}: expected an array {reference!r}, got none") from error
         if not is_text(found) and (found.kind != "fixed" or found.dtype.kind not in "biuf"):
             raise UsageError(
-                f"{where}: expected {reference!r} to be of numbers or text, got {_describe(found)}"
+                f"{where}: expected {reference!r} to be of numbers or text, got {describe(found)}"
             )
         size = math.prod(found.shape)
         if size != 1 and (size != found.count or found.count != unit.count):
             raise UsageError(
                 f"{where}: expected {reference!r} to have one value, or one for each of "
-                f"{unit.count} samples, got {_describe(found)}"
+                f"{unit.count} samples, got {describe(found)}"
             )
         return found
 
     def _nothing(self) -> str:
         wanted = " or ".join(self._select) or "arrays"
-        if self._samples == "rows":
+        if self._fields:
+            names = [*self._fields.references, *self._fields.patterns]
+            wanted = f"arrays for the fields {', '.join(names)}"
+        elif self._samples == "rows":
             wanted += " with rows"
-        seen = ", ".join(_describe(array) for array in self._seen) or "none"
+        seen = ", ".join(describe(array) for array in self._seen) or "none"
         more = f"; left out: {dict(self.skipped)}" if self.skipped else ""
         return f"import {self._paths[0]}: expected {wanted}, got {seen}{more}"
 
@@ -182,12 +229,6 @@ def _stem(path: str) -> bytes:
     """Return the file name without its suffix: ``run7`` for ``data/run7.h5``."""
     name = Path(path).name
     return os.fsencode(name.rpartition(".")[0] or name)
-
-
-def _describe(array: ArrayInfo) -> str:
-    shape = "x".join(map(str, array.shape)) or "scalar"
-    kind = array.dtype if array.kind == "fixed" else array.kind
-    return f"{array.name or 'an array'} ({kind}, {shape})"
 
 
 def is_text(array: ArrayInfo) -> bool:

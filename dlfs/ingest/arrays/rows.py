@@ -8,6 +8,9 @@ The option ``samples`` says what makes a sample:
 - ``groups``: the arrays of each group together, by the group's name, as an uncompressed NPZ archive
   that ``numpy.load`` reads.
 
+With ``fields``, samples have several arrays as fields: the rows of one number, by the name of the
+group and this number, or the whole arrays of a group. See ``arrays.fields``.
+
 If there are several files, each path begins with the file's name without suffix,
 ``run7/images/00000042``. So does the path of an array or a group without a name. The bytes are
 those of the file, in C order and in the array's byte order. ``dlfs:dtype`` and ``dlfs:shape``
@@ -44,6 +47,7 @@ import numpy.typing as npt
 
 from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, LimitError
+from dlfs.fields import FieldType
 from dlfs.ingest.arrays.file import (
     ArrayFile,
     ArrayInfo,
@@ -52,7 +56,9 @@ from dlfs.ingest.arrays.file import (
     reading,
 )
 from dlfs.ingest.arrays.plan import ROW_DIGITS_MIN, Plan, Unit
+from dlfs.ingest.fields import FieldRecords
 from dlfs.ingest.order import packing_order
+from dlfs.ingest.records import attribute_array
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     SampleBlock,
@@ -115,11 +121,14 @@ class ArraySource(Source):
             with closing(file):
                 plan.add(index, file)
         self._units, self._column_types = plan.finish()
+        self._maker = FieldRecords(known=plan.field_types)
         self._states = plan.states
         self.skipped = plan.skipped
         self.sample_count = sum(unit.count for unit in self._units)
-        self._makes_archives = options.samples == "groups"
-        if self._makes_archives:
+        self._makes_archives = options.samples == "groups" and not plan.field_types
+        if plan.field_types:
+            self.sample_bytes = _fields_bytes(self._units, plan.field_types)
+        elif self._makes_archives:
             self.sample_bytes = sum(
                 _group_bytes(self._paths[unit.file], unit) for unit in self._units
             )
@@ -159,7 +168,10 @@ class ArraySource(Source):
                         path, file, units[position], self._column_types, self.buffer_bytes
                     )
                     reader.check()
-                    yield from reader.groups() if self._makes_archives else reader.windows()
+                    if units[position].fields:
+                        yield from reader.fields(self._maker)
+                    else:
+                        yield from reader.groups() if self._makes_archives else reader.windows()
                     position += 1
             check_unchanged(f"import {path}", path, self._states[index])
 
@@ -177,7 +189,8 @@ class _UnitReader:
     def check(self) -> None:
         """Raise DeviceError if an array has changed since the plan was made."""
         for array in self._unit.members:
-            if self._file.arrays.get(array.name) != array:
+            found = self._file.arrays.get(array.name)
+            if found != array and (found is not None or not self._unit.fields):
                 raise DeviceError(
                     f"import {self._path}: {array.name or 'the array'} changed during the import",
                     errno.ESTALE,
@@ -212,6 +225,52 @@ class _UnitReader:
 
         lengths = np.array([archive_bytes(unit.members)], np.int64)
         yield _Window([unit.path], lengths, read, self._columns(0, 1))
+
+    def fields(self, maker: FieldRecords) -> Iterator[_Window]:
+        """Yield the windows of samples whose fields are rows, or whole arrays."""
+        unit = self._unit
+        parts = _field_windows(unit.members, self._buffer_bytes) if unit.rows else [(0, 1)]
+        for first, count in parts:
+            values = {
+                name: self._field_values(array, first, count)
+                for name, array in zip(unit.fields, unit.members, strict=True)
+            }
+            records = [
+                maker.make(
+                    path,
+                    {name: found[i] for name, found in values.items()},
+                    f"import {self._path}: {show(path)}",
+                )
+                for i, path in enumerate(self._sample_paths(first, count))
+            ]
+            lengths = np.array([len(record.data) for record in records], np.int64)
+            reserved = {
+                name: attribute_array(
+                    [record.attributes[name] for record in records], name, f"import {self._path}"
+                )
+                for name in records[0].attributes
+            }
+            yield _Window(
+                [record.path for record in records],
+                lengths,
+                partial(_copy_all, [record.data for record in records]),
+                {**reserved, **self._columns(first, count)},
+            )
+
+    def _field_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[Any]:
+        """Return the values of a field: rows of an array, or the whole array as the only one."""
+        where = self._where(array, first, count)
+        if array.kind != "fixed":
+            with reading(where):
+                values = self._file.read_values(array, first, count)
+                if array.kind == "text":
+                    return [_text(value) for value in values]
+                return [np.ascontiguousarray(value, array.dtype).reshape(-1) for value in values]
+        rows = np.empty((count if self._unit.rows else array.count, *array.row_shape), array.dtype)
+        self._read(array, first, rows)
+        if not self._unit.rows:
+            return [rows.reshape(array.shape)]
+        return [rows[i : i + 1].reshape(array.row_shape) for i in range(count)]
 
     def _fixed(self, array: ArrayInfo, first: int, count: int) -> _Window:
         """Return a window of rows of one size, or of the whole array as one sample."""
@@ -358,6 +417,33 @@ def windows(array: ArrayInfo, buffer_bytes: int) -> Iterator[tuple[int, int]]:
         yield first, min(count, array.count - first)
 
 
+def _field_windows(members: Sequence[ArrayInfo], buffer_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the windows in which the rows of several arrays are read together; see ``windows``."""
+    fixed = [array.row_bytes for array in members if array.kind == "fixed"]
+    shape = (members[0].count, sum(fixed))
+    chunk_rows = max(array.chunk_rows for array in members)
+    joint = ArrayInfo("", np.dtype(np.uint8), shape, chunk_rows)
+    for first, count in windows(joint, buffer_bytes):
+        step = count if len(fixed) == len(members) else min(count, RAGGED_ROWS)
+        for start in range(first, first + count, step):
+            yield start, min(step, first + count - start)
+
+
+def _fields_bytes(units: Sequence[Unit], types: Mapping[str, FieldType]) -> int | None:
+    """Return the size of samples with fields in bytes; None if only reading them gives it."""
+    total = 0
+    for unit in units:
+        end = 0
+        for name, array in zip(unit.fields, unit.members, strict=True):
+            if array.kind != "fixed":
+                return None
+            alignment = types[name].alignment_bytes
+            size = array.row_bytes if unit.rows else array.size_bytes
+            end = -(-end // alignment) * alignment + size
+        total += end * unit.count
+    return total
+
+
 # ---- NPZ archives --------------------------------------------------------------------------------
 
 
@@ -424,6 +510,13 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     raise TypeError(f"expected text, got {type(value).__name__}")
+
+
+def _copy_all(parts: Sequence[bytes | memoryview], target: npt.NDArray[np.uint8]) -> None:
+    at = 0
+    for part in parts:
+        target[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
 
 
 def _copy(data: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:

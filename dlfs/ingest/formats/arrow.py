@@ -1,11 +1,16 @@
 """Imports Parquet files, Arrow IPC files and streams (Feather too), and Hugging Face datasets.
 
 One column gives the samples. It is binary or text, or a struct with such a child ``bytes``, as
-Hugging Face stores images and sounds. The caller names it if several are possible. Children of
-structs are named ``image.bytes``. All other columns with a number, a bool or text in each row
-become attributes, unless ``attributes`` names some; times and decimals become text. A sample's path
-is ``FILE/ROW`` (see ``records``), or the value of the column ``path``. Files that ``dlfs export``
-wrote mark these columns themselves.
+Hugging Face stores images and sounds. Children of structs are named ``image.bytes``. All other
+columns with a number, a bool or text in each row become attributes, unless ``attributes`` names
+some; times and decimals become text. A sample's path is ``FILE/ROW`` (see ``records``), or the
+value of the column ``path``. Files that ``dlfs export`` wrote mark these columns themselves.
+
+With ``fields``, a sample has the columns that it names as fields, and other columns of single
+values are attributes. This is so by itself if several columns could be the sample: these are the
+fields then, and all columns of lists. A struct with a child ``bytes`` is a field of bytes, other
+structs are a field for each child. ``tables.values`` gives the types. Values of no such type, such
+as lists of text, are taken as JSON by ``NAME:text``.
 
 A folder that ``datasets`` saved is one dataset, or a folder for each of its splits. The split
 begins the paths and is the attribute ``split``: ``train/data-00000-of-00002/00000017``.
@@ -32,10 +37,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import FormatError, UsageError
+from dlfs.ingest.fields import FieldRecords, parse_choices
 from dlfs.ingest.records import ShardSource, files_of, shard_prefixes
 from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
-    BLOCK_SAMPLES_MAX,
     SampleBlock,
     check_path,
     file_errors,
@@ -52,6 +57,11 @@ _STATE_BYTES_MAX = 16 * MIB
 @dataclass(frozen=True, slots=True)
 class _Options:
     column: Annotated[str | None, "column of the sample; by default the only possible one"] = None
+    fields: Annotated[
+        tuple[str, ...],
+        "columns to make the fields of a sample, NAME[:TYPE] or patterns; by default all possible "
+        "samples, if they are several",
+    ] = ()
     attributes: Annotated[
         tuple[str, ...] | None,
         "columns to store as attributes; by default all with one value a row",
@@ -126,13 +136,14 @@ class ArrowSource(ShardSource):
                 table.schema,
                 where=f"import {self.shards[0]}",
                 column=options.column,
+                fields=parse_choices(options.fields, f"import {self.name}"),
                 attributes=wanted,
                 path=options.path,
             )
         counts = [self._check(shard) for shard in self.shards]
         self.sample_count = None if None in counts else sum(filter(None, counts))
-        if left_out := len(self._columns.left_out):
-            self.skipped = {"column that has not one value in a row": left_out}
+        self.skipped = self._columns.left_out
+        self._maker = FieldRecords(self._columns.declared, self._columns.known_types)
 
     def _check(self, shard: str) -> int | None:
         """Check that a file has the columns; return its number of rows, if it is known."""
@@ -146,9 +157,7 @@ class ArrowSource(ShardSource):
         where = f"import {shard.path}"
         with self._opener(shard.path) as table:
             for batch in table.batches(columns.names):
-                for first in range(0, batch.num_rows, BLOCK_SAMPLES_MAX):
-                    part = batch.slice(first, BLOCK_SAMPLES_MAX)
-                    block = columns.block(part, row + first, shard.prefix, where)
+                for block in columns.blocks(batch, row, shard.prefix, where, self._maker):
                     yield self._with_constants(block, shard)
                 row += batch.num_rows
 

@@ -8,9 +8,10 @@ key, which are the samples. ``column`` selects the samples of one extension, and
 are left out. A sample's path is its member's name.
 
 With ``fields``, the members of a key that it names are the fields of one sample, whose path is the
-key. A field has the name of its extension. Its type is a whole number as for attributes, text for
-``txt``, ``text``, ``transcript`` and ``json``, an array for ``npy``, else bytes. The other members
-are left out, unless they are attributes.
+key. A pattern takes the members of the first key. A field has the name of its extension. Its type
+is the one in ``fields``, else a whole number as for attributes, text for ``txt``, ``text``,
+``transcript`` and ``json``, an array for ``npy``, else bytes. The other members are left out,
+unless they are attributes.
 
 The name of an attribute gives its type: ``cls``, ``cls2``, ``class``, ``count``, ``index``, ``inx``
 and ``id`` are whole numbers. ``json.NAME`` is a field of the member ``json``; ``json.a.b`` is a
@@ -34,8 +35,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from dlfs.errors import FormatError, UsageError
+from dlfs.fields import FieldType
 from dlfs.ingest.archives.archive import Archive
-from dlfs.ingest.fields import FieldRecords, read_npy
+from dlfs.ingest.fields import FieldRecords, choose_fields, parse_choices, read_npy
 from dlfs.ingest.formats.tar import archive_prefix, check_archive
 from dlfs.ingest.records import Record, ShardSource, Value, files_of, gather
 from dlfs.ingest.source import SampleBlock, show
@@ -57,7 +59,8 @@ class WebDatasetOptions:
     ] = ()
     column: Annotated[str | None, "extension of the samples; by default all others"] = None
     fields: Annotated[
-        tuple[str, ...], "extensions to make the fields of one sample for each key: jpg, cls"
+        tuple[str, ...],
+        "extensions to make the fields of one sample for each key: jpg, raw:f4[?,3]",
     ] = ()
     prefix_shards: Annotated[bool, "begin paths with the archive's name"] = False
 
@@ -93,13 +96,14 @@ class WebDatasetSource(ShardSource):
         self._options = options
         self._used = {name.partition(".")[0].lower() for name in options.attributes}
         self._column = None if options.column is None else options.column.lower().lstrip(".")
-        self._fields = tuple(name.lower().lstrip(".") for name in options.fields)
-        if self._fields and (self._column or len(set(self._fields)) < len(self._fields)):
+        choices = parse_choices(options.fields, f"import {self.name}")
+        self._fields = {name.lower().lstrip("."): kind for name, kind in choices.items()}
+        if self._fields and (self._column or len(self._fields) < len(choices)):
             raise UsageError(
                 f"import {self.name}: expected fields of different extensions and no column, got "
                 f"{', '.join(options.fields)}"
             )
-        self._records_of_fields = FieldRecords()
+        self._field_records: FieldRecords | None = None
         self.skipped: Counter[str] = Counter()
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
@@ -132,10 +136,17 @@ class WebDatasetSource(ShardSource):
         self, group: _Group, prefix: bytes, attributes: dict[str, Value], where: str
     ) -> Record:
         """Return the record of a key whose members are the fields of one sample."""
-        others = group.members.keys() - self._used - set(self._fields)
+        if self._field_records is None:
+            self._fields = choose_fields(
+                self._fields, [name for name in group.members if name not in self._used]
+            )
+            self._field_records = FieldRecords(self._fields)
+        others = group.members.keys() - self._used - self._fields.keys()
         self.skipped["member that is no field"] += len(others)
-        values = {name: _field_value(group, name, where) for name in self._fields}
-        return self._records_of_fields.make(prefix + group.key, values, where, attributes)
+        values = {
+            name: _field_value(group, name, kind, where) for name, kind in self._fields.items()
+        }
+        return self._field_records.make(prefix + group.key, values, where, attributes)
 
     def _groups(self, shard: str) -> Iterator[_Group]:
         group: _Group | None = None
@@ -184,11 +195,13 @@ def _value(group: _Group, name: str, where: str) -> Value:
         ) from error
 
 
-def _field_value(group: _Group, extension: str, where: str) -> Any:
+def _field_value(group: _Group, extension: str, declared: FieldType | None, where: str) -> Any:
     """Return the value of a field of a key: a number, text, an array or bytes."""
     if extension not in group.members:
         raise FormatError(f"{where}: expected a member of extension {extension!r}, got none")
     data, kind = group.members[extension][1], extension.rpartition(".")[2]
+    if declared is not None and declared.kind != "array":
+        return data
     try:
         if kind == "npy":
             return read_npy(data)

@@ -1,33 +1,47 @@
 """Chooses the columns of Arrow tables, and makes blocks of their record batches.
 
-``choose_columns`` finds the columns of the samples, their paths and their attributes. Bytes are not
-copied: the data of a block is the values buffer of its record batch. The caller has validated the
-batch, so that its offsets lie in the buffer.
+``choose_columns`` finds the columns of the samples or of their fields, their paths and their
+attributes. Bytes of samples without fields are not copied: the data of a block is the values buffer
+of its record batch. The caller has validated the batch, so that its offsets lie in the buffer.
+``tables.fields`` makes the values of fields.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.records import number_path, text_path
-from dlfs.ingest.source import SampleBlock
+from dlfs.fields import FieldType
+from dlfs.ingest.fields import Choices, FieldRecords, choose_fields, is_pattern
+from dlfs.ingest.records import Record, gather, number_path, text_path
+from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock
+from dlfs.ingest.tables.values import (
+    BYTES,
+    SCALARS,
+    TEXT,
+    field_type,
+    field_values,
+    first_null,
+    is_one_of,
+    is_scalar,
+    spans,
+)
 
 EXPORT_MARK = b"dlfs:dataset"
 """Key of the schema metadata with the dataset's name, which ``dlfs export`` writes."""
 EXPORT_PATH, EXPORT_BYTES = "path", "bytes"
 """Names of the columns of paths and bytes that ``dlfs export`` writes; others are attributes."""
 
-_TEXT = ("is_string", "is_large_string", "is_string_view")
-_BYTES = ("is_binary", "is_large_binary", "is_fixed_size_binary", "is_binary_view", *_TEXT)
-_SCALARS = ("is_boolean", "is_integer", "is_floating", "is_temporal", "is_decimal", *_TEXT)
-"""Checks of ``pyarrow.types`` for the types of text, of samples and of attributes."""
+NO_VALUE = "column that has not one value in a row"
+"""Reason why a column is left out that is neither field nor attribute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +61,36 @@ class Column:
         return array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """The columns of some files by their use."""
 
-    sample: Column
+    sample: Column | None
+    """Column of the samples' bytes; None if they have fields."""
+    fields: tuple[Column, ...] = ()
+    declared: Choices = dataclasses.field(default_factory=dict)
+    """Type of each field that the caller declares, by name."""
     path: Column | None
     attributes: tuple[Column, ...]
-    left_out: tuple[str, ...]
+    left_out: Mapping[str, int]
+    """Number of columns that are left out, by reason."""
 
     @property
     def used(self) -> list[Column]:
         """The columns that are read."""
-        return [self.sample, *self.attributes, *([self.path] if self.path else [])]
+        used = [self.sample, *self.fields, *self.attributes, self.path]
+        return [column for column in used if column is not None]
 
     @property
     def names(self) -> list[str]:
         """Names of the columns that are read."""
-        return [".".join(column.steps) for column in self.used]
+        return list(dict.fromkeys(".".join(column.steps) for column in self.used))
+
+    @property
+    def known_types(self) -> dict[str, FieldType]:
+        """Type of each field that has one by its column's type."""
+        types = {column.name: field_type(column.type) for column in self.fields}
+        return {name: kind for name, kind in types.items() if kind is not None}
 
     def check(self, schema: Any, where: str) -> None:
         """Check that another file has these columns too.
@@ -80,44 +106,84 @@ class Columns:
                     f"file, got {found or 'none'}"
                 )
 
-    def block(self, batch: Any, row: int, prefix: bytes, where: str) -> SampleBlock:
-        """Make a block of a record batch.
+    def blocks(
+        self, batch: Any, row: int, prefix: bytes, where: str, maker: FieldRecords
+    ) -> Iterator[SampleBlock]:
+        """Make blocks of a record batch.
 
         Args:
             batch: batch of a file that was checked.
             row: number of the batch's first row in the file.
             prefix: first component of paths that are row numbers.
             where: name of the file, for errors.
+            maker: makes the records of samples with fields.
 
         Raises:
-            FormatError: a value is null, or a path is invalid.
+            FormatError: a value is null or not of the type of its field, or a path is invalid.
             LimitError: a path is too long.
         """
-        data, offsets, lengths = _spans(_present(self.sample, batch, row, where))
-        if self.path is None:
-            paths = [number_path(prefix, row + i) for i in range(batch.num_rows)]
-        else:
-            texts = _present(self.path, batch, row, where).to_pylist()
-            paths = [
-                text_path(
-                    text if isinstance(text, bytes) else str(text).encode(),
-                    f"{where}: row {row + i}",
-                )
-                for i, text in enumerate(texts)
-            ]
-        values = {
-            column.name: column_values(column, batch, row, where) for column in self.attributes
+        if self.sample is None:
+            yield from gather(self._records(batch, row, prefix, where, maker), where=where)
+            return
+        for first in range(0, batch.num_rows, BLOCK_SAMPLES_MAX):
+            part, here = batch.slice(first, BLOCK_SAMPLES_MAX), row + first
+            yield SampleBlock(
+                self._paths(part, here, prefix, where),
+                *spans(_present(self.sample, part, here, where)),
+                self._attribute_values(part, here, where),
+            )
+
+    def _records(
+        self, batch: Any, row: int, prefix: bytes, where: str, maker: FieldRecords
+    ) -> Iterator[Record]:
+        paths = self._paths(batch, row, prefix, where)
+        attributes = self._attribute_values(batch, row, where)
+        fields = {
+            column.name: self._field_values(column, batch, row, where) for column in self.fields
         }
-        return SampleBlock(paths, data, offsets, lengths, values)
+        for i, path in enumerate(paths):
+            yield maker.make(
+                path,
+                {name: values[i] for name, values in fields.items()},
+                f"{where}: row {row + i}",
+                {name: values[i] for name, values in attributes.items()},
+            )
+
+    def _paths(self, batch: Any, row: int, prefix: bytes, where: str) -> list[bytes]:
+        if self.path is None:
+            return [number_path(prefix, row + i) for i in range(batch.num_rows)]
+        texts = _present(self.path, batch, row, where).to_pylist()
+        return [
+            text_path(
+                text if isinstance(text, bytes) else str(text).encode(), f"{where}: row {row + i}"
+            )
+            for i, text in enumerate(texts)
+        ]
+
+    def _attribute_values(self, batch: Any, row: int, where: str) -> dict[str, npt.NDArray[Any]]:
+        return {column.name: column_values(column, batch, row, where) for column in self.attributes}
+
+    def _field_values(self, column: Column, batch: Any, row: int, where: str) -> Sequence[Any]:
+        array, kind = column.take(batch), field_type(column.type)
+
+        def locate(index: int) -> str:
+            return f"{where}: row {row + index}: field {column.name!r}"
+
+        if kind is not None:
+            return field_values(array, kind, locate)
+        try:  # values of any type, which are declared as text
+            return [json.dumps(value, ensure_ascii=False) for value in array.to_pylist()]
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"{locate(0)}: expected values that JSON has: {error}") from error
 
 
 def _present(column: Column, batch: Any, row: int, where: str) -> Any:
     """Return a column's array; nulls in it are a FormatError."""
     array = column.take(batch)
     if array.null_count:
-        first = int(array.is_null().to_numpy(zero_copy_only=False).argmax())
         raise FormatError(
-            f"{where}: row {row + first}: column {column.name}: expected a value, got null"
+            f"{where}: row {row + first_null(array)}: column {column.name}: expected a value, got "
+            "null"
         )
     return array
 
@@ -154,15 +220,20 @@ def choose_columns(
     *,
     where: str,
     column: str | None,
+    fields: Choices,
     attributes: Sequence[str] | None,
     path: str | None,
 ) -> Columns:
-    """Choose the columns of samples, paths and attributes in a file.
+    """Choose the columns of samples, fields, paths and attributes in a file.
+
+    Without ``column`` and ``fields``, the only column of bytes is the sample, else the only one of
+    text. If there are several, they are the fields, along with all columns of lists.
 
     Args:
         schema: schema of the file.
         where: name of the file, for errors.
-        column: column of the samples' bytes; None if only one is possible.
+        column: column of the samples' bytes.
+        fields: columns of the fields, and patterns of them.
         attributes: columns to store as attributes; None for all that are possible.
         path: column of the samples' paths; None for row numbers.
 
@@ -170,29 +241,103 @@ def choose_columns(
         UsageError: a column does not exist, does not fit, or has to be named.
     """
     if EXPORT_MARK in (schema.metadata or {}):
-        column, path = column or EXPORT_BYTES, path or EXPORT_PATH
-    sample = _sample_column(schema, where, column)
+        column, path = column or (None if fields else EXPORT_BYTES), path or EXPORT_PATH
+    if column is not None and fields:
+        raise UsageError(f"{where}: expected a column or fields, got both")
+    known = {} if column is not None or fields else _default_fields(schema)
+    sample = None if known or fields else _sample_column(schema, where, column)
     found_path = None if path is None else _find(schema, where, path)
-    if (
-        found_path is not None
-        and not _is_one_of(found_path.type, _BYTES)
-        and not is_scalar(found_path)
-    ):
+    if found_path is not None and not is_one_of(found_path.type, (*BYTES, *SCALARS)):
         raise UsageError(f"{where}: expected text in column {path}, got {found_path.type}")
-    taken = {used.steps[0] for used in (sample, found_path) if used is not None}
-    others = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
-    others = [other for other in others if other.name not in taken]
+    chosen = known or _chosen_fields(schema, where, fields, {path, *(attributes or ())})
+    taken = {used.steps[0] for used in (sample, found_path, *chosen.values()) if used is not None}
+    others = [
+        Column(name, (name,), schema.field(name).type)
+        for name in _names(schema)
+        if name not in taken
+    ]
     if attributes is None:
-        chosen_by_type = [other for other in others if is_scalar(other)]
-        left_out = tuple(other.name for other in others if other not in chosen_by_type)
-        return Columns(sample, found_path, tuple(chosen_by_type), left_out)
-    chosen = [_find(schema, where, name) for name in attributes]
-    for other in chosen:
-        if not is_scalar(other):
+        wanted = [other for other in others if is_scalar(other.type)]
+        left_out = {NO_VALUE: len(others) - len(wanted)} if len(others) > len(wanted) else {}
+    else:
+        wanted, left_out = [_find(schema, where, name) for name in attributes], {}
+    for other in wanted:
+        if not is_scalar(other.type):
             raise UsageError(
                 f"{where}: expected numbers, bools or text in column {other.name}, got {other.type}"
             )
-    return Columns(sample, found_path, tuple(chosen), ())
+    return Columns(
+        sample=sample,
+        fields=tuple(chosen.values()),
+        declared=choose_fields(fields, list(chosen)),
+        path=found_path,
+        attributes=tuple(wanted),
+        left_out=left_out,
+    )
+
+
+def _default_fields(schema: Any) -> dict[str, Column]:
+    """Return the fields of a table without a choice; none if one column is the sample."""
+    candidates = _candidates(schema)
+    lists = {
+        name: column
+        for name, column in _field_columns(schema).items()
+        if not is_scalar(column.type) and name not in candidates
+    }
+    if len(candidates) == 1 or not (candidates or lists):
+        return {}
+    return {
+        name: column
+        for name, column in _field_columns(schema).items()
+        if name in candidates or (name in lists and field_type(column.type) is not None)
+    }
+
+
+def _chosen_fields(
+    schema: Any, where: str, fields: Choices, others: Container[str | None]
+) -> dict[str, Column]:
+    """Return the columns that the caller chooses as fields; patterns take no other columns."""
+    columns = _field_columns(schema)
+    able = [
+        name
+        for name, column in columns.items()
+        if name not in others and field_type(column.type) is not None
+    ]
+    found: dict[str, Column] = {}
+    for name, declared in choose_fields(fields, able).items():
+        if is_pattern(name) and name not in schema.names:
+            raise UsageError(
+                f"{where}: expected columns for fields {name}, got {', '.join(able) or 'none'}"
+            )
+        column = columns.get(name) or _find(schema, where, name)
+        column = replace(_bytes_child(column) or column, name=name)
+        if field_type(column.type) is None and declared != FieldType("text"):
+            raise UsageError(
+                f"{where}: expected bytes, text, numbers or lists of numbers in field {name}, got "
+                f"{column.type}; {name}:text stores its values as JSON"
+            )
+        found[name] = column
+    return found
+
+
+def _field_columns(schema: Any) -> dict[str, Column]:
+    """Return the columns that can be fields by name; those of structs are named ``a.b``."""
+    types = importlib.import_module("pyarrow.types")
+    found: dict[str, Column] = {}
+    pending = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
+    while pending:
+        column = pending.pop(0)
+        if (child := _bytes_child(column)) is not None:
+            found[column.name] = replace(child, name=column.name)
+        elif types.is_struct(column.type):
+            children = [column.type.field(i) for i in range(column.type.num_fields)]
+            pending = [
+                Column(f"{column.name}.{child.name}", (*column.steps, child.name), child.type)
+                for child in children
+            ] + pending
+        else:
+            found[column.name] = column
+    return found
 
 
 def _sample_column(schema: Any, where: str, name: str | None) -> Column:
@@ -202,15 +347,20 @@ def _sample_column(schema: Any, where: str, name: str | None) -> Column:
         if inner is None:
             raise UsageError(f"{where}: expected bytes or text in column {name}, got {found.type}")
         return inner
-    columns = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
-    able = [child for column in columns if (child := _bytes_child(column)) is not None]
-    texts = [column for column in able if _is_one_of(column.type, _TEXT)]
-    binary = [column for column in able if column not in texts]
-    candidates = binary or texts
+    candidates = list(_candidates(schema).values())
     if len(candidates) != 1:
-        names = ", ".join(found.name for found in candidates or columns)
-        raise UsageError(f"{where}: expected option column to name one of {names or 'no columns'}")
+        names = ", ".join(_names(schema)) or "no columns"
+        raise UsageError(f"{where}: expected option column to name one of {names}")
     return candidates[0]
+
+
+def _candidates(schema: Any) -> dict[str, Column]:
+    """Return the columns of bytes, else those of text, by the names of the whole columns."""
+    columns = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
+    able = {column.name: child for column in columns if (child := _bytes_child(column)) is not None}
+    texts = {name: column for name, column in able.items() if is_one_of(column.type, TEXT)}
+    binary = {name: column for name, column in able.items() if name not in texts}
+    return binary or texts
 
 
 def _names(schema: Any) -> list[str]:
@@ -243,51 +393,10 @@ def _look_up(schema: Any, steps: Sequence[str]) -> Any:
 def _bytes_child(column: Column) -> Column | None:
     """Return the column itself if it holds bytes or text, else its child ``bytes``, else None."""
     types = importlib.import_module("pyarrow.types")
-    if _is_one_of(column.type, _BYTES):
+    if is_one_of(column.type, BYTES):
         return column
     if types.is_struct(column.type) and (at := column.type.get_field_index("bytes")) >= 0:
         child = column.type.field(at).type
-        if _is_one_of(child, _BYTES):
+        if is_one_of(child, BYTES):
             return Column(f"{column.name}.bytes", (*column.steps, "bytes"), child)
     return None
-
-
-def _is_one_of(kind: Any, checks: Sequence[str]) -> bool:
-    types = importlib.import_module("pyarrow.types")
-    return any(getattr(types, check)(kind) for check in checks)
-
-
-def is_scalar(column: Column) -> bool:
-    """Return True if a column can be an attribute."""
-    types = importlib.import_module("pyarrow.types")
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    return _is_one_of(kind, _SCALARS)
-
-
-def _spans(
-    array: Any,
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the values buffer of an array of bytes or text, and each value's offset and length."""
-    types = importlib.import_module("pyarrow.types")
-    if types.is_binary_view(array.type) or types.is_string_view(array.type):
-        array = array.cast("large_binary")
-    buffers = array.buffers()
-    if types.is_fixed_size_binary(array.type):
-        width = array.type.byte_width
-        starts = (np.arange(len(array), dtype=np.int64) + array.offset) * width
-        return _bytes(buffers[1]), starts, np.full(len(array), width, np.int64)
-    large = types.is_large_binary(array.type) or types.is_large_string(array.type)
-    if not len(array):
-        return np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
-    kind = np.dtype(np.int64 if large else np.int32)
-    first = array.offset * kind.itemsize
-    offsets = np.frombuffer(buffers[1], kind, len(array) + 1, first).astype(np.int64)
-    return _bytes(buffers[2]), offsets[:-1], np.diff(offsets)
-
-
-def _bytes(buffer: Any) -> npt.NDArray[np.uint8]:
-    return (
-        np.frombuffer(buffer, np.uint8)
-        if buffer is not None and buffer.size
-        else np.empty(0, np.uint8)
-    )

@@ -18,7 +18,7 @@ import pytest
 from dlfs.errors import DlfsError, FormatError, NotFoundError, TruncatedError, UsageError
 from dlfs.extras import install_command
 from dlfs.ingest.formats.arrow import ArrowOptions, ArrowSource
-from dlfs.ingest.importer import open_source
+from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.tables import files as tables
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
@@ -350,10 +350,24 @@ def test_columns_that_do_not_fit_are_reported(
         open_source(tmp_path / "x.arrow", options=options)
 
 
-def test_a_sample_column_has_to_be_named_where_several_can_be_it(tmp_path: Path) -> None:
+def test_several_possible_samples_are_the_fields_of_one(volume: Volume, tmp_path: Path) -> None:
+    for columns, fields, attributes in (
+        ({"a": [b""], "b": [b""], "c": [""]}, {"a": "bytes", "b": "bytes"}, {"c"}),
+        ({"a": [""], "b": [""], "n": [1]}, {"a": "text", "b": "text"}, {"n"}),
+        ({"ids": [[1, 2]], "n": [1]}, {"ids": "<i8[?]"}, {"n"}),
+        ({"a": [b""], "b": [""], "ids": [[1]]}, {}, {"b"}),
+    ):
+        write_file(pa.table(columns), tmp_path / "x.arrow")
+        source = open_source(tmp_path / "x.arrow")
+        assert source.skipped == ({} if fields else {"column that has not one value in a row": 1})
+        import_dataset(volume, source, "n")
+        with volume["n"] as dataset:
+            assert dataset.fields == fields
+            assert {name for name in columns if name in dataset.attributes} == attributes
+
+
+def test_a_sample_column_has_to_be_named_where_none_can_be_it(tmp_path: Path) -> None:
     for columns, names in (
-        ({"a": [b""], "b": [b""], "c": [""]}, "a, b"),
-        ({"a": [""], "b": [""]}, "a, b"),
         ({"a": [1]}, "a"),
         ({}, "no columns"),
     ):

@@ -29,7 +29,7 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.extras import install_command
-from dlfs.ingest.formats.mds import MdsOptions
+from dlfs.ingest.formats.mds.source import MdsOptions
 from dlfs.ingest.importer import open_source
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
@@ -366,17 +366,33 @@ def test_columns_that_do_not_fit_are_reported(
         open_source(write(tmp_path / "mds"), options=options)
 
 
-def test_a_sample_column_has_to_be_named_where_several_can_be_it(tmp_path: Path) -> None:
-    folder = write(tmp_path / "mds")
-    for kinds, names in (
-        (["bytes", "png", "int", "int", "int", "int", "int"], "exact, good"),
-        (["str", "str", "int", "int", "int", "int", "int"], "exact, good"),
-        (["int"] * 7, "exact, good, image, label, meta, name, weight"),
+def test_several_possible_samples_are_the_fields_of_one(volume: Volume, tmp_path: Path) -> None:
+    folder = write(tmp_path / "mds", hashes=False)
+    for kinds, fields in (
+        (["bytes", "int8", "png", "int64", "json", "str", "float32"], ["exact", "image"]),
+        (["int8", "str", "str", "int64", "json", "int8", "float32"], ["good", "image"]),
     ):
         for number in range(3):
             change(folder, number, column_encodings=kinds)
-        with pytest.raises(UsageError, match=f"expected option column to name one of {names}$"):
-            open_source(folder)
+        assert list(open_source(folder)._fields) == fields
+    for number in range(3):
+        kinds = ["bytes", "int8", "png", "int64", "json", "str", "float32"]
+        change(folder, number, column_encodings=kinds)
+    import_all(volume, folder)
+    with volume["n"] as dataset:
+        assert dataset.fields == {"exact": "bytes", "image": "bytes"}
+        assert bytes(dataset.sample(7)["image"]) == row(7)["image"]
+        assert dataset.column("label", [7]).tolist() == [7 - 100]
+        assert dataset.column("weight", [7]).dtype == np.float32
+
+
+def test_a_sample_column_has_to_be_named_where_none_can_be_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "mds")
+    for number in range(3):
+        change(folder, number, column_encodings=["int"] * 7)
+    names = "exact, good, image, label, meta, name, weight"
+    with pytest.raises(UsageError, match=f"expected option column to name one of {names}$"):
+        open_source(folder)
 
 
 def test_what_is_not_known_here_is_reported(

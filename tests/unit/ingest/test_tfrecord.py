@@ -316,7 +316,9 @@ def test_paths_from_features_may_not_lead_out(volume: Volume, tmp_path: Path, te
 
 
 def test_features_need_a_column() -> None:
-    with pytest.raises(UsageError, match="expected a column along with attributes or path"):
+    with pytest.raises(
+        UsageError, match="expected a column or fields along with attributes or path"
+    ):
         open_source([__file__], format_name="tfrecord", options={"path": "name"})
 
 

@@ -15,10 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from dlfs.errors import FormatError
 from dlfs.ingest.registry import load_package
 
 _PACKAGE = "dlfs.example"
+_NUMBERS = {"int64_list": np.int64, "float_list": np.float32}
 _VALUE_TYPES = {"bytes": "TYPE_BYTES", "float": "TYPE_FLOAT", "int64": "TYPE_INT64"}
 """The three kinds of a feature's list, with the type of its values."""
 
@@ -85,6 +89,18 @@ def scalar(feature: Any, name: str) -> int | float | str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise ExampleError(f"expected text in feature {name}, got other bytes") from error
+
+
+def field_value(feature: Any, name: str) -> bytes | npt.NDArray[Any]:
+    """Return the value of a feature as that of a field: its only bytes, or its list of numbers.
+
+    Raises:
+        ExampleError: the feature has no kind, or not exactly one value of bytes.
+    """
+    kind = feature.WhichOneof("kind")
+    if kind in _NUMBERS:
+        return np.array(getattr(feature, kind).value, _NUMBERS[kind])
+    return bytes_value(feature, name)
 
 
 def _single_value(feature: Any, name: str) -> tuple[str, int | float | bytes]:

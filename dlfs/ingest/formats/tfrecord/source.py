@@ -8,6 +8,11 @@ default the sample is the whole record. With ``column``, records are tf.train.Ex
 is the single value of that feature. The features named in ``attributes`` are its attributes, each
 with one value in every record: a whole number, a float, or text in UTF-8.
 
+With ``fields``, the features that it names are the fields of a sample; a pattern takes features of
+the first record. A feature of bytes has one value, and is a field of bytes. One of numbers is a
+vector of any length, ``<i8[?]`` or ``<f4[?]``. As a feature has no shape, the entry may give one:
+``label:i8[]``, ``boxes:f4[?,4]``, or ``volume:i2[64,64,64]`` for raw bytes.
+
 Plain files are indexed first. An index file next to them, as ``tfrecord2idx`` writes it, has a line
 ``offset length`` for each record, and must cover the file without a gap. Without one, the lengths
 of all records are read. Records are then read in the order of packing, so that ``shuffled`` is a
@@ -47,10 +52,12 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.ingest.archives.ranges import RangeReader, make_ranges
+from dlfs.ingest.fields import FieldRecords, choose_fields, parse_choices
 from dlfs.ingest.formats.tfrecord.example import (
     ExampleError,
     ExampleReader,
     bytes_value,
+    field_value,
     scalar,
 )
 from dlfs.ingest.order import indexed_blocks
@@ -61,6 +68,7 @@ from dlfs.ingest.records import (
     attribute_array,
     files_of,
     gather,
+    make_block,
     number_path,
     shard_prefixes,
     text_path,
@@ -92,15 +100,23 @@ class TfRecordOptions:
     column: Annotated[
         str | None, "feature of the sample (extra [tfrecord]); none: whole records"
     ] = None
-    attributes: Annotated[tuple[str, ...], "features to store as attributes (needs column)"] = ()
-    path: Annotated[str | None, "feature of the sample's path (needs column)"] = None
+    fields: Annotated[
+        tuple[str, ...],
+        "features to make the fields of a sample, NAME[:TYPE] or patterns: image, label:i8[]",
+    ] = ()
+    attributes: Annotated[
+        tuple[str, ...], "features to store as attributes (needs column or fields)"
+    ] = ()
+    path: Annotated[str | None, "feature of the sample's path (needs column or fields)"] = None
     index: Annotated[str, "auto, none, or the folder of the index files"] = "auto"
     compression: Annotated[Compression, "compression of the files; auto: by their names"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.column is None and (self.attributes or self.path):
+        if self.column is not None and self.fields:
+            raise UsageError("import: expected a column or fields, got both")
+        if self.column is None and not self.fields and (self.attributes or self.path):
             raise UsageError(
-                "import: expected a column along with attributes or path, since only a "
+                "import: expected a column or fields along with attributes or path, since only a "
                 "tf.train.Example has features"
             )
 
@@ -130,7 +146,10 @@ class TfRecordSource(ShardSource):
         self._options = options
         self._prefixes = shard_prefixes(shards, _SUFFIXES)
         self._examples: ExampleReader | None = None
-        if options.column is not None:
+        self._fields = parse_choices(options.fields, f"import {self.name}")
+        self._maker: FieldRecords | None = None
+        self._has_examples = options.column is not None or bool(self._fields)
+        if self._has_examples:
             self._examples = ExampleReader(f"import {self.name}")
         self._compressions = [_compression(shard, options.compression) for shard in shards]
         self._index = None
@@ -138,7 +157,7 @@ class TfRecordSource(ShardSource):
             self._index = _Index(self.shards, options.index)
             self.gives_shuffled = True
             self.sample_count = len(self._index.sizes)
-            if options.column is None:
+            if not self._has_examples:
                 data_bytes = self._index.sizes - np.uint64(_OVERHEAD_BYTES)
                 self.sample_bytes = int(data_bytes.sum())
 
@@ -170,7 +189,7 @@ class TfRecordSource(ShardSource):
     def _records(self, number: int) -> Iterator[Record]:
         shard = self.shards[number]
         for count, data in enumerate(_stream(shard, self._compressions[number])):
-            yield Record(*self._sample(number, count, memoryview(data)))
+            yield self._sample(number, count, memoryview(data))
 
     def _read(
         self,
@@ -182,51 +201,65 @@ class TfRecordSource(ShardSource):
         """Read and check whole records; make a block of the samples in them."""
         shards, numbers = index.read(indices, offsets, buffer)
         memory = buffer.data
-        paths: list[bytes] = []
-        spans: list[tuple[int, int]] = []
-        rows: list[dict[str, Value]] = []
+        records: list[Record] = []
+        firsts: list[int] = []
         sizes = index.sizes[indices].tolist()
         for shard, number, at, size in zip(shards, numbers, offsets.tolist(), sizes, strict=True):
             where = f"import {self.shards[shard]}: record {number}"
             _check_record(memory[at : at + size], where)
             first = at + _HEADER.size
             last = at + size - _FOOTER.size
-            path, sample, values = self._sample(shard, number, memory[first:last])
-            if self._examples is not None:  # the sample overwrites its record in the buffer
-                memory[first : first + len(sample)] = sample
-            paths.append(path)
-            spans.append((first, len(sample)))
-            rows.append(values)
-        starts, lengths = np.array(spans, np.int64).T.copy()
+            record = self._sample(shard, number, memory[first:last])
+            if self._options.column is not None:  # the sample overwrites its record in the buffer
+                data = memory[first : first + len(record.data)]
+                data[:] = record.data
+                record = Record(record.path, data, record.attributes)
+            records.append(record)
+            firsts.append(first)
+        where = f"import {self.name}"
+        if self._fields:
+            return make_block(records, where)
         columns = {
-            name: attribute_array([row[name] for row in rows], name, f"import {self.name}")
+            name: attribute_array([record.attributes[name] for record in records], name, where)
             for name in self._options.attributes
         }
-        return SampleBlock(paths, buffer, starts, lengths, columns)
+        return SampleBlock(
+            [record.path for record in records],
+            buffer,
+            np.array(firsts, np.int64),
+            np.array([len(record.data) for record in records], np.int64),
+            columns,
+        )
 
-    def _sample(
-        self, shard: int, number: int, record: memoryview
-    ) -> tuple[bytes, bytes | memoryview, dict[str, Value]]:
-        """Return the path, the bytes and the attributes of a record's sample."""
+    def _sample(self, shard: int, number: int, record: memoryview) -> Record:
+        """Return the sample of a record."""
         options, path = self._options, number_path(self._prefixes[shard], number)
-        if self._examples is None or options.column is None:
-            return path, record, {}
+        if self._examples is None:
+            return Record(path, record)
         where = f"import {self.shards[shard]}: record {number}"
         try:
             found = self._examples.features(record)
-            for name in filter(None, [options.column, *options.attributes, options.path]):
+            if self._maker is None:
+                others = (*options.attributes, options.path)
+                able = [name for name in sorted(found) if name not in others]
+                self._fields = choose_fields(self._fields, able)
+                self._maker = FieldRecords(self._fields)
+            names = [options.column, *self._fields, *options.attributes, options.path]
+            for name in filter(None, names):
                 if name not in found:
                     known = ", ".join(sorted(found))
                     raise ExampleError(f"expected feature {name}, got {known or 'none'}")
-            sample = bytes_value(found[options.column], options.column)
             if options.path is not None:
                 path = text_path(bytes_value(found[options.path], options.path), where)
             values: dict[str, Value] = {
                 name: scalar(found[name], name) for name in options.attributes
             }
+            if options.column is not None:
+                return Record(path, bytes_value(found[options.column], options.column), values)
+            fields = {name: field_value(found[name], name) for name in self._fields}
         except ExampleError as error:
             raise FormatError(f"{where}: {error}") from error
-        return path, sample, values
+        return self._maker.make(path, fields, where, values)
 
 
 class _Index:

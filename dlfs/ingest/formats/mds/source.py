@@ -12,6 +12,9 @@ nor JSON, else the only one of text. Columns of numbers and of text become attri
 the column ``path``. A sample that is an array of fixed type and shape (``ndarray:float32:3,4``) is
 recorded as an array.
 
+With ``fields``, a sample has the columns that it names as fields, with their values decoded; see
+``values``. This is so by itself if several columns could be the sample: these are the fields then.
+
 Sizes are always checked; hashes are checked if the index has any, unless ``hashes=no``.
 
 Memory: up to three shards, which are read whole; writers make them of 64 MiB by default.
@@ -24,11 +27,11 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -43,11 +46,24 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
+from dlfs.fields import FieldType
 from dlfs.ingest.archives.archive import Compression, decompressed
+from dlfs.ingest.fields import Choices, FieldRecords, choose_fields, parse_choices
+from dlfs.ingest.formats.mds.values import (
+    JSON,
+    NUMBERS,
+    TEXTS,
+    array_form,
+    column_value,
+    field_type,
+    field_value,
+)
 from dlfs.ingest.records import (
+    Record,
     ShardSource,
     Value,
     attribute_array,
+    gather,
     number_path,
     shard_prefixes,
     text_path,
@@ -56,40 +72,22 @@ from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     SampleBlock,
-    array_attributes,
     file_errors,
     single_path,
 )
 from dlfs.json_records import parse_json, to_record
 from dlfs.units import GIB, MIB
-from dlfs.wording import quote
 
 SHARD_BYTES_MAX = 4 * GIB
 """Most bytes of a shard, whose offsets have 32 bits."""
 _INDEX_BYTES_MAX = 512 * MIB
 _VERSION = 2
 
-_NUMBERS = {
-    "int": np.dtype("<i8"),
-    **{
-        name: np.dtype(name).newbyteorder("<")
-        for name in (
-            "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16",
-            "float32", "float64",
-        )
-    },
-}  # fmt: skip
 _COMPRESSIONS: dict[str, Compression] = {
     "zstd": "zstd",
     "gz": "gzip",
     "gzip": "gzip",
     "bz2": "bzip2",
-}
-_TEXTS: dict[str, Callable[[str], Value]] = {
-    "str": str,
-    "str_int": int,
-    "str_float": float,
-    "str_decimal": str,
 }
 
 
@@ -98,6 +96,11 @@ class MdsOptions:
     """Options of MDS shards."""
 
     column: Annotated[str | None, "column of the sample; by default the only possible one"] = None
+    fields: Annotated[
+        tuple[str, ...],
+        "columns to make the fields of a sample, NAME[:TYPE] or patterns; by default all possible "
+        "samples, if they are several",
+    ] = ()
     attributes: Annotated[
         tuple[str, ...] | None, "columns to store as attributes; by default all numbers and texts"
     ] = None
@@ -165,13 +168,17 @@ class MdsSource(ShardSource):
             if (shard.names, shard.encodings) != (first.names, first.encodings):
                 raise FormatError(f"import {path}: expected the columns of the first shard")
         where = f"import {folder}"
-        self._column = _choose_sample(first, options.column, where)
-        self._attributes = _choose_attributes(first, options, self._column, where)
+        chosen = parse_choices(options.fields, where)
+        self._fields = _choose_fields(first, options, chosen, where)
+        self._column = None if self._fields else _choose_sample(first, options.column, where)
+        taken = {self._column, options.path, *self._fields}
+        self._attributes = _choose_attributes(first, options, taken, where)
         if options.path is not None:
             _position(first, options.path, where)
+        self._maker = FieldRecords(self._fields, _known_types(first, self._fields, where))
         self.name = str(self._folder)
         self.sample_count = sum(shard.samples for shard in self._index)
-        used = {self._column, *self._attributes, options.path}
+        used = {*taken, *self._attributes}
         left_out = sum(name not in used for name in first.names)
         if options.attributes is None and left_out:
             self.skipped = {"column that is neither number nor text": left_out}
@@ -181,12 +188,15 @@ class MdsSource(ShardSource):
         shard, where = self._index[number], f"import {self.shards[number]}"
         data = self._load(shard, where)
         ends = _sample_ends(shard, data, where)
+        if self._column is None:
+            yield from gather(self._records(number, data, ends), where=where)
+            return
         for first in range(0, shard.samples, BLOCK_SAMPLES_MAX):
             last = min(first + BLOCK_SAMPLES_MAX, shard.samples)
-            yield self._block(number, data, ends[first : last + 1], first)
+            yield self._block(number, self._column, data, ends[first : last + 1], first)
 
     def _block(
-        self, number: int, data: bytes, ends: npt.NDArray[np.int64], first: int
+        self, number: int, column: str, data: bytes, ends: npt.NDArray[np.int64], first: int
     ) -> SampleBlock:
         """Make a block of the samples from ``first`` on; sample ``i`` ends at ``ends[i + 1]``."""
         shard, prefix = self._index[number], self._prefixes[number]
@@ -199,12 +209,12 @@ class MdsSource(ShardSource):
         for i, (start, end) in enumerate(pairwise(bounds)):
             here = f"{where} {first + i}"
             columns = _column_spans(shard, data, start, end, here)
-            low, high = columns[positions[self._column]]
+            low, high = columns[positions[column]]
             spans.append((low, high - low))
             for name, values in rows.items():
                 at = positions[name]
                 low, high = columns[at]
-                values.append(_value(shard.encodings[at], data[low:high], name, here))
+                values.append(column_value(shard.encodings[at], data[low:high], name, here))
             if self._options.path is None:
                 paths.append(number_path(prefix, first + i))
             else:
@@ -214,13 +224,41 @@ class MdsSource(ShardSource):
         attributes = {
             name: self._array(shard, name, values, where) for name, values in rows.items()
         }
-        attributes |= _array_form(shard.encodings[positions[self._column]], len(paths), where)
+        attributes |= array_form(shard.encodings[positions[column]], len(paths), where)
         return SampleBlock(paths, np.frombuffer(data, np.uint8), offsets, lengths, attributes)
+
+    def _records(self, number: int, data: bytes, ends: npt.NDArray[np.int64]) -> Iterator[Record]:
+        """Yield the samples with fields of a shard."""
+        shard, prefix, path = self._index[number], self._prefixes[number], self._options.path
+        for i, (start, end) in enumerate(pairwise(ends.tolist())):
+            where = f"import {self.shards[number]}: sample {i}"
+            spans = _column_spans(shard, data, start, end, where)
+            columns = {
+                name: (encoding, data[low:high])
+                for name, encoding, (low, high) in zip(
+                    shard.names, shard.encodings, spans, strict=True
+                )
+            }
+            attributes = {
+                name: self._attribute(*columns[name], name, where) for name in self._attributes
+            }
+            values = {
+                name: _field_value(*columns[name], name, kind, where)
+                for name, kind in self._fields.items()
+            }
+            known = number_path(prefix, i) if path is None else text_path(columns[path][1], where)
+            yield self._maker.make(known, values, where, attributes)
+
+    def _attribute(self, encoding: str, data: bytes, name: str, where: str) -> Value:
+        """Return the value of an attribute, whose number has the type of its encoding."""
+        value = column_value(encoding, data, name, where)
+        kind = NUMBERS.get(encoding)
+        return value if kind is None else kind.newbyteorder("=").type(value)
 
     def _array(
         self, shard: _Shard, name: str, values: Sequence[Value], where: str
     ) -> npt.NDArray[Any]:
-        dtype = _NUMBERS.get(shard.encodings[shard.names.index(name)])
+        dtype = NUMBERS.get(shard.encodings[shard.names.index(name)])
         if dtype is None:
             return attribute_array(values, name, where)
         return np.array(values, dtype.newbyteorder("="))
@@ -259,29 +297,68 @@ def _choose_sample(shard: _Shard, name: str | None, where: str) -> str:
     if name is not None:
         _position(shard, name, where)
         return name
-    kinds = dict(zip(shard.names, shard.encodings, strict=True))
-    opaque = [
-        column for column, kind in kinds.items()
-        if kind not in _NUMBERS and kind not in _TEXTS and kind != "json"
-    ]  # fmt: skip
-    texts = [column for column, kind in kinds.items() if kind == "str"]
-    candidates = opaque or texts
+    candidates = _candidates(shard)
     if len(candidates) != 1:
-        names = ", ".join(candidates or shard.names)
+        names = ", ".join(shard.names)
         raise UsageError(f"{where}: expected option column to name one of {names}")
     return candidates[0]
 
 
+def _candidates(shard: _Shard) -> list[str]:
+    """Return the columns that are neither number, text nor JSON, else those of text."""
+    kinds = dict(zip(shard.names, shard.encodings, strict=True))
+    opaque = [
+        column for column, kind in kinds.items()
+        if kind not in NUMBERS and kind not in TEXTS and kind != JSON
+    ]  # fmt: skip
+    texts = [column for column, kind in kinds.items() if kind == "str"]
+    return opaque or texts
+
+
+def _choose_fields(shard: _Shard, options: MdsOptions, chosen: Choices, where: str) -> Choices:
+    """Return the fields; none if one column is the sample."""
+    if chosen and options.column is not None:
+        raise UsageError(f"{where}: expected a column or fields, got both")
+    if chosen:
+        others = (options.path, *(options.attributes or ()))
+        able = [name for name in shard.names if name not in others]
+        found = choose_fields(chosen, able)
+        for name in found:
+            _position(shard, name, where)
+        return found
+    candidates = () if options.column is not None else _candidates(shard)
+    return dict.fromkeys(candidates) if len(candidates) > 1 else {}
+
+
+def _known_types(shard: _Shard, fields: Choices, where: str) -> dict[str, FieldType]:
+    """Return the types that the encodings fix."""
+    encodings = dict(zip(shard.names, shard.encodings, strict=True))
+    types = {name: field_type(encodings[name], f"{where}: column {name}") for name in fields}
+    return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def _field_value(
+    encoding: str, data: bytes, name: str, declared: FieldType | None, where: str
+) -> Any:
+    """Return the value of a field; one declared as bytes or text is not decoded."""
+    if declared is not None and declared.kind != "array":
+        return data
+    try:
+        return field_value(encoding, data)
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{where}: field {name!r}: expected {encoding}: {error}") from error
+
+
 def _choose_attributes(
-    shard: _Shard, options: MdsOptions, sample: str, where: str
+    shard: _Shard, options: MdsOptions, taken: Container[str | None], where: str
 ) -> tuple[str, ...]:
     able = [
         name
         for name, kind in zip(shard.names, shard.encodings, strict=True)
-        if kind in _NUMBERS or kind in _TEXTS
+        if kind in NUMBERS or kind in TEXTS
     ]
     if options.attributes is None:
-        return tuple(name for name in able if name not in (sample, options.path))
+        return tuple(name for name in able if name not in taken)
     for name in options.attributes:
         at = _position(shard, name, where)
         if name not in able:
@@ -289,19 +366,6 @@ def _choose_attributes(
                 f"{where}: expected a number or text in column {name}, got {shard.encodings[at]}"
             )
     return options.attributes
-
-
-def _array_form(encoding: str, count: int, where: str) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns for type and shape if the encoding fixes both, else none."""
-    kind, _, form = encoding.partition(":")
-    name, _, shape = form.partition(":")
-    if kind != "ndarray" or not shape:
-        return {}
-    try:
-        sizes = tuple(int(size) for size in shape.split(","))
-        return array_attributes(np.dtype(name).newbyteorder("<"), sizes, count)
-    except (ValueError, TypeError) as error:
-        raise FormatError(f"{where}s: expected an array's form, got {encoding!r}") from error
 
 
 def _sample_ends(shard: _Shard, data: bytes, where: str) -> npt.NDArray[np.int64]:
@@ -342,19 +406,6 @@ def _column_spans(
             f"{where}: expected columns of {end - start} bytes in all, got {position - start}"
         )
     return spans
-
-
-def _value(encoding: str, data: bytes, name: str, where: str) -> Value:
-    dtype = _NUMBERS.get(encoding)
-    try:
-        if dtype is None:
-            return _TEXTS[encoding](data.decode())
-        (value,) = np.frombuffer(data, dtype).tolist()
-    except ValueError as error:
-        raise FormatError(
-            f"{where}: column {name}: expected {encoding}, got {quote(bytes(data))}"
-        ) from error
-    return cast(Value, value)
 
 
 # ---- files ---------------------------------------------------------------------------------------

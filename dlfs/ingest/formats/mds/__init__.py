@@ -1,0 +1,1 @@
+"""The format ``mds``: ``source`` reads the shards, ``values`` decodes their columns."""
