@@ -1,0 +1,319 @@
+"""Checkpoints as datasets of a volume: names, references, listing, removal.
+
+The checkpoints of one training run have one name. A checkpoint ``STEP`` of the name ``NAME`` is:
+
+- ``NAME:STEP:shards``, a dataset with one version for each rank that wrote something. Its samples
+  are pieces of the state: up to ``PIECE_BYTES`` of one tensor or of one pickled object.
+- ``NAME:STEP``, a dataset that is written last. Its sample ``metadata`` is torch's pickled
+  ``Metadata``, which has the ``Piece`` list of each tensor. Its sample ``references`` is JSON: the
+  versions that hold those pieces, here or in datasets of earlier checkpoints.
+
+A checkpoint exists as soon as ``NAME:STEP`` is sealed, and not before. A version of a ``:shards``
+dataset to which no checkpoint refers is unused: a save was killed, or its checkpoints were removed.
+``remove_unused`` frees it. The number of a version is never used again, so that a reference cannot
+mean other bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+import dlfs
+from dlfs.errors import FormatError, LockedError, NotFoundError, UsageError
+from dlfs.units import MIB
+
+PIECE_BYTES = 16 * MIB
+"""Most bytes of a tensor that one sample holds, and thus the unit of sharing, in bytes."""
+
+RETRY_S = 0.01
+"""Time between two attempts to lock a volume that another writer has locked, in seconds."""
+
+FORMAT = 1
+"""Revision of the samples ``metadata`` and ``references``."""
+
+_PART = re.compile(r"[^:@/\s-][^:@/\s]*")
+_SHARDS = ":shards"
+
+_log = logging.getLogger("dlfs.checkpoint")
+
+_Result = TypeVar("_Result")
+
+
+class Piece(NamedTuple):
+    """The location of some stored bytes."""
+
+    source: str
+    """Dataset with its version, ``NAME:STEP:shards@VERSION``."""
+    sample: int
+    """Index of the sample."""
+    length_bytes: int
+    """Length of the sample in bytes."""
+    digest: bytes
+    """SHA-256 of the bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint.
+
+    Attributes:
+        name: name of the run.
+        step: name of the checkpoint within the run.
+        sequence: number that grows with each save of the run.
+        sample_bytes: size of the state, in bytes.
+        written_bytes: bytes that this save wrote; the others are shared with earlier checkpoints.
+        created: time of the commit, UTC.
+        sources: versions of ``:shards`` datasets that hold the state.
+        version: version of the dataset ``NAME:STEP``.
+    """
+
+    name: str
+    step: str
+    sequence: int
+    sample_bytes: int
+    written_bytes: int
+    created: datetime
+    sources: frozenset[str]
+    version: int
+
+    @property
+    def dataset(self) -> str:
+        """Dataset of the metadata, with its version."""
+        return f"{self.name}:{self.step}@{self.version}"
+
+
+def check_part(text: object, option: str) -> str:
+    """Check a name or a step and return it as text.
+
+    Raises:
+        UsageError: it is empty, begins with ``-``, or has a colon, ``@``, ``/`` or space in it.
+    """
+    part = str(text)
+    if not _PART.fullmatch(part):
+        raise UsageError(
+            f"name a checkpoint: expected {option} without ':', '@', '/' and spaces, and without "
+            f"'-' at its beginning, got {part!r}"
+        )
+    return part
+
+
+def open_volume(volume: str | Sequence[str]) -> dlfs.Volume:
+    """Open a volume by the URIs of its members, or through a service (``unix:PATH``)."""
+    if isinstance(volume, str) and volume.startswith("unix:"):
+        return dlfs.connect(volume)
+    return dlfs.open(volume)
+
+
+def shards_dataset(name: str, step: str) -> str:
+    """Return the name of the dataset that holds the shards of a checkpoint."""
+    return f"{name}:{step}{_SHARDS}"
+
+
+def when_unlocked(change: Callable[[], _Result], timeout_s: float) -> _Result:
+    """Call a function that needs the volume's lock, again while another writer has the lock.
+
+    Raises:
+        LockedError: the volume was locked for the whole time; the message names the writer.
+        DlfsError: as the function.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return change()
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_S)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def list_checkpoints(volume: dlfs.Volume, name: str) -> list[Checkpoint]:
+    """List the complete checkpoints of a run, the oldest first; the newest version of each step.
+
+    Raises:
+        FormatError: a dataset with the name of a checkpoint is none.
+        DlfsError: as ``Dataset.get``.
+    """
+    found = [_describe(volume, name, step, info) for step, info in _newest(volume, name).items()]
+    return sorted(found, key=lambda one: one.sequence)
+
+
+def _newest(volume: dlfs.Volume, name: str) -> dict[str, dlfs.DatasetInfo]:
+    """Return the newest dataset of metadata of each step."""
+    newest: dict[str, dlfs.DatasetInfo] = {}
+    for info in volume.datasets():
+        run, colon, step = info.name.partition(":")
+        if run == name and colon and ":" not in step:
+            newest[step] = info  # versions come in rising order
+    return newest
+
+
+def _describe(volume: dlfs.Volume, name: str, step: str, info: dlfs.DatasetInfo) -> Checkpoint:
+    with volume.dataset(info.name, info.version) as dataset:
+        try:
+            record = json.loads(dataset.get("references"))
+            if record["format"] != FORMAT:
+                raise FormatError(
+                    f"read checkpoint {info.name!r}: expected format {FORMAT}, got "
+                    f"{record['format']!r}"
+                )
+            return Checkpoint(
+                name=name,
+                step=step,
+                sequence=int(record["sequence"]),
+                sample_bytes=int(record["sample_bytes"]),
+                written_bytes=int(record["written_bytes"]),
+                created=info.created,
+                sources=frozenset(map(str, record["sources"])),
+                version=info.version,
+            )
+        except (NotFoundError, ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"read checkpoint {info.name!r}: it is none ({error!r})") from error
+
+
+def find_checkpoint(volume: dlfs.Volume, name: str, step: str | None) -> Checkpoint:
+    """Return a checkpoint of a run, by default the newest.
+
+    Raises:
+        NotFoundError: there is no complete checkpoint of that step.
+        DlfsError: as ``list_checkpoints``.
+    """
+    found = list_checkpoints(volume, name)
+    chosen = [one for one in found if step is None or one.step == step]
+    if not chosen:
+        what = "a checkpoint" if step is None else f"checkpoint {step!r}"
+        steps = ", ".join(one.step for one in found) or "none"
+        raise NotFoundError(
+            f"find {what} of {name!r} on {volume.uri}: no complete one; complete are: {steps}"
+        )
+    return chosen[-1]
+
+
+def find_last_metadata(volume: dlfs.Volume, name: str) -> str | None:
+    """Return the dataset of the checkpoint that was committed last, or None; opens none of them."""
+    found = max(_newest(volume, name).values(), key=lambda info: info.created, default=None)
+    return None if found is None else f"{found.name}@{found.version}"
+
+
+def read_metadata(volume: dlfs.Volume, dataset: str) -> Any:
+    """Read torch's ``Metadata`` of a checkpoint; like torch's own, it is a pickle."""
+    with volume.dataset(dataset) as opened:
+        return pickle.loads(opened.get("metadata"))
+
+
+# ---- changing ------------------------------------------------------------------------------------
+
+
+def commit(
+    volume: dlfs.Volume, name: str, step: str, metadata: Any, *, timeout_s: float
+) -> Checkpoint:
+    """Write the metadata of a checkpoint. With the seal, the checkpoint exists.
+
+    Args:
+        volume: volume to write to.
+        name: name of the run.
+        step: name of the checkpoint.
+        metadata: torch's ``Metadata``; its ``storage_data`` has the pieces of each item.
+        timeout_s: time to wait while another writer has the volume, in seconds.
+
+    Raises:
+        NotFoundError: a dataset that holds shards was removed meanwhile.
+        LockedError: the volume stayed locked.
+        DlfsError: as ``DatasetWriter.seal``; there is no new checkpoint.
+    """
+    pieces = [piece for item in metadata.storage_data.values() for piece in item]
+    own = shards_dataset(name, step) + "@"
+    stored = {(p.source, p.sample): p.length_bytes for p in pieces}
+    writer = when_unlocked(lambda: volume.writer(f"{name}:{step}", layout="path"), timeout_s)
+    with writer:
+        volume.refresh()  # the lock excludes all other changes from here on
+        sources = {piece.source for piece in pieces}
+        missing = sources - _shard_versions(volume, name)
+        if missing:
+            raise NotFoundError(
+                f"save checkpoint {step!r} of {name!r}: the shards {', '.join(sorted(missing))} "
+                f"were removed by another save of the same name"
+            )
+        known = list_checkpoints(volume, name)
+        record = {
+            "format": FORMAT,
+            "sequence": 1 + max((one.sequence for one in known), default=0),
+            "sample_bytes": sum(piece.length_bytes for piece in pieces),
+            "written_bytes": sum(n for (source, _), n in stored.items() if source.startswith(own)),
+            "sources": sorted(sources),
+        }
+        buffer = io.BytesIO()
+        pickle.dump(metadata, buffer, protocol=4)
+        writer.add("metadata", np.frombuffer(buffer.getbuffer(), np.uint8))
+        writer.add("references", json.dumps(record).encode())
+        info = writer.seal()
+    return _describe(volume, name, step, info)
+
+
+def _shard_versions(volume: dlfs.Volume, name: str) -> set[str]:
+    """Return all versions of ``:shards`` datasets of a run."""
+    return {
+        f"{info.name}@{info.version}"
+        for info in volume.datasets()
+        if info.name.startswith(name + ":") and info.name.endswith(_SHARDS)
+    }
+
+
+def remove_outdated(volume: dlfs.Volume, name: str, keep: int, *, timeout_s: float) -> None:
+    """Remove all but the newest checkpoints of a run, and the shards that none of them needs.
+
+    Args:
+        volume: volume to change.
+        name: name of the run.
+        keep: number of checkpoints that stay, >= 1.
+        timeout_s: time to wait while another writer has the volume, in seconds.
+
+    Raises:
+        DlfsError: as ``Volume.remove``.
+    """
+    for old in list_checkpoints(volume, name)[:-keep]:
+        _remove(volume, f"{name}:{old.step}", None, timeout_s)
+    remove_unused(volume, name, timeout_s=timeout_s)
+
+
+def remove_unused(volume: dlfs.Volume, name: str, *, timeout_s: float) -> None:
+    """Remove what no complete checkpoint needs: replaced metadata, and shards of killed saves.
+
+    Raises:
+        DlfsError: as ``Volume.remove``.
+    """
+    volume.refresh()
+    complete = list_checkpoints(volume, name)
+    for one in complete:
+        for info in volume.versions(f"{name}:{one.step}")[:-1]:
+            _remove(volume, info.name, info.version, timeout_s)
+    used = {source for one in complete for source in one.sources}
+    versions = _shard_versions(volume, name)
+    partly_used = {source.partition("@")[0] for source in versions & used}
+    for dataset in {source.partition("@")[0] for source in versions} - partly_used:
+        _remove(volume, dataset, None, timeout_s)
+    for source in versions - used:
+        dataset, _, version = source.partition("@")
+        if dataset in partly_used:
+            _remove(volume, dataset, int(version), timeout_s)
+
+
+def _remove(volume: dlfs.Volume, dataset: str, version: int | None, timeout_s: float) -> None:
+    """Remove a dataset, or leave it to the next save if another writer has the volume."""
+    try:
+        when_unlocked(lambda: volume.remove(dataset, version), timeout_s)
+    except LockedError as error:
+        _log.warning("%s is removed by the next save: %s", dataset, error)

@@ -1,0 +1,262 @@
+"""Writes one rank's part of a checkpoint: pieces of its tensors, hashed, shared or written.
+
+The bytes of each item are cut into pieces. Threads hash pieces ahead of the writer. A piece that
+the last checkpoint has too is a reference to the earlier dataset. All others go to a new version of
+the checkpoint's ``:shards`` dataset, from the tensor's memory to the writer's windows in one copy.
+
+A reference keeps a whole earlier dataset on the volume. Pieces that need less than half of such a
+dataset are therefore written once more, to a version of their own: they did not change since the
+last checkpoint, and are shared from there on.
+
+One process at a time can write to a volume. The ranks of a job write one after the other: a rank
+locks the volume with its first new piece, and seals its dataset after its last one. Meanwhile the
+others hash. The device is therefore busy the whole time but for the commit of each rank.
+
+Threads: the caller's, and ``HASH_THREADS`` for hashing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import dlfs
+from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, Piece, when_unlocked
+from dlfs.errors import SpaceError
+from dlfs.units import MIB, format_bytes
+
+HASH_THREADS = 2
+"""Threads of each rank that hash pieces ahead of its writer."""
+
+COPIES_BYTES_MAX = 256 * MIB
+"""Most bytes of copied tensors, such as those of a GPU, that wait to be written, in bytes."""
+
+SMALL_BYTES = 1 * MIB
+"""Pieces below this length are added to the dataset together, in bytes."""
+
+SMALL_BATCH_BYTES = 8 * MIB
+"""Total length at which small pieces are added to the dataset, in bytes."""
+
+SHARED_MIN = 0.5
+"""Smallest part of an earlier dataset that is worth a reference to it."""
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of a save plan.
+
+    Attributes:
+        key: identity of the item for the caller.
+        load: returns its bytes, ``uint8[n_bytes]``, and how many of them had to be copied.
+    """
+
+    key: Any
+    load: Callable[[], tuple[Bytes, int]]
+
+
+def tensor_bytes(tensor: Any) -> tuple[Bytes, int]:
+    """Return a tensor's elements in row-major order, and the bytes that had to be copied.
+
+    Args:
+        tensor: a dense tensor of any device, type and strides.
+    """
+    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data: Bytes = dense.reshape(-1).view(torch.uint8).numpy()
+    shared = tensor.device.type == "cpu" and dense.data_ptr() == tensor.data_ptr()
+    return data, 0 if shared else data.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A piece that is being hashed.
+
+    Attributes:
+        item: item of the piece.
+        start: offset of the piece in the item, in bytes.
+        data: bytes of the piece.
+        copied_bytes: bytes that had to be copied.
+        digest: its SHA-256, once it is known.
+    """
+
+    item: Item
+    start: int
+    data: Bytes
+    copied_bytes: int
+    digest: Future[bytes]
+
+
+def _digest(data: Bytes) -> bytes:
+    return hashlib.sha256(data.data).digest()
+
+
+def _cut_ahead(items: Iterable[Item], pool: ThreadPoolExecutor) -> Iterator[_Cut]:
+    """Cut items into pieces and start hashing them; only copied bytes are bounded."""
+    waiting: deque[_Cut] = deque()
+    copied_bytes = 0
+    for item in items:
+        data, copied = item.load()
+        for start in range(0, max(data.nbytes, 1), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            own = piece.nbytes if copied else 0
+            waiting.append(_Cut(item, start, piece, own, pool.submit(_digest, piece)))
+            copied_bytes += own
+        while copied_bytes > COPIES_BYTES_MAX:
+            copied_bytes -= waiting[0].copied_bytes
+            yield waiting.popleft()
+    while waiting:
+        yield waiting.popleft()
+
+
+class _ShardsVersion:
+    """A new version of a ``:shards`` dataset; the volume is locked from its first piece on."""
+
+    def __init__(self, volume: dlfs.Volume, dataset: str, timeout_s: float) -> None:
+        self._volume = volume
+        self._dataset = dataset
+        self._timeout_s = timeout_s
+        self._writer: dlfs.DatasetWriter | None = None
+        self._samples = 0
+        self._waiting: list[Bytes] = []
+        self._waiting_bytes = 0
+
+    def append(self, data: Bytes, digest: bytes) -> Piece:
+        """Add a piece; its memory must not change before the seal."""
+        writer = self._writer or self._lock()
+        piece = Piece(
+            f"{self._dataset}@{writer.description.version}", self._samples, data.nbytes, digest
+        )
+        self._samples += 1
+        if data.nbytes >= SMALL_BYTES:
+            self._add_waiting(self._samples - 1)
+            self._add(self._samples - 1, [data])
+            return piece
+        self._waiting.append(data)
+        self._waiting_bytes += data.nbytes
+        if self._waiting_bytes >= SMALL_BATCH_BYTES:
+            self._add_waiting(self._samples)
+        return piece
+
+    def seal(self) -> None:
+        """Commit the version, if there is a piece in it, and unlock the volume."""
+        if self._writer is not None:
+            self._add_waiting(self._samples)
+            self._writer.seal()
+
+    def abort(self) -> None:
+        """Discard the version, unless it is sealed."""
+        if self._writer is not None:
+            self._writer.abort()
+
+    def _lock(self) -> dlfs.DatasetWriter:
+        self._writer = when_unlocked(
+            lambda: self._volume.writer(self._dataset, layout="path"), self._timeout_s
+        )
+        return self._writer
+
+    def _add_waiting(self, end: int) -> None:
+        """Add the small pieces, the last of which has the number ``end - 1``."""
+        if self._waiting:
+            self._add(end - len(self._waiting), self._waiting)
+            self._waiting, self._waiting_bytes = [], 0
+
+    def _add(self, first: int, pieces: Sequence[Bytes]) -> None:
+        assert self._writer is not None
+        lengths = np.array([piece.nbytes for piece in pieces], np.int64)
+        data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        paths = [b"%08d" % (first + i) for i in range(len(pieces))]
+        self._writer.add_batch(paths, data, np.cumsum(lengths) - lengths, lengths)
+
+
+class ShardWriter:
+    """Stores the items of one rank.
+
+    Args:
+        volume: volume to write to.
+        dataset: name of the checkpoint's ``:shards`` dataset.
+        known: pieces of the last checkpoint by their digest.
+        timeout_s: time to wait while another writer has the volume, in seconds.
+    """
+
+    def __init__(
+        self,
+        volume: dlfs.Volume,
+        dataset: str,
+        known: Mapping[bytes, Piece],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._volume = volume
+        self._dataset = dataset
+        self._known = known
+        self._timeout_s = timeout_s
+        self._found: dict[Any, list[Piece]] = {}
+        self._shared: list[tuple[Item, int, Piece]] = []
+        """Item, offset in it, and earlier location of each piece of the last checkpoint."""
+
+    def write(self, items: Iterable[Item]) -> dict[Any, tuple[Piece, ...]]:
+        """Store the items and return the pieces of each by its key.
+
+        Raises:
+            SpaceError: the volume is full.
+            LockedError: another writer had the volume for the whole time.
+            DlfsError: as ``DatasetWriter.add_batch`` and ``seal``.
+        """
+        try:
+            self._write_new(items)
+            self._rewrite_scattered()
+        except SpaceError as error:
+            raise SpaceError(
+                f"save to dataset {self._dataset!r} of {self._volume.uri}, which has "
+                f"{format_bytes(self._volume.free_bytes)} free: {error}"
+            ) from error
+        return {key: tuple(pieces) for key, pieces in self._found.items()}
+
+    def _write_new(self, items: Iterable[Item]) -> None:
+        """Write all pieces that the last checkpoint does not have."""
+        version = _ShardsVersion(self._volume, self._dataset, self._timeout_s)
+        pool = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="dlfs-hash")
+        written: dict[bytes, Piece] = {}
+        try:
+            for cut in _cut_ahead(items, pool):
+                digest = cut.digest.result()
+                piece = self._known.get(digest)
+                if piece is not None:
+                    self._shared.append((cut.item, cut.start, piece))
+                else:
+                    piece = written.get(digest) or version.append(cut.data, digest)
+                    written[digest] = piece
+                self._found.setdefault(cut.item.key, []).append(piece)
+            version.seal()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            version.abort()
+
+    def _rewrite_scattered(self) -> None:
+        """Write shared pieces again that would keep too much of an earlier dataset."""
+        stored = {f"{i.name}@{i.version}": i.sample_bytes for i in self._volume.datasets()}
+        needed: Counter[str] = Counter()
+        for piece in {piece for _, _, piece in self._shared}:
+            needed[piece.source] += piece.length_bytes
+        version = _ShardsVersion(self._volume, self._dataset, self._timeout_s)
+        moved: dict[Piece, Piece] = {}
+        try:
+            for item, start, piece in self._shared:
+                if needed[piece.source] >= SHARED_MIN * stored.get(piece.source, 0):
+                    continue
+                if piece not in moved:
+                    data = item.load()[0][start : start + PIECE_BYTES]
+                    moved[piece] = version.append(data, piece.digest)
+                self._found[item.key][start // PIECE_BYTES] = moved[piece]
+            version.seal()
+        finally:
+            version.abort()

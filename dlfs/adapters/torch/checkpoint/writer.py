@@ -1,0 +1,225 @@
+"""``StorageWriter``: saves the checkpoints of ``torch.distributed.checkpoint`` to a volume.
+
+Each rank writes its own shards; then the coordinator commits the metadata. Before that commit no
+part of the new checkpoint is visible, and the earlier checkpoints stay as they are. A save that
+failed or was killed leaves at most unused shards, which the next save of the same name removes.
+
+Threads: one save at a time. ``async_save`` calls the writer from a thread or a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+import dlfs
+from dlfs.adapters.torch.checkpoint.layout import (
+    Piece,
+    check_part,
+    commit,
+    find_last_metadata,
+    open_volume,
+    read_metadata,
+    remove_outdated,
+    remove_unused,
+    shards_dataset,
+)
+from dlfs.adapters.torch.checkpoint.pieces import Item, ShardWriter, tensor_bytes
+from dlfs.arguments import check_integer
+from dlfs.errors import UsageError
+
+LOCK_TIMEOUT_S = 600.0
+"""Default time to wait for the volume's lock, which the ranks have one after the other."""
+
+REMOVAL_TIMEOUT_S = 5.0
+"""Time to wait for the lock to remove old checkpoints; after that the next save does it."""
+
+KEEP_MAX = 1 << 31
+
+
+class StorageWriter(TorchStorageWriter):
+    """Saves checkpoints to a volume, for ``torch.distributed.checkpoint.save`` and ``async_save``.
+
+    A tensor's bytes that the last checkpoint has already are shared with it and not written again.
+    One writer object serves any number of saves; each has a ``checkpoint_id``, such as the step.
+    An id that exists is replaced atomically. Only one job at a time may save under a name.
+
+    Args:
+        volume: URIs or paths of the volume's members, as for ``dlfs.open``.
+        name: name of the run; no ``:``, ``@``, ``/`` or spaces.
+        keep: complete checkpoints of this name that stay, >= 1; older ones are removed after each
+            save. Their bytes stay while a newer checkpoint shares them. None removes nothing.
+        lock_timeout_s: time to wait for the volume, which one rank at a time may write to.
+
+    Raises:
+        UsageError: the name or ``keep`` is not allowed, or the volume is a service.
+    """
+
+    def __init__(
+        self,
+        volume: str | Sequence[str],
+        name: str = "checkpoint",
+        *,
+        keep: int | None = None,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+    ) -> None:
+        super().__init__()
+        if isinstance(volume, str) and volume.startswith("unix:"):
+            raise UsageError(f"save checkpoints through {volume}: a service is read-only")
+        if keep is not None:
+            check_integer(keep, 1, KEEP_MAX, option="keep", action="save checkpoints")
+        self.volume = volume if isinstance(volume, str) else tuple(volume)
+        self.name = check_part(name, "a name")
+        self.keep = keep
+        self.lock_timeout_s = lock_timeout_s
+        self._step: str | None = None
+        self._save_id = ""
+
+    # ---- the steps of a save, in the order of torch's calls --------------------------------------
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
+        """Begin a save.
+
+        Args:
+            checkpoint_id: name of the checkpoint within the run, such as its step.
+
+        Raises:
+            UsageError: the id has a colon, ``@``, ``/`` or space in it.
+        """
+        self._step = None if checkpoint_id is None else check_part(checkpoint_id, "a checkpoint_id")
+        self._save_id = str(uuid4())
+
+    def set_up_storage_writer(self, _is_coordinator: bool, **kwargs: Any) -> None:
+        """Check that this save is one that the writer supports.
+
+        Raises:
+            UsageError: there is no ``checkpoint_id``, or ``use_collectives`` is False.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise UsageError("save a checkpoint: expected use_collectives=True, got False")
+        self._current_step()
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        """Return the plan of this rank as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """Free the space of saves that were killed; return the plans as they are."""
+        with self._open() as volume:
+            remove_unused(volume, self.name, timeout_s=REMOVAL_TIMEOUT_S)
+        return plans
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Write the shards of this rank, without those that the last checkpoint has.
+
+        Returns:
+            A completed future with a ``WriteResult`` for each item of the plan.
+
+        Raises:
+            DlfsError: as ``ShardWriter.write``.
+        """
+        with self._open() as volume:
+            known = self._known_pieces(volume)
+            writer = ShardWriter(
+                volume,
+                shards_dataset(self.name, self._current_step()),
+                known,
+                timeout_s=self.lock_timeout_s,
+            )
+            found = writer.write(_item(item, planner) for item in plan.items)
+        done: Any = Future()
+        done.set_result(
+            [
+                WriteResult(
+                    index=item.index,
+                    size_in_bytes=sum(piece.length_bytes for piece in found[item.index]),
+                    storage_data=found[item.index],
+                )
+                for item in plan.items
+            ]
+        )
+        return done
+
+    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+        """Commit the checkpoint; then remove those that ``keep`` does not allow.
+
+        Raises:
+            DlfsError: as ``commit``; or a removal failed after the commit.
+        """
+        metadata.storage_data = {
+            result.index: result.storage_data for of_rank in results for result in of_rank
+        }
+        metadata.storage_meta = self.storage_meta()
+        with self._open() as volume:
+            commit(
+                volume,
+                self.name,
+                self._current_step(),
+                metadata,
+                timeout_s=self.lock_timeout_s,
+            )
+            if self.keep is not None:
+                remove_outdated(volume, self.name, self.keep, timeout_s=REMOVAL_TIMEOUT_S)
+        self._step = None
+
+    # ---- descriptions ----------------------------------------------------------------------------
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Name of the checkpoint that is being saved."""
+        return self._step
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return True if a checkpoint may have this id."""
+        try:
+            check_part(checkpoint_id, "a checkpoint_id")
+        except UsageError:
+            return False
+        return True
+
+    def storage_meta(self) -> Any:
+        """Return the ids of the checkpoint and of this save."""
+        return StorageMeta(checkpoint_id=self._step, save_id=self._save_id)
+
+    # ---- private ---------------------------------------------------------------------------------
+
+    def _open(self) -> dlfs.Volume:
+        return open_volume(self.volume)
+
+    def _current_step(self) -> str:
+        if self._step is None:
+            raise UsageError(
+                f"save a checkpoint of {self.name!r}: expected a checkpoint_id, such as the step"
+            )
+        return self._step
+
+    def _known_pieces(self, volume: dlfs.Volume) -> dict[bytes, Piece]:
+        """Return the pieces of the last checkpoint by their digest."""
+        last = find_last_metadata(volume, self.name)
+        if last is None:
+            return {}
+        stored = read_metadata(volume, last).storage_data
+        return {piece.digest: piece for pieces in stored.values() for piece in pieces}
+
+
+def _item(item: Any, planner: Any) -> Item:
+    """Return an item of a plan for the ``ShardWriter``."""
+
+    def load() -> tuple[Any, int]:
+        data = planner.resolve_data(item)
+        if item.type != WriteItemType.BYTE_IO:
+            return tensor_bytes(data)
+        content = np.frombuffer(data.getbuffer(), np.uint8)
+        return content, content.nbytes
+
+    return Item(item.index, load)

@@ -1,0 +1,307 @@
+"""Checkpoints of torch.distributed.checkpoint on a volume: saved, shared, removed, killed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlfs
+from dlfs.block import open_device
+from dlfs.connection import LocalConnection, OpenOptions
+from dlfs.store.members import split_uris
+from dlfs.units import KIB, MIB
+from dlfs.volume import Volume
+from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteLog
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+
+from dlfs.adapters.torch.checkpoint import StorageReader, StorageWriter, pieces  # noqa: E402
+from tests.unit.adapters.torch import saving_ranks  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+]
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> str:
+    path = str(tmp_path / "volume.img")
+    dlfs.format_volume(path, size_bytes=32 * MIB, chunk_bytes=64 * KIB)
+    return path
+
+
+def state(step: int) -> dict[str, Any]:
+    """Return a state with tensors of several kinds, two large ones of which one never changes."""
+    return {
+        "model": {
+            "large": torch.arange(500_000, dtype=torch.float32) + step,
+            "frozen": torch.arange(400_000, dtype=torch.float32),
+            "bias": torch.full((3, 5), step, dtype=torch.bfloat16),
+            "complex": torch.complex(torch.ones(3) * step, torch.zeros(3)),
+            "transposed": (torch.arange(12).reshape(3, 4) + step).t(),
+            "scalar": torch.tensor(step),
+            "empty": torch.empty(0, 3),
+            "mask": torch.arange(9) < step,
+        },
+        "lr": [0.1, {"decay": step}],
+        "step": step,
+    }
+
+
+def save(writer: StorageWriter, step: int, content: dict[str, Any] | None = None) -> None:
+    dcp.save(content or state(step), checkpoint_id=str(step), storage_writer=writer)
+
+
+def check(reader: StorageReader, step: int, checkpoint_id: str | None = None) -> None:
+    found = state(-1)
+    dcp.load(found, checkpoint_id=checkpoint_id, storage_reader=reader)
+    expected = state(step)
+    for name, tensor in expected["model"].items():
+        assert torch.equal(found["model"][name], tensor), name
+        assert found["model"][name].dtype == tensor.dtype
+    assert (found["lr"], found["step"]) == (expected["lr"], step)
+
+
+def names(volume: str) -> list[str]:
+    with dlfs.open(volume) as opened:
+        return [f"{info.name}@{info.version}" for info in opened.datasets()]
+
+
+def test_what_was_saved_is_loaded(volume: str) -> None:
+    writer, reader = StorageWriter(volume), StorageReader(volume)
+    save(writer, 1)
+    save(writer, 2)
+    check(reader, 2)
+    check(reader, 1, "1")
+    assert [one.step for one in reader.checkpoints()] == ["1", "2"]
+    found = {"model": {"large": torch.empty(500_000, dtype=torch.float64)}}
+    dcp.load(found, checkpoint_id="1", storage_reader=reader)
+    assert torch.equal(found["model"]["large"], state(1)["model"]["large"].double())
+
+
+def test_an_unchanged_state_costs_almost_nothing(volume: str) -> None:
+    writer, reader = StorageWriter(volume), StorageReader(volume)
+    content = state(1)
+    save(writer, 1, content)
+    with dlfs.open(volume) as opened:
+        before = opened.free_bytes
+    content["step"] = 1
+    save(writer, 2, content)
+    with dlfs.open(volume) as opened:
+        assert before - opened.free_bytes <= 3 * 64 * KIB  # metadata, its directory, the catalog
+    one, two = reader.checkpoints()
+    assert (two.written_bytes, two.sources) == (0, one.sources)
+    assert two.sample_bytes == one.sample_bytes >= one.written_bytes  # equal objects are one
+    check(reader, 1, "2")
+
+
+def test_unchanged_tensors_are_written_once_more_and_then_shared(volume: str) -> None:
+    """Less than half of a dataset does not keep it: the rest of it becomes free."""
+    writer, reader = StorageWriter(volume, keep=1), StorageReader(volume)
+    written = []
+    for step in range(1, 5):
+        save(writer, step)
+        check(reader, step)
+        written.append(reader.checkpoints()[0].written_bytes)
+    assert written[0] == written[1] > 3_600_000
+    assert written[2] == written[3] < 2_100_000
+    assert names(volume) == ["checkpoint:2:shards@2", "checkpoint:4@1", "checkpoint:4:shards@1"]
+
+
+def test_pieces_of_a_tensor_are_shared(volume: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100_000)
+    writer, reader = StorageWriter(volume), StorageReader(volume)
+    tensor = torch.arange(250_000, dtype=torch.int32)
+    save(writer, 1, {"t": tensor})
+    tensor[130_000] = -1
+    save(writer, 2, {"t": tensor})
+    assert [one.written_bytes for one in reader.checkpoints()] == [1_000_000, 100_000]
+    found = {"t": torch.empty_like(tensor)}
+    dcp.load(found, storage_reader=reader)
+    assert torch.equal(found["t"], tensor)
+
+
+def test_keep_removes_old_checkpoints_but_no_shards_in_use(volume: str) -> None:
+    writer, reader = StorageWriter(volume, keep=2), StorageReader(volume)
+    content = {"frozen": torch.arange(100_000), "step": torch.tensor(0)}
+    for step in range(5):
+        content["step"].fill_(step)
+        save(writer, step, content)
+    assert [one.step for one in reader.checkpoints()] == ["3", "4"]
+    assert "checkpoint:0:shards@1" in names(volume)  # has the frozen tensor
+    assert "checkpoint:2:shards@1" not in names(volume)
+    other = StorageWriter(volume, "other")
+    save(other, 9, content)
+    assert [one.step for one in reader.checkpoints()] == ["3", "4"]
+
+
+def test_a_checkpoint_is_replaced_under_its_id(volume: str) -> None:
+    writer, reader = StorageWriter(volume, keep=3), StorageReader(volume)
+    save(writer, 1)
+    dcp.save(state(5), checkpoint_id="1", storage_writer=writer)
+    check(reader, 5, "1")
+    assert [name for name in names(volume) if "shards" not in name] == ["checkpoint:1@2"]
+    assert len(reader.checkpoints()) == 1
+
+
+def test_a_damaged_piece_is_noticed(volume: str) -> None:
+    tensor = torch.arange(300_000)
+    save(StorageWriter(volume), 1, {"t": tensor})
+    needle = tensor[1000:1016].numpy().tobytes()
+    with open(volume, "r+b") as file:
+        at = file.read().index(needle)
+        file.seek(at)
+        file.write(b"\1")
+    with pytest.raises(CheckpointException, match="checksum"):
+        dcp.load({"t": torch.empty_like(tensor)}, storage_reader=StorageReader(volume))
+
+
+def test_a_full_volume_is_one_clear_error(volume: str) -> None:
+    writer, reader = StorageWriter(volume), StorageReader(volume)
+    save(writer, 1)
+    with pytest.raises(CheckpointException, match=r"checkpoint:2:shards.* free: allocate"):
+        save(writer, 2, {"t": torch.zeros(20_000_000) + torch.arange(20_000_000)})
+    check(reader, 1)
+    save(writer, 2)
+    check(reader, 2)
+
+
+def test_mistakes_are_named(volume: str) -> None:
+    with pytest.raises(CheckpointException, match="expected a checkpoint_id"):
+        dcp.save({"a": torch.ones(2)}, storage_writer=StorageWriter(volume))
+    with pytest.raises(dlfs.UsageError, match="without ':'"):
+        StorageWriter(volume, "a:b")
+    with pytest.raises(dlfs.UsageError, match="keep"):
+        StorageWriter(volume, keep=0)
+    with pytest.raises(dlfs.UsageError, match="read-only"):
+        StorageWriter("unix:/run/dlfs.sock")
+    with pytest.raises(CheckpointException, match="no complete one; complete are: none"):
+        dcp.load({"a": torch.ones(2)}, storage_reader=StorageReader(volume))
+    assert not StorageWriter.validate_checkpoint_id("a/b")
+    assert StorageReader.validate_checkpoint_id("step-100")
+    with (
+        dlfs.open(volume) as opened,
+        opened.writer("checkpoint:7") as other,
+    ):
+        other.add("a", b"no checkpoint")
+    with pytest.raises(dlfs.FormatError, match="checkpoint:7"):
+        StorageReader(volume).checkpoints()
+
+
+def test_a_locked_volume_is_waited_for(volume: str) -> None:
+    with dlfs.open(volume) as opened, opened.writer("import") as other:
+        other.add("a", b"a")
+        with pytest.raises(CheckpointException, match="import"):
+            save(StorageWriter(volume, lock_timeout_s=0.05), 1)
+    save(StorageWriter(volume), 1)
+
+
+# ---- killed --------------------------------------------------------------------------------------
+
+
+class RecordedWriter(StorageWriter):
+    """Saves through devices that a test wraps."""
+
+    wrap: Callable[[Any], Any]
+
+    def _open(self) -> Volume:
+        def opener(uri: str, *, writable: bool, engine: Any) -> Any:
+            device = open_device(uri, writable=writable, engine=engine)
+            return self.wrap(device) if writable else device
+
+        return Volume(LocalConnection(split_uris(self.volume), OpenOptions(opener=opener)))
+
+
+def small_state(step: int) -> dict[str, Any]:
+    return {"w": torch.arange(4000) + step, "frozen": torch.arange(5000), "step": step}
+
+
+def small_check(uri: str, steps: set[int]) -> int:
+    """Load the newest checkpoint, which is that of one of the steps."""
+    found = small_state(-1)
+    dcp.load(found, storage_reader=StorageReader(uri))
+    assert found["step"] in steps
+    assert torch.equal(found["w"], small_state(found["step"])["w"])
+    assert torch.equal(found["frozen"], torch.arange(5000))
+    return int(found["step"])
+
+
+@pytest.fixture
+def memory_volume() -> str:
+    uri = f"mem:checkpoint-{uuid.uuid4().hex}?size={2 * MIB}"
+    dlfs.format_volume(uri, chunk_bytes=4 * KIB, block_bytes=512)
+    return uri
+
+
+def test_a_save_that_is_killed_at_any_write_leaves_the_last_checkpoint(memory_volume: str) -> None:
+    uri = memory_volume
+    writer = RecordedWriter(uri, keep=1)
+    writer.wrap = lambda device: device
+    save(writer, 1, small_state(1))
+    log = WriteLog()
+
+    def record(device: Any) -> RecordingDevice:
+        recording = RecordingDevice(device, log)
+        recording.number = 0  # each lock opens the device again
+        return recording
+
+    writer.wrap = record
+    save(writer, 2, small_state(2))
+    seen = []
+    for count in range(len(log.events) + 1):
+        for images in (log.images(count), log.reordered_images(count, random.Random(count))):
+            with open_device(uri, writable=True) as device:
+                device.write(0, images[0])
+            seen.append(small_check(uri, {1, 2}))
+        if count % 5 == 0:
+            save(StorageWriter(uri, keep=1), 3, small_state(3))
+            assert small_check(uri, {3}) == 3
+            assert len(names(uri)) <= 3  # the killed save left nothing for long
+    assert seen[0] == 1
+    assert seen[-1] == 2
+
+
+def test_a_failing_device_leaves_the_last_checkpoint(memory_volume: str) -> None:
+    writer = RecordedWriter(memory_volume, keep=1)
+    writer.wrap = lambda device: device
+    save(writer, 1, small_state(1))
+    steps = {1}
+    for stop in range(2, 20, 4):
+        point = StopPoint(stop)
+        writer.wrap = lambda device, point=point: StoppingDevice(device, point)
+        with pytest.raises(CheckpointException):
+            save(writer, stop, small_state(stop))
+        steps = {small_check(memory_volume, {*steps, stop})}  # a removal may fail after the commit
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+def test_four_ranks_save_and_other_numbers_load(volume: str) -> None:
+    assert saving_ranks.run(4, saving_ranks.save, volume, 1) == [0] * 4
+    assert len([name for name in names(volume) if "shards" in name]) == 4
+    assert saving_ranks.run(2, saving_ranks.load, volume, 1) == [0] * 2
+    assert saving_ranks.run(1, saving_ranks.load, volume, 1) == [0]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_killed_rank_leaves_the_last_checkpoint(volume: str, when: str) -> None:
+    assert saving_ranks.run(1, saving_ranks.save, volume, 1) == [0]
+    for rank in (0, 1):
+        codes = saving_ranks.run(2, saving_ranks.save_and_die, volume, 2, rank, when)
+        assert sorted(codes) == [-signal.SIGKILL, 0]
+        assert saving_ranks.run(1, saving_ranks.load, volume, 1) == [0]
+    assert saving_ranks.run(2, saving_ranks.save, volume, 2) == [0] * 2
+    assert saving_ranks.run(1, saving_ranks.load, volume, 2) == [0]
+    used = {source for one in StorageReader(volume).checkpoints() for source in one.sources}
+    assert {name for name in names(volume) if "shards" in name} == used
