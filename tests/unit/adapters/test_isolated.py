@@ -1,11 +1,13 @@
-"""Adapters to TensorFlow, JAX and Grain, each in a process of its own.
+"""Adapters to TensorFlow, JAX, Ray, Grain and Dask, each in a process of its own.
 
-They leave threads behind, which do not survive a fork, and many other tests fork. The first two are
-too large for the packages of the tests: where they are not installed, their cases are skipped.
+They leave threads behind, which do not survive a fork, and many other tests fork. The first three
+are too large for the packages of the tests (TensorFlow and JAX with hundreds of megabytes, Ray with
+a cluster of processes to start): where they are not installed, their cases are skipped.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -15,6 +17,8 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.adapters import dask as dask_adapter
+from dlfs.adapters.huggingface import stream
 from dlfs.adapters.tf import batches, example_parser
 
 HERE = Path(__file__).parent
@@ -22,7 +26,14 @@ ROOT = HERE.parents[2]
 
 
 @pytest.mark.parametrize(
-    ("package", "cases"), [("tensorflow", "tf"), ("jax", "jax"), ("grain", "grain")]
+    ("package", "cases"),
+    [
+        ("tensorflow", "tf"),
+        ("jax", "jax"),
+        ("ray", "ray"),
+        ("grain", "grain"),
+        ("dask", "dask"),
+    ],
 )
 def test_cases(package: str, cases: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(package) is None:
@@ -40,3 +51,30 @@ def test_without_tensorflow(numbers, monkeypatch):
         batches(numbers, 16)
     with pytest.raises(dlfs.UsageError, match="pip install tensorflow"):
         example_parser({})
+
+
+@pytest.mark.parametrize(
+    ("module", "use"),
+    [
+        ("dask.bag", dask_adapter.bag),
+        ("dask.dataframe", dask_adapter.dataframe),
+        ("datasets", stream),
+    ],
+)
+def test_without_a_package(module, use, numbers, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    package = module.partition(".")[0]
+    with pytest.raises(
+        dlfs.UsageError, match=rf"{package} to be installed.*pip install.*{package}"
+    ):
+        use(numbers)
+
+
+def test_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    monkeypatch.delitem(sys.modules, "dlfs.adapters.ray", raising=False)
+    with pytest.raises(
+        dlfs.UsageError, match=r"Ray Data to be installed.*pip install.*ray\[data\]"
+    ):
+        importlib.import_module("dlfs.adapters.ray")
