@@ -138,8 +138,11 @@ class FilesSource(Source):
             bad = int(np.flatnonzero(files["code"])[0])
             raise self._failure(int(chosen[bad]), int(files["code"][bad]))
         attributes = {name: values[indices] for name, values in self._attributes.items()}
-        paths = [table.path(i) for i in indices.tolist()]
-        return SampleBlock(paths, buffer, offsets, lengths, attributes)
+        return SampleBlock(self._sample_paths(indices), buffer, offsets, lengths, attributes)
+
+    def _sample_paths(self, indices: npt.NDArray[Any]) -> list[bytes]:
+        """Return the paths of samples by the numbers of their files."""
+        return [self._table.path(index) for index in indices.tolist()]
 
     def _stat(self) -> None:
         bad = self._table.stat(self._directory, follow_links=self._follow_links)

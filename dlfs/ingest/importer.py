@@ -18,13 +18,14 @@ from dlfs.arguments import Layout
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback
-from dlfs.ingest.registry import AUTO, find_format, make_options, recognise
+from dlfs.ingest.registry import AUTO, FORMATS, STDIN, find_format, make_options, recognise
 from dlfs.ingest.remote.source import SpooledSource
 from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.remote.urls import is_url
-from dlfs.ingest.source import Source
+from dlfs.ingest.source import STDIN_SHOWN, Source
 from dlfs.store.info import DatasetInfo
 from dlfs.volume import Volume
+from dlfs.wording import join_words
 
 LIST = "list"
 """Format whose files are named by what is in the source, so that they cannot be copied before."""
@@ -56,7 +57,8 @@ def open_source(
 
     Args:
         paths: one path or URL, or several of one format. ``train-{000000..000099}.tar`` and globs
-            stand for several; a path that exists is taken literally.
+            stand for several; a path that exists is taken literally. ``-`` is standard input, by
+            default a tar archive.
         format_name: name of the format in ``registry.FORMATS``; ``auto`` recognises it.
         options: options of the format, by name.
         spool: directory for local copies of what URLs name; by default ``dlfs/spool`` in the
@@ -102,8 +104,11 @@ def _open_local(
     if not found:
         raise UsageError("import: expected a source, got none")
     row = recognise(found) if format_name == AUTO else find_format(format_name)
+    if STDIN in found and not row.streams:
+        streaming = join_words([each.name for each in FORMATS if each.streams], "or")
+        raise UsageError(f"import {STDIN_SHOWN}: expected format {streaming}, got {row.name}")
     for path in found:
-        if not Path(path).exists():
+        if path != STDIN and not Path(path).exists():
             raise NotFoundError(f"import {path}: there is no such file or folder")
     if are_copies and row.name == LIST:
         raise UsageError(

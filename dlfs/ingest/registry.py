@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 AUTO = "auto"
 """Format name that asks for recognition."""
 
+STDIN = "-"
+"""Path that stands for standard input."""
+
 _BOOLS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 _COMMA = re.compile(r",(?![0-9?,]*\])")
@@ -89,6 +92,8 @@ class Format:
     """Patterns of entry names that a folder of this format has, all of them; ``a|b`` is either."""
     extra: str | None = None
     """Extra of this package that the format needs; None if dlfs alone is enough."""
+    streams: bool = False
+    """True if standard input, ``-``, can be a source of it."""
 
 
 FORMATS = (
@@ -98,6 +103,7 @@ FORMATS = (
             "*.tar", "*.tar.gz", "*.tgz", "*.tar.bz2", "*.tbz2", "*.tar.xz", "*.txz", "*.tar.zst",
             "*.tzst",
         ),
+        streams=True,
     ),
     Format(
         "tfrecord", "TFRecord files, also of tf.train.Examples", ".tfrecord.source:TfRecordOptions",
@@ -152,17 +158,17 @@ FORMATS = (
     ),
     Format(
         "webdataset", "WebDataset shards, with members as attributes of others of their key",
-        ".webdataset:WebDatasetOptions",
+        ".webdataset:WebDatasetOptions", streams=True,
     ),
     Format(
         "list", "a list of files: text with a path a line, or CSV or TSV with attributes",
-        ".file_list:ListOptions", names=("*.txt", "*.csv", "*.tsv"),
+        ".file_list:ListOptions", names=("*.txt", "*.csv", "*.tsv"), streams=True,
     ),
     Format(
         "imagefolder", "a folder of class folders, the class as label",
         ".image_folder:ImageFolderOptions",
     ),
-    Format("folder", "every file under a folder", ".folder:FolderOptions"),
+    Format("folder", "every file under folders, and single files", ".folder:FolderOptions"),
 )  # fmt: skip
 
 
@@ -183,24 +189,37 @@ def find_format(name: str) -> Format:
 
 
 def recognise(paths: Sequence[str]) -> Format:
-    """Recognise the one format of some files or folders.
+    """Recognise the one format of some files or folders. Standard input counts as a tar archive.
+
+    Files of no known format go with plain folders; each is a sample.
 
     Raises:
         NotFoundError: a path does not exist.
         UsageError: a file is of no known format, or the files are of several formats.
         DeviceError: a file cannot be read.
     """
-    first = _recognise_one(paths[0])
-    for path in paths[1:]:
-        other = _recognise_one(path)
-        if other is not first:
+    found = [_recognise_one(path) for path in paths]
+    folder = find_format("folder")
+    if None in found and folder not in found:
+        raise UsageError(
+            f"import {paths[found.index(None)]}: expected a folder, or a file of a known format; "
+            "'dlfs import --formats' lists them, --format names one"
+        )
+    rows = [row or folder for row in found]
+    for path, row in zip(paths, rows, strict=True):
+        if row is not rows[0]:
+            hint = "; --format folder makes each file a sample" if folder in rows else ""
             raise UsageError(
-                f"import {path}: expected the format of {paths[0]}, {first.name}, got {other.name}"
+                f"import {path}: expected the format of {paths[0]}, {rows[0].name}, got "
+                f"{row.name}{hint}"
             )
-    return first
+    return rows[0]
 
 
-def _recognise_one(path: str) -> Format:
+def _recognise_one(path: str) -> Format | None:
+    """Return the format of a file or folder; None for a file of no known format."""
+    if path == STDIN:
+        return find_format("tar")
     try:
         if Path(path).is_dir():
             return _recognise_folder(os.listdir(path))
@@ -217,10 +236,7 @@ def _recognise_one(path: str) -> Format:
     for row in FORMATS:
         if any(head[offset:].startswith(magic) for offset, magic in row.magic):
             return row
-    raise UsageError(
-        f"import {path}: expected a folder, or a file of a known format; "
-        "'dlfs import --formats' lists them, --format names one"
-    )
+    return None
 
 
 def _recognise_folder(entries: Sequence[str]) -> Format:

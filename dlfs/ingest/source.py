@@ -32,11 +32,14 @@ from dlfs.errors import (
 )
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.format.paths import path_problem
+from dlfs.ingest.registry import STDIN
 from dlfs.reader.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
 from dlfs.units import MIB
 
 LinkPolicy = Literal["follow", "skip", "error"]
 
+STDIN_SHOWN = "standard input"
+"""Name of standard input in messages."""
 BUFFER_BYTES = 32 * MIB
 BLOCK_SAMPLES_MAX = 16384
 THREADS = 8
@@ -124,7 +127,8 @@ def check_unchanged(where: str, file: int | str, state: tuple[int, int]) -> None
 
 def source_name(paths: Sequence[str]) -> str:
     """Return the name of a source of files: its only path, or the first and the last."""
-    return paths[0] if len(paths) == 1 else f"{paths[0]} .. {paths[-1]}"
+    first, last = (STDIN_SHOWN if path == STDIN else path for path in (paths[0], paths[-1]))
+    return first if len(paths) == 1 else f"{first} .. {last}"
 
 
 def single_path(paths: Sequence[str], noun: str) -> str:
@@ -161,7 +165,10 @@ def file_errors(where: str, noun: str = "file") -> Iterator[None]:
 
 
 def read_ahead(
-    fill: Callable[[npt.NDArray[np.uint8]], SampleBlock | None], *, buffer_bytes: int
+    fill: Callable[[npt.NDArray[np.uint8]], SampleBlock | None],
+    *,
+    buffer_bytes: int,
+    cancel: Callable[[], None] = lambda: None,
 ) -> Generator[SampleBlock, None, None]:
     """Yield the blocks that ``fill`` makes, while a thread makes the next one.
 
@@ -169,6 +176,8 @@ def read_ahead(
         fill: fills a buffer and returns its block, or None at the end; one thread calls it at a
             time.
         buffer_bytes: size of each of the two buffers, in bytes.
+        cancel: called before the thread is waited for, when not all blocks were taken: ends a
+            ``fill`` that waits for data.
 
     Threads: one thread runs ``fill``; it has ended when the iterator is closed.
     """
@@ -176,15 +185,26 @@ def read_ahead(
     with ThreadPoolExecutor(1, thread_name_prefix="dlfs-ingest") as executor:
         turn = 0
         pending = executor.submit(fill, buffers[turn])
-        while (block := pending.result()) is not None:
-            turn ^= 1
-            pending = executor.submit(fill, buffers[turn])
-            yield block
+        try:
+            while (block := pending.result()) is not None:
+                turn ^= 1
+                pending = executor.submit(fill, buffers[turn])
+                yield block
+        except BaseException:
+            cancel()
+            raise
 
 
-def stream_ahead(blocks: Iterator[SampleBlock]) -> Generator[SampleBlock, None, None]:
-    """Yield blocks that have memory of their own, while a thread makes the next one."""
-    return read_ahead(lambda _: next(blocks, None), buffer_bytes=0)
+def stream_ahead(
+    blocks: Iterator[SampleBlock], *, cancel: Callable[[], None] = lambda: None
+) -> Generator[SampleBlock, None, None]:
+    """Yield blocks that have memory of their own, while a thread makes the next one.
+
+    Args:
+        blocks: the blocks.
+        cancel: as for ``read_ahead``.
+    """
+    return read_ahead(lambda _: next(blocks, None), buffer_bytes=0, cancel=cancel)
 
 
 def array_attributes(

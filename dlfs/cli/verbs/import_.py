@@ -96,7 +96,9 @@ SourcesArgument = Annotated[
         metavar="SOURCE... VOLUME",
         help="A folder, tar archives (.tar, .tar.gz, .tar.zst; "
         "'train-{000000..000099}.tar') or files of another format, or URLs of these "
-        "(s3://, gs://, az://, hf://, https://); then the volume.",
+        "(s3://, gs://, az://, hf://, https://); or several folders and files, whose names begin "
+        "the paths; '-' reads a tar archive from standard input, with --format list the names of "
+        "files; then the volume.",
     ),
 ]
 FormatOption = Annotated[

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Literal, cast
 
@@ -22,7 +24,14 @@ import numpy as np
 import zstandard
 
 from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError
-from dlfs.ingest.source import check_unchanged, clean_path, file_errors, file_state
+from dlfs.ingest.source import (
+    STDIN_SHOWN,
+    check_unchanged,
+    clean_path,
+    file_errors,
+    file_state,
+)
+from dlfs.ingest.standard_input import StandardInput
 from dlfs.units import MIB
 
 Compression = Literal["none", "gzip", "bzip2", "xz", "zstd"]
@@ -39,6 +48,13 @@ _SUFFIXES: dict[str, Compression] = {
     ".tar.zst": "zstd",
     ".tzst": "zstd",
 }
+_MAGIC: dict[bytes, Compression] = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+_MAGIC_BYTES = max(map(len, _MAGIC))
 _STREAM_BYTES = MIB
 _HEADER_BYTES_MAX = 16 * MIB
 """Most bytes of an extended header, which is read into memory."""
@@ -123,25 +139,38 @@ class Archive:
 
     Args:
         path: path of the archive; its name says how it is compressed.
+        stdin: standard input to read instead, which the caller closes; its first bytes say how it
+            is compressed.
 
     Raises:
         NotFoundError: the archive does not exist.
-        DeviceError: the archive cannot be opened.
+        DeviceError: the archive cannot be opened or read.
 
     Threads: one at a time.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        with file_errors(f"import {path}", "archive"):
-            self._file = open(path, "rb", buffering=_STREAM_BYTES)  # noqa: SIM115
-        self.state = file_state(self._file.fileno())
-        self._stream = decompressed(self._file, compression_of(path) or "none")
+    def __init__(self, path: str, stdin: StandardInput | None = None) -> None:
+        self.path = path if stdin is None else STDIN_SHOWN
+        self._is_file = stdin is None
+        with file_errors(f"import {self.path}", "archive"):
+            raw = io.FileIO(path) if stdin is None else stdin
+            self._file = io.BufferedReader(raw, _STREAM_BYTES)
+            if stdin is None:
+                self.state = file_state(raw.fileno())
+                compression = compression_of(path) or "none"
+            else:
+                self.state = 0, 0
+                compression = _recognise(self._file.peek(_MAGIC_BYTES))
+        self._stream = decompressed(self._file, compression)
 
     def close(self) -> None:
-        """Close the file; closing it again does nothing."""
-        self._stream.close()
-        self._file.close()
+        """Close the file; closing it again does nothing. Standard input stays open."""
+        if self._is_file:
+            self._stream.close()
+            self._file.close()
+        else:
+            with suppress(ValueError):  # detached already
+                self._file.detach()
 
     def __enter__(self) -> Archive:
         return self
@@ -222,7 +251,8 @@ class Archive:
                     f"import {self.path}: expected nothing after the archive's end, got data at "
                     f"byte {first}; import archives joined into one file one by one"
                 )
-        check_unchanged(f"import {self.path}", self._file.fileno(), self.state)
+        if self._is_file:
+            check_unchanged(f"import {self.path}", self._file.fileno(), self.state)
 
     def _failure(self, error: Exception) -> DlfsError:
         offset = self._stream.tell()
@@ -232,6 +262,11 @@ class Archive:
         if isinstance(error, OSError) and error.errno is not None:
             return DeviceError(f"{where}: {error.strerror}", error.errno)
         return FormatError(f"{where}: the archive is damaged: {error}")
+
+
+def _recognise(head: bytes) -> Compression:
+    """Return the compression of a stream by its first bytes."""
+    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "none")
 
 
 def decompressed(file: IO[bytes], compression: Compression) -> IO[bytes]:

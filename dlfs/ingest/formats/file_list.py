@@ -4,10 +4,13 @@ Paths are relative to the folder of the list, or to ``root``. Normalised (``./a/
 they are the samples' paths; they must not lead out of the folder. A path that is listed twice is an
 error that names both lines.
 
-A text file has one path a line, with any characters but line ends; empty lines are ignored. CSV and
-TSV files have the names of columns in their first line. The option ``path`` names the column of
-paths; by default it is the column ``path``, or else the first. The others become attributes, unless
-``attributes`` names some; ``tables.csv`` says of which types.
+A text file has one path a line, with any characters but line ends; empty lines are ignored. If it
+ends with a NUL, as that of ``find -print0``, NULs end the paths instead. Standard input, ``-``, is
+a text, whose paths are relative to the current folder.
+
+CSV and TSV files have the names of columns in their first line. The option ``path`` names the
+column of paths; by default it is the column ``path``, or else the first. The others become
+attributes, unless ``attributes`` names some; ``tables.csv`` says of which types.
 
 The list is read before anything is written, so memory is that of its columns. Files are then read
 as those of a folder, in any order; layout ``path`` keeps the order of the list.
@@ -17,15 +20,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
 import numpy.typing as npt
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.files import FilesSource
-from dlfs.ingest.source import clean_path, file_errors, show, single_path
+from dlfs.ingest.registry import STDIN
+from dlfs.ingest.source import clean_path, file_errors, show, single_path, source_name
+from dlfs.ingest.standard_input import StandardInput
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, typed_column
 
 
@@ -63,7 +69,7 @@ class ListSource(FilesSource):
     def __init__(self, path: str, options: ListOptions) -> None:
         self._paths, self._columns = _read_list(path, options)
         root = options.root if options.root is not None else str(Path(path).parent)
-        super().__init__(path, root, follow_links=options.links == "follow")
+        super().__init__(source_name([path]), root, follow_links=options.links == "follow")
 
     def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
         for path in self._paths:
@@ -78,19 +84,24 @@ def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, 
         return _read_columns(path, delimiter, options)
     if options.path or options.attributes:
         raise UsageError(f"import {path}: expected columns in a .csv or .tsv file")
-    with (
-        file_errors(f"import {path}"),
-        open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
-    ):
-        return _paths(_lines(file), path), {}
+    with file_errors(f"import {source_name([path])}"):
+        raw = _read_stdin() if path == STDIN else Path(path).read_bytes()
+    return _paths(_lines(raw), source_name([path])), {}
 
 
-def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file that are not empty, with their numbers."""
-    for number, line in enumerate(file, 1):
-        text = line.removesuffix("\n").removesuffix("\r")
-        if text:
-            yield number, text
+def _read_stdin() -> bytes:
+    with closing(StandardInput()) as stdin:
+        return stdin.readall()
+
+
+def _lines(raw: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the paths in a text, with the numbers of their lines; a NUL at its end ends paths."""
+    text = raw.decode("utf-8-sig", "surrogateescape")
+    end = "\0" if text.endswith("\0") else "\n"
+    for number, line in enumerate(text.split(end), 1):
+        path = line if end == "\0" else line.removesuffix("\r")
+        if path:
+            yield number, path
 
 
 def _read_columns(

@@ -1,4 +1,8 @@
-"""Imports a folder: every regular file under it is a sample.
+"""Imports folders: every regular file under them is a sample.
+
+The paths of one folder's samples begin below it. If several folders or files are imported together,
+each path begins with the base name of its folder or file, as ``tar c`` and ``cp -r`` name them. Two
+samples with one path are an error that names both.
 
 Before anything is written, the source walks the tree once. That gives the sizes for the space check
 and finds dangling links, loops and files that cannot be read. Names may have any bytes. The walk
@@ -14,15 +18,24 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import numpy.typing as npt
 
-from dlfs.errors import DeviceError, DlfsError, UsageError
+from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 from dlfs.format.constants import PATH_BYTES_MAX
 from dlfs.ingest.files import FilesSource, join_shown
-from dlfs.ingest.source import LinkPolicy, check_path, keep_link, show, single_path
+from dlfs.ingest.source import (
+    LinkPolicy,
+    check_path,
+    file_errors,
+    keep_link,
+    show,
+    source_name,
+)
 
 Status = os.stat_result | None
 """Status of an entry; None for a regular file, which is not looked up during the walk."""
@@ -47,8 +60,10 @@ class FolderOptions:
     links: Annotated[LinkPolicy, "symbolic links: follow, skip, or refuse"] = "follow"
 
     def open(self, paths: Sequence[str]) -> FolderSource:
-        """Open one folder; see ``FolderSource``."""
-        return FolderSource(single_path(paths, "folder"), links=self.links)
+        """Open one folder, or several folders and files; see ``FolderSource``."""
+        if len(paths) == 1:
+            return FolderSource(paths[0], links=self.links)
+        return FoldersSource(paths, links=self.links)
 
 
 class FolderSource(FilesSource):
@@ -72,13 +87,21 @@ class FolderSource(FilesSource):
         super().__init__(os.fspath(folder), os.fspath(folder), follow_links=links == "follow")
 
     def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
-        self.empty_directories = self._walk()
+        self.empty_directories = self._walk(b"")
         return {}
 
-    def _walk(self) -> int:
-        """Fill the table in path order; return the number of directories without a sample."""
-        root = os.fstat(self._directory)
-        stack = [self._enter(b"", frozenset([(root.st_dev, root.st_ino)]))]
+    def _sample_path(self, path: bytes) -> bytes:
+        """Return the path of the sample of a file that the walk finds."""
+        return path
+
+    def _walk(self, start: bytes) -> int:
+        """Add the files under a folder to the table, in path order.
+
+        Returns:
+            The number of directories below it without a sample.
+        """
+        root = os.stat(start or b".", dir_fd=self._directory)
+        stack = [self._enter(start, frozenset([(root.st_dev, root.st_ino)]))]
         empty = 0
         while stack:
             frame = stack[-1]
@@ -150,7 +173,7 @@ class FolderSource(FilesSource):
     def _descend(
         self, path: bytes, status: os.stat_result, above: frozenset[tuple[int, int]]
     ) -> frozenset[tuple[int, int]]:
-        check_path(path, f"import {show(os.fsencode(self.name))}")
+        check_path(self._sample_path(path), f"import {show(os.fsencode(self.name))}")
         identity = (status.st_dev, status.st_ino)
         if identity in above:
             raise UsageError(f"import {self._where(path)}: the link leads to a folder above it")
@@ -158,8 +181,120 @@ class FolderSource(FilesSource):
 
     def _add(self, path: bytes) -> None:
         if len(path) > PATH_BYTES_MAX:  # the kernel enforces the other rules
-            check_path(path, f"import {show(os.fsencode(self.name))}")
+            check_path(self._sample_path(path), f"import {show(os.fsencode(self.name))}")
         self._table.add(path)
 
     def _where(self, path: bytes) -> str:
-        return join_shown(self.name, path)
+        return join_shown(self._folder, path)
+
+
+@dataclass(slots=True)
+class _Root:
+    """A folder or file of several.
+
+    Attributes:
+        given: its path, as the caller gave it.
+        place: its path below the folder that has all of them.
+        name: its base name, with which the paths of its samples begin.
+        is_folder: True if it is a folder.
+        first: index of its first file in the table.
+    """
+
+    given: str
+    place: bytes
+    name: bytes
+    is_folder: bool
+    first: int = 0
+
+
+class FoldersSource(FolderSource):
+    """The files under several folders, and single files.
+
+    All are opened relative to the deepest folder that has them all, so that their number is not
+    bounded by that of open files. They are read in the order of their base names.
+
+    Args:
+        paths: paths of the folders and files; each may itself be a symbolic link.
+        links: as for ``FolderSource``.
+
+    Raises:
+        FormatError: two samples have one path; the message names both files.
+        NotFoundError: a folder or file does not exist.
+        UsageError, DeviceError, LimitError: as for ``FolderSource``.
+    """
+
+    def __init__(self, paths: Sequence[str], *, links: LinkPolicy = "follow") -> None:
+        self._links = links
+        self.skipped = Counter()
+        self._roots: list[_Root] = []
+        places = [_real_path(path) for path in paths]
+        common = os.path.commonpath([os.path.dirname(place) for place in places])
+        for path, place in zip(paths, places, strict=True):
+            is_folder = os.path.isdir(place)
+            if not is_folder and not os.path.isfile(place):
+                raise UsageError(f"import {path}: expected a file or a folder")
+            name = os.fsencode(Path(path).name)
+            if name in (b"", b".."):
+                name = os.fsencode(os.path.basename(place))
+            check_path(name, f"import {path}")
+            below = os.fsencode(os.path.relpath(place, common))
+            self._roots.append(_Root(path, below, name, is_folder))
+        self._roots.sort(key=attrgetter("name", "is_folder"))
+        FilesSource.__init__(self, source_name(paths), common, follow_links=links == "follow")
+
+    def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
+        for root in self._roots:
+            root.first = len(self._table)
+            self._root = root
+            if not root.is_folder:
+                self._add(root.place)
+                continue
+            self.empty_directories += self._walk(root.place)
+            self.empty_directories += len(self._table) == root.first
+        self._check_clashes()
+        return {}
+
+    def _sample_path(self, path: bytes) -> bytes:
+        return self._root.name + path[len(self._root.place) :]
+
+    def _sample_paths(self, indices: npt.NDArray[Any]) -> list[bytes]:
+        firsts = np.array([root.first for root in self._roots], np.int64)
+        numbers = np.searchsorted(firsts, indices.astype(np.int64), "right") - 1
+        return [
+            self._path(self._roots[number], index)
+            for number, index in zip(numbers.tolist(), indices.tolist(), strict=True)
+        ]
+
+    def _path(self, root: _Root, index: int) -> bytes:
+        """Return the path of the sample of a file of the table, which lies below a root."""
+        return root.name + self._table.path(index)[len(root.place) :]
+
+    def _check_clashes(self) -> None:
+        """Check that roots of one name have no sample of one path, and no file is also a folder."""
+        ends = [root.first for root in self._roots[1:]] + [len(self._table)]
+        counts = Counter(root.name for root in self._roots)
+        known: dict[bytes, _Root] = {}
+        for root, end in zip(self._roots, ends, strict=True):
+            if counts[root.name] == 1:
+                continue
+            paths = [self._path(root, index) for index in range(root.first, end)]
+            taken = [root.name, *paths] if root.is_folder and paths else paths
+            for path in taken:
+                other = known.get(path)
+                if other is not None:
+                    raise FormatError(
+                        f"import: expected each path once, got {show(path)} in {other.given} and "
+                        f"in {root.given}"
+                    )
+            known.update(dict.fromkeys(paths, root))
+
+
+def _real_path(path: str) -> str:
+    """Return the absolute path of a folder or file, without symbolic links.
+
+    Raises:
+        NotFoundError: it does not exist.
+        DeviceError: it cannot be looked up.
+    """
+    with file_errors(f"import {path}", "file or folder"):
+        return os.path.realpath(path, strict=True)

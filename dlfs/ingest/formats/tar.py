@@ -33,7 +33,9 @@ from dlfs.ingest.archives.links import LinkTree
 from dlfs.ingest.archives.ranges import RangeReader, make_ranges
 from dlfs.ingest.order import indexed_blocks, packing_order
 from dlfs.ingest.records import Record, gather
+from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
+    STDIN_SHOWN,
     LinkPolicy,
     SampleBlock,
     Source,
@@ -43,6 +45,7 @@ from dlfs.ingest.source import (
     source_name,
     stream_ahead,
 )
+from dlfs.ingest.standard_input import open_standard_input
 
 
 class _Names:
@@ -70,6 +73,12 @@ class _Names:
             where = f"import {self._archives[shard]}: {show(path)}"
             if not keep_link(self._policy, where, self.skipped):
                 return None
+        if member.kind != "file" and self._archives[shard] == STDIN:
+            raise UsageError(
+                f"import {STDIN_SHOWN}: expected no links, because it is read once, got the "
+                f"{member.kind} {show(path)}; save the archive to a file, or write it with tar's "
+                "-h or --hard-dereference"
+            )
         self._claim(path, shard)
         if member.kind == "hard link":
             self._add_hard(path, prefix + member.link, shard)
@@ -104,7 +113,7 @@ class _Names:
         check_path(path, f"import {self._archives[shard]}")
         other = self.shard_of.get(path)
         if other is not None:
-            first, second = self._archives[other], self._archives[shard]
+            first, second = (source_name([self._archives[i]]) for i in (other, shard))
             both = f"twice in {first}" if other == shard else f"in {first} and in {second}"
             raise FormatError(f"import: expected each path once, got {show(path)} {both}")
         self.shard_of[path] = shard
@@ -137,7 +146,8 @@ class TarSource(Source):
     """The files in some archives.
 
     Args:
-        archives: paths of the archives; their names say how they are compressed.
+        archives: paths of the archives; their names say how they are compressed. ``-`` is standard
+            input, which has no links.
         links: ``follow`` imports what a symbolic link in the archive leads to, folders too;
             ``skip`` leaves links out and counts them; ``error`` refuses them.
         prefix_shards: begin every path with the archive's name without suffix, as a folder.
@@ -160,11 +170,15 @@ class TarSource(Source):
         if not self._archives:
             raise UsageError("import: expected an archive, got none")
         self.name = source_name(self._archives)
+        if prefix_shards and STDIN in self._archives:
+            raise UsageError(f"import {STDIN_SHOWN}: expected no prefix_shards, for it has no name")
         self._prefixes = [archive_prefix(path) if prefix_shards else b"" for path in self._archives]
         self._names = _Names(self._archives, links)
         self.skipped = self._names.skipped
         self._index = None
-        if {check_archive(path) for path in self._archives} == {"none"}:
+        kinds = {check_archive(path) for path in self._archives if path != STDIN}
+        self._stdin = open_standard_input(self._archives)
+        if self._stdin is None and kinds == {"none"}:
             self._index = _Index(self._archives, self._prefixes, self._names)
             self.sample_count = len(self._index.paths)
             self.sample_bytes = int(self._index.sizes.sum())
@@ -179,7 +193,8 @@ class TarSource(Source):
         """
         if self._index is None:
             records = self._stream(layout, seed)
-            return stream_ahead(gather(records, where="import", buffer_bytes=self.buffer_bytes))
+            blocks = gather(records, where="import", buffer_bytes=self.buffer_bytes)
+            return stream_ahead(blocks, cancel=self._cancel)
         return indexed_blocks(
             self._index.sizes,
             self._index.read,
@@ -189,11 +204,24 @@ class TarSource(Source):
             finish=self._index.check_unchanged,
         )
 
+    def _cancel(self) -> None:
+        if self._stdin is not None:
+            self._stdin.cancel()
+
+    def close(self) -> None:
+        """Free what reading standard input needs; see ``Source.close``."""
+        if self._stdin is not None:
+            self._stdin.close()
+
+    def _open(self, shard: int) -> Archive:
+        path = self._archives[shard]
+        return Archive(path, self._stdin if path == STDIN else None)
+
     def _stream(self, layout: Layout, seed: int) -> Iterator[Record]:
         order = packing_order(len(self._archives), layout=layout, seed=seed).tolist()
         files: list[bytes] = []
         for shard in order:
-            with Archive(self._archives[shard]) as archive:
+            with self._open(shard) as archive:
                 for member in archive.members():
                     path = self._names.add(member, shard, self._prefixes[shard])
                     if path is not None:

@@ -40,7 +40,9 @@ from dlfs.ingest.archives.archive import Archive
 from dlfs.ingest.fields import FieldRecords, choose_fields, parse_choices, read_npy
 from dlfs.ingest.formats.tar import archive_prefix, check_archive
 from dlfs.ingest.records import Record, ShardSource, Value, files_of, gather
-from dlfs.ingest.source import SampleBlock, show
+from dlfs.ingest.registry import STDIN
+from dlfs.ingest.source import STDIN_SHOWN, SampleBlock, show
+from dlfs.ingest.standard_input import open_standard_input
 
 _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 """Extensions whose members are whole numbers. Source: WebDataset's own decoders."""
@@ -92,7 +94,12 @@ class WebDatasetSource(ShardSource):
     def __init__(self, archives: Sequence[str], options: WebDatasetOptions) -> None:
         super().__init__(archives, noun="an archive")
         for archive in archives:
-            check_archive(archive)
+            if archive != STDIN:
+                check_archive(archive)
+            elif options.prefix_shards:
+                raise UsageError(
+                    f"import {STDIN_SHOWN}: expected no prefix_shards, for it has no name"
+                )
         self._options = options
         self._used = {name.partition(".")[0].lower() for name in options.attributes}
         self._column = None if options.column is None else options.column.lower().lstrip(".")
@@ -105,6 +112,17 @@ class WebDatasetSource(ShardSource):
             )
         self._field_records: FieldRecords | None = None
         self.skipped: Counter[str] = Counter()
+        self._stdin = open_standard_input(archives)
+
+    def cancel(self) -> None:
+        """End a wait for standard input; see ``ShardSource``."""
+        if self._stdin is not None:
+            self._stdin.cancel()
+
+    def close(self) -> None:
+        """Free what reading standard input needs; see ``Source.close``."""
+        if self._stdin is not None:
+            self._stdin.close()
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one archive; see ``ShardSource``.
@@ -150,10 +168,11 @@ class WebDatasetSource(ShardSource):
 
     def _groups(self, shard: str) -> Iterator[_Group]:
         group: _Group | None = None
-        with Archive(shard) as archive:
+        with Archive(shard, self._stdin if shard == STDIN else None) as archive:
             for member in archive.members():
                 if member.kind != "file":
-                    self.skipped["member that is no file"] += member.kind != "folder"
+                    if member.kind != "folder":
+                        self.skipped["member that is no file"] += 1
                     continue
                 key, extension = split_key(member.path)
                 if group is not None and group.key != key:

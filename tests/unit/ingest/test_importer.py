@@ -203,8 +203,11 @@ def test_what_is_no_source_is_refused(folder: Path, tmp_path: Path) -> None:
         open_source(tmp_path / "nothing.tar")
     with pytest.raises(UsageError, match="expected a folder, or a file of a known format"):
         open_source(tmp_path / "a.unknown")
-    with pytest.raises(UsageError, match="expected one folder"):
-        open_source([folder, folder])
+    with pytest.raises(UsageError, match="expected a folder, or a file of a known format"):
+        open_source([tmp_path / "a.unknown", tmp_path / "a.unknown"])
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(UsageError, match="folder, got list; --format folder makes each file a"):
+        open_source([folder, tmp_path / "a.csv"])
 
 
 def test_progress_knows_its_rate() -> None:
