@@ -4,7 +4,10 @@ Each rank writes its own shards; then the coordinator commits the metadata. Befo
 part of the new checkpoint is visible, and the earlier checkpoints stay as they are. A save that
 failed or was killed leaves at most unused shards, which the next save of the same name removes.
 
-Threads: one save at a time. ``async_save`` calls the writer from a thread or a process of its own.
+``async_save`` copies the state in the training thread, by ``stage``. It calls the other methods
+from another thread or another process, to which the writer is pickled.
+
+Threads: one save at a time; ``stage`` at any time.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from uuid import uuid4
 import numpy as np
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -34,6 +38,7 @@ from dlfs.adapters.torch.checkpoint.layout import (
     shards_dataset,
 )
 from dlfs.adapters.torch.checkpoint.pieces import Item, ShardWriter, tensor_bytes
+from dlfs.adapters.torch.checkpoint.staging import Stager
 from dlfs.arguments import check_integer
 from dlfs.errors import UsageError
 
@@ -46,12 +51,15 @@ REMOVAL_TIMEOUT_S = 5.0
 KEEP_MAX = 1 << 31
 
 
-class StorageWriter(TorchStorageWriter):
+class StorageWriter(TorchStorageWriter, AsyncStager):
     """Saves checkpoints to a volume, for ``torch.distributed.checkpoint.save`` and ``async_save``.
 
     A tensor's bytes that the last checkpoint has already are shared with it and not written again.
     One writer object serves any number of saves; each has a ``checkpoint_id``, such as the step.
     An id that exists is replaced atomically. Only one job at a time may save under a name.
+
+    ``async_save`` holds up training for the copy of the state in memory only. Wait for its result
+    before the next one: saves do not overlap.
 
     Args:
         volume: URIs or paths of the volume's members, as for ``dlfs.open``.
@@ -83,6 +91,31 @@ class StorageWriter(TorchStorageWriter):
         self.lock_timeout_s = lock_timeout_s
         self._step: str | None = None
         self._save_id = ""
+        self._saving = False
+        self._stager = Stager()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stager": None, "_saving": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._stager = Stager()
+
+    # ---- copies for async_save -------------------------------------------------------------------
+
+    _synchronize_after_execute = False  # the copy is complete when ``stage`` returns
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of a state in the CPU's memory.
+
+        The first call allocates the memory and takes longer than later ones. Call it once before
+        training, and drop the result, to do that in advance.
+        """
+        return self._stager.copy(state_dict)
+
+    def close(self) -> None:
+        """Free the memory of earlier copies; the writer may be used again."""
+        self._stager.clear()
 
     # ---- the steps of a save, in the order of torch's calls --------------------------------------
 
@@ -93,8 +126,13 @@ class StorageWriter(TorchStorageWriter):
             checkpoint_id: name of the checkpoint within the run, such as its step.
 
         Raises:
-            UsageError: the id has a colon, ``@``, ``/`` or space in it.
+            UsageError: the id has a colon, ``@``, ``/`` or space in it, or a save is in progress.
         """
+        if self._saving:
+            raise UsageError(
+                f"save checkpoint {checkpoint_id!r} of {self.name!r}: checkpoint {self._step!r} is "
+                f"still being saved; wait for the result of its async_save first"
+            )
         self._step = None if checkpoint_id is None else check_part(checkpoint_id, "a checkpoint_id")
         self._save_id = str(uuid4())
 
@@ -127,15 +165,18 @@ class StorageWriter(TorchStorageWriter):
         Raises:
             DlfsError: as ``ShardWriter.write``.
         """
-        with self._open() as volume:
-            known = self._known_pieces(volume)
-            writer = ShardWriter(
-                volume,
-                shards_dataset(self.name, self._current_step()),
-                known,
-                timeout_s=self.lock_timeout_s,
-            )
-            found = writer.write(_item(item, planner) for item in plan.items)
+        self._saving = True
+        try:
+            with self._open() as volume:
+                writer = ShardWriter(
+                    volume,
+                    shards_dataset(self.name, self._current_step()),
+                    self._known_pieces(volume),
+                    timeout_s=self.lock_timeout_s,
+                )
+                found = writer.write(_item(item, planner) for item in plan.items)
+        finally:
+            self._saving = False
         done: Any = Future()
         done.set_result(
             [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import signal
 import uuid
@@ -25,6 +26,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 
 from dlfs.adapters.torch.checkpoint import StorageReader, StorageWriter, pieces  # noqa: E402
+from dlfs.adapters.torch.checkpoint.staging import Stager  # noqa: E402
 from tests.unit.adapters.torch import saving_ranks  # noqa: E402
 
 pytestmark = [
@@ -204,6 +206,57 @@ def test_a_locked_volume_is_waited_for(volume: str) -> None:
         with pytest.raises(CheckpointException, match="import"):
             save(StorageWriter(volume, lock_timeout_s=0.05), 1)
     save(StorageWriter(volume), 1)
+
+
+# ---- async ---------------------------------------------------------------------------------------
+
+
+def test_an_async_save_has_the_state_of_its_call(volume: str) -> None:
+    writer, reader = StorageWriter(volume), StorageReader(volume)
+    content = state(0)
+    for step in range(1, 4):
+        for name, tensor in state(step)["model"].items():
+            content["model"][name].copy_(tensor)
+        content.update(lr=state(step)["lr"], step=step)
+        saved = dcp.async_save(content, checkpoint_id=str(step), storage_writer=writer)
+        content["model"]["large"].zero_()
+        content["step"] = -5
+        saved.result()
+        check(reader, step)
+    writer.close()
+
+
+def test_a_copy_that_is_in_use_is_left_alone() -> None:
+    stager = Stager()
+    shared = torch.arange(10)
+    content = {"a": shared, "b": [shared[2:5], {"c": torch.ones(3, 2).t()}], "n": 1}
+    first = stager.copy(content)
+    shared.add_(100)
+    second = stager.copy(content)
+    assert first["a"].tolist() == list(range(10))
+    assert second["b"][0].tolist() == [102, 103, 104]
+    assert torch.equal(second["b"][1]["c"], torch.ones(2, 3))
+    address = second["a"].data_ptr()
+    del second
+    third = stager.copy(content)
+    assert third["a"].data_ptr() == address  # the memory is used again
+    assert third["b"][0].data_ptr() == address + 2 * 8
+    stager.clear()
+
+
+def test_saves_do_not_overlap(volume: str) -> None:
+    writer = StorageWriter(volume)
+    with dlfs.open(volume) as opened, opened.writer("import") as other:
+        saved = dcp.async_save(state(1), checkpoint_id="1", storage_writer=writer)
+        while not writer._saving:
+            assert not saved.done()
+        with pytest.raises(dlfs.UsageError, match="still being saved"):
+            save(writer, 2)
+        other.add("a", b"a")
+    saved.result()
+    copy = pickle.loads(pickle.dumps(writer))  # as for a process that saves
+    save(copy, 2)
+    assert [one.step for one in StorageReader(volume).checkpoints()] == ["1", "2"]
 
 
 # ---- killed --------------------------------------------------------------------------------------
