@@ -8,7 +8,7 @@ CRC32C, while the dataset writer packs and writes the present one. After any fai
 included, the writer aborts and the target volume stays as it was.
 
 Memory: two blocks of ``BLOCK_BYTES`` or of one larger sample, the sample memory of the source, and
-that of the dataset writer.
+that of the dataset writer, which has every path.
 """
 
 from __future__ import annotations
@@ -99,32 +99,29 @@ class DatasetSource(Source):
         return stream_ahead(self._blocks())
 
     def _blocks(self) -> Iterator[SampleBlock]:
+        paths = self._dataset.paths()  # the writer will hold these objects, too
         order = self._dataset.directory.order()
         sizes = self._dataset.lengths().view(np.uint64)
         position = 0
         while position < len(order):
             chosen, offsets = take_block(order, sizes, position, BLOCK_BYTES)
-            yield self._read(chosen, offsets, sizes[chosen].view(np.int64))
+            data, columns = self._read(chosen, sizes)
+            names = [paths[index] for index in chosen.tolist()]
+            lengths = sizes[chosen].view(np.int64)
+            yield SampleBlock(names, data, offsets, lengths, columns)
             position += len(chosen)
         if not position:  # an empty dataset may have columns
-            yield self._read(order, np.empty(0, np.int64), np.empty(0, np.int64))
+            data, columns = self._read(order, sizes)
+            yield SampleBlock([], data, sizes.view(np.int64), sizes.view(np.int64), columns)
 
     def _read(
-        self,
-        indices: npt.NDArray[np.uint64],
-        offsets: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-    ) -> SampleBlock:
-        """Read samples and their attributes; the block has memory of its own."""
-        dataset = self._dataset
+        self, indices: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, npt.NDArray[Any]]]:
+        """Read samples into memory of their own, one after the other, and their attributes."""
         if len(indices) == 1:  # maybe a large one: without a second copy in memory
-            data = np.empty(int(lengths[0]), np.uint8)
-            dataset.read_into(int(indices[0]), data.data)
+            data = np.empty(int(sizes[indices[0]]), np.uint8)
+            self._dataset.read_into(int(indices[0]), data.data)
         else:
-            with dataset.read(indices) as batch:
+            with self._dataset.read(indices) as batch:
                 data, _ = batch.pack()
-        paths = [dataset.path(index) for index in indices.tolist()]
-        attributes: dict[str, npt.NDArray[Any]] = {
-            name: dataset.column(name, indices) for name in self._columns
-        }
-        return SampleBlock(paths, data, offsets, lengths, attributes)
+        return data, {name: self._dataset.column(name, indices) for name in self._columns}
