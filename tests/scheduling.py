@@ -17,6 +17,9 @@ GROUPS = {
     "tests/deploy/": "guests",
     # They share mounts, drop the kernel's caches, and change the mode of /dev/fuse.
     "tests/fuse/": "mounts",
+    # They import the same frameworks, which takes longer than the tests.
+    "tests/unit/adapters/torch/test_frameworks.py": "frameworks",
+    "tests/unit/adapters/torch/test_recipes.py": "frameworks",
     # They compile in the same folders.
     "tests/fuzz/": "fuzzers",
     "tests/native/": "builds",
@@ -28,6 +31,7 @@ SLOW_FIRST = (
     "builds",
     "guests",
     "mounts",
+    "frameworks",
     "tests/fault/",
     "tests/unit/cli/test_process.py",
     "tests/golden/",

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.documents import ROOT, printed_texts, sections
+
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -40,16 +41,12 @@ SAMPLES = "README.md: Samples to try it with"
 """The section whose commands make the files that all other examples read."""
 
 
-def sections(page: str, text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Give the title of each section of a page, and its blocks: language and text."""
-    for section in re.split(r"^## ", text, flags=re.MULTILINE):
-        title = section.partition("\n")[0].removeprefix("# ")
-        blocks = re.findall(r"^```(python|console)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-        if blocks:
-            yield f"{page}: {title}", blocks
+ELSEWHERE = "docs/frameworks.md"
+"""The page whose examples the tests of the frameworks run; see ``tests/support/documents.py``."""
 
-
-SECTIONS = dict(section for page in PAGES.items() for section in sections(*page))
+SECTIONS = dict(
+    section for page in PAGES.items() if page[0] != ELSEWHERE for section in sections(*page)
+)
 
 
 def steady(text: str) -> str:
@@ -60,7 +57,6 @@ def steady(text: str) -> str:
 
 def run_python(code: str, folder: Path) -> None:
     """Run a block; each ``print(...)  # text`` in it prints that text."""
-    expected = re.findall(r"print\(.*\)  # (.*)", code)
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -69,7 +65,7 @@ def run_python(code: str, folder: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == expected
+    assert done.stdout.splitlines() == printed_texts(code)
 
 
 def run_console(block: str, folder: Path) -> None:
@@ -125,6 +121,13 @@ def test_examples(title: str, folder: Path) -> None:
 def test_every_way_in_has_its_page(way: str) -> None:
     assert any(title.startswith(f"docs/{way}.md: ") for title in SECTIONS)
     assert f"](docs/{way}.md)" in PAGES["README.md"]
+
+
+def test_every_framework_has_an_example_that_runs() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests/unit/adapters").rglob("*.py"))
+    for title, blocks in sections(ELSEWHERE, PAGES[ELSEWHERE]):
+        assert len(blocks) == 1, title
+        assert f'run_framework("{title.partition(": ")[2]}"' in tests, title
 
 
 @pytest.mark.parametrize("page", PAGES)

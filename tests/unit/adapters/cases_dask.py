@@ -9,6 +9,7 @@ import pytest
 import dlfs
 from dlfs.adapters.dask import bag, dataframe
 from dlfs.errors import UsageError
+from tests.support.documents import run_framework
 from tests.unit.adapters.conftest import COUNT
 from tests.unit.adapters.test_arrow import scenes, scenes_path  # noqa: F401  fixtures
 from tests.unit.adapters.test_grain import checksum
@@ -66,3 +67,7 @@ def test_a_dataset_without_samples(tmp_path):
         with volume["none"] as none, dask.config.set(scheduler="sync"):
             assert len(dataframe(none).compute()) == 0
             assert bag(none).compute() == []
+
+
+def test_the_documented_example(tmp_path):
+    run_framework("Dask", tmp_path)

@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 
 from dlfs.adapters.grain import Source
+from tests.support.documents import run_framework
 from tests.unit.adapters.conftest import COUNT
 from tests.unit.adapters.test_grain import checksum
 
@@ -89,3 +90,7 @@ def test_worker_processes_and_checkpoints(numbers):
     second = begin()
     second.set_state(state)
     assert [batch[0].tolist() for batch in second] == rest
+
+
+def test_the_documented_example(tmp_path):
+    run_framework("Grain", tmp_path)

@@ -13,6 +13,7 @@ from ray.data import DataContext
 
 from dlfs.adapters.ray import Source
 from dlfs.errors import UsageError
+from tests.support.documents import run_framework
 from tests.unit.adapters.conftest import COUNT
 from tests.unit.adapters.test_arrow import scenes, scenes_path  # noqa: F401  fixtures
 
@@ -81,3 +82,7 @@ def test_fields_are_tensors(scenes):  # noqa: F811
 def test_what_is_wrong(numbers):
     with pytest.raises(UsageError, match="expected columns"):
         Source(numbers, columns=["label"])
+
+
+def test_the_documented_example(tmp_path):
+    run_framework("Ray Data", tmp_path)

@@ -9,6 +9,7 @@ import pytest
 
 import dlfs
 from dlfs.adapters.tf import batches, example_parser
+from tests.support.documents import run_framework
 from tests.unit.adapters.conftest import COUNT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -203,3 +204,7 @@ def test_a_sample_that_is_no_record_cannot_be_parsed(tensorflow, records, parse)
             tensorflow.errors.InvalidArgumentError, match="Could not parse example input"
         ):
             parse(samples)
+
+
+def test_the_documented_example(tmp_path):
+    run_framework("TensorFlow", tmp_path)

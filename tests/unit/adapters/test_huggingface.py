@@ -13,6 +13,7 @@ from PIL import Image
 import dlfs
 from dlfs.adapters.arrow import tables
 from dlfs.adapters.huggingface import stream
+from tests.support.documents import run_framework
 from tests.unit.adapters.conftest import COUNT
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other packages deprecate
@@ -95,3 +96,7 @@ def test_a_map_style_dataset_of_tables(datasets, numbers, ordered):
     assert len(rows) == COUNT
     for row in (rows[5], rows[299], *rows.select([7, 3])):
         assert row["sample"] == ordered[row["index"]]
+
+
+def test_the_documented_example(tmp_path):
+    run_framework("Hugging Face datasets", tmp_path)

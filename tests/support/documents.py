@@ -1,0 +1,60 @@
+"""The examples in the documents: finds them, and runs Python in this process.
+
+``tests/unit/test_documents.py`` runs the examples of most pages, each in a process of its own. The
+tests of a framework run the example of their section of docs/frameworks.md themselves, where the
+framework is imported already: that takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import dlfs
+from dlfs.units import MIB
+
+ROOT = Path(__file__).parents[2]
+
+
+def sections(page: str, text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Give the title of each section of a page, and its blocks: language and text."""
+    for section in re.split(r"^## ", text, flags=re.MULTILINE):
+        title = section.partition("\n")[0].removeprefix("# ")
+        blocks = re.findall(r"^```(python|console)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        if blocks:
+            yield f"{page}: {title}", blocks
+
+
+def printed_texts(code: str) -> list[str]:
+    """Return what the ``print(...)  # text`` lines of an example print."""
+    return re.findall(r"print\(.*\)  # (.*)", code)
+
+
+def run_framework(name: str, folder: Path) -> None:
+    """Run the example of a framework in a folder, and check what it prints.
+
+    Args:
+        name: title of the section of docs/frameworks.md.
+        folder: empty folder; the volume ``photos.img`` is made in it.
+    """
+    page = "docs/frameworks.md"
+    ((_, code),) = dict(sections(page, (ROOT / page).read_text()))[f"{page}: {name}"]
+    _make_photos(folder / "photos.img")
+    found = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(found):
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    expected = printed_texts(code)
+    lines = found.getvalue().splitlines()
+    assert [line for line in lines if line in expected] == expected, lines  # frameworks print, too
+
+
+def _make_photos(path: Path) -> None:
+    """Make the volume that the README makes, with other bytes."""
+    dlfs.format_volume(str(path), size_bytes=64 * MIB)
+    with dlfs.open(str(path)) as volume, volume.writer("photos") as writer:
+        for number in range(600):
+            kind = "cat" if number < 300 else "dog"
+            writer.add(f"{kind}/{number % 300:04}.jpg", bytes([number % 251]) * 8192)
