@@ -1,4 +1,4 @@
-"""``dlfs://`` for fsspec: programs that read files through fsspec read samples.
+"""``dlfs://`` for fsspec: programs that use files through fsspec read and write samples.
 
 pandas, pyarrow, Hugging Face ``datasets`` and Dask find this file system by its entry point. A path
 names the volume, then the dataset, then the sample::
@@ -16,7 +16,10 @@ A dataset is its newest version at its first use; ``NAME@VERSION`` selects anoth
 ``invalidate_cache`` looks for newer ones. Files and directories are those of a mount
 (``dlfs/mount/SEMANTICS.md``). A sample is verified as a whole, so a file is read whole when it is
 opened, and a range costs as much as the file. Several files (``cat``, ``cat_ranges``, ``get`` of a
-tree) are read as one batch. Changes fail with EROFS.
+tree) are read as one batch.
+
+A file opened with ``wb`` or ``xb`` becomes a sample when it is closed, and is not visible before
+(``dlfs.adapters.new_files``). Directories need not be made. All other changes fail with EROFS.
 
 Errors are those of files where there are such: ``FileNotFoundError``, ``IsADirectoryError``,
 ``NotADirectoryError``. All other errors are a ``DlfsError``.
@@ -46,7 +49,8 @@ from dlfs.adapters.files import (
     raw_path,
     shared_volume,
 )
-from dlfs.arguments import check_choice
+from dlfs.adapters.new_files import NewSample, NewSampleFile
+from dlfs.arguments import check_choice, check_integer
 from dlfs.extras import install_command
 
 try:
@@ -62,11 +66,14 @@ MARK = "!"
 BATCH_BYTES = 64 << 20
 """Largest sum of file lengths that one batch reads, in bytes, if several files are requested."""
 
+LOCK_TIMEOUT_S = 60.0
+"""Default time that the close of a new file waits for another writer of the volume."""
+
 _SCHEME = re.compile("[a-z][a-z0-9+-]*:")
 
 
 class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """The datasets of volumes as a read-only file system. A volume is opened on its first use.
+    """The datasets of volumes as a file system. A volume is opened on its first use.
 
     Args:
         volume: URI for ``dlfs.open``, or for ``dlfs.connect`` (``unix:PATH``); paths then begin
@@ -75,6 +82,9 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             ``dlfs.open``.
         depth: operations in flight per member and thread, 1..4096.
         engine: engine for file devices: ``auto``, ``uring`` or ``threads``.
+        keep_versions: versions of a dataset that stay when a file is written to it, >= 1; by
+            default all.
+        lock_timeout_s: time that the close of a new file waits for another writer of the volume.
         storage_options: options of fsspec itself.
     """
 
@@ -87,9 +97,15 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         memory_bytes: int | None = None,
         depth: int = 128,
         engine: dlfs.Engine = "auto",
+        keep_versions: int | None = None,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
+        if keep_versions is not None:
+            check_integer(keep_versions, 1, None, option="keep_versions", action="write files")
+        self.keep_versions = keep_versions
+        self.lock_timeout_s = lock_timeout_s
         self.volume = volume if volume is None or isinstance(volume, str) else ",".join(volume)
         self._options = (memory_bytes, depth, engine)
         self._opened: dict[str, OpenVolume] = {}
@@ -247,10 +263,31 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def _open(self, path: str, mode: str = "rb", **_options: Any) -> SampleFile:
-        if mode != "rb":
+    def _open(
+        self, path: str, mode: str = "rb", autocommit: bool = True, **_options: Any
+    ) -> SampleFile | NewSampleFile:
+        if mode == "rb":
+            return SampleFile(self.cat_file(path), self, self._strip_protocol(path))
+        if mode not in ("wb", "xb"):
             _refuse(path)
-        return SampleFile(self.cat_file(path), self, self._strip_protocol(path))
+        volume, _, remainder = self._split(path)
+        dataset, _, inner = remainder.partition("/")
+        sample = NewSample(
+            volume=volume,
+            path=self._strip_protocol(path),
+            dataset=dataset,
+            inner=inner,
+            lock_timeout_s=self.lock_timeout_s,
+            keep_versions=self.keep_versions,
+        )
+        sample.check(exclusive=mode == "xb")
+        return NewSampleFile(sample, exclusive=mode == "xb", autocommit=autocommit)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Do nothing: a directory exists as soon as a file in it does."""
+
+    def mkdir(self, path: str, create_parents: bool = True, **_options: Any) -> None:
+        """Do nothing: a directory exists as soon as a file in it does."""
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_options: Any
@@ -365,9 +402,8 @@ def _refuse(*arguments: Any, **_options: Any) -> NoReturn:
 
 
 _CHANGES = (
-    *("cp", "cp_file", "copy", "delete", "makedir", "makedirs", "mkdir", "mkdirs", "move", "mv"),
-    *("pipe", "pipe_file", "put", "put_file", "rename", "rm", "rm_file", "_rm", "rmdir", "touch"),
-    *("upload", "write_bytes", "write_text"),
+    *("cp", "cp_file", "copy", "delete", "move", "mv", "rename", "rm", "rm_file", "_rm", "rmdir"),
+    "touch",
 )
 for _name in _CHANGES:
     setattr(DlfsFileSystem, _name, _refuse)
@@ -412,7 +448,7 @@ class SampleFile(io.BytesIO):
 
 def _reopen(fs: DlfsFileSystem, path: str, position: int) -> SampleFile:
     """Open a file again when its pickle is loaded."""
-    opened = fs._open(path)
+    opened = SampleFile(fs.cat_file(path), fs, path)
     opened.seek(position)
     return opened
 

@@ -21,23 +21,20 @@ import json
 import logging
 import pickle
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import dlfs
+from dlfs.adapters.locking import when_unlocked
 from dlfs.errors import FormatError, LockedError, NotFoundError, UsageError
 from dlfs.units import MIB
 
 PIECE_BYTES = 16 * MIB
 """Most bytes of a tensor that one sample holds, and thus the unit of sharing, in bytes."""
-
-RETRY_S = 0.01
-"""Time between two attempts to lock a volume that another writer has locked, in seconds."""
 
 FORMAT = 1
 """Revision of the samples ``metadata`` and ``references``."""
@@ -46,8 +43,6 @@ _PART = re.compile(r"[^:@/\s-][^:@/\s]*")
 _SHARDS = ":shards"
 
 _log = logging.getLogger("dlfs.checkpoint")
-
-_Result = TypeVar("_Result")
 
 
 class Piece(NamedTuple):
@@ -118,23 +113,6 @@ def open_volume(volume: str | Sequence[str]) -> dlfs.Volume:
 def shards_dataset(name: str, step: str) -> str:
     """Return the name of the dataset that holds the shards of a checkpoint."""
     return f"{name}:{step}{_SHARDS}"
-
-
-def when_unlocked(change: Callable[[], _Result], timeout_s: float) -> _Result:
-    """Call a function that needs the volume's lock, again while another writer has the lock.
-
-    Raises:
-        LockedError: the volume was locked for the whole time; the message names the writer.
-        DlfsError: as the function.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return change()
-        except LockedError:
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(RETRY_S)
 
 
 # ---- reading -------------------------------------------------------------------------------------

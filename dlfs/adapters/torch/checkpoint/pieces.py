@@ -29,7 +29,8 @@ import torch
 from numpy.typing import NDArray
 
 import dlfs
-from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, Piece, when_unlocked
+from dlfs.adapters.locking import when_unlocked
+from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, Piece
 from dlfs.errors import SpaceError
 from dlfs.units import MIB, format_bytes
 

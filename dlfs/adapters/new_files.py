@@ -1,0 +1,261 @@
+"""Files that programs write through fsspec: each becomes one sample when it is closed.
+
+The bytes wait in memory, or in a temporary file if they are many. The close of the file adds them
+to the dataset as a new version, in one commit. Before that nothing of the file is on the volume.
+The bytes are discarded if the program fails before the close, or closes the file because of an
+exception.
+
+- A path in a dataset that does not exist makes the dataset.
+- Another path in a dataset makes a version that shares the other samples (``Volume.append``).
+- An existing path is replaced if it is the only one of its dataset, by a version with the new
+  bytes. In a dataset with other samples it is refused with EEXIST.
+
+Readers have the old version or the new one. Earlier versions stay, unless ``keep_versions`` says
+otherwise.
+
+Threads: one at a time for each file. Memory: ``SPOOL_BYTES`` for each file.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dlfs
+from dlfs.adapters.files import OpenVolume, raw_path
+from dlfs.adapters.locking import when_unlocked
+from dlfs.errors import ClosedError, ExistsError
+from dlfs.format.names import new_dataset_name
+from dlfs.format.paths import path_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SPOOL_BYTES = 64 << 20
+"""Most bytes of a new file that wait in memory; more wait in a temporary file, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewSample:
+    """The place of a new file.
+
+    Attributes:
+        volume: volume to write to.
+        path: path in the file system, for messages.
+        dataset: name of the dataset.
+        inner: path within the dataset.
+        lock_timeout_s: time to wait while another writer has the volume, in seconds.
+        keep_versions: versions of the dataset that stay, >= 1; None for all.
+    """
+
+    volume: OpenVolume
+    path: str
+    dataset: str
+    inner: str
+    lock_timeout_s: float
+    keep_versions: int | None
+
+    def check(self, *, exclusive: bool) -> None:
+        """Check that the file can be created now.
+
+        Args:
+            exclusive: True if it must not exist.
+
+        Raises:
+            OSError: EROFS for a volume behind a service; EISDIR if the path is a dataset or a
+                directory; EEXIST if it may not be replaced.
+            UsageError: a dataset or a sample may not have this name.
+            DegradedError: a member of the volume is missing.
+        """
+        volume = self.volume.volume
+        if volume.uri.startswith("unix:"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), self.path)
+        if not self.inner:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+        new_dataset_name(self.dataset)
+        path_bytes(raw_path(self.inner))
+        volume.check_writable()
+        volume.refresh()
+        self._replaces(exclusive=exclusive)
+
+    def _replaces(self, *, exclusive: bool) -> bool:
+        """Return True if the file replaces the whole dataset, or makes it.
+
+        Raises:
+            OSError: EISDIR or EEXIST, as ``check``.
+        """
+        volume, raw = self.volume.volume, raw_path(self.inner)
+        if self.dataset not in volume:
+            return True
+        with volume.dataset(self.dataset) as dataset:
+            if int(dataset.index_of([raw])[0]) < 0:
+                first, last = dataset.directory.subtree_range(raw)
+                if first < last:
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+                return False
+            if exclusive or len(dataset) > 1:
+                raise self._exists()
+        return True
+
+    def _exists(self) -> FileExistsError:
+        reason = "a sample is replaced only if it is the only one of its dataset"
+        return FileExistsError(errno.EEXIST, reason, self.path)
+
+    def commit(self, data: Buffer, *, exclusive: bool) -> None:
+        """Write the sample, and make it visible.
+
+        Raises:
+            OSError: EISDIR or EEXIST, as ``check``.
+            DlfsError: as ``Volume.append`` and ``DatasetWriter.seal``; the volume is unchanged.
+        """
+        writer = when_unlocked(lambda: self._lock(exclusive), self.lock_timeout_s)
+        try:
+            with writer:
+                writer.add(raw_path(self.inner), data)
+        except ExistsError as error:
+            raise self._exists() from error
+        if self.keep_versions is not None:
+            volume, keep = self.volume.volume, self.keep_versions
+            when_unlocked(lambda: volume.prune(self.dataset, keep=keep), self.lock_timeout_s)
+        self.volume.refresh()
+
+    def _lock(self, exclusive: bool) -> dlfs.DatasetWriter:
+        """Return a writer that was started on the newest version."""
+        volume = self.volume.volume
+        while True:
+            volume.refresh()
+            seen = volume.generation
+            if not self._replaces(exclusive=exclusive):
+                return volume.append(self.dataset, layout="path")
+            writer = volume.writer(self.dataset, layout="path")
+            try:
+                volume.refresh()
+            except BaseException:
+                writer.abort()
+                raise
+            if volume.generation == seen:
+                return writer
+            writer.abort()  # another writer was faster: its files must not be lost
+
+
+class NewSampleFile(io.BufferedIOBase):
+    """An open file that is being written; seekable, and readable as far as it was written.
+
+    Args:
+        sample: place of the file.
+        exclusive: True if the path must not exist at the close.
+        autocommit: False in a transaction of fsspec, which calls ``commit`` or ``discard``.
+
+    Attributes:
+        path: path of the file.
+    """
+
+    mode = "wb"
+
+    def __init__(self, sample: NewSample, *, exclusive: bool, autocommit: bool) -> None:
+        super().__init__()
+        self.path = sample.path
+        self._sample = sample
+        self._exclusive = exclusive
+        self._autocommit = autocommit
+        self._handled = sys.exc_info()[1]
+        self._spool: Any = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
+        self._ended = False
+
+    # ---- as a file -------------------------------------------------------------------------------
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readable(self) -> bool:
+        """Return True: formats such as HDF5 read what they wrote."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Buffer) -> int:
+        """Write bytes at the present position."""
+        return self._call("write", data)  # type: ignore[no-any-return]
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read bytes that were written."""
+        return self._call("read", -1 if size is None else size)  # type: ignore[no-any-return]
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Change the position."""
+        self._call("seek", offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._call("tell")  # type: ignore[no-any-return]
+
+    def truncate(self, size: int | None = None) -> int:
+        """Change the length."""
+        length = self.tell() if size is None else size
+        self._call("truncate", length)
+        return length
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        if self.closed:
+            raise ClosedError(f"write {self.path!r}: the file is closed")
+        method: Callable[..., Any] = getattr(self._spool, name)
+        return method(*arguments)
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Make the file visible, unless an exception or a transaction is in progress. Idempotent.
+
+        Raises:
+            OSError, DlfsError: as ``NewSample.commit``; nothing of the file is on the volume.
+        """
+        if self.closed:
+            return
+        failure = sys.exc_info()[1]
+        super().close()
+        if failure is not None and failure is not self._handled:
+            self.discard()
+        elif self._autocommit:
+            self.commit()
+
+    def commit(self) -> None:
+        """Write the bytes to the volume and make the file visible; fsspec's transactions call it.
+
+        Raises:
+            OSError, DlfsError: as ``NewSample.commit``.
+        """
+        if self._ended:
+            return
+        try:
+            length = self._spool.seek(0, os.SEEK_END) or self._spool.tell()
+            if not length or not self._spool._rolled:
+                self._sample.commit(self._spool._file.getvalue(), exclusive=self._exclusive)
+            else:
+                self._spool.flush()
+                with mmap.mmap(self._spool.fileno(), length, access=mmap.ACCESS_READ) as memory:
+                    self._sample.commit(memory, exclusive=self._exclusive)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Drop the bytes."""
+        self._ended = True
+        self._spool.close()
+
+    def __del__(self) -> None:
+        # A file that was never closed is incomplete; the base class would close it.
+        if not self.closed:
+            self._ended = True
+            self._autocommit = False
+            super().close()
