@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.errors import FormatError
+from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
 
 TEXT = ("is_string", "is_large_string", "is_string_view")
@@ -62,7 +62,10 @@ def field_type(kind: Any) -> FieldType | None:
         shape.append(kind.list_size if is_one_of(kind, ("is_fixed_size_list",)) else None)
         kind = _plain(kind.value_type)
     if is_one_of(kind, _NUMBERS):
-        return FieldType.array(np.dtype(kind.to_pandas_dtype()).str, shape)
+        try:
+            return FieldType.array(np.dtype(kind.to_pandas_dtype()).str, shape)
+        except UsageError:  # too many dimensions, or too long for a sample
+            return None
     return FieldType("text") if is_one_of(kind, SCALARS) and not shape else None
 
 
@@ -86,14 +89,27 @@ def field_values(array: Any, kind: FieldType, locate: Locate) -> Sequence[Any]:
         ends = zip(offsets.tolist(), lengths.tolist(), strict=True)
         return [data.data[start : start + length] for start, length in ends]
     if kind.kind == "text":
-        texts: list[str] = array.cast("large_string").to_pylist()
-        return texts
+        return _texts(array.cast("large_string"), locate)
     if not kind.shape:
         if hasattr(array, "dictionary"):
             array = array.dictionary_decode()
         numbers = array.to_numpy(zero_copy_only=False)
         return [numbers[i : i + 1].reshape(()) for i in range(len(numbers))]
     return _arrays(array, kind, locate)
+
+
+def _texts(array: Any, locate: Locate) -> list[str]:
+    """Return the strings of an array; Parquet files may have some that are not UTF-8."""
+    data, offsets, lengths = spans(array)
+    texts = []
+    for start, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+        try:
+            texts.append(str(data.data[start : start + length], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                f"{locate(len(texts))}: expected text in UTF-8, got other bytes: {error}"
+            ) from error
+    return texts
 
 
 def _arrays(array: Any, kind: FieldType, locate: Locate) -> list[npt.NDArray[Any]]:

@@ -79,6 +79,8 @@ def test_text_is_read_by_the_options_type() -> None:
     read = make_options(SOME, parse_settings([*texts, "names=p, q", "names=r"]))
     assert read == SomeOptions("a=b", "y", -3, 0.5, True, "b", ("p", "q", "r"))
     assert make_options(SOME, parse_settings(["maybe=none", "flag=no"])) == SomeOptions()
+    shapes = make_options(SOME, parse_settings(["names=a:<f4[?,3],b:u1[],c[0],d"]))
+    assert shapes == SomeOptions(names=("a:<f4[?,3]", "b:u1[]", "c[0]", "d"))
 
 
 def test_values_are_taken_typed() -> None:
