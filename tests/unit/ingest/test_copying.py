@@ -14,6 +14,7 @@ import pytest
 import dlfs
 from dlfs.ingest import copying
 from dlfs.units import KIB, MIB
+from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 SAMPLES = {f"{number:03}": bytes([number]) * (number * 100) for number in range(200)}
 
@@ -58,6 +59,19 @@ def test_fields_and_arrays_are_copied(tmp_path: Path, target: str) -> None:
             assert copy.sample(7)["text"] == "t 7"
             assert copy.sample(8)["mask"].tolist() == [[8, 8]] * 2
             assert not dlfs.diff(original, copy)
+
+
+def test_volumes_of_a_storage_node_are_copied_from_and_to(source: str) -> None:
+    with ScriptedTarget([Subsystem(DEFAULT_NQN, [Namespace(16 * MIB)])]) as target:
+        remote = target.uri()
+        dlfs.format_volume(remote, chunk_bytes=64 * KIB)
+        with dlfs.open(source) as volume, dlfs.open(remote) as other:
+            with volume["d"] as original:
+                dlfs.copy_dataset(original, other)
+            with other["d"] as original:
+                dlfs.copy_dataset(original, volume, "back")
+            with volume["d"] as first, volume["back"] as last:
+                assert not dlfs.diff(first, last)
 
 
 def test_a_large_sample_is_read_alone(monkeypatch, source: str, target: str) -> None:
