@@ -62,6 +62,25 @@ def test_numbers_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     run(volume, body)
 
 
+def test_a_renamed_dataset_keeps_its_number(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    add(volume, "x")
+
+    async def body(view: VolumeView) -> None:
+        before = await view.child(b"x")
+        volume.rename("x", "y")
+        add(volume, "x")
+        loaded = await view.load(before)  # looked up under the old name
+        assert loaded.dataset.get("a") == b"x"
+        assert await view.child(b"y") is before
+        assert (await view.child(b"x")).info.version == 2
+        assert await view.names() == [b"x", b"y"]
+
+    run(volume, body)
+
+
 class Stuck:
     """Has a view's loads wait when they are done; says how many do."""
 
