@@ -3,8 +3,8 @@
     python examples/regress_volumes.py
 
 The first run makes an HDF5 file of simulated universes, each with the parameters that it was made
-of, and imports it with one command. From then on the loader gives float tensors of the volumes, and
-the parameters, which are columns of the dataset, as targets. h5py is not used in the training.
+of, and imports it with one command: a row of each array is a field of a sample. From then on one
+read brings the volume and the targets of a sample. h5py is not used in the training.
 """
 
 from __future__ import annotations
@@ -42,18 +42,16 @@ def make_file(path: Path) -> None:
                 distance = np.sum((places - centre) ** 2, axis=-1)
                 density += np.exp(mass - distance / (2 * (1.5 + 0.7 * width) ** 2))
             universes[number, 0] = density
-        for name, column in zip(PARAMETERS, values, strict=True):
-            file[name] = column
+        file["targets"] = values.T
 
 
 def import_file(folder: Path) -> None:
-    """Make the volume: each row of ``universes`` is a sample, the other arrays are its columns."""
+    """Make the volume: the rows of ``universes`` and ``targets`` are the fields of a sample."""
     source, volume = folder / "universes.h5", folder / "volume.img"
     make_file(source)
-    columns = ",".join(f"{name}=/{name}" for name in PARAMETERS)
-    options = ["--option", "select=universes", "--option", f"attributes={columns}"]
+    fields = ["--option", "fields=universes,targets"]
     subprocess.run(["dlfs", "format", volume, "--size", "64MiB"], check=True)
-    subprocess.run(["dlfs", "import", source, volume, "--name", "universes", *options], check=True)
+    subprocess.run(["dlfs", "import", source, volume, "--name", "universes", *fields], check=True)
 
 
 def make_model() -> nn.Module:
@@ -66,27 +64,23 @@ def make_model() -> nn.Module:
 
 def train(dataset: dlfs.Dataset) -> None:
     """Train on nine tenths of the universes, and print the error on the others."""
-    columns = np.stack([dataset.column(name) for name in PARAMETERS], axis=1).astype(np.float32)
     is_test = np.arange(len(dataset)) % 10 == 0
-
-    def targets(indices: np.ndarray) -> np.ndarray:
-        return columns[indices]
-
-    loader = Loader(dataset, BATCH, seed=1, arrays=True, where=~is_test, labels=targets)
-    test = Loader(dataset, BATCH, arrays=True, order=np.flatnonzero(is_test), labels=targets)
+    loader = Loader(dataset, BATCH, seed=1, where=~is_test)
+    test = Loader(dataset, BATCH, order=np.flatnonzero(is_test))
     torch.manual_seed(0)
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     while loader.epoch < EPOCHS:
         epoch, start = loader.epoch, time.perf_counter()
-        for batch in loader:  # samples float32[8, 1, 16, 16, 16], labels float32[8, 3]
-            loss = nn.functional.mse_loss(model(batch.samples), batch.labels)
+        for batch in loader:  # universes float32[8, 1, 16, 16, 16], targets float32[8, 3]
+            loss = nn.functional.mse_loss(model(batch["universes"]), batch["targets"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         rate = np.sum(~is_test) / (time.perf_counter() - start)
         with torch.no_grad():
-            errors = torch.cat([(model(batch.samples) - batch.labels).abs() for batch in test])
+            pairs = [(model(batch["universes"]), batch["targets"]) for batch in test]
+        errors = torch.cat([(found - targets).abs() for found, targets in pairs])
         each = ", ".join(f"{n} {e:.2f}" for n, e in zip(PARAMETERS, errors.mean(0), strict=True))
         print(f"epoch {epoch}: {rate:,.0f} universes/s; mean error of {each}")
 
@@ -100,7 +94,7 @@ def main() -> None:
     if not (folder / "volume.img").exists():
         import_file(folder)
     with dlfs.open(str(folder / "volume.img")) as volume, volume["universes"] as universes:
-        print(f"{universes}: columns {', '.join(universes.columns)}")
+        print(f"{len(universes)} universes with the fields {universes.fields}")
         train(universes)
 
 

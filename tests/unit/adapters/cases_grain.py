@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import grain
 import numpy as np
 import pytest
@@ -39,14 +41,14 @@ def test_batches_are_one_read_each(numbers, ordered, reads):
     assert sorted(reads[1:]) == [COUNT % 16, *[16] * (COUNT // 16)]  # in threads, in any order
 
 
-def iterate(source, workers):
+def iterate(source, workers, epochs=1):
     loader = grain.DataLoader(
         data_source=source,
         sampler=grain.samplers.IndexSampler(
             len(source),
             shuffle=True,
             seed=3,
-            num_epochs=1,
+            num_epochs=epochs,
             shard_options=grain.sharding.NoSharding(),
         ),
         operations=[grain.transforms.Batch(20)],
@@ -79,17 +81,27 @@ def test_chosen_samples_are_resumed(numbers, name):
 
 
 def test_worker_processes_and_checkpoints(numbers):
-    def begin():
-        return iterate(Source(numbers, checksum), 2)
+    """Three epochs; resumed in the first one, in the place of a worker that was killed, too."""
+
+    def begin(state=None):
+        batches = iterate(Source(numbers, checksum), 2, epochs=3)
+        if state is not None:
+            batches.set_state(state)
+        return batches
 
     first = begin()
     begun = [next(first)[0].tolist() for _ in range(4)]
     state = first.get_state()
     rest = [batch[0].tolist() for batch in first]
-    assert sorted(index for batch in begun + rest for index in batch) == list(range(COUNT))
-    second = begin()
-    second.set_state(state)
-    assert [batch[0].tolist() for batch in second] == rest
+    given = [index for batch in begun + rest for index in batch]
+    assert np.unique(given, return_counts=True)[1].tolist() == [3] * COUNT
+    others = multiprocessing.active_children()
+    second = begin(state)
+    assert [next(second)[0].tolist() for _ in range(3)] == rest[:3]
+    next(child for child in multiprocessing.active_children() if child not in others).kill()
+    with pytest.raises(RuntimeError, match="terminated unexpectedly"):
+        list(second)
+    assert [batch[0].tolist() for batch in begin(state)] == rest
 
 
 def test_the_documented_example(tmp_path):
