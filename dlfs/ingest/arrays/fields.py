@@ -5,8 +5,9 @@ its group, as those of attributes are: ``NAME=ARRAY`` names the field, and ``/AR
 top of the file. Each group that has such arrays gives samples with these fields. With ``samples``
 of ``rows``, a sample is a row of each array; with ``groups`` it is the whole arrays of a group.
 
-A row or an array of numbers is an array of its type, a vector of any length ``<f4[?]``, and a
-string is text. A dimension that differs between files or groups varies.
+A row or an array of numbers is an array of its type, and a vector of any length ``<f4[?]``. A
+string is text, or bytes if it has no encoding (numpy's ``S``). A dimension that differs between
+files or groups varies.
 """
 
 from __future__ import annotations
@@ -126,6 +127,8 @@ class FieldArrays:
         if array.kind == "text":
             return FieldType("text")
         shape = array.row_shape if self.rows else array.shape
+        if array.kind == "fixed" and not shape and array.dtype.kind in "SU":
+            return FieldType("bytes" if array.dtype.kind == "S" else "text")
         return FieldType.array(array.dtype.str, (None,) if array.kind == "ragged" else shape)
 
 

@@ -268,9 +268,12 @@ class _UnitReader:
                 return [np.ascontiguousarray(value, array.dtype).reshape(-1) for value in values]
         rows = np.empty((count if self._unit.rows else array.count, *array.row_shape), array.dtype)
         self._read(array, first, rows)
-        if not self._unit.rows:
-            return [rows.reshape(array.shape)]
-        return [rows[i : i + 1].reshape(array.row_shape) for i in range(count)]
+        if self._unit.rows:
+            found = [rows[i : i + 1].reshape(array.row_shape) for i in range(count)]
+        else:
+            found = [rows.reshape(array.shape)]
+        is_string = not found[0].ndim and array.dtype.kind in "SU"
+        return [value.item() for value in found] if is_string else found
 
     def _fixed(self, array: ArrayInfo, first: int, count: int) -> _Window:
         """Return a window of rows of one size, or of the whole array as one sample."""
@@ -435,7 +438,7 @@ def _fields_bytes(units: Sequence[Unit], types: Mapping[str, FieldType]) -> int 
     for unit in units:
         end = 0
         for name, array in zip(unit.fields, unit.members, strict=True):
-            if array.kind != "fixed":
+            if types[name].kind != "array" or array.kind != "fixed":
                 return None
             alignment = types[name].alignment_bytes
             size = array.row_bytes if unit.rows else array.size_bytes
