@@ -54,6 +54,8 @@ class Piece(NamedTuple):
     """Index of the sample."""
     length_bytes: int
     """Length of the sample in bytes."""
+    crc32c: int
+    """CRC32C of the bytes."""
     digest: bytes
     """SHA-256 of the bytes."""
 

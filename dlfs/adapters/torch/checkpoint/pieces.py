@@ -1,18 +1,20 @@
 """Writes one rank's part of a checkpoint: pieces of its tensors, hashed, shared or written.
 
-The bytes of each item are cut into pieces. Threads hash pieces ahead of the writer. A piece that
-the last checkpoint has too is a reference to the earlier dataset. All others go to a new version of
-the checkpoint's ``:shards`` dataset, from the tensor's memory to the writer's windows in one copy.
+The bytes of each item are cut into pieces. A piece is compared with the one at the same place in
+the last checkpoint. If their CRC32C differ, it has changed; if not, SHA-256 decides. An equal piece
+becomes a reference to the earlier dataset. All others go to a new version of the checkpoint's
+``:shards`` dataset, from the tensor's memory to the writer's windows in one copy. Threads compute
+SHA-256 meanwhile, for the next save.
 
 A reference keeps a whole earlier dataset on the volume. Pieces that need less than half of such a
 dataset are therefore written once more, to a version of their own: they did not change since the
 last checkpoint, and are shared from there on.
 
 One process at a time can write to a volume. The ranks of a job write one after the other: a rank
-locks the volume with its first new piece, and seals its dataset after its last one. Meanwhile the
-others hash. The device is therefore busy the whole time but for the commit of each rank.
+locks the volume with its first new piece, and seals its dataset after its last one. The device is
+therefore busy the whole time but for the commit of each rank.
 
-Threads: the caller's, and ``HASH_THREADS`` for hashing.
+Threads: the caller's, and ``HASH_THREADS`` for SHA-256.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ import torch
 from numpy.typing import NDArray
 
 import dlfs
+from dlfs._native.checksums import crc32c
 from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, Piece
 from dlfs.errors import SpaceError
 from dlfs.units import MIB, format_bytes
 
 HASH_THREADS = 2
-"""Threads of each rank that hash pieces ahead of its writer."""
+"""Threads of each rank that compute SHA-256."""
 
 COPIES_BYTES_MAX = 256 * MIB
 """Most bytes of copied tensors, such as those of a GPU, that wait to be written, in bytes."""
@@ -79,7 +82,7 @@ def tensor_bytes(tensor: Any) -> tuple[Bytes, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A piece that is being hashed.
+    """A piece whose SHA-256 is being computed.
 
     Attributes:
         item: item of the piece.
@@ -101,7 +104,7 @@ def _digest(data: Bytes) -> bytes:
 
 
 def _cut_ahead(items: Iterable[Item], pool: ThreadPoolExecutor) -> Iterator[_Cut]:
-    """Cut items into pieces and start hashing them; only copied bytes are bounded."""
+    """Cut items into pieces and start their SHA-256; only copied bytes are bounded."""
     waiting: deque[_Cut] = deque()
     copied_bytes = 0
     for item in items:
@@ -130,12 +133,11 @@ class _ShardsVersion:
         self._waiting: list[Bytes] = []
         self._waiting_bytes = 0
 
-    def append(self, data: Bytes, digest: bytes) -> Piece:
-        """Add a piece; its memory must not change before the seal."""
+    def append(self, data: Bytes, crc: int) -> Piece:
+        """Add a piece, without a digest; its memory must not change before the seal."""
         writer = self._writer or self._lock()
-        piece = Piece(
-            f"{self._dataset}@{writer.description.version}", self._samples, data.nbytes, digest
-        )
+        source = f"{self._dataset}@{writer.description.version}"
+        piece = Piece(source, self._samples, data.nbytes, crc, b"")
         self._samples += 1
         if data.nbytes >= SMALL_BYTES:
             self._add_waiting(self._samples - 1)
@@ -184,7 +186,7 @@ class ShardWriter:
     Args:
         volume: volume to write to.
         dataset: name of the checkpoint's ``:shards`` dataset.
-        known: pieces of the last checkpoint by their digest.
+        known: pieces of each item of the last checkpoint, by its key.
         timeout_s: time to wait while another writer has the volume, in seconds.
     """
 
@@ -192,7 +194,7 @@ class ShardWriter:
         self,
         volume: dlfs.Volume,
         dataset: str,
-        known: Mapping[bytes, Piece],
+        known: Mapping[Any, Sequence[Piece]],
         *,
         timeout_s: float,
     ) -> None:
@@ -226,21 +228,35 @@ class ShardWriter:
         """Write all pieces that the last checkpoint does not have."""
         version = _ShardsVersion(self._volume, self._dataset, self._timeout_s)
         pool = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="dlfs-hash")
-        written: dict[bytes, Piece] = {}
+        digests: list[tuple[list[Piece], int, Future[bytes]]] = []
         try:
             for cut in _cut_ahead(items, pool):
-                digest = cut.digest.result()
-                piece = self._known.get(digest)
+                pieces = self._found.setdefault(cut.item.key, [])
+                crc = crc32c(cut.data.data)
+                piece = self._unchanged(cut, crc)
                 if piece is not None:
                     self._shared.append((cut.item, cut.start, piece))
                 else:
-                    piece = written.get(digest) or version.append(cut.data, digest)
-                    written[digest] = piece
-                self._found.setdefault(cut.item.key, []).append(piece)
+                    piece = version.append(cut.data, crc)
+                    digests.append((pieces, len(pieces), cut.digest))
+                pieces.append(piece)
             version.seal()
+            for pieces, number, digest in digests:
+                pieces[number] = pieces[number]._replace(digest=digest.result())
         finally:
             pool.shutdown(cancel_futures=True)
             version.abort()
+
+    def _unchanged(self, cut: _Cut, crc: int) -> Piece | None:
+        """Return the piece of the last checkpoint that has the same bytes at the same place."""
+        known = self._known.get(cut.item.key, ())
+        number = cut.start // PIECE_BYTES
+        if number >= len(known):
+            return None
+        piece = known[number]
+        if (piece.length_bytes, piece.crc32c) != (cut.data.nbytes, crc):
+            return None
+        return piece if piece.digest == cut.digest.result() else None
 
     def _rewrite_scattered(self) -> None:
         """Write shared pieces again that would keep too much of an earlier dataset."""
@@ -256,7 +272,7 @@ class ShardWriter:
                     continue
                 if piece not in moved:
                     data = item.load()[0][start : start + PIECE_BYTES]
-                    moved[piece] = version.append(data, piece.digest)
+                    moved[piece] = version.append(data, piece.crc32c)._replace(digest=piece.digest)
                 self._found[item.key][start // PIECE_BYTES] = moved[piece]
             version.seal()
         finally:

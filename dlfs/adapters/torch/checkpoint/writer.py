@@ -244,13 +244,10 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
             )
         return self._step
 
-    def _known_pieces(self, volume: dlfs.Volume) -> dict[bytes, Piece]:
-        """Return the pieces of the last checkpoint by their digest."""
+    def _known_pieces(self, volume: dlfs.Volume) -> dict[Any, tuple[Piece, ...]]:
+        """Return the pieces of each item of the last checkpoint."""
         last = find_last_metadata(volume, self.name)
-        if last is None:
-            return {}
-        stored = read_metadata(volume, last).storage_data
-        return {piece.digest: piece for pieces in stored.values() for piece in pieces}
+        return {} if last is None else read_metadata(volume, last).storage_data
 
 
 def _item(item: Any, planner: Any) -> Item:
