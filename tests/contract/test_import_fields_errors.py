@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlfs.errors import FormatError, UsageError
+from dlfs.arguments import Layout
+from dlfs.errors import DeviceError, FormatError, UsageError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume import Volume
 from tests.contract.importing import frame
@@ -341,3 +342,36 @@ def test_arrays_that_are_no_fields_are_counted_or_attributes(
     options = {"fields": "y,x,all=/names", "select": "t*/*"}
     with pytest.raises(UsageError, match=r"test: field 'all': expected 3 rows as in test/y, got 2"):
         open_source(path, options=options)
+
+
+@pytest.mark.parametrize("layout", ["path", "shuffled"])
+def test_rows_of_arrays_come_in_windows_of_a_buffer(
+    volume: Volume, tmp_path: Path, layout: Layout
+) -> None:
+    values = np.arange(300 * 5, dtype=np.int16).reshape(300, 5)
+    with pytest.importorskip("h5py").File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=(7, 5))
+        file.create_dataset("y", data=values[:, 0], chunks=(32,))
+        file["text"] = [f"row {row}" for row in range(300)]
+    for fields in ("x,y", "x,y,text"):
+        source = open_source(tmp_path / "x.h5", options={"fields": fields})
+        source.buffer_bytes = 500
+        assert len(list(source.blocks(layout=layout, seed=1))) > 4
+        import_dataset(volume, source, "n", layout=layout)
+        with volume["n"] as dataset:
+            order = np.argsort(dataset.paths())
+            assert dataset.paths()[order[299]] == b"x/00000299"
+            batch = dataset.read(order)
+            assert np.array_equal(batch["x"], values)
+            assert np.array_equal(batch["y"], values[:, 0])
+            if "text" in fields:
+                assert batch["text"] == [f"row {row}" for row in range(300)]
+
+
+def test_a_file_that_changes_is_one_error(volume: Volume, tmp_path: Path) -> None:
+    write_archives(tmp_path, {"a": ARRAY, "b": ARRAY})
+    source = open_source(tmp_path / "0.npz", options={"fields": "*"})
+    write_archives(tmp_path, {"a": ARRAY, "b": ARRAY[1:]})
+    with pytest.raises(DeviceError, match=r"0\.npz: b changed during the import"):
+        import_dataset(volume, source, "n")
+    assert volume.datasets() == []

@@ -244,21 +244,22 @@ def choose_columns(
         column, path = column or (None if fields else EXPORT_BYTES), path or EXPORT_PATH
     if column is not None and fields:
         raise UsageError(f"{where}: expected a column or fields, got both")
-    known = {} if column is not None or fields else _default_fields(schema)
+    others = {path, *(attributes or ())}
+    known = {} if column is not None or fields else _default_fields(schema, others)
     sample = None if known or fields else _sample_column(schema, where, column)
     found_path = None if path is None else _find(schema, where, path)
     if found_path is not None and not is_one_of(found_path.type, (*BYTES, *SCALARS)):
         raise UsageError(f"{where}: expected text in column {path}, got {found_path.type}")
-    chosen = known or _chosen_fields(schema, where, fields, {path, *(attributes or ())})
+    chosen = known or _chosen_fields(schema, where, fields, others)
     taken = {used.steps[0] for used in (sample, found_path, *chosen.values()) if used is not None}
-    others = [
+    free = [
         Column(name, (name,), schema.field(name).type)
         for name in _names(schema)
         if name not in taken
     ]
     if attributes is None:
-        wanted = [other for other in others if is_scalar(other.type)]
-        left_out = {NO_VALUE: len(others) - len(wanted)} if len(others) > len(wanted) else {}
+        wanted = [other for other in free if is_scalar(other.type)]
+        left_out = {NO_VALUE: len(free) - len(wanted)} if len(free) > len(wanted) else {}
     else:
         wanted, left_out = [_find(schema, where, name) for name in attributes], {}
     for other in wanted:
@@ -276,21 +277,24 @@ def choose_columns(
     )
 
 
-def _default_fields(schema: Any) -> dict[str, Column]:
-    """Return the fields of a table without a choice; none if one column is the sample."""
+def _default_fields(schema: Any, others: Container[str | None]) -> dict[str, Column]:
+    """Return the fields of a table without a choice; none if one column is the sample.
+
+    Args:
+        schema: schema of the file.
+        others: names of columns that are chosen as paths or attributes.
+    """
     candidates = _candidates(schema)
-    lists = {
-        name: column
-        for name, column in _field_columns(schema).items()
-        if not is_scalar(column.type) and name not in candidates
-    }
-    if len(candidates) == 1 or not (candidates or lists):
-        return {}
-    return {
-        name: column
-        for name, column in _field_columns(schema).items()
-        if name in candidates or (name in lists and field_type(column.type) is not None)
-    }
+    found: dict[str, Column] = {}
+    has_lists = False
+    for name, column in _field_columns(schema).items():
+        is_list = name not in candidates and not is_scalar(column.type)
+        if name in others or not (is_list or name in candidates) or not field_type(column.type):
+            continue
+        has_lists |= is_list
+        found[name] = column
+    is_single = len(candidates) == 1 or (len(found) == 1 and not has_lists)
+    return {} if is_single else found
 
 
 def _chosen_fields(

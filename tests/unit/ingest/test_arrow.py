@@ -364,6 +364,14 @@ def test_several_possible_samples_are_the_fields_of_one(volume: Volume, tmp_path
         with volume["n"] as dataset:
             assert dataset.fields == fields
             assert {name for name in columns if name in dataset.attributes} == attributes
+    write_file(pa.table({"a": [""], "b": [""], "c": ["p"]}), tmp_path / "x.arrow")
+    for options in ({"path": "c"}, {"attributes": "c"}):
+        source = open_source(tmp_path / "x.arrow", options=options)
+        import_dataset(volume, source, "n")
+        with volume["n"] as dataset:
+            assert dataset.fields == {"a": "text", "b": "text"}
+    with pytest.raises(UsageError, match="expected option column to name one of a, b, c"):
+        open_source(tmp_path / "x.arrow", options={"attributes": "b,c"})
 
 
 def test_a_sample_column_has_to_be_named_where_none_can_be_it(tmp_path: Path) -> None:

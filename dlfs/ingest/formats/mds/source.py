@@ -319,15 +319,15 @@ def _choose_fields(shard: _Shard, options: MdsOptions, chosen: Choices, where: s
     """Return the fields; none if one column is the sample."""
     if chosen and options.column is not None:
         raise UsageError(f"{where}: expected a column or fields, got both")
+    others = (options.path, *(options.attributes or ()))
     if chosen:
-        others = (options.path, *(options.attributes or ()))
-        able = [name for name in shard.names if name not in others]
-        found = choose_fields(chosen, able)
+        found = choose_fields(chosen, [name for name in shard.names if name not in others])
         for name in found:
             _position(shard, name, where)
         return found
-    candidates = () if options.column is not None else _candidates(shard)
-    return dict.fromkeys(candidates) if len(candidates) > 1 else {}
+    candidates = [] if options.column is not None else _candidates(shard)
+    free = [name for name in candidates if name not in others]
+    return dict.fromkeys(free) if len(free) > 1 else {}
 
 
 def _known_types(shard: _Shard, fields: Choices, where: str) -> dict[str, FieldType]:
