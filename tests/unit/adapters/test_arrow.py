@@ -96,6 +96,14 @@ def test_chosen_columns_and_samples(scenes):
         tables(scenes, columns=["x"])
 
 
+@pytest.mark.parametrize("where", [range(100, 140), [0, 299], [7]])
+def test_paths_of_near_and_far_samples(numbers, where):
+    found = rows_of(tables(numbers, columns=["index", "path"], where=where))
+    assert {row["index"]: row["path"].encode() for row in found} == {
+        index: numbers.path(index) for index in where
+    }
+
+
 def test_columns_of_the_directory_read_no_sample(scenes):
     before = scenes.stats()
     found = rows_of(tables(scenes, columns=["index", "path", "light"]))
