@@ -1,36 +1,21 @@
-"""The examples in the documents: finds them, and runs Python in this process.
+"""Runs examples of the documents in this process.
 
-``tests/unit/test_documents.py`` runs the examples of most pages, each in a process of its own. The
-tests of a framework run the example of their section of docs/frameworks.md themselves, where the
-framework is imported already: that takes seconds.
+``tests/unit/test_documents.py`` runs the examples of most pages, each in a process of its own, by
+``tests/support/examples.py``. The tests of a framework run the example of their section of
+docs/frameworks.md by this module, because they have imported the framework: that takes seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import dlfs
 from dlfs.units import MIB
+from tests.support.examples import printed_texts, sections
 
 ROOT = Path(__file__).parents[2]
-
-
-def sections(page: str, text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Give the title of each section of a page, and its blocks: language and text."""
-    for section in re.split(r"^## ", text, flags=re.MULTILINE):
-        title = section.partition("\n")[0].removeprefix("# ")
-        blocks = re.findall(r"^```(python|console)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-        if blocks:
-            yield f"{page}: {title}", blocks
-
-
-def printed_texts(code: str) -> list[str]:
-    """Return what the ``print(...)  # text`` lines of an example print."""
-    return re.findall(r"print\(.*\)  # (.*)", code)
 
 
 def run_framework(name: str, folder: Path) -> None:

@@ -12,20 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documents import ROOT, printed_texts, sections
+from tests.support.documents import ROOT
+from tests.support.examples import Installation, run_example, sections
+
+CHECKOUT = Installation(
+    python=Path(sys.executable), variables={"PYTHONPATH": str(ROOT), "DLFS": str(ROOT)}
+)
+"""The dlfs of this checkout; the examples in C find its headers by the variable DLFS."""
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if not path.is_symlink()  # what a link leads to has tests of its own
 }
-
-VARYING = [
-    (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID"),
-    (r"in \d+\.\d\d s, \d+(\.\d)? [KMG]iB/s", "in TIME, RATE"),
-    (r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE"),
-]
-"""Patterns of output that differs from run to run, and their replacements."""
 
 MARKS = {
     "README.md: In PyTorch": [pytest.mark.torch],
@@ -49,48 +48,12 @@ SECTIONS = dict(
 )
 
 
-def steady(text: str) -> str:
-    for pattern, word in VARYING:
-        text = re.sub(pattern, word, text)
-    return text
-
-
-def run_python(code: str, folder: Path) -> None:
-    """Run a block; each ``print(...)  # text`` in it prints that text."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == printed_texts(code)
-
-
-def run_console(block: str, folder: Path) -> None:
-    """Run each command of a block; it prints what is shown below it."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=folder,
-            env={**os.environ, "PATH": path, "DLFS": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        # 141: head has seen enough.
-        assert done.returncode in (0, 141), f"{command}: {done.stdout}"
-        assert steady(done.stdout) == steady(shown), command
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The samples that the README makes first."""
     folder: Path = tmp_path_factory.mktemp("made")
     for _, block in SECTIONS[SAMPLES]:
-        run_console(block, folder)
+        run_example("console", block, folder, CHECKOUT)
     return folder
 
 
@@ -113,8 +76,7 @@ def folder(made: Path, tmp_path: Path) -> Iterator[Path]:
 )
 def test_examples(title: str, folder: Path) -> None:
     for language, block in SECTIONS[title]:
-        run = run_python if language == "python" else run_console
-        run(block, folder)
+        run_example(language, block, folder, CHECKOUT)
 
 
 @pytest.mark.parametrize("way", ["api", "pytorch", "service", "mount", "c", "formats"])
