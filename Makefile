@@ -43,6 +43,8 @@ APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.ero
 	valgrind:valgrind /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
 # A peer without a wheel: it is compiled where libopencv-dev and libturbojpeg0-dev are installed.
 FFCV := ffcv==1.0.2
+# qemu-user runs the wheel of another architecture.
+APT_RELEASE := git:git qemu-aarch64-static:qemu-user-static
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 
 # Test processes (tests/scheduling.py): one more than there are CPUs, because many tests wait.
@@ -50,7 +52,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 # Python packages to install in addition, such as torch. Without torch its tests are skipped.
 PACKAGES ?=
 
-.PHONY: help setup build test pytest test-examples demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel clean format .venv/.extra
+.PHONY: help setup build test pytest test-examples demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel release release-check clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
@@ -122,6 +124,13 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	        dlfs mount volume.img mnt && trap 'dlfs umount mnt' EXIT && diff mnt/trial/sample source/sample; fi
 	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
+release: build/release/.stamp ## the source distribution and the wheels of a release, in dist/release
+	build/release/venv/bin/python -m release.build
+
+# Not a part of .ci/run: it fetches a compiler of 500 MB and compiles the library four times, which takes ten minutes.
+release-check: release ## these packages in clean environments of all Pythons on PATH, with the README's examples
+	build/release/venv/bin/python -m release.check $(PACKAGES)
+
 clean: ## remove what was built, and the virtual environment
 	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY) $(FUSE_LIBRARY) $(SPDK_LIBRARY)
 
@@ -180,6 +189,14 @@ build/bench/.stamp: pyproject.toml .venv/.stamp
 	@build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]' $(PACKAGES)
 	@if pkg-config --exists opencv4 libturbojpeg; then \
 	    build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check $(FFCV) || echo "FFCV does not compile here"; fi
+	@touch $@
+
+# The compiler of the wheels, and the tools that check them.
+build/release/.stamp: pyproject.toml .venv/.stamp
+	$(call apt,$(APT_RELEASE))
+	@echo "Installing the tools of a release into build/release/venv"
+	@[ -x build/release/venv/bin/python ] || $(PYTHON) -m venv build/release/venv
+	@build/release/venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
 	@touch $@
 
 # The kernel that the tests run in QEMU. Without it they are skipped, and CI fails.
