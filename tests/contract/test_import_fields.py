@@ -22,7 +22,7 @@ import pytest
 
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume import Volume
-from tests.contract.importing import frame
+from tests.contract.importing import example_messages, frame
 
 COUNT = 5
 TEXTS = ["", "nul \0 inside", "größer 大きい 🌍", "line\nbreak", "plain"]
@@ -96,7 +96,7 @@ def webdataset(folder: Path) -> Written:
 
 
 def tfrecord(folder: Path) -> Written:
-    pb = pytest.importorskip("tfrecord.example_pb2")
+    pb = example_messages()
     records = []
     for row in range(COUNT):
         example = pb.Example()

@@ -15,12 +15,12 @@ from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, FormatError, UsageError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume import Volume
-from tests.contract.importing import frame
+from tests.contract.importing import example_messages, frame
 
 
 def write_examples(folder: Path, *records: dict[str, Any]) -> Path:
     """A TFRecord file of Examples, whose features are lists."""
-    pb = pytest.importorskip("tfrecord.example_pb2")
+    pb = example_messages()
     frames = []
     for record in records:
         example = pb.Example()
