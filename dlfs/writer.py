@@ -157,6 +157,10 @@ class DatasetWriter:
         size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
         return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
 
+    def __contains__(self, path: object) -> bool:
+        """Return True if a sample of this path was added, or is in the version appended to."""
+        return path in self._stage.path_set or path in self._directory
+
     def _carry_over(self, previous: PreviousVersion) -> None:
         paths, lengths = previous.paths, previous.lengths
         self._directory.add_many(paths, previous.addresses, lengths, previous.crcs)
@@ -197,7 +201,7 @@ class DatasetWriter:
         """
         self._check_open()
         raw = path_bytes(path)
-        if raw in self._stage.path_set or raw in self._directory:
+        if raw in self:
             raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
         if isinstance(data, Mapping):
             array, columns = self._encode_fields(raw, data)

@@ -85,6 +85,13 @@ class AttributedSource(Source):
             self.skipped.update(rule.skipped)
         self.empty_directories = self._source.empty_directories
 
+    def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
+        """Leave out samples of the wrapped source; see ``Source.leave_out``."""
+        count = self._source.leave_out(is_known)
+        self.sample_count = self._source.sample_count
+        self.sample_bytes = self._source.sample_bytes
+        return count
+
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks with the attributes of all rules; see ``Source.blocks``."""
         with closing(self._source.blocks(layout=layout, seed=seed)) as blocks:

@@ -16,7 +16,7 @@ import errno
 import os
 from abc import abstractmethod
 from array import array
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,20 @@ class FilesSource(Source):
             self.close()
             raise
         self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
-        self.sample_count = len(self._sizes)
-        self.sample_bytes = int(self._sizes.sum())
+        self._choose(np.arange(len(self._sizes), dtype=np.uint64))
+
+    def _choose(self, indices: npt.NDArray[np.uint64]) -> None:
+        """Read only some files of the table."""
+        self._chosen = indices
+        self.sample_count = len(indices)
+        self.sample_bytes = int(self._sizes[indices].sum())
+
+    def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
+        """Do not read the files of samples that the dataset has; see ``Source.leave_out``."""
+        before = self._chosen
+        known = np.fromiter(map(is_known, self._sample_paths(before)), np.bool_, len(before))
+        self._choose(before[~known])
+        return int(known.sum())
 
     @abstractmethod
     def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -113,15 +125,20 @@ class FilesSource(Source):
             DeviceError: a file cannot be read, or has changed since the first stat.
         """
         return indexed_blocks(
-            self._sizes, self._read, layout=layout, seed=seed, buffer_bytes=self.buffer_bytes
+            self._sizes[self._chosen],
+            self._read,
+            layout=layout,
+            seed=seed,
+            buffer_bytes=self.buffer_bytes,
         )
 
     def _read(
         self,
-        indices: npt.NDArray[np.uint64],
+        numbers: npt.NDArray[np.uint64],
         offsets: npt.NDArray[np.int64],
         buffer: npt.NDArray[np.uint8],
     ) -> SampleBlock:
+        indices = self._chosen[numbers]
         table, in_order = self._table, np.argsort(indices)
         lengths = self._sizes[indices].astype(np.int64)
         chosen = indices[in_order]

@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from uuid import UUID
 
+import numpy as np
+
 from dlfs.arguments import Layout
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.ingest.patterns import expand
@@ -22,13 +24,18 @@ from dlfs.ingest.registry import AUTO, FORMATS, STDIN, find_format, make_options
 from dlfs.ingest.remote.source import SpooledSource
 from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.remote.urls import is_url
-from dlfs.ingest.source import STDIN_SHOWN, Source
+from dlfs.ingest.source import STDIN_SHOWN, SampleBlock, Source
 from dlfs.store.info import DatasetInfo
 from dlfs.volume import Volume
 from dlfs.wording import join_words
+from dlfs.writer import DatasetWriter
 
 LIST = "list"
 """Format whose files are named by what is in the source, so that they cannot be copied before."""
+
+
+ALREADY_THERE = "sample that the dataset has already"
+"""Reason for which samples are skipped with ``skip_existing``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,8 @@ def import_dataset(
     seed: int = 0,
     uuid: UUID | None = None,
     allow_empty: bool = False,
+    append: bool = False,
+    skip_existing: bool = False,
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
     """Import every sample of a source as a new dataset, or as a new version of one.
@@ -139,18 +148,66 @@ def import_dataset(
         seed: seed of the order of packing, 0..2^64-1.
         uuid: UUID of the new version; random by default.
         allow_empty: make a dataset without samples if the source has none.
+        append: the new version has all samples of the newest version as well; see
+            ``Volume.append``.
+        skip_existing: with ``append``, leave out samples whose path the newest version has; files
+            of a folder are not even read. If no sample is new, no version is made, and the report
+            describes the newest one.
         progress: called after each block, and once at the start.
 
     Raises:
-        NotFoundError: the source has no sample, and ``allow_empty`` is not set.
+        NotFoundError: the source has no sample, and ``allow_empty`` is not set; or there is no
+            dataset to append to.
+        ExistsError: two samples have one path.
         SpaceError: the volume has too little free space.
         LockedError: another writer holds the volume's lock.
         DlfsError: the source or the volume failed. The volume is as it was.
     """
     if source.sample_count == 0 and not allow_empty:
         raise _no_samples(source)
-    meter = Meter(progress, source.sample_count, source.sample_bytes)
-    writer = volume.writer(
+    if skip_existing and not append:
+        raise UsageError("import: expected skip_existing only with append")
+    writer = _open_writer(volume, source, name, layout, seed, uuid, append=append)
+    with writer:
+        known = source.leave_out(writer.__contains__) if skip_existing else 0
+        meter = Meter(progress, source.sample_count, source.sample_bytes)
+        with closing(source.blocks(layout=layout, seed=seed)) as blocks:
+            for block in blocks:
+                new = _without_known(block, writer) if skip_existing else block
+                known += len(block.paths) - len(new.paths)
+                writer.add_batch(
+                    new.paths, new.data, new.offsets, new.lengths, attributes=new.attributes
+                )
+                meter.add(len(new.paths), int(new.lengths.sum()))
+        if known and not meter.samples:
+            writer.abort()
+            info = volume.versions(name)[-1]
+        elif meter.samples or allow_empty:
+            info = writer.seal()
+        else:
+            raise _no_samples(source)
+    source.finish()
+    skipped = {**source.skipped, **({ALREADY_THERE: known} if known else {})}
+    return ImportReport(
+        info, meter.samples, meter.bytes, meter.seconds, skipped, source.empty_directories
+    )
+
+
+def _open_writer(
+    volume: Volume,
+    source: Source,
+    name: str,
+    layout: Layout,
+    seed: int,
+    uuid: UUID | None,
+    *,
+    append: bool,
+) -> DatasetWriter:
+    if append:
+        return volume.append(
+            name, layout=layout, seed=seed, source_shuffled=source.gives_shuffled, uuid=uuid
+        )
+    return volume.writer(
         name,
         layout=layout,
         seed=seed,
@@ -159,18 +216,19 @@ def import_dataset(
         source_shuffled=source.gives_shuffled,
         uuid=uuid,
     )
-    with writer, closing(source.blocks(layout=layout, seed=seed)) as blocks:
-        for block in blocks:
-            writer.add_batch(
-                block.paths, block.data, block.offsets, block.lengths, attributes=block.attributes
-            )
-            meter.add(len(block.paths), int(block.lengths.sum()))
-        if not meter.samples and not allow_empty:
-            raise _no_samples(source)
-        info = writer.seal()
-    source.finish()
-    return ImportReport(
-        info, meter.samples, meter.bytes, meter.seconds, source.skipped, source.empty_directories
+
+
+def _without_known(block: SampleBlock, writer: DatasetWriter) -> SampleBlock:
+    """Return the samples of a block whose paths the dataset does not have."""
+    new = np.array([path not in writer for path in block.paths], np.bool_)
+    if new.all():
+        return block
+    return SampleBlock(
+        [path for path, chosen in zip(block.paths, new.tolist(), strict=True) if chosen],
+        block.data,
+        block.offsets[new],
+        block.lengths[new],
+        {name: values[new] for name, values in block.attributes.items()},
     )
 
 

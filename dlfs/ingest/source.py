@@ -88,6 +88,20 @@ class Source(Protocol):
     buffer_bytes: int = BUFFER_BYTES
     """Size of each of the two buffers of ``read_ahead``, in bytes."""
 
+    def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
+        """Do not read samples that the dataset has already, if the source can avoid it.
+
+        The importer calls this before ``blocks``; it also leaves out what ``blocks`` still yields.
+
+        Args:
+            is_known: returns True for the path of a sample that the dataset has.
+
+        Returns:
+            The number of samples that ``blocks`` will not yield.
+        """
+        del is_known
+        return 0
+
     @abstractmethod
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield every sample once: in an order drawn from the seed, or in path order.

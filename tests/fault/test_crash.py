@@ -108,24 +108,32 @@ def prepare_two(volume):
     write(volume, "other", SECOND)
 
 
-def prepare_removed(volume):
-    write(volume, "first", FIRST)
-    write(volume, "other", SECOND)
-    volume.remove("first")
-
-
 def remove_first(volume):
     volume.remove("first")
 
 
-def import_second(volume):
-    write(volume, "second", {**SECOND, b"more": bytes(6000)})
+def append(volume, samples):
+    with volume.append("first") as writer:
+        for path, data in samples.items():
+            writer.add(b"appended/" + path, data)
+
+
+def prepare_shared(volume):
+    prepare_two(volume)
+    append(volume, {b"one": bytes(6000)})
+    append(volume, {b"two": bytes(3000)})
+    volume.remove("first", 1)
+    volume.remove("other")
+
+
+def append_second(volume):
+    append(volume, {**SECOND, b"more": bytes(6000)})
 
 
 CASES = {
     "an import": (prepare_nothing, import_first),
     "a removal": (prepare_two, remove_first),
-    "an import over freed space": (prepare_removed, import_second),
+    "an append over freed space": (prepare_shared, append_second),
 }
 
 

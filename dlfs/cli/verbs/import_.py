@@ -135,6 +135,22 @@ SpoolOption = Annotated[
         "interrupted import goes on with them. By default in the user's cache directory.",
     ),
 ]
+AppendOption = Annotated[
+    bool,
+    typer.Option(
+        "--append",
+        help="Append to the dataset's newest version: the new version has its samples as well, "
+        "without a copy. A path that it has already is an error.",
+    ),
+]
+SkipExistingOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-existing",
+        help="With --append: leave out samples whose path the dataset has. Without new samples "
+        "there is no new version.",
+    ),
+]
 AllowEmptyOption = Annotated[
     bool, typer.Option("--allow-empty", help="Make an empty dataset of a source without samples.")
 ]
@@ -167,12 +183,16 @@ def import_dataset(
     array_dtype: ArrayDtypeOption = None,
     array_shape: ArrayShapeOption = None,
     allow_empty: AllowEmptyOption = False,
+    append: AppendOption = False,
+    skip_existing: SkipExistingOption = False,
     spool: SpoolOption = None,
     json: JsonOption = False,
 ) -> None:
     """Import files as a dataset, completely or not at all. An existing name gets a new version."""
     from dlfs.ingest.importer import import_dataset as run
 
+    if skip_existing and not append:
+        raise UsageError("import: --skip-existing is for --append; give both")
     options = parse_settings(settings or [])
     if links is not None:
         options["links"] = links.value
@@ -203,9 +223,11 @@ def import_dataset(
             layout=layout.value,
             seed=seed,
             allow_empty=allow_empty,
+            append=append,
+            skip_existing=skip_existing,
             progress=bar.show,
         )
-    _report(report, json=json)
+    _report(report, appended=append, json=json)
 
 
 def _open_source(
@@ -248,7 +270,7 @@ def _is_volume(uri: str) -> bool:
     return True
 
 
-def _report(report: ImportReport, *, json: bool) -> None:
+def _report(report: ImportReport, *, appended: bool, json: bool) -> None:
     info = report.dataset
     if json:
         print_json(
@@ -259,8 +281,12 @@ def _report(report: ImportReport, *, json: bool) -> None:
                 "empty_directories": report.empty_directories,
             }
         )
-    note(
-        f"imported {info.name}@{info.version}: {human_samples(info.sample_count)}, "
-        f"{human_rate(report.sample_bytes, report.seconds)}"
-    )
+    shown, rate = f"{info.name}@{info.version}", human_rate(report.sample_bytes, report.seconds)
+    if not appended:
+        note(f"imported {shown}: {human_samples(info.sample_count)}, {rate}")
+    elif report.sample_count:
+        new, total = human_samples(report.sample_count), human_samples(info.sample_count)
+        note(f"appended {new}, {rate}: {shown} has {total}")
+    else:
+        note(f"nothing to append: {shown} has {human_samples(info.sample_count)}")
     note_left_out(report.skipped, report.empty_directories)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 
 from dlfs.arguments import Layout
@@ -31,6 +31,13 @@ class SpooledSource(Source):
     def _take_counts(self) -> None:
         self.skipped = Counter(self._source.skipped)
         self.empty_directories = self._source.empty_directories
+
+    def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
+        """Leave out samples of the wrapped source; see ``Source.leave_out``."""
+        count = self._source.leave_out(is_known)
+        self.sample_count = self._source.sample_count
+        self.sample_bytes = self._source.sample_bytes
+        return count
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks; see ``Source.blocks``."""

@@ -133,6 +133,26 @@ def test_import_and_export_a_folder(run, volume, samples, tmp_path) -> None:
     assert run("export", volume, "tree", tmp_path / "out", "--force").code == 0
 
 
+def test_import_appends_what_is_new(run, volume, samples, tmp_path) -> None:
+    make_tree(tmp_path / "source", samples)
+    command = ["import", tmp_path / "source", volume, "--name", "tree"]
+    assert run(*command, "--append").code == 3
+    assert run(*command, "--skip-existing").code == 2
+    assert run(*command).code == 0
+    make_tree(tmp_path / "source", {b"new/1": b"1", b"new/2": b"2"})
+    assert "it was added already" in run(*command, "--append").err
+    done = run(*command, "--append", "--skip-existing", "--json")
+    assert "appended 2 samples" in done.err
+    assert "tree@2 has 8 samples" in done.err
+    assert done.json["skipped"] == {"sample that the dataset has already": 6}
+    assert (
+        "nothing to append: tree@2 has 8 samples"
+        in run(*command, "--append", "--skip-existing").err
+    )
+    assert run("export", volume, "tree", tmp_path / "out").code == 0
+    assert read_tree(tmp_path / "out") == {**samples, b"new/1": b"1", b"new/2": b"2"}
+
+
 def test_import_archives_as_a_new_version(run, volume, tmp_path) -> None:
     for number in range(2):
         (tmp_path / "file").write_bytes(b"%d" % number)

@@ -7,6 +7,7 @@ import io
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -215,3 +216,52 @@ def test_progress_knows_its_rate() -> None:
     assert (progress.bytes_per_second, progress.seconds_left) == (50.0, 6.0)
     assert Progress(1, None, 100, None, 2.0).seconds_left is None
     assert Progress(0, 4, 0, 400, 0.0).seconds_left is None
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_a_source_that_grew_is_appended(volume: Volume, folder: Path, kind: str) -> None:
+    def source() -> FolderSource | TarSource:
+        if kind == "folder":
+            return FolderSource(folder)
+        with tarfile.open(folder.parent / "all.tar", "w") as archive:
+            archive.add(folder, ".")
+        return TarSource([str(folder.parent / "all.tar")])
+
+    with closing(source()) as first:
+        import_dataset(volume, first, "a")
+    (folder / "d0" / "new").write_bytes(b"new")
+    (folder / "d1" / "000").write_bytes(b"other")
+    with closing(source()) as grown, pytest.raises(ExistsError):
+        import_dataset(volume, grown, "a", append=True)
+    with closing(source()) as grown:
+        report = import_dataset(volume, grown, "a", append=True, skip_existing=True)
+    assert (report.sample_count, report.sample_bytes) == (2, 8)
+    assert report.skipped["sample that the dataset has already"] == len(FILES)
+    assert (report.dataset.version, report.dataset.sample_count) == (2, len(FILES) + 2)
+    with volume["a"] as dataset:
+        assert dataset.get("d0/new") == b"new"
+        assert dataset.get("d1/000") == b"other"
+        assert all(dataset.get(path) == data for path, data in FILES.items())
+    free = volume.free_bytes
+    with closing(source()) as same:
+        report = import_dataset(volume, same, "a", append=True, skip_existing=True)
+    assert (report.sample_count, report.dataset.version) == (0, 2)
+    assert ([info.version for info in volume.versions("a")], volume.free_bytes) == ([1, 2], free)
+
+
+def test_files_that_the_dataset_has_are_not_read(volume: Volume, folder: Path) -> None:
+    with closing(FolderSource(folder)) as source:
+        import_dataset(volume, source, "a")
+    with closing(FolderSource(folder)) as source:
+        for name in FILES:
+            (folder / name).write_bytes(b"changed after the source was opened")
+        (folder / "late").write_bytes(b"not in the source")
+        import_dataset(volume, source, "a", append=True, skip_existing=True)
+
+
+def test_there_must_be_a_dataset_to_append_to(volume: Volume, folder: Path) -> None:
+    with closing(FolderSource(folder)) as source:
+        with pytest.raises(NotFoundError, match="'a'"):
+            import_dataset(volume, source, "a", append=True)
+        with pytest.raises(UsageError, match="skip_existing only with append"):
+            import_dataset(volume, source, "a", skip_existing=True)
