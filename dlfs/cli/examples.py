@@ -23,7 +23,7 @@ EXAMPLES = {
         "dlfs import photos photos.img --name photos",
         "dlfs import 'train-{000..099}.tar' photos.img -n train",
         "dlfs import cats dogs photos.img -n pets",
-        "dlfs import photos photos.img -n photos --append --skip-existing",
+        "dlfs import new photos.img -n photos --append",
         "tar c photos | dlfs import - photos.img -n photos",
         "dlfs import x.h5 photos.img -n x --option select=x",
         "dlfs import --formats",

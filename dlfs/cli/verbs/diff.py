@@ -24,7 +24,6 @@ from dlfs.cli.output import (
     show_text,
     write_bytes,
 )
-from dlfs.comparison import PAGE_SAMPLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -155,6 +154,8 @@ def _two_sided(a: Dataset, b: Dataset, indices: NDArray[Any], kind: str) -> Iter
 
 def _paths(dataset: Dataset, page: NDArray[Any]) -> list[bytes]:
     """Return the paths of rising indices; all between them are looked up if these are few."""
+    from dlfs.comparison import PAGE_SAMPLES
+
     first, last = int(page[0]), int(page[-1])
     if last - first >= 4 * PAGE_SAMPLES:
         return [dataset.path(index) for index in page.tolist()]
@@ -163,6 +164,8 @@ def _paths(dataset: Dataset, page: NDArray[Any]) -> list[bytes]:
 
 
 def _pages(indices: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    from dlfs.comparison import PAGE_SAMPLES
+
     for first in range(0, len(indices), PAGE_SAMPLES):
         yield indices[first : first + PAGE_SAMPLES]
 

@@ -191,16 +191,12 @@ def import_dataset(
     """Import files as a dataset, completely or not at all. An existing name gets a new version."""
     from dlfs.ingest.importer import import_dataset as run
 
-    if skip_existing and not append:
-        raise UsageError("import: --skip-existing is for --append; give both")
     options = parse_settings(settings or [])
     if links is not None:
         options["links"] = links.value
     if prefix_shards:
         options["prefix_shards"] = True
-    if len(arguments) < 2:
-        raise UsageError("import: expected a source and a volume, got only one of them")
-    new_dataset_name(name)  # before a long walk over the source
+    _check(arguments, name, append=append, skip_existing=skip_existing)
     *sources, uri = arguments
     with (
         _open_last(sources, uri) as volume,
@@ -228,6 +224,15 @@ def import_dataset(
             progress=bar.show,
         )
     _report(report, appended=append, json=json)
+
+
+def _check(arguments: list[str], name: str, *, append: bool, skip_existing: bool) -> None:
+    """Check arguments before a long walk over the source."""
+    if len(arguments) < 2:
+        raise UsageError("import: expected a source and a volume, got only one of them")
+    if skip_existing and not append:
+        raise UsageError("import: --skip-existing is for --append; give both")
+    new_dataset_name(name)
 
 
 def _open_source(
