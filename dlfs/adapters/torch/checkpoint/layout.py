@@ -57,7 +57,7 @@ class Piece(NamedTuple):
     crc32c: int
     """CRC32C of the bytes."""
     digest: bytes
-    """SHA-256 of the bytes."""
+    """SHA-256 of the bytes if a save has shared them already, else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""Writes one rank's part of a checkpoint: pieces of its tensors, hashed, shared or written.
+"""Writes one rank's part of a checkpoint: pieces of its tensors, shared or written.
 
 The bytes of each item are cut into pieces. A piece is compared with the one at the same place in
-the last checkpoint. If their CRC32C differ, it has changed; if not, SHA-256 decides. An equal piece
-becomes a reference to the earlier dataset. All others go to a new version of the checkpoint's
-``:shards`` dataset, from the tensor's memory to the writer's windows in one copy. Threads compute
-SHA-256 meanwhile, for the next save.
+the last checkpoint. If their CRC32C differ, it has changed. If not, the stored piece is read and
+compared. An equal piece becomes a reference to the earlier dataset, with its SHA-256, by which the
+next saves compare it. All others go to a new version of the checkpoint's ``:shards`` dataset, from
+the tensor's memory to the writer's windows in one copy. Bytes that change with every save are
+therefore never hashed.
 
 A reference keeps a whole earlier dataset on the volume. Pieces that need less than half of such a
 dataset are therefore written once more, to a version of their own: they did not change since the
@@ -14,15 +15,15 @@ One process at a time can write to a volume. The ranks of a job write one after 
 locks the volume with its first new piece, and seals its dataset after its last one. The device is
 therefore busy the whole time but for the commit of each rank.
 
-Threads: the caller's, and ``HASH_THREADS`` for SHA-256.
+Threads: one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +35,8 @@ import dlfs
 from dlfs._native.checksums import crc32c
 from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, Piece
-from dlfs.errors import SpaceError
+from dlfs.errors import ChecksumError, DeviceError, SpaceError
 from dlfs.units import MIB, format_bytes
-
-HASH_THREADS = 2
-"""Threads of each rank that compute SHA-256."""
-
-COPIES_BYTES_MAX = 256 * MIB
-"""Most bytes of copied tensors, such as those of a GPU, that wait to be written, in bytes."""
 
 SMALL_BYTES = 1 * MIB
 """Pieces below this length are added to the dataset together, in bytes."""
@@ -52,6 +47,8 @@ SMALL_BATCH_BYTES = 8 * MIB
 SHARED_MIN = 0.5
 """Smallest part of an earlier dataset that is worth a reference to it."""
 
+_log = logging.getLogger("dlfs.checkpoint")
+
 Bytes = NDArray[np.uint8]
 
 
@@ -61,64 +58,22 @@ class Item:
 
     Attributes:
         key: identity of the item for the caller.
-        load: returns its bytes, ``uint8[n_bytes]``, and how many of them had to be copied.
+        load: returns its bytes, ``uint8[n_bytes]``.
     """
 
     key: Any
-    load: Callable[[], tuple[Bytes, int]]
+    load: Callable[[], Bytes]
 
 
-def tensor_bytes(tensor: Any) -> tuple[Bytes, int]:
-    """Return a tensor's elements in row-major order, and the bytes that had to be copied.
+def tensor_bytes(tensor: Any) -> Bytes:
+    """Return a tensor's elements in row-major order; its own memory if they lie there like that.
 
     Args:
         tensor: a dense tensor of any device, type and strides.
     """
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     data: Bytes = dense.reshape(-1).view(torch.uint8).numpy()
-    shared = tensor.device.type == "cpu" and dense.data_ptr() == tensor.data_ptr()
-    return data, 0 if shared else data.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A piece whose SHA-256 is being computed.
-
-    Attributes:
-        item: item of the piece.
-        start: offset of the piece in the item, in bytes.
-        data: bytes of the piece.
-        copied_bytes: bytes that had to be copied.
-        digest: its SHA-256, once it is known.
-    """
-
-    item: Item
-    start: int
-    data: Bytes
-    copied_bytes: int
-    digest: Future[bytes]
-
-
-def _digest(data: Bytes) -> bytes:
-    return hashlib.sha256(data.data).digest()
-
-
-def _cut_ahead(items: Iterable[Item], pool: ThreadPoolExecutor) -> Iterator[_Cut]:
-    """Cut items into pieces and start their SHA-256; only copied bytes are bounded."""
-    waiting: deque[_Cut] = deque()
-    copied_bytes = 0
-    for item in items:
-        data, copied = item.load()
-        for start in range(0, max(data.nbytes, 1), PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES]
-            own = piece.nbytes if copied else 0
-            waiting.append(_Cut(item, start, piece, own, pool.submit(_digest, piece)))
-            copied_bytes += own
-        while copied_bytes > COPIES_BYTES_MAX:
-            copied_bytes -= waiting[0].copied_bytes
-            yield waiting.popleft()
-    while waiting:
-        yield waiting.popleft()
+    return data
 
 
 class _ShardsVersion:
@@ -202,6 +157,8 @@ class ShardWriter:
         self._dataset = dataset
         self._known = known
         self._timeout_s = timeout_s
+        self._sources: dict[str, dlfs.Dataset] = {}
+        """Earlier datasets that are open for comparisons."""
         self._found: dict[Any, list[Piece]] = {}
         self._shared: list[tuple[Item, int, Piece]] = []
         """Item, offset in it, and earlier location of each piece of the last checkpoint."""
@@ -222,45 +179,59 @@ class ShardWriter:
                 f"save to dataset {self._dataset!r} of {self._volume.uri}, which has "
                 f"{format_bytes(self._volume.free_bytes)} free: {error}"
             ) from error
+        finally:
+            for dataset in self._sources.values():
+                dataset.close()
         return {key: tuple(pieces) for key, pieces in self._found.items()}
 
     def _write_new(self, items: Iterable[Item]) -> None:
         """Write all pieces that the last checkpoint does not have."""
         version = _ShardsVersion(self._volume, self._dataset, self._timeout_s)
-        pool = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="dlfs-hash")
-        digests: list[tuple[list[Piece], int, Future[bytes]]] = []
         try:
-            for cut in _cut_ahead(items, pool):
-                pieces = self._found.setdefault(cut.item.key, [])
-                crc = crc32c(cut.data.data)
-                piece = self._unchanged(cut, crc)
-                if piece is not None:
-                    self._shared.append((cut.item, cut.start, piece))
-                else:
-                    piece = version.append(cut.data, crc)
-                    digests.append((pieces, len(pieces), cut.digest))
-                pieces.append(piece)
+            for item in items:
+                data = item.load()
+                pieces = self._found.setdefault(item.key, [])
+                for start in range(0, max(data.nbytes, 1), PIECE_BYTES):
+                    part = data[start : start + PIECE_BYTES]
+                    crc = crc32c(part.data)
+                    piece = self._find_equal(item.key, len(pieces), part, crc)
+                    if piece is not None:
+                        self._shared.append((item, start, piece))
+                    else:
+                        piece = version.append(part, crc)
+                    pieces.append(piece)
             version.seal()
-            for pieces, number, digest in digests:
-                pieces[number] = pieces[number]._replace(digest=digest.result())
         finally:
-            pool.shutdown(cancel_futures=True)
             version.abort()
 
-    def _unchanged(self, cut: _Cut, crc: int) -> Piece | None:
-        """Return the piece of the last checkpoint that has the same bytes at the same place."""
-        known = self._known.get(cut.item.key, ())
-        number = cut.start // PIECE_BYTES
+    def _find_equal(self, key: Any, number: int, data: Bytes, crc: int) -> Piece | None:
+        """Return the piece of the last checkpoint at the same place, if it has the same bytes."""
+        known = self._known.get(key, ())
         if number >= len(known):
             return None
         piece = known[number]
-        if (piece.length_bytes, piece.crc32c) != (cut.data.nbytes, crc):
+        if (piece.length_bytes, piece.crc32c) != (data.nbytes, crc):
             return None
-        return piece if piece.digest == cut.digest.result() else None
+        digest = hashlib.sha256(data.data).digest()
+        if piece.digest:
+            return piece if piece.digest == digest else None
+        return piece._replace(digest=digest) if self._stored_equals(piece, data) else None
+
+    def _stored_equals(self, piece: Piece, data: Bytes) -> bool:
+        """Read a stored piece and compare it; a damaged one is not equal, and is thus replaced."""
+        if piece.source not in self._sources:
+            self._sources[piece.source] = self._volume.dataset(piece.source)
+        stored = np.empty(piece.length_bytes, np.uint8)
+        try:
+            self._sources[piece.source].read_into(piece.sample, stored.data)
+        except (ChecksumError, DeviceError) as error:
+            _log.warning("a shard cannot be shared and is written again: %s", error)
+            return False
+        return np.array_equal(stored, data)
 
     def _rewrite_scattered(self) -> None:
         """Write shared pieces again that would keep too much of an earlier dataset."""
-        stored = {f"{i.name}@{i.version}": i.sample_bytes for i in self._volume.datasets()}
+        sizes = {f"{i.name}@{i.version}": i.sample_bytes for i in self._volume.datasets()}
         needed: Counter[str] = Counter()
         for piece in {piece for _, _, piece in self._shared}:
             needed[piece.source] += piece.length_bytes
@@ -268,10 +239,10 @@ class ShardWriter:
         moved: dict[Piece, Piece] = {}
         try:
             for item, start, piece in self._shared:
-                if needed[piece.source] >= SHARED_MIN * stored.get(piece.source, 0):
+                if needed[piece.source] >= SHARED_MIN * sizes.get(piece.source, 0):
                     continue
                 if piece not in moved:
-                    data = item.load()[0][start : start + PIECE_BYTES]
+                    data = item.load()[start : start + PIECE_BYTES]
                     moved[piece] = version.append(data, piece.crc32c)._replace(digest=piece.digest)
                 self._found[item.key][start // PIECE_BYTES] = moved[piece]
             version.seal()

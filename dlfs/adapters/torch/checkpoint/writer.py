@@ -253,11 +253,10 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 def _item(item: Any, planner: Any) -> Item:
     """Return an item of a plan for the ``ShardWriter``."""
 
-    def load() -> tuple[Any, int]:
+    def load() -> Any:
         data = planner.resolve_data(item)
-        if item.type != WriteItemType.BYTE_IO:
-            return tensor_bytes(data)
-        content = np.frombuffer(data.getbuffer(), np.uint8)
-        return content, content.nbytes
+        if item.type == WriteItemType.BYTE_IO:
+            return np.frombuffer(data.getbuffer(), np.uint8)
+        return tensor_bytes(data)
 
     return Item(item.index, load)
