@@ -15,15 +15,16 @@ One process at a time can write to a volume. The ranks of a job write one after 
 locks the volume with its first new piece, and seals its dataset after its last one. The device is
 therefore busy the whole time but for the commit of each rank.
 
-Threads: one.
+Threads: the caller's, and one that computes CRC32C ahead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,9 @@ from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, Piece
 from dlfs.errors import ChecksumError, DeviceError, SpaceError
 from dlfs.units import MIB, format_bytes
+
+PIECES_AHEAD = 8
+"""Pieces whose CRC32C is computed ahead of the writer."""
 
 SMALL_BYTES = 1 * MIB
 """Pieces below this length are added to the dataset together, in bytes."""
@@ -74,6 +78,21 @@ def tensor_bytes(tensor: Any) -> Bytes:
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     data: Bytes = dense.reshape(-1).view(torch.uint8).numpy()
     return data
+
+
+def _cut(
+    items: Iterable[Item], pool: ThreadPoolExecutor
+) -> Iterator[tuple[Item, int, Bytes, Future[int]]]:
+    """Yield the pieces of items: item, offset in it, bytes, and CRC32C, which is computed ahead."""
+    ahead: deque[tuple[Item, int, Bytes, Future[int]]] = deque()
+    for item in items:
+        data = item.load()
+        for start in range(0, max(data.nbytes, 1), PIECE_BYTES):
+            part = data[start : start + PIECE_BYTES]
+            ahead.append((item, start, part, pool.submit(crc32c, part.data)))
+            if len(ahead) > PIECES_AHEAD:
+                yield ahead.popleft()
+    yield from ahead
 
 
 class _ShardsVersion:
@@ -187,21 +206,19 @@ class ShardWriter:
     def _write_new(self, items: Iterable[Item]) -> None:
         """Write all pieces that the last checkpoint does not have."""
         version = _ShardsVersion(self._volume, self._dataset, self._timeout_s)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="dlfs-crc")
         try:
-            for item in items:
-                data = item.load()
+            for item, start, data, crc in _cut(items, pool):
                 pieces = self._found.setdefault(item.key, [])
-                for start in range(0, max(data.nbytes, 1), PIECE_BYTES):
-                    part = data[start : start + PIECE_BYTES]
-                    crc = crc32c(part.data)
-                    piece = self._find_equal(item.key, len(pieces), part, crc)
-                    if piece is not None:
-                        self._shared.append((item, start, piece))
-                    else:
-                        piece = version.append(part, crc)
-                    pieces.append(piece)
+                piece = self._find_equal(item.key, len(pieces), data, crc.result())
+                if piece is not None:
+                    self._shared.append((item, start, piece))
+                else:
+                    piece = version.append(data, crc.result())
+                pieces.append(piece)
             version.seal()
         finally:
+            pool.shutdown(cancel_futures=True)
             version.abort()
 
     def _find_equal(self, key: Any, number: int, data: Bytes, crc: int) -> Piece | None:
