@@ -111,7 +111,7 @@ def load_directory(
     header = aligned_buffer(DIRECTORY_BLOCK_BYTES, DIRECTORY_BLOCK_BYTES)
     read_into(0, header.data)
     readers = (read_into, *others)
-    loader = _Loader(root, _key(identity, header), identity.label, sizes, readers, wait_s)
+    loader = _Loader(root, _key(identity, header), identity, sizes, readers, wait_s)
     try:
         directory = FrozenDirectory(
             loader.load_entries(),
@@ -120,7 +120,7 @@ def load_directory(
             release=loader.release,
             descriptors=loader.descriptors,
         )
-        _check_identity(directory, identity, sizes)
+        _check_identity(directory.native, identity, sizes)  # another process may have read it
     except BaseException:
         loader.release()
         raise
@@ -133,7 +133,7 @@ class _Loader:
 
     root: Path | None
     key: str
-    label: str
+    identity: DirectoryIdentity
     sizes: DirectorySizes
     readers: Sequence[ReadInto]
     wait_s: float
@@ -181,9 +181,10 @@ class _Loader:
             raise problem
 
     def _verify(self, entries: NDArray[np.uint8], part: int, memory: NDArray[np.uint8]) -> None:
-        directory = NativeDirectory(entries, label=self.label)
+        directory = NativeDirectory(entries, label=self.identity.label)
         try:
             directory.verify(part, memory)
+            _check_identity(directory, self.identity, self.sizes)
         finally:
             directory.close()
 
@@ -194,9 +195,9 @@ def _key(identity: DirectoryIdentity, header: NDArray[np.uint8]) -> str:
 
 
 def _check_identity(
-    directory: FrozenDirectory, identity: DirectoryIdentity, sizes: DirectorySizes
+    directory: NativeDirectory, identity: DirectoryIdentity, sizes: DirectorySizes
 ) -> None:
-    got = directory.dataset_uuid, directory.native.names_bytes
+    got = UUID(bytes=directory.dataset_uuid), directory.names_bytes
     if got != (identity.dataset_uuid, sizes.names_bytes):
         raise FormatError(
             f"open {identity.label}: expected the dataset {identity.dataset_uuid} with "

@@ -1,11 +1,13 @@
-"""Reads a whole directory segment and verifies its checksums, from the first copies that are right.
+"""Reads a whole directory segment and verifies it, from the first copies that are right.
 
-The checksums cover every byte of the segment and the storage order of its samples.
+The checksums cover every byte of the segment and the storage order of its samples. The UUID tells a
+directory from that of another dataset which had the same chunks: a stale member still has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +47,12 @@ def read_segment(
 
 def _verify(memory: NDArray[np.uint8], record: DatasetRecord) -> None:
     entries = memory[: record.entries_bytes]
-    directory = NativeDirectory(entries, label=f"the directory of {record.uuid}")
+    label = f"the directory of {record.uuid}"
+    directory = NativeDirectory(entries, label=label)
     try:
+        found = UUID(bytes=directory.dataset_uuid)
+        if found != record.uuid:
+            raise FormatError(f"{label}: expected this dataset UUID, got {found}")
         directory.verify(0, entries)
         directory.verify(1, memory[record.entries_bytes :][: record.names_bytes])
     finally:

@@ -4,6 +4,9 @@ The free map of generation G is all chunks that the catalog of G does not use. C
 generation G + 1 frees are not in it until G + 1 is durable, when the writer makes a new map from
 the new catalog. A chunk that a sealed generation refers to is therefore never allocated.
 
+Data is allocated from the lowest numbers, directories and catalogs from the highest. So samples
+that are appended to a dataset mostly follow its other samples in one run of chunks.
+
 Plain values without I/O.
 """
 
@@ -91,7 +94,9 @@ class FreeSpace:
         return self._cut(0, min(available, self._runs[0].chunk_count))
 
     def take_all(self, count: int, *, runs_max: int | None = None) -> list[ChunkRun]:
-        """Allocate ``count`` chunks: in one run if one is long enough, else in the longest runs.
+        """Allocate ``count`` chunks with the highest numbers that are one run.
+
+        If no run is long enough, the longest runs are allocated.
 
         Args:
             count: number of chunks, >= 0.
@@ -100,9 +105,12 @@ class FreeSpace:
         Raises:
             SpaceError: too few chunks are free, or in too many runs; nothing is allocated.
         """
-        fitting = next((i for i, run in enumerate(self._runs) if run.chunk_count >= count), None)
-        if count and fitting is not None:
-            return [self._cut(fitting, count)]
+        if not count:
+            return []
+        places = range(len(self._runs) - 1, -1, -1)
+        fitting = next((i for i in places if self._runs[i].chunk_count >= count), None)
+        if fitting is not None:
+            return [self._cut_end(fitting, count)]
         longest = sorted(self._runs, key=lambda run: -run.chunk_count)[:runs_max]
         if count_chunks(longest) < count:
             raise SpaceError(
@@ -128,3 +136,10 @@ class FreeSpace:
         if run.chunk_count > count:
             self._runs.add(ChunkRun(run.first_chunk + count, run.chunk_count - count))
         return ChunkRun(run.first_chunk, count)
+
+    def _cut_end(self, position: int, count: int) -> ChunkRun:
+        run = self._runs.pop(position)
+        self._free -= count
+        if run.chunk_count > count:
+            self._runs.add(ChunkRun(run.first_chunk, run.chunk_count - count))
+        return ChunkRun(run.end_chunk - count, count)

@@ -532,3 +532,26 @@ def test_a_record_of_another_volume_is_no_leave(uris: list[str], tmp_path: Path)
     Path(uris[1]).unlink()
     with pytest.raises(dlfs.ExistsError):
         dlfs.repair(uris, replacements={1: str(new)})
+
+
+def test_an_intact_directory_of_another_dataset_is_replaced(uris: list[str]) -> None:
+    """A member that missed commits has an older dataset's directory in the same chunks."""
+    fill(uris, "other")
+    generation = load(uris)
+    runs = {record.name: record.directory_runs for record in generation.catalog.datasets}
+    spaces = [DataSpace(generation.geometry, runs[name]) for name in (b"other", b"data")]
+    assert spaces[0].size_bytes == spaces[1].size_bytes
+    chunk_bytes = generation.geometry.chunk_bytes
+    for address in range(0, spaces[0].size_bytes, chunk_bytes):
+        (source, start), (target, offset) = (space.resolve(address) for space in spaces)
+        chunk = Path(generation.devices[source].uri).read_bytes()[start : start + chunk_bytes]
+        with open(generation.devices[target].uri, "r+b") as file:
+            file.seek(offset)
+            file.write(chunk)
+    with dlfs.open(uris) as volume:
+        assert {(f.kind, f.dataset) for f in volume.verify()} == {("directory", "data")}
+    dlfs.repair(uris)
+    with dlfs.open(uris) as volume:
+        assert list(volume.verify()) == []
+        volume.remove("other")
+    check_whole(uris)

@@ -42,7 +42,15 @@ def test_take_leaves_the_reserve():
 
 def test_take_all_prefers_one_run():
     space = FreeSpace([ChunkRun(0, 2), ChunkRun(5, 8)])
-    assert space.take_all(3) == [ChunkRun(5, 3)]
+    assert space.take_all(3) == [ChunkRun(10, 3)]
+    assert space.runs() == [ChunkRun(0, 2), ChunkRun(5, 5)]
+
+
+def test_data_and_directories_come_from_opposite_ends():
+    space = FreeSpace([ChunkRun(0, 2), ChunkRun(5, 8)])
+    assert (space.take(4), space.take(4)) == (ChunkRun(0, 2), ChunkRun(5, 4))
+    assert (space.take_all(2), space.take_all(2)) == ([ChunkRun(11, 2)], [ChunkRun(9, 2)])
+    assert (space.take_all(0), space.chunk_count) == ([], 0)
 
 
 def test_take_all_gathers_the_longest_runs():
