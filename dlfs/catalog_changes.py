@@ -96,8 +96,9 @@ class CatalogChanges(ABC):
         with self._transaction(f"dlfs pruning dataset {requested}") as transaction:
             records = transaction.base.catalog.datasets
             doomed = [record for record in records if record.name == requested.name][:-count]
+            uuids = {record.uuid for record in doomed}
             if doomed:
-                transaction.commit([record for record in records if record not in doomed])
+                transaction.commit([record for record in records if record.uuid not in uuids])
         self.refresh()
         return [describe_dataset(record, transaction.geometry) for record in doomed]
 

@@ -106,8 +106,12 @@ class DatasetWriter:
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
         on_end: called once with the new generation, or with None after an abort.
 
+    Attributes:
+        previous: samples of an earlier version that the new one has as well; None without.
+
     Raises:
         SpaceError: the expected samples do not fit.
+        ExistsError: a dataset has the UUID.
 
     Threads: one at a time.
     """
@@ -129,6 +133,10 @@ class DatasetWriter:
         self._on_end = on_end
         self.description = description
         self.uuid: UUID = uuid or uuid4()
+        if any(record.uuid == self.uuid for record in transaction.base.catalog.datasets):
+            name = display(description.name)
+            raise ExistsError(f"write the dataset {name!r}: a dataset has the UUID {self.uuid}")
+        self.previous = previous
         self._encoder = None if fields is None else self._declare(fields)
         self._has_bytes = False  # samples of bytes were added
         self._directory = DirectoryBuilder()
@@ -156,10 +164,6 @@ class DatasetWriter:
         name, version = display(self.description.name), self.description.version
         size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
         return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
-
-    def __contains__(self, path: object) -> bool:
-        """Return True if a sample of this path was added, or is in the version appended to."""
-        return path in self._stage.path_set or path in self._directory
 
     def _carry_over(self, previous: PreviousVersion) -> None:
         paths, lengths = previous.paths, previous.lengths
@@ -201,7 +205,7 @@ class DatasetWriter:
         """
         self._check_open()
         raw = path_bytes(path)
-        if raw in self:
+        if raw in self._stage.path_set or raw in self._directory:
             raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
         if isinstance(data, Mapping):
             array, columns = self._encode_fields(raw, data)

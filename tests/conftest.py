@@ -69,7 +69,7 @@ def _lacks_torch() -> str | None:
 
 def _lacks_frameworks() -> str | None:
     packages = ("accelerate", "ipykernel", "lightning", "nbclient", "torch", "torchdata")
-    packages += ("torchvision", "transformers")
+    packages += ("transformers",)
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"no {', '.join(missing)}" if missing else None
 

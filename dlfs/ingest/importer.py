@@ -7,14 +7,16 @@ After any failure, Ctrl-C included, the writer aborts and the volume stays as it
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlfs.arguments import Layout
 from dlfs.errors import NotFoundError, UsageError
@@ -169,11 +171,15 @@ def import_dataset(
         raise UsageError("import: expected skip_existing only with append")
     writer = _open_writer(volume, source, name, layout, seed, uuid, append=append)
     with writer:
-        known = source.leave_out(writer.__contains__) if skip_existing else 0
+        previous = writer.previous if append else None
+        paths = set(previous.paths) if previous is not None and skip_existing else set()
+        labels = {} if previous is None else _class_labels(previous.columns)
+        known = source.leave_out(paths.__contains__) if paths else 0
         meter = Meter(progress, source.sample_count, source.sample_bytes)
         with closing(source.blocks(layout=layout, seed=seed)) as blocks:
             for block in blocks:
-                new = _without_known(block, writer) if skip_existing else block
+                _check_labels(block, labels, source.name)
+                new = _without_known(block, paths) if paths else block
                 known += len(block.paths) - len(new.paths)
                 writer.add_batch(
                     new.paths, new.data, new.offsets, new.lengths, attributes=new.attributes
@@ -181,6 +187,7 @@ def import_dataset(
                 meter.add(len(new.paths), int(new.lengths.sum()))
         if known and not meter.samples:
             writer.abort()
+            volume.refresh()
             info = volume.versions(name)[-1]
         elif meter.samples or allow_empty:
             info = writer.seal()
@@ -218,9 +225,9 @@ def _open_writer(
     )
 
 
-def _without_known(block: SampleBlock, writer: DatasetWriter) -> SampleBlock:
-    """Return the samples of a block whose paths the dataset does not have."""
-    new = np.array([path not in writer for path in block.paths], np.bool_)
+def _without_known(block: SampleBlock, paths: Set[bytes]) -> SampleBlock:
+    """Return the samples of a block that do not have one of these paths."""
+    new = np.array([path not in paths for path in block.paths], np.bool_)
     if new.all():
         return block
     return SampleBlock(
@@ -230,6 +237,34 @@ def _without_known(block: SampleBlock, writer: DatasetWriter) -> SampleBlock:
         block.lengths[new],
         {name: values[new] for name, values in block.attributes.items()},
     )
+
+
+def _class_labels(columns: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Return the label of each class, if they are numbered as a folder of classes numbers them."""
+    if "class" not in columns or "label" not in columns:
+        return {}
+    pairs = set(zip(columns["class"].tolist(), columns["label"].tolist(), strict=True))
+    labels = dict(pairs)
+    numbered = sorted(labels.values()) == [*range(len(labels))] and len(pairs) == len(labels)
+    return labels if numbered else {}
+
+
+def _check_labels(block: SampleBlock, labels: Mapping[str, int], where: str) -> None:
+    """Check that classes have the labels that they have in the version appended to.
+
+    A folder of classes numbers its own classes, so another folder may number them differently.
+    """
+    columns = block.attributes
+    if not labels or "class" not in columns or "label" not in columns:
+        return
+    classes = {label: name for name, label in labels.items()}
+    for name, label in set(zip(columns["class"].tolist(), columns["label"].tolist(), strict=True)):
+        if labels.get(name, label) != label or classes.get(label, name) != name:
+            raise UsageError(
+                f"import {where}: expected the labels of the version appended to, got {label} for "
+                f"class {name!r}; there it is {labels.get(name, 'none')}, and {label} is "
+                f"{classes.get(label, 'none')!r}: import all classes as a new version"
+            )
 
 
 def _no_samples(source: Source) -> NotFoundError:

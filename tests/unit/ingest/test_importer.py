@@ -17,6 +17,7 @@ import dlfs
 from dlfs.errors import (
     DeviceError,
     ExistsError,
+    FormatError,
     LockedError,
     NotFoundError,
     SpaceError,
@@ -265,3 +266,48 @@ def test_there_must_be_a_dataset_to_append_to(volume: Volume, folder: Path) -> N
             import_dataset(volume, source, "a", append=True)
         with pytest.raises(UsageError, match="skip_existing only with append"):
             import_dataset(volume, source, "a", skip_existing=True)
+
+
+def test_a_path_twice_in_the_appended_source_is_an_error(volume: Volume, folder: Path) -> None:
+    with closing(FolderSource(folder)) as source:
+        import_dataset(volume, source, "a")
+    shards = []
+    for number in range(2):
+        shards.append(str(folder.parent / f"{number}.tar"))
+        with tarfile.open(shards[-1], "w") as archive:
+            archive.add(folder / "d0" / "000\n", "twice")
+    with (
+        closing(open_source(shards, format_name="webdataset")) as source,
+        pytest.raises((ExistsError, FormatError)),
+    ):
+        import_dataset(volume, source, "a", append=True, skip_existing=True)
+
+
+def test_classes_that_are_appended_have_the_labels_they_had(volume: Volume, tmp_path: Path) -> None:
+    def add(root: str, name: str) -> Path:
+        (tmp_path / root / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / root / name).write_bytes(name.encode())
+        return tmp_path / root
+
+    def append(root: Path) -> None:
+        with closing(open_source(root, format_name="imagefolder")) as source:
+            import_dataset(volume, source, "a", append="a" in volume, skip_existing="a" in volume)
+
+    append(add("all", "cat/1"))
+    append(add("all", "dog/1"))
+    with pytest.raises(UsageError, match="0 for class 'dog'; there it is 1, and 0 is 'cat'"):
+        append(add("dogs", "dog/2"))
+    grown = add("all", "cow/1")
+    with pytest.raises(UsageError, match="got 1 for class 'cow'"):
+        append(grown)
+    attributes = volume["a"].attributes
+    assert attributes.column("label").tolist() == [0, 1]
+
+
+def test_a_uuid_is_given_once(volume: Volume) -> None:
+    with volume.writer("a") as writer:
+        writer.add("x", b"x")
+    uuid = volume["a"].uuid
+    for write in (volume.writer, volume.append):
+        with pytest.raises(ExistsError, match=str(uuid)):
+            write("a", uuid=uuid)

@@ -39,14 +39,23 @@ def test_transformers(tmp_path):
     run_framework("Transformers", tmp_path)
 
 
+def torchvision_io():
+    """Return torchvision's decoders; a torchvision for another build of PyTorch has none."""
+    try:
+        return import_module("torchvision.io")
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"no torchvision for this PyTorch: {error}")
+
+
 def test_torchvision(tmp_path):
+    torchvision_io()
     run_framework("torchvision", tmp_path)
 
 
 @pytest.fixture(scope="module")
 def jpeg(tmp_path_factory):
     """A dataset of JPEG images, and the pixels that torchvision decodes."""
-    io = import_module("torchvision.io")
+    io = torchvision_io()
     path = str(tmp_path_factory.mktemp("jpeg") / "volume.img")
     dlfs.format_volume(path, size_bytes=16 * MIB)
     random = torch.Generator().manual_seed(5)
