@@ -30,7 +30,7 @@ import numpy as np
 
 import dlfs
 from dlfs.adapters.locking import when_unlocked
-from dlfs.errors import FormatError, LockedError, NotFoundError, UsageError
+from dlfs.errors import DlfsError, FormatError, LockedError, NotFoundError, UsageError
 from dlfs.units import MIB
 
 PIECE_BYTES = 16 * MIB
@@ -131,6 +131,19 @@ def list_checkpoints(volume: dlfs.Volume, name: str) -> list[Checkpoint]:
     return sorted(found, key=lambda one: one.sequence)
 
 
+def _list_readable(volume: dlfs.Volume, name: str) -> tuple[list[Checkpoint], list[DlfsError]]:
+    """List the checkpoints that can be read, the oldest first, and the errors of the others."""
+    found: list[Checkpoint] = []
+    errors: list[DlfsError] = []
+    for step, info in _newest(volume, name).items():
+        try:
+            found.append(_describe(volume, name, step, info))
+        except DlfsError as error:
+            _log.warning("checkpoint %r of %r cannot be read and is skipped: %s", step, name, error)
+            errors.append(error)
+    return sorted(found, key=lambda one: one.sequence), errors
+
+
 def _newest(volume: dlfs.Volume, name: str) -> dict[str, dlfs.DatasetInfo]:
     """Return the newest dataset of metadata of each step."""
     newest: dict[str, dlfs.DatasetInfo] = {}
@@ -165,21 +178,25 @@ def _describe(volume: dlfs.Volume, name: str, step: str, info: dlfs.DatasetInfo)
 
 
 def find_checkpoint(volume: dlfs.Volume, name: str, step: str | None) -> Checkpoint:
-    """Return a checkpoint of a run, by default the newest.
+    """Return a checkpoint of a run, by default the newest that can be read.
 
     Raises:
         NotFoundError: there is no complete checkpoint of that step.
-        DlfsError: as ``list_checkpoints``.
+        DlfsError: as ``list_checkpoints``; the checkpoint, or each of the run, cannot be read.
     """
-    found = list_checkpoints(volume, name)
-    chosen = [one for one in found if step is None or one.step == step]
-    if not chosen:
-        what = "a checkpoint" if step is None else f"checkpoint {step!r}"
-        steps = ", ".join(one.step for one in found) or "none"
-        raise NotFoundError(
-            f"find {what} of {name!r} on {volume.uri}: no complete one; complete are: {steps}"
-        )
-    return chosen[-1]
+    newest = _newest(volume, name)
+    if step in newest:
+        return _describe(volume, name, step, newest[step])
+    if step is None and newest:
+        found, errors = _list_readable(volume, name)
+        if not found:
+            raise errors[-1]
+        return found[-1]
+    what = "a checkpoint" if step is None else f"checkpoint {step!r}"
+    steps = ", ".join(sorted(newest, key=lambda one: newest[one].created)) or "none"
+    raise NotFoundError(
+        f"find {what} of {name!r} on {volume.uri}: no complete one; complete are: {steps}"
+    )
 
 
 def find_last_metadata(volume: dlfs.Volume, name: str) -> str | None:
@@ -227,7 +244,7 @@ def commit(
                 f"save checkpoint {step!r} of {name!r}: the shards {', '.join(sorted(missing))} "
                 f"were removed by another save of the same name"
             )
-        known = list_checkpoints(volume, name)
+        known, _ = _list_readable(volume, name)
         record = {
             "format": FORMAT,
             "sequence": 1 + max((one.sequence for one in known), default=0),
@@ -248,7 +265,9 @@ def _shard_versions(volume: dlfs.Volume, name: str) -> set[str]:
     return {
         f"{info.name}@{info.version}"
         for info in volume.datasets()
-        if info.name.startswith(name + ":") and info.name.endswith(_SHARDS)
+        if info.name.startswith(name + ":")
+        and info.name.endswith(_SHARDS)
+        and info.name.count(":") == 2  # ``NAME:shards`` is a checkpoint with that id
     }
 
 
@@ -264,7 +283,7 @@ def remove_outdated(volume: dlfs.Volume, name: str, keep: int, *, timeout_s: flo
     Raises:
         DlfsError: as ``Volume.remove``.
     """
-    for old in list_checkpoints(volume, name)[:-keep]:
+    for old in _list_readable(volume, name)[0][:-keep]:
         _remove(volume, f"{name}:{old.step}", None, timeout_s)
     remove_unused(volume, name, timeout_s=timeout_s)
 
@@ -272,14 +291,18 @@ def remove_outdated(volume: dlfs.Volume, name: str, keep: int, *, timeout_s: flo
 def remove_unused(volume: dlfs.Volume, name: str, *, timeout_s: float) -> None:
     """Remove what no complete checkpoint needs: replaced metadata, and shards of killed saves.
 
+    No shards are removed while a checkpoint cannot be read: it may need them.
+
     Raises:
         DlfsError: as ``Volume.remove``.
     """
     volume.refresh()
-    complete = list_checkpoints(volume, name)
+    complete, errors = _list_readable(volume, name)
     for one in complete:
         for info in volume.versions(f"{name}:{one.step}")[:-1]:
             _remove(volume, info.name, info.version, timeout_s)
+    if errors:
+        return
     used = {source for one in complete for source in one.sources}
     versions = _shard_versions(volume, name)
     partly_used = {source.partition("@")[0] for source in versions & used}

@@ -36,7 +36,7 @@ import dlfs
 from dlfs._native.checksums import crc32c
 from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, Piece
-from dlfs.errors import ChecksumError, DeviceError, SpaceError
+from dlfs.errors import DlfsError, SpaceError
 from dlfs.units import MIB, format_bytes
 
 PIECES_AHEAD = 8
@@ -178,6 +178,8 @@ class ShardWriter:
         self._timeout_s = timeout_s
         self._sources: dict[str, dlfs.Dataset] = {}
         """Earlier datasets that are open for comparisons."""
+        self._unreadable: set[str] = set()
+        """Earlier datasets that cannot be opened."""
         self._found: dict[Any, list[Piece]] = {}
         self._shared: list[tuple[Item, int, Piece]] = []
         """Item, offset in it, and earlier location of each piece of the last checkpoint."""
@@ -236,15 +238,25 @@ class ShardWriter:
 
     def _stored_equals(self, piece: Piece, data: Bytes) -> bool:
         """Read a stored piece and compare it; a damaged one is not equal, and is thus replaced."""
-        if piece.source not in self._sources:
-            self._sources[piece.source] = self._volume.dataset(piece.source)
+        if piece.source in self._unreadable:
+            return False
         stored = np.empty(piece.length_bytes, np.uint8)
         try:
+            if piece.source not in self._sources:
+                self._sources[piece.source] = self._open_source(piece.source)
             self._sources[piece.source].read_into(piece.sample, stored.data)
-        except (ChecksumError, DeviceError) as error:
+        except DlfsError as error:
             _log.warning("a shard cannot be shared and is written again: %s", error)
             return False
         return np.array_equal(stored, data)
+
+    def _open_source(self, source: str) -> dlfs.Dataset:
+        """Open an earlier dataset; note that it cannot be read if that fails."""
+        try:
+            return self._volume.dataset(source)
+        except DlfsError:
+            self._unreadable.add(source)
+            raise
 
     def _rewrite_scattered(self) -> None:
         """Write shared pieces again that would keep too much of an earlier dataset."""

@@ -51,6 +51,9 @@ BATCH_BYTES = 32 * MIB
 BUFFERS_BYTES_MAX = 256 * MIB
 """Total length of buffers at which reads are completed before more are allocated, in bytes."""
 
+LOADS_MAX = 4096
+"""Number of items at which reads are completed before more are prepared."""
+
 Bytes = NDArray[np.uint8]
 
 
@@ -172,11 +175,13 @@ class StorageReader(TorchStorageReader):
         """
         with self._open() as volume, ThreadPoolExecutor(READ_THREADS) as pool:
             pending: list[_Load] = []
+            buffers_bytes = 0
             for item in plan.items:
                 pending.append(self._load(item, planner))
-                if sum(load.buffer_bytes for load in pending) >= BUFFERS_BYTES_MAX:
+                buffers_bytes += pending[-1].buffer_bytes
+                if buffers_bytes >= BUFFERS_BYTES_MAX or len(pending) >= LOADS_MAX:
                     _run(volume, pool, pending)
-                    pending = []
+                    pending, buffers_bytes = [], 0
             _run(volume, pool, pending)
         done: Any = Future()
         done.set_result(None)

@@ -12,7 +12,9 @@ Threads: one save at a time; ``stage`` at any time.
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -40,7 +42,7 @@ from dlfs.adapters.torch.checkpoint.layout import (
 from dlfs.adapters.torch.checkpoint.pieces import Item, ShardWriter, tensor_bytes
 from dlfs.adapters.torch.checkpoint.staging import Stager
 from dlfs.arguments import check_integer
-from dlfs.errors import UsageError
+from dlfs.errors import DlfsError, UsageError
 
 LOCK_TIMEOUT_S = 600.0
 """Default time to wait for the volume's lock, which the ranks have one after the other."""
@@ -49,6 +51,18 @@ REMOVAL_TIMEOUT_S = 5.0
 """Time to wait for the lock to remove old checkpoints; after that the next save does it."""
 
 KEEP_MAX = 1 << 31
+
+_UNPICKLING_ERRORS = (
+    pickle.UnpicklingError,
+    EOFError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
+_log = logging.getLogger("dlfs.checkpoint")
 
 
 class StorageWriter(TorchStorageWriter, AsyncStager):
@@ -90,6 +104,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         self.keep = keep
         self.lock_timeout_s = lock_timeout_s
         self._step: str | None = None
+        self._written_step: str | None = None
         self._save_id = ""
         self._saving = False
         self._stager = Stager()
@@ -168,9 +183,10 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         self._saving = True
         try:
             with self._open() as volume:
+                self._written_step = self._current_step()
                 writer = ShardWriter(
                     volume,
-                    shards_dataset(self.name, self._current_step()),
+                    shards_dataset(self.name, self._written_step),
                     self._known_pieces(volume),
                     timeout_s=self.lock_timeout_s,
                 )
@@ -194,8 +210,24 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         """Commit the checkpoint; then remove those that ``keep`` does not allow.
 
         Raises:
+            UsageError: another save of this writer began after ``write_data``.
             DlfsError: as ``commit``; or a removal failed after the commit.
         """
+        step = self._current_step()
+        if self._saving or step != self._written_step:
+            raise UsageError(
+                f"save checkpoint {self._written_step!r} of {self.name!r}: the save of checkpoint "
+                f"{step!r} began before its end; wait for the result of each async_save"
+            )
+        self._saving = True
+        try:
+            self._commit(step, metadata, results)
+            self._step = None
+        finally:
+            self._saving = False
+
+    def _commit(self, step: str, metadata: Any, results: list[list[Any]]) -> None:
+        """Commit the checkpoint and remove the outdated ones."""
         metadata.storage_data = {
             result.index: result.storage_data for of_rank in results for result in of_rank
         }
@@ -204,13 +236,12 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
             commit(
                 volume,
                 self.name,
-                self._current_step(),
+                step,
                 metadata,
                 timeout_s=self.lock_timeout_s,
             )
             if self.keep is not None:
                 remove_outdated(volume, self.name, self.keep, timeout_s=REMOVAL_TIMEOUT_S)
-        self._step = None
 
     # ---- descriptions ----------------------------------------------------------------------------
 
@@ -245,9 +276,15 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         return self._step
 
     def _known_pieces(self, volume: dlfs.Volume) -> dict[Any, tuple[Piece, ...]]:
-        """Return the pieces of each item of the last checkpoint."""
+        """Return the pieces of each item of the last checkpoint; none if it cannot be read."""
         last = find_last_metadata(volume, self.name)
-        return {} if last is None else read_metadata(volume, last).storage_data
+        if last is None:
+            return {}
+        try:
+            return read_metadata(volume, last).storage_data  # type: ignore[no-any-return]
+        except (DlfsError, *_UNPICKLING_ERRORS) as error:
+            _log.warning("nothing is shared with %s, which cannot be read: %s", last, error)
+            return {}
 
 
 def _item(item: Any, planner: Any) -> Item:

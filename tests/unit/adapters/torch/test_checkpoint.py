@@ -26,6 +26,8 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 
 from dlfs.adapters.torch.checkpoint import StorageReader, StorageWriter, pieces  # noqa: E402
+from dlfs.adapters.torch.checkpoint import reader as reading  # noqa: E402
+from dlfs.adapters.torch.checkpoint import writer as writing  # noqa: E402
 from dlfs.adapters.torch.checkpoint.staging import Stager  # noqa: E402
 from tests.unit.adapters.torch import saving_ranks  # noqa: E402
 
@@ -364,3 +366,109 @@ def test_a_killed_rank_leaves_the_last_checkpoint(volume: str) -> None:
     assert saving_ranks.run(1, saving_ranks.load, volume, 2) == [0]
     used = {source for one in StorageReader(volume).checkpoints() for source in one.sources}
     assert {name for name in names(volume) if "shards" in name} == used
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+
+def damage(monkeypatch: pytest.MonkeyPatch, name: str, sample: str | None = None) -> None:
+    """Make a dataset, or one sample of it, one that cannot be read."""
+    dataset, get = Volume.dataset, dlfs.Dataset.get
+
+    def open_dataset(self: Any, wanted: str, *arguments: Any, **options: Any) -> Any:
+        if sample is None and wanted.partition("@")[0] == name:
+            raise dlfs.ChecksumError(f"checksum of {name}")
+        return dataset(self, wanted, *arguments, **options)
+
+    def get_sample(self: Any, key: Any) -> Any:
+        if key == sample and self.name == name:
+            raise dlfs.ChecksumError(f"checksum of {key} of {name}")
+        return get(self, key)
+
+    monkeypatch.setattr(Volume, "dataset", open_dataset)
+    monkeypatch.setattr(dlfs.Dataset, "get", get_sample)
+
+
+def test_a_checkpoint_may_have_the_id_shards(volume: str) -> None:
+    writer, reader = StorageWriter(volume, keep=2), StorageReader(volume)
+    dcp.save(state(1), checkpoint_id="shards", storage_writer=writer)
+    check(reader, 1, "shards")
+    save(writer, 2)
+    check(reader, 1, "shards")
+    check(reader, 2, "2")
+
+
+def test_many_small_tensors_are_loaded_in_groups(
+    volume: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(StorageWriter(volume), 1)
+    sizes, run = [], reading._run
+
+    def note(opened: Any, pool: Any, loads: Any) -> None:
+        sizes.append(len(loads))
+        run(opened, pool, loads)
+
+    monkeypatch.setattr(reading, "LOADS_MAX", 3)
+    monkeypatch.setattr(reading, "_run", note)
+    check(StorageReader(volume), 1)
+    assert max(sizes) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [("checkpoint:2", "metadata"), ("checkpoint:1:shards", None), ("checkpoint:2:shards", None)],
+)
+def test_damage_to_the_last_checkpoint_fails_no_save(
+    volume: str, monkeypatch: pytest.MonkeyPatch, name: str, sample: str | None
+) -> None:
+    writer, reader = StorageWriter(volume), StorageReader(volume)
+    save(writer, 1)
+    save(writer, 2)
+    with monkeypatch.context() as context:
+        damage(context, name, sample)
+        save(writer, 3)
+    check(reader, 3)
+
+
+def test_damage_to_one_checkpoint_leaves_the_others(
+    volume: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = StorageWriter(volume, keep=2), StorageReader(volume)
+    save(writer, 1)
+    save(writer, 2)
+    shards = {name for name in names(volume) if "shards" in name}
+    with monkeypatch.context() as context:
+        damage(context, "checkpoint:2", "references")
+        check(reader, 1)
+        check(reader, 1, "1")
+        with pytest.raises(CheckpointException, match="checksum of references"):
+            check(reader, 2, "2")
+        save(writer, 3)
+        save(writer, 4)
+        check(StorageReader(volume), 4)
+        assert shards <= set(names(volume))
+    check(reader, 2, "2")
+
+
+def test_a_save_that_another_overtook_is_not_committed(
+    volume: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StorageWriter(volume)
+    save(writer, 1)
+    begin = writer.write_data
+
+    def overtake(plan: Any, planner: Any) -> Any:
+        done = begin(plan, planner)
+        writer.reset("3")
+        return done
+
+    with monkeypatch.context() as context:
+        context.setattr(writer, "write_data", overtake)
+        with pytest.raises(CheckpointException, match="checkpoint '3' began before its end"):
+            save(writer, 2)
+        context.undo()
+        context.setattr(writing, "commit", lambda *_, **__: writer.reset("5"))
+        with pytest.raises(CheckpointException, match="still being saved"):
+            save(writer, 4)
+    save(writer, 6)
+    assert [one.step for one in StorageReader(volume).checkpoints()] == ["1", "6"]
