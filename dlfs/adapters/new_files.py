@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import mmap
 import os
 import sys
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import dlfs
 from dlfs.adapters.files import OpenVolume, raw_path
 from dlfs.adapters.locking import when_unlocked
-from dlfs.errors import ClosedError, ExistsError
+from dlfs.errors import ClosedError, ExistsError, LockedError
 from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import path_bytes
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 SPOOL_BYTES = 64 << 20
 """Most bytes of a new file that wait in memory; more wait in a temporary file, in bytes."""
+
+_log = logging.getLogger("dlfs.fsspec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,10 @@ class NewSample:
             raise self._exists() from error
         if self.keep_versions is not None:
             volume, keep = self.volume.volume, self.keep_versions
-            when_unlocked(lambda: volume.prune(self.dataset, keep=keep), self.lock_timeout_s)
+            try:
+                when_unlocked(lambda: volume.prune(self.dataset, keep=keep), self.lock_timeout_s)
+            except LockedError as error:  # the file is committed
+                _log.warning("old versions of %s stay until the next file: %s", self.dataset, error)
         self.volume.refresh()
 
     def _lock(self, exclusive: bool) -> dlfs.DatasetWriter:
@@ -201,9 +207,15 @@ class NewSampleFile(io.BufferedIOBase):
         return self._call("tell")  # type: ignore[no-any-return]
 
     def truncate(self, size: int | None = None) -> int:
-        """Change the length."""
-        length = self.tell() if size is None else size
+        """Change the length; zeros fill a longer file."""
+        position = self.tell()
+        length = position if size is None else size
         self._call("truncate", length)
+        if not self._spool._rolled:  # memory is not extended by a truncation
+            missing = length - self.seek(0, os.SEEK_END)
+            if missing > 0:
+                self.write(bytes(missing))
+            self.seek(position)
         return length
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -239,7 +251,9 @@ class NewSampleFile(io.BufferedIOBase):
             return
         try:
             length = self._spool.seek(0, os.SEEK_END) or self._spool.tell()
-            if not length or not self._spool._rolled:
+            if not length:
+                self._sample.commit(b"", exclusive=self._exclusive)
+            elif not self._spool._rolled:
                 self._sample.commit(self._spool._file.getvalue(), exclusive=self._exclusive)
             else:
                 self._spool.flush()

@@ -199,6 +199,43 @@ def test_a_large_file_waits_in_a_temporary_file(fs, volume, monkeypatch):
     assert stored(volume) == {"models/large": content}
 
 
+def test_a_file_is_made_longer_or_empty_by_a_truncation(fs, volume, monkeypatch):
+    monkeypatch.setattr(new_files, "SPOOL_BYTES", 1000)
+    for size in (10, 5000):
+        with fs.open(f"models/long{size}", "wb") as file:
+            file.write(b"abc")
+            assert (file.truncate(size), file.tell()) == (size, 3)
+            file.write(b"d")
+        with fs.open(f"models/empty{size}", "wb") as file:
+            file.write(bytes(size))
+            file.truncate(0)
+    assert stored(volume) == {
+        "models/long10": b"abcd".ljust(10, b"\0"),
+        "models/empty10": b"",
+        "models/long5000": b"abcd".ljust(5000, b"\0"),
+        "models/empty5000": b"",
+    }
+
+
+def test_old_versions_that_cannot_be_removed_fail_no_file(volume, monkeypatch, caplog):
+    fs = fsspec.filesystem(
+        "dlfs", volume=volume, keep_versions=1, lock_timeout_s=0.05, skip_instance_cache=True
+    )
+
+    def prune(*arguments, **options):
+        raise dlfs.LockedError("import has the volume")
+
+    fs.pipe_file("last/state", b"one")
+    with monkeypatch.context() as context:
+        context.setattr(dlfs.Volume, "prune", prune)
+        fs.pipe_file("last/state", b"two")
+    assert "old versions of last stay until the next file: import has" in caplog.text
+    assert stored(volume) == {"last/state": b"two"}
+    fs.pipe_file("last/state", b"three")
+    with dlfs.open(volume) as opened:
+        assert len(opened.versions("last")) == 1
+
+
 def test_archives_are_written(fs):
     with fs.open("archives/a.zip", "wb") as file, zipfile.ZipFile(file, "w") as archive:
         archive.writestr("one", b"1")
