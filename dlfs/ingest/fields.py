@@ -207,11 +207,13 @@ def _convert(kind: FieldType, array: NDArray[Any]) -> NDArray[Any]:
         return array
     with np.errstate(all="ignore"):
         converted = array.astype(wanted)
-    is_exact = wanted.kind in "fc" or (
-        np.array_equal(converted.astype(array.dtype), array)
-        and np.array_equal(converted < 0, array < 0)
-    )
-    return converted if is_exact else array
+    if wanted.kind in "fc":
+        is_possible = np.array_equal(np.isfinite(converted), np.isfinite(array))
+    else:
+        is_possible = np.array_equal(converted.astype(array.dtype), array) and np.array_equal(
+            converted < 0, array < 0
+        )
+    return converted if is_possible else array
 
 
 def read_npy(data: bytes | memoryview) -> NDArray[Any]:
