@@ -49,7 +49,7 @@ from dlfs.sequence import packing_permutation
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer
-from dlfs.store.space import count_chunks
+from dlfs.store.space import TakenRuns, count_chunks
 from dlfs.store.transaction import Generation, Transaction, flush_all, now_ns
 from dlfs.units import MIB, format_bytes, format_count
 
@@ -465,12 +465,14 @@ class DatasetWriter:
         return extent, self._directory.freeze(self.uuid, data_bytes)
 
     def _write_attributes(self, chunks: ChunkWriter) -> AttributeExtent:
-        """Write the columns to separate chunks behind the samples."""
+        """Write the columns to chunks from the end of the free space, last in the data space."""
         address = chunks.address
         parts = self._attributes.freeze(self.uuid, self._directory.rows())
-        self._reserve()
+        segment_bytes = sum(part.nbytes for part in parts)
+        count = -(-segment_bytes // self._transaction.geometry.chunk_bytes)
+        chunks.take = TakenRuns(self._transaction.space.take_all(count)).take
         chunks.write_parts(parts)
-        return AttributeExtent(address, sum(part.nbytes for part in parts), parts[0].nbytes)
+        return AttributeExtent(address, segment_bytes, parts[0].nbytes)
 
     def _record(self, extent: AttributeExtent | None, parts: FrozenParts) -> DatasetRecord:
         chunks = self._open_chunks()

@@ -51,6 +51,7 @@ class ChunkWriter(Closing):
         runs: chunks that are written already, before the first window, in data order.
 
     Attributes:
+        take: the allocator; another one serves the windows from then on.
         runs: these runs and those that were allocated, in data order.
         chunk_count: chunks of these runs.
 
@@ -66,7 +67,7 @@ class ChunkWriter(Closing):
     ) -> None:
         self._devices = devices
         self._geometry = geometry
-        self._take = take
+        self.take = take
         self.runs: list[ChunkRun] = list(runs)
         self.chunk_count = count_chunks(runs)
         window_bytes = max(geometry.chunk_bytes, WINDOW_BYTES)
@@ -112,7 +113,7 @@ class ChunkWriter(Closing):
         self._in_flight.append(window)
         done = 0
         while done < count:
-            run = self._take(count - done)
+            run = self.take(count - done)
             self._write_run(window, done * chunk_bytes, run)
             append_run(self.runs, run)
             done += run.chunk_count

@@ -4,8 +4,8 @@ The free map of generation G is all chunks that the catalog of G does not use. C
 generation G + 1 frees are not in it until G + 1 is durable, when the writer makes a new map from
 the new catalog. A chunk that a sealed generation refers to is therefore never allocated.
 
-Data is allocated from the lowest numbers, directories and catalogs from the highest. So samples
-that are appended to a dataset mostly follow its other samples in one run of chunks.
+Samples are allocated from the lowest numbers; attributes, directories and catalogs from the
+highest. So samples that are appended to a dataset mostly follow its others in one run of chunks.
 
 Plain values without I/O.
 """
@@ -143,3 +143,18 @@ class FreeSpace:
         if run.chunk_count > count:
             self._runs.add(ChunkRun(run.first_chunk, run.chunk_count - count))
         return ChunkRun(run.end_chunk - count, count)
+
+
+class TakenRuns:
+    """Allocates runs of chunks out of runs that were allocated before."""
+
+    def __init__(self, runs: Sequence[ChunkRun]) -> None:
+        self._space = list(reversed(runs))
+
+    def take(self, count: int) -> ChunkRun:
+        """Return the next run, or the first ``count`` chunks of it."""
+        run = self._space.pop()
+        if run.chunk_count > count:
+            self._space.append(ChunkRun(run.first_chunk + count, run.chunk_count - count))
+            return ChunkRun(run.first_chunk, count)
+        return run

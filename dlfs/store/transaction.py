@@ -55,7 +55,7 @@ from dlfs.store.members import (
     open_members,
     superblock_for,
 )
-from dlfs.store.space import FreeSpace, merge_runs
+from dlfs.store.space import FreeSpace, TakenRuns, merge_runs
 
 CATALOG_GROWTH_BYTES = 4096
 """Bytes that stay free in addition to the size of the catalog: the next commit may have more free
@@ -378,7 +378,7 @@ class Transaction(Closing):
         return tuple(taken)
 
     def _write_to(self, runs: Sequence[ChunkRun], parts: Sequence[NDArray[np.uint8]]) -> None:
-        taken_runs = _TakenRuns(runs)
+        taken_runs = TakenRuns(runs)
         with ChunkWriter(self.devices, self.geometry, taken_runs.take) as writer:
             writer.write_parts(parts)
             writer.drain()
@@ -478,20 +478,6 @@ class Transaction(Closing):
             unlock_members(self._devices)
         finally:
             close_devices(self._devices)
-
-
-class _TakenRuns:
-    """Allocates runs of chunks out of runs that were allocated before."""
-
-    def __init__(self, runs: Sequence[ChunkRun]) -> None:
-        self._space = list(reversed(runs))
-
-    def take(self, count: int) -> ChunkRun:
-        run = self._space.pop()
-        if run.chunk_count > count:
-            self._space.append(ChunkRun(run.first_chunk + count, run.chunk_count - count))
-            return ChunkRun(run.first_chunk, count)
-        return run
 
 
 def now_ns() -> int:

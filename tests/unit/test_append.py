@@ -149,3 +149,12 @@ def test_there_must_be_a_version_to_append_to(volume: dlfs.Volume, name: str) ->
     with pytest.raises(NotFoundError, match=name[0]):
         volume.append(name)
     write(volume, {"two": b"2"}, append=True)
+
+
+def test_appended_samples_with_attributes_stay_in_few_runs(volume: dlfs.Volume) -> None:
+    for number in range(12):
+        with volume.append("a") if number else volume.writer("a") as writer:
+            writer.add(f"{number}", bytes(5000), attributes={"number": number})
+    record = volume.session.catalog.datasets[-1]
+    assert len(record.data_runs) <= 4  # samples around the first catalog, then the attributes
+    assert volume["a"].attributes.column("number").tolist() == [0, 1, 10, 11, *range(2, 10)]
