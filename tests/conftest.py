@@ -127,7 +127,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the tests that several processes share, start with what takes longest."""
+    """Sort tests that several processes share, so that those which take longest start first."""
     if hasattr(config, "workerinput"):
         from tests.scheduling import rank_of
 

@@ -54,7 +54,7 @@ def group_of(node: str) -> str:
 
 
 def rank_of(node: str) -> int:
-    """How early its group starts: 0 is first."""
+    """Return the place of a test's group in the order in which groups start; 0 is first."""
     group = group_of(node)
     ranks = (rank for rank, start in enumerate(SLOW_FIRST) if group.startswith(start))
     return next(ranks, len(SLOW_FIRST))

@@ -96,7 +96,7 @@ def huge_pages() -> Iterator[None]:
 @pytest.mark.parametrize("build", ["plain", "address"])  # threads do the same as on small pages
 @pytest.mark.usefixtures("huge_pages")
 def test_c_tests_pass_with_reserved_huge_pages(build: str) -> None:
-    """What maps memory that processes share: the service's and the mount's tests, and memory's."""
+    """Run the tests of what maps shared memory: the memory itself, the service and the mount."""
     folder = configure(build)
     compile_target(folder, "all")
     options = ["--test-dir", str(folder), "--parallel", TESTS, "--output-on-failure"]
