@@ -19,22 +19,27 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 LIBRARY := dlfs/_native/libdlfs.so
 SPDK_LIBRARY := dlfs/_native/libdlfs_spdk.so
 FUSE_LIBRARY := dlfs/_native/libdlfs_fuse.so
+SECURITY_LIBRARY := dlfs/_native/libdlfs_security.so
 SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
 # "yes" where pkg-config finds SPDK; PKG_CONFIG_PATH adds folders to its search.
 SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
 # Prints "yes" where libfuse3 is new enough for the native mount; make setup may just have installed it.
 HAS_FUSE := pkg-config --exists 'fuse3 >= 3.12' 2>/dev/null && echo yes
-NATIVE := native/CMakeLists.txt $(wildcard native/include/dlfs/*.h native/src/*.map native/src/*/*)
+# The library for authentication and TLS is built if OpenSSL 3's headers are found.
+HAS_OPENSSL := pkg-config --exists 'libssl >= 3' 2>/dev/null && echo yes
+NATIVE := native/CMakeLists.txt $(filter-out native/src/security/%,$(wildcard native/include/dlfs/*.h native/src/*.map native/src/*/*))
 C_FILES := $(wildcard native/include/dlfs/*.h native/src/*/*.[ch] native/spdk/*.[ch] native/fuse/*.[ch] native/tests/*.h native/tests/*/*.[ch] \
 	native/fuzz/*.c native/examples/*.c bench/native/*.[ch])
-TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*/*.c)) \
+TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(filter-out native/src/security/%,$(wildcard native/src/*/*.c))) \
+	$(if $(shell $(HAS_OPENSSL)),$(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/security/*.c))) \
 	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c))) \
 	$(if $(shell $(HAS_FUSE)),$(patsubst native/fuse/%.c,build/tidy/fuse/%.ok,$(wildcard native/fuse/*.c)))
 JOBS ?= $(shell nproc)
 
 # Packages of Debian or Ubuntu, each behind a program or header that shows that it is installed.
 APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
-	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev /usr/include/fuse3/fuse.h:libfuse3-dev
+	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev /usr/include/fuse3/fuse.h:libfuse3-dev \
+	/usr/include/openssl/ssl.h:libssl-dev
 APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
@@ -60,8 +65,8 @@ help: ## show this
 
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
-# The native mount and the SPDK library are built as well where pkg-config finds libfuse3 and SPDK.
-build: $(LIBRARY) build/native/fuse.stamp $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs and what goes with it, into the package
+# The native mount, the SPDK library and authentication are built as well where pkg-config finds libfuse3, SPDK and OpenSSL.
+build: $(LIBRARY) build/native/fuse.stamp build/native/security.stamp $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs and what goes with it, into the package
 
 # The slow part of lint runs next to the tests, at low priority, in the time that they wait; it is printed at the end.
 test: lint-quick .venv/.extra build/nvmet/order ## everything: lint, then all tests
@@ -132,7 +137,7 @@ release-check: release ## these packages in clean environments of all Pythons on
 	build/release/venv/bin/python -m release.check $(PACKAGES)
 
 clean: ## remove what was built, and the virtual environment
-	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY) $(FUSE_LIBRARY) $(SPDK_LIBRARY)
+	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY) $(FUSE_LIBRARY) $(SECURITY_LIBRARY) $(SPDK_LIBRARY)
 
 # ---- stamps ----
 
@@ -227,6 +232,14 @@ build/native/fuse.stamp: $(LIBRARY) $(wildcard native/fuse/*)
 	$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_FUSE=ON >/dev/null; \
 	$(CMAKE) --build build/native --target dlfs_fuse --parallel $(JOBS) >build/native/fuse.log || { cat build/native/fuse.log; exit 1; }; \
 	cp build/native/fuse/libdlfs_fuse.so $(FUSE_LIBRARY).new && mv $(FUSE_LIBRARY).new $(FUSE_LIBRARY); fi
+	@touch $@
+
+build/native/security.stamp: $(LIBRARY) native/src/nvme/security.h $(wildcard native/src/security/*)
+	@rm -f $(SECURITY_LIBRARY)
+	@if [ -n "$$($(HAS_OPENSSL))" ]; then echo "Building libdlfs_security"; \
+	$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_SECURITY=ON >/dev/null; \
+	$(CMAKE) --build build/native --target dlfs_security --parallel $(JOBS) >build/native/security.log || { cat build/native/security.log; exit 1; }; \
+	cp build/native/src/security/libdlfs_security.so $(SECURITY_LIBRARY).new && mv $(SECURITY_LIBRARY).new $(SECURITY_LIBRARY); fi
 	@touch $@
 
 $(SPDK_LIBRARY): $(LIBRARY) $(wildcard native/spdk/*)

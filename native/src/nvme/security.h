@@ -1,0 +1,107 @@
+/*
+ * Authentication for NVMe/TCP connections: the functions of libdlfs_security, and their loader.
+ *
+ * libdlfs is not linked with OpenSSL. A second library, libdlfs_security.so in the folder of
+ * libdlfs.so, is. It is loaded when a configuration first names a key, and stays loaded. It finds
+ * keys by name and keeps them: no function returns a key or a value from which one follows.
+ *
+ * Threads: any at once may load the library. One thread at a time uses a session.
+ *
+ * Source: NVM Express Base Specification 2.1, section 8.3.4 (authentication), 8.3.4.5
+ * (DH-HMAC-CHAP).
+ */
+#ifndef DLFS_NVME_SECURITY_H
+#define DLFS_NVME_SECURITY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Version of struct nvme_security; both libraries must have the same one. */
+#define NVME_SECURITY_VERSION 1u
+/* The symbol of libdlfs_security that returns its functions. */
+#define NVME_SECURITY_SYMBOL "dlfs_security_functions"
+/* Room for any message of these functions, NUL included. */
+#define NVME_SECURITY_TEXT_BYTES 512u
+
+/* Identifiers of hashes in messages and keys. */
+#define NVME_HASH_NONE 0u
+#define NVME_HASH_SHA256 1u
+#define NVME_HASH_SHA384 2u
+#define NVME_HASH_SHA512 3u
+#define NVME_HASH_BYTES_MAX 64u
+
+/* Identifiers of Diffie-Hellman groups in messages: none, and those of RFC 7919. */
+#define NVME_DH_NONE 0u
+#define NVME_DH_FFDHE2048 1u
+#define NVME_DH_FFDHE3072 2u
+#define NVME_DH_FFDHE4096 3u
+#define NVME_DH_FFDHE6144 4u
+#define NVME_DH_FFDHE8192 5u
+#define NVME_DH_BYTES_MAX 1024u
+
+/* Longest name of a key, without its NUL. */
+#define NVME_KEY_NAME_BYTES_MAX 64u
+
+/* Names of keys and of the two sides: what a DH-HMAC-CHAP session is opened with. */
+struct nvme_chap_config {
+    const char *host_key;       /* name of this host's key */
+    const char *controller_key; /* name of the controller's key; NULL: one-way authentication */
+    const char *host_nqn;
+    const char *subsystem_nqn;
+};
+
+/* The controller's challenge, with lengths that were checked against its hash and group. */
+struct nvme_chap_challenge {
+    uint32_t hash;     /* NVME_HASH_* */
+    uint32_t group;    /* NVME_DH_* */
+    uint32_t sequence; /* SEQNUM */
+    uint16_t transaction;
+    uint8_t secure_channel;      /* SC_C of the negotiation */
+    const uint8_t *value;        /* the challenge: as many bytes as the hash has */
+    const uint8_t *public_value; /* the controller's Diffie-Hellman value */
+    uint32_t public_value_bytes; /* 0 for NVME_DH_NONE */
+};
+
+/* This host's answer to a challenge. */
+struct nvme_chap_answer {
+    uint8_t response[NVME_HASH_BYTES_MAX];
+    uint8_t challenge[NVME_HASH_BYTES_MAX]; /* for the controller; zeros if it has no key */
+    uint8_t public_value[NVME_DH_BYTES_MAX];
+    uint32_t hash_bytes;
+    uint32_t public_value_bytes;
+    uint32_t sequence; /* of the challenge for the controller; 0 if it has no key */
+};
+
+struct nvme_chap;
+
+/* The functions of libdlfs_security. They return 0 or a negative code. */
+struct nvme_security {
+    uint32_t version; /* NVME_SECURITY_VERSION */
+    uint32_t reserved;
+    /*
+     * Finds and reads the keys anew, and creates a session. message gets the reason of a failure,
+     * with no part of a key. Errors: DLFS_E_AUTH (no such key, a malformed or exposed one),
+     * -ENOMEM.
+     */
+    int (*chap_open)(const struct nvme_chap_config *config, struct nvme_chap **out,
+                     char message[NVME_SECURITY_TEXT_BYTES]);
+    /* Wipes and frees a session; NULL does nothing. */
+    void (*chap_close)(struct nvme_chap *session);
+    /*
+     * Computes the answer to a challenge. Errors: DLFS_E_AUTH (a public value that is not valid),
+     * -EIO (OpenSSL failed).
+     */
+    int (*chap_answer)(struct nvme_chap *session, const struct nvme_chap_challenge *challenge,
+                       struct nvme_chap_answer *answer);
+    /* Returns true if a response of as many bytes as the hash has proves the controller's key. */
+    bool (*chap_verify)(const struct nvme_chap *session, const uint8_t *response);
+};
+
+/*
+ * Returns the functions of libdlfs_security, which is loaded on the first call. Errors: -ENOTSUP,
+ * with the reason in message.
+ */
+int nvme_security_load(const struct nvme_security **out, char message[NVME_SECURITY_TEXT_BYTES]);
+
+#endif
