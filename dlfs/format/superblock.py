@@ -59,7 +59,9 @@ from dlfs.wording import quote
 
 __all__ = [
     "Superblock",
+    "UnknownSuperblock",
     "decode_superblock",
+    "decode_unknown",
     "encode_superblock",
     "slot_for",
     "superblock_offsets",
@@ -125,6 +127,14 @@ class Superblock:
     def writable(self) -> bool:
         """Return True if this code knows every feature that a writer must know."""
         return not self.ro_compat & ~RO_COMPAT_KNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownSuperblock:
+    """An intact superblock that a newer dlfs wrote, with features unknown to this code."""
+
+    volume_uuid: UUID
+    generation: int
 
 
 def _bucket(name: bytes) -> int:
@@ -276,6 +286,23 @@ def decode_superblock(data: bytes | bytearray | memoryview, where: str) -> Super
     if problem:
         raise FormatError(f"{where}: read a superblock: {problem}")
     return sb
+
+
+def decode_unknown(data: bytes) -> UnknownSuperblock | None:
+    """Return the volume and generation of an intact superblock with unknown features, else None.
+
+    Such a superblock may be newer than the others of its member, which this code can read.
+    """
+    block = data[:SUPERBLOCK_BYTES]
+    if len(block) < SUPERBLOCK_BYTES:
+        return None
+    head = _HEAD.unpack_from(block)
+    magic, major, incompat = head[0], head[1], head[4]
+    if (magic, major) != (SUPERBLOCK_MAGIC, VERSION_MAJOR) or not incompat & ~INCOMPAT_KNOWN:
+        return None
+    if _CRC.unpack_from(block, _CRC_OFFSET) != (crc32c(block[:_CRC_OFFSET]),):
+        return None
+    return UnknownSuperblock(UUID(bytes=head[6]), head[15])
 
 
 def _check_frame(block: bytes, where: str) -> None:

@@ -33,7 +33,7 @@ from dlfs.fabric.discovery import (
 )
 from dlfs.fabric.identify import NamespaceInfo
 from dlfs.format.superblock import Superblock
-from dlfs.store.members import Opener, identify, read_copies
+from dlfs.store.members import Opener, SuperblockCopy, check_known, identify, read_copies
 
 REASONS_MAX = 16
 """Most reasons in one error message."""
@@ -50,6 +50,7 @@ class FoundNamespace:
         superblock: newest superblock on it; None if it is no member of a volume.
         problem: reason why it is no member or is unreadable; None if it is a member.
         foreign: True if none of its bytes look like a superblock.
+        unknown: its superblock copies that need a feature unknown to this code.
     """
 
     uri: str
@@ -58,6 +59,7 @@ class FoundNamespace:
     superblock: Superblock | None
     problem: str | None
     foreign: bool
+    unknown: tuple[SuperblockCopy, ...] = ()
 
 
 def find_namespaces(
@@ -93,6 +95,7 @@ def resolve_uris(
     Raises:
         NotFoundError: no volume was found, or too many of its members are missing.
         UsageError: several volumes were found, and no argument chooses one.
+        VersionError: a namespace has a generation of the volume that this code cannot read.
     """
     parsed = [parse_uri(uri) for uri in uris]
     controllers = [uri for uri in parsed if isinstance(uri, NvmeTcpDiscoverUri)]
@@ -161,7 +164,13 @@ def _inspect(listed: _Listed, engine: Engine, opener: Opener) -> FoundNamespace:
     )
     found = _identify_uri(uri, engine, opener)
     return FoundNamespace(
-        uri, listed.subsystem, listed.namespace, found.superblock, found.problem, found.foreign
+        uri,
+        listed.subsystem,
+        listed.namespace,
+        found.superblock,
+        found.problem,
+        found.foreign,
+        found.unknown,
     )
 
 
@@ -170,6 +179,7 @@ class _Content:
     superblock: Superblock | None
     problem: str | None = None
     foreign: bool = False
+    unknown: tuple[SuperblockCopy, ...] = ()
 
 
 def _identify_uri(uri: str, engine: Engine, opener: Opener) -> _Content:
@@ -181,8 +191,10 @@ def _identify_uri(uri: str, engine: Engine, opener: Opener) -> _Content:
     try:
         return _Content(identify(device).newest)
     except FormatError as error:
-        foreign = all(copy.foreign for copy in read_copies(device))
-        return _Content(None, str(error), foreign)
+        copies = read_copies(device)
+        foreign = all(copy.foreign for copy in copies)
+        unknown = tuple(copy for copy in copies if copy.unknown is not None)
+        return _Content(None, str(error), foreign, unknown)
     except Unusable as error:
         return _Content(None, str(error))
     finally:
@@ -241,6 +253,8 @@ class _VolumeChoice:
             )
         (uuid,) = meant
         newest = max(volumes[uuid], key=lambda superblock: superblock.generation)
+        for namespace in self.found:
+            check_known(namespace.unknown, newest)
         # A device that was given_uuids may be listed as well.
         given_uuids = {given.member_uuid for given in self.given}
         members = [

@@ -3,7 +3,9 @@
 Members may be given in any order; their superblocks number them. Every member has three copies of
 its superblock. The highest generation that is valid in any copy on any member is the current one:
 all its data was durable before the first of its superblocks was written. A damaged copy is reported
-and does no harm while another copy is whole.
+and does no harm while another copy is whole. A copy of a higher generation that needs a feature
+unknown to this code is not damaged: the volume is refused as too new, because the older generation
+is no longer in force.
 
 With replicas, a subset of the members is enough for reading. An absent member is **missing** (not
 given, or its device fails) or **degraded** (its device has no whole superblock, or a stale one). A
@@ -42,7 +44,14 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.format.constants import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC
-from dlfs.format.superblock import Superblock, decode_superblock, slot_for, superblock_offsets
+from dlfs.format.superblock import (
+    Superblock,
+    UnknownSuperblock,
+    decode_superblock,
+    decode_unknown,
+    slot_for,
+    superblock_offsets,
+)
 from dlfs.units import format_count
 
 Members = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -71,6 +80,8 @@ class SuperblockCopy:
     error: FormatError | DeviceError | None
     foreign: bool = False
     """True if the bytes do not start with the magic of a superblock."""
+    unknown: UnknownSuperblock | None = None
+    """Volume and generation of an intact copy that needs an unknown feature; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +262,13 @@ def _read_copy(device: BlockDevice, name: str, offset_bytes: int) -> SuperblockC
             f"{where}: read a superblock: the device has {device.size_bytes} bytes"
         )
         return SuperblockCopy(name, offset_bytes, None, error, foreign=True)
-    foreign = False
+    data = b""
     try:
         data = device.read(offset_bytes, SUPERBLOCK_BYTES)
-        foreign = not data.startswith(SUPERBLOCK_MAGIC)
         superblock = decode_superblock(data, where)
     except (FormatError, DeviceError) as error:
-        return SuperblockCopy(name, offset_bytes, None, error, foreign=foreign)
+        foreign = bool(data) and not data.startswith(SUPERBLOCK_MAGIC)
+        return SuperblockCopy(name, offset_bytes, None, error, foreign, decode_unknown(data))
     return SuperblockCopy(name, offset_bytes, superblock, None)
 
 
@@ -266,12 +277,14 @@ def identify(device: BlockDevice) -> Member:
 
     Raises:
         FormatError: no superblock is whole; VersionError or TruncatedError if that is the cause.
+        VersionError: the newest superblock needs a feature that this code does not know.
         DeviceError: no copy could be read.
     """
     copies = read_copies(device)
     whole = [copy.superblock for copy in copies if copy.superblock is not None]
     if whole:
         newest = max(whole, key=lambda superblock: superblock.generation)
+        check_known(copies, newest)
         return Member(newest.member_number, newest.member_uuid, device, newest.member_bytes, copies)
     if all(copy.foreign for copy in copies):
         raise FormatError(
@@ -287,6 +300,25 @@ def identify(device: BlockDevice) -> Member:
     raise FormatError(
         f"open {device.uri}: expected a superblock in one of three places, got {text}"
     )
+
+
+def check_known(copies: Sequence[SuperblockCopy], newest: Superblock) -> None:
+    """Check that no copy is of a newer generation of the volume, with features unknown here.
+
+    Args:
+        copies: superblock copies of a device.
+        newest: newest superblock that this code can read.
+
+    Raises:
+        VersionError: there is such a copy; the older generation must not be read in its place.
+    """
+    for copy in copies:
+        unknown = copy.unknown
+        if unknown is None or unknown.volume_uuid != newest.volume_uuid:
+            continue
+        if unknown.generation > newest.generation:
+            assert copy.error is not None
+            raise copy.error
 
 
 def find_foreign(devices: Sequence[BlockDevice], volume_uuid: UUID) -> Member | None:
@@ -317,10 +349,14 @@ def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superb
         UsageError: a device is a member of another volume, or two are the same member.
         NotFoundError: a member is missing.
         FormatError: a device has no superblock, or those of two members contradict each other.
+        VersionError: a device has a newer generation, which needs a feature unknown to this code.
         DeviceError: a device cannot be read.
     """
     found, refused = identify_all(devices)
     newest = max((member.newest for member in found), key=lambda sb: sb.generation)
+    for device, reason in refused:
+        if isinstance(reason, VersionError):
+            check_known(read_copies(device), newest)
     by_number: dict[int, Member] = {}
     for member in found:
         checked = _checked(member, newest)

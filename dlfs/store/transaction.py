@@ -4,6 +4,10 @@ Commit protocol (FORMAT.md): data, flush; directory, flush; catalog in chunks th
 on every member the superblock in slot A or B of the new generation, flush; the tail copies, flush.
 A crash at any write leaves the old generation or the new one, complete.
 
+A commit that sets an incompat bit is followed by a second generation with the same datasets. Each
+superblock copy then has the bit, so that a reader without the feature refuses the volume: it cannot
+take an older copy for the newest one.
+
 A writer first locks every member, then reads the superblocks again. It brings up to date the
 members whose copies lag, as a crash between two members leaves them, and flushes all members.
 Chunks that its base generation freed are then durably free.
@@ -390,7 +394,8 @@ class Transaction(Closing):
         """Commit a catalog of these datasets as the next generation of the volume.
 
         All chunks of the datasets must be flushed. Chunks that no dataset uses are free in the new
-        generation.
+        generation. If the volume now has a feature that readers must know, a second generation
+        with the same datasets follows, in the other superblock slot.
 
         Args:
             datasets: all datasets of the next generation.
@@ -401,6 +406,17 @@ class Transaction(Closing):
             LimitError: too many datasets or runs.
             DeviceError: a device failed; the volume has the old generation or the new one.
         """
+        generation = self._commit(datasets, first)
+        if not generation.superblock.incompat & ~self.base.superblock.incompat:
+            return generation
+        try:
+            return type(self).over(generation)._commit(generation.catalog.datasets)
+        except SpaceError:  # the free chunks are in too many runs for one more catalog
+            return generation
+
+    def _commit(
+        self, datasets: Sequence[DatasetRecord], first: Sequence[Member] = ()
+    ) -> Generation:
         self._check_open()
         superblock, encoded = self._prepare(datasets)
         self._write_to(superblock.catalog_runs, [encoded])

@@ -115,6 +115,17 @@ def tail_offset(member_bytes: int) -> int:
     return member_bytes // BLOCK * BLOCK - BLOCK
 
 
+def unknown_generation(block: bytes, volume: bytes) -> int:
+    """Return the generation of a volume's superblock that has unknown features; 0 of any other."""
+    if len(block) < BLOCK or block[:8] != b"DLFSVOL1" or block[32:48] != volume:
+        return 0
+    if crc32c(block[:4092]) != struct.unpack_from("<I", block, 4092)[0]:
+        return 0
+    major, _, _, incompat = struct.unpack_from("<HHIQ", block, 8)
+    generation: int = struct.unpack_from("<Q", block, 104)[0]
+    return generation if major == 1 and incompat & ~3 else 0
+
+
 def copies(image: bytes) -> list[Superblock]:
     """The valid superblock copies of one member."""
     valid: list[Superblock] = []
@@ -125,6 +136,10 @@ def copies(image: bytes) -> list[Superblock]:
     with suppress(Malformed):
         valid.append(decode_superblock(image[tail : tail + BLOCK]))
     expect(bool(valid), "a member without a superblock")
+    newest = max(valid, key=lambda sb: sb.generation)
+    for offset in (0, 64 << 10, tail):
+        unknown = unknown_generation(image[offset : offset + BLOCK], newest.volume)
+        expect(unknown <= newest.generation, "a newer superblock with unknown features")
     expect(len(image) >= max(sb.member_bytes for sb in valid), "a truncated member")
     return valid
 

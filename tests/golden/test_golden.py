@@ -5,12 +5,13 @@ Damaged variants are made here, from the golden volumes, with the error that eac
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import struct
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -151,14 +152,25 @@ class Image:
             member, offset = space.resolve(address, number)
             self.write(member, offset, bytes([byte[0] ^ 16]))
 
-    def patch_superblocks(self, form: str, at: int, *values: object) -> None:
-        """Change a field in every copy that there is, with the right checksum."""
-        for member, path in enumerate(self.members):
+    def patch_superblocks(
+        self,
+        form: str,
+        at: int,
+        *values: object,
+        only: int | None = None,
+        members: Iterable[int] | None = None,
+    ) -> None:
+        """Change a field in every copy that there is, with the right checksum.
+
+        ``only`` and ``members`` restrict it to the copies of a generation and to some members.
+        """
+        for member in range(len(self.members)) if members is None else members:
             for offset in self.offsets(member):
-                with open(path, "rb") as file:
+                with open(self.members[member], "rb") as file:
                     file.seek(offset)
                     block = bytearray(file.read(4096))
-                if block.strip(b"\0"):
+                (generation,) = struct.unpack_from("<Q", block, 104)
+                if block.strip(b"\0") and only in (None, generation):
                     struct.pack_into("<" + form, block, at, *values)
                     struct.pack_into("<I", block, 4092, crc32c(bytes(block[:4092])))
                     self.write(member, offset, bytes(block))
@@ -579,6 +591,26 @@ def test_damage_is_reported(
     assert isinstance(error_for(failed.value.code, ""), CODES_IN_C.get(error, error))
     assert any(member in str(failed.value) for member in image.members)
     assert damage in (no_superblock, truncated) or " at byte " in str(failed.value)
+
+
+@pytest.mark.parametrize("kind", ["one", "three", "trio", "growns"], indirect=True)
+@pytest.mark.parametrize("last", [True, False], ids=["last-member", "all-members"])
+def test_an_older_copy_is_not_read_instead_of_one_with_unknown_features(
+    image: Image, last: bool
+) -> None:
+    newest = image.superblock.generation
+    assert [sb.generation for sb in image.copies(0)].count(newest - 1) == 1
+    members = range(len(image.members) - 1 if last else 0, len(image.members))
+    image.patch_superblocks("Q", 104, newest + 1, only=newest, members=members)
+    features = image.superblock.incompat | 4
+    image.patch_superblocks("Q", 16, features, only=newest + 1, members=members)
+    with pytest.raises(VersionError, match="a newer dlfs made this volume"):
+        read_all(image.members)
+    with pytest.raises(decoder.Malformed):
+        decoder.read_volume(image.members)
+    with pytest.raises(c_reader.Failed, match="a newer dlfs made this volume") as failed:
+        c_reader.read_volume(image.members)
+    assert failed.value.code == -errno.EPROTONOSUPPORT
 
 
 def test_a_missing_member(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
  * 8.2), and reads its catalog.
  *
  * Three copies of the superblock are read from each device. The newest valid one of all devices is
- * in force. A device that cannot be used (no superblock, too small, replaced, stale) counts as
- * missing; a volume with K copies can do without K - 1 members.
+ * in force. If a newer one needs a feature unknown to this code, the volume is refused: the older
+ * generation is no longer in force. A device that cannot be used (no superblock, too small,
+ * replaced, stale) counts as missing; a volume with K copies can do without K - 1 members.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -36,6 +37,10 @@ struct candidate {
     bool has_magic;            /* one superblock copy, valid or not, begins with the magic */
     char reason[REASON_BYTES]; /* the reason for code, in words */
     char name[VOLUME_NAME_BYTES];
+    /* The newest copy with features unknown to this code; generation 0: there is none. */
+    uint64_t unknown_generation;
+    uint64_t unknown_offset_bytes;
+    uint8_t unknown_volume_uuid[VOLUME_UUID_BYTES];
     struct volume_superblock superblock;
     uint8_t block[VOLUME_SUPERBLOCK_BYTES];
 };
@@ -79,6 +84,20 @@ static unsigned long long wide(uint64_t value)
     return value;
 }
 
+/* Notes a copy that needs features unknown to this code, if it is newer than the one noted before.
+ */
+static void note_unknown(struct candidate *candidate, uint64_t offset_bytes, const uint8_t *block)
+{
+    uint64_t generation;
+    uint8_t uuid[VOLUME_UUID_BYTES];
+    if (volume_superblock_is_unknown(block, &generation, uuid) &&
+        generation > candidate->unknown_generation) {
+        candidate->unknown_generation = generation;
+        candidate->unknown_offset_bytes = offset_bytes;
+        memcpy(candidate->unknown_volume_uuid, uuid, sizeof uuid);
+    }
+}
+
 /* Takes the copy at an offset if it is valid and newer than the one taken before. */
 static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *memory,
                       uint64_t offset_bytes)
@@ -88,6 +107,7 @@ static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *m
     int code = read_block(queue, candidate->device, memory, offset_bytes, block);
     if (code >= 0) {
         candidate->has_magic |= volume_superblock_has_magic(block);
+        note_unknown(candidate, offset_bytes, block);
         code = volume_superblock_decode(block, &found);
     }
     if (code < 0) {
@@ -347,6 +367,25 @@ static void identify_all(struct mounting *mounting)
     }
 }
 
+/* Refuses the volume if a copy on any device is newer than the newest one that this code knows. */
+static int check_known(const struct mounting *mounting)
+{
+    const struct volume_superblock *newest = &mounting->newest->superblock;
+    for (uint32_t i = 0; i < mounting->count; i++) {
+        const struct candidate *candidate = &mounting->candidates[i];
+        if (candidate->unknown_generation > newest->generation &&
+            memcmp(candidate->unknown_volume_uuid, newest->volume_uuid, VOLUME_UUID_BYTES) == 0) {
+            volume_message(mounting->message, mounting->message_bytes,
+                           "open %s: read a superblock at byte %llu: generation %llu needs a "
+                           "feature unknown to this version; a newer dlfs made this volume",
+                           candidate->name, wide(candidate->unknown_offset_bytes),
+                           wide(candidate->unknown_generation));
+            return -EPROTONOSUPPORT;
+        }
+    }
+    return 0;
+}
+
 /* Describes why no device is a member: the first known reason. */
 static int describe_none(const struct mounting *mounting)
 {
@@ -382,7 +421,10 @@ static int mount_into(dlfs_volume *volume, struct candidate *candidates, uint32_
         code = describe_none(&mounting);
         goto out;
     }
-    code = assemble(&mounting, volume);
+    code = check_known(&mounting);
+    if (code >= 0) {
+        code = assemble(&mounting, volume);
+    }
     if (code >= 0) {
         code = load_catalog(volume, message, message_bytes);
     }

@@ -11,6 +11,7 @@
 #define VERSION_MAJOR 1u
 #define INCOMPAT_REPLICAS UINT64_C(1)
 #define INCOMPAT_SHARED UINT64_C(2)
+#define INCOMPAT_KNOWN (INCOMPAT_REPLICAS | INCOMPAT_SHARED)
 
 /* Offsets of fields. */
 enum {
@@ -62,10 +63,23 @@ static int check_frame(const uint8_t *block)
     if (volume_u32(block + AT_SUPERBLOCK_BYTES) != VOLUME_SUPERBLOCK_BYTES) {
         return DLFS_E_FORMAT;
     }
-    if (volume_u64(block + AT_INCOMPAT) & ~(INCOMPAT_REPLICAS | INCOMPAT_SHARED)) {
+    if (volume_u64(block + AT_INCOMPAT) & ~INCOMPAT_KNOWN) {
         return -EPROTONOSUPPORT;
     }
     return 0;
+}
+
+bool volume_superblock_is_unknown(const uint8_t *block, uint64_t *generation, uint8_t *uuid)
+{
+    if (!volume_superblock_has_magic(block) ||
+        dlfs_crc32c(0, block, AT_CRC32C) != volume_u32(block + AT_CRC32C) ||
+        volume_u16(block + AT_VERSION_MAJOR) != VERSION_MAJOR ||
+        (volume_u64(block + AT_INCOMPAT) & ~INCOMPAT_KNOWN) == 0) {
+        return false;
+    }
+    *generation = volume_u64(block + AT_GENERATION);
+    memcpy(uuid, block + AT_VOLUME_UUID, VOLUME_UUID_BYTES);
+    return true;
 }
 
 /* Decodes the fields of fixed size. Counts are checked before they are used. */

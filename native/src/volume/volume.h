@@ -33,6 +33,7 @@ _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 #define VOLUME_RECORD_BYTES 104u /* without runs, attributes and name */
 #define VOLUME_ATTRIBUTES_BYTES_MAX 65536u
 #define VOLUME_NAME_BYTES 320u /* longest name of a member in messages, NUL included */
+#define VOLUME_UUID_BYTES 16u
 #define VOLUME_NUMBER_MAX ((UINT64_C(1) << 63) - 1) /* largest generation or time */
 
 struct volume_superblock {
@@ -133,6 +134,11 @@ static inline uint64_t volume_tail_offset(uint64_t member_bytes)
 int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out);
 /* Returns true if a block begins with the magic of superblocks. */
 bool volume_superblock_has_magic(const uint8_t *block);
+/*
+ * Returns true if a block is an intact superblock with features unknown to this code, and its
+ * generation and its volume's UUID (16 bytes).
+ */
+bool volume_superblock_is_unknown(const uint8_t *block, uint64_t *generation, uint8_t *uuid);
 
 /*
  * Decodes the catalog_bytes of a superblock's catalog, at an address that is a multiple of 8. The

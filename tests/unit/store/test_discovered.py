@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from uuid import uuid4
 import pytest
 
 import dlfs
+from dlfs._native.checksums import crc32c
 from dlfs.block import NvmeTcpDiscoverUri, NvmeTcpUri, parse_uri
-from dlfs.errors import NotFoundError, UsageError
+from dlfs.errors import NotFoundError, UsageError, VersionError
 from dlfs.fabric.discovery import discover
 from dlfs.format.superblock import decode_superblock, encode_superblock, superblock_offsets
 from dlfs.store.discovered import find_namespaces, resolve_uris
@@ -114,6 +116,29 @@ def test_single_devices_and_discovery_together(tmp_path: Path) -> None:
         with pytest.raises(NotFoundError, match="missing: 0"):
             resolve_uris([str(paths[1]), asking(target)])
     assert resolve_uris([str(paths[0]), "mem:1MiB"]) == (str(paths[0]), "mem:1MiB")
+
+
+def test_a_member_with_a_newer_generation_of_unknown_features_is_not_left_out(
+    tmp_path: Path,
+) -> None:
+    _, paths = make_volume(tmp_path, "pool", 2, replicas=2)
+    with open(paths[1], "r+b") as file:
+        for offset in superblock_offsets(paths[1].stat().st_size):
+            file.seek(offset)
+            block = bytearray(file.read(4096))
+            (generation,) = struct.unpack_from("<Q", block, 104)
+            if generation == 2:
+                struct.pack_into("<Q", block, 16, 1 | 4)
+                struct.pack_into("<Q", block, 104, 3)
+                struct.pack_into("<I", block, 4092, crc32c(bytes(block[:4092])))
+                file.seek(offset)
+                file.write(block)
+    namespaces = [serve(path, number) for number, path in enumerate(paths, 1)]
+    expected = pytest.raises(VersionError, match="got 0x5; a newer dlfs")
+    with ScriptedTarget([subsystem("x", namespaces)]) as target, expected:
+        resolve_uris([asking(target)])
+    with pytest.raises(VersionError, match="got 0x5; a newer dlfs"):
+        dlfs.open(paths)
 
 
 def test_one_of_several_volumes_is_chosen(tmp_path: Path) -> None:
