@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dlfs.comparison import DatasetDiff, diff
     from dlfs.dataset import Dataset
     from dlfs.errors import (
+        AuthenticationError,
         ChecksumError,
         ClosedError,
         DegradedError,
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuthenticationError",
     "Batch",
     "ChecksumError",
     "ClosedError",

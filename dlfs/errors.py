@@ -15,6 +15,7 @@
     ├── DeviceError (OSError)              a device failed
     │   ├── DeviceLostError                ... it is gone (retryable)
     │   ├── DeviceTimeoutError             ... it does not answer (retryable)
+    │   ├── AuthenticationError            ... this host or its target was not authenticated
     │   ├── DegradedError                  ... a member is missing: the volume is read-only
     │   └── LeaseLostError                 ... this writer's lease has expired, or was taken over
     ├── FormatError                        the bytes on media violate the format (FORMAT.md)
@@ -108,6 +109,16 @@ class DeviceTimeoutError(DeviceError):
     """A device did not answer within the time allowed."""
 
     retryable = True
+
+
+class AuthenticationError(DeviceError):
+    """A target refused this host's key, or this host refused the target.
+
+    The message says which side refused and why; it contains no part of a key.
+    """
+
+    def __init__(self, message: str, code: int = errno.EACCES) -> None:
+        super().__init__(message, code)
 
 
 class DegradedError(DeviceError):

@@ -17,6 +17,7 @@ from typing import Any
 
 from dlfs._native import abi, channel_abi
 from dlfs.errors import (
+    AuthenticationError,
     ChecksumError,
     ClosedError,
     DeviceError,
@@ -54,6 +55,7 @@ _CODES: dict[int, type[DlfsError]] = {
     abi.E_PROTOCOL: DeviceError,
     abi.E_DIGEST: DeviceError,
     abi.E_SERVICE: ServiceLostError,
+    abi.E_AUTH: AuthenticationError,
     -errno.EINVAL: UsageError,
 }
 
@@ -70,6 +72,7 @@ _ERRNOS = {
     abi.E_TIMEOUT: errno.ETIMEDOUT,
     abi.E_PROTOCOL: errno.EPROTO,
     abi.E_DIGEST: errno.EBADMSG,
+    abi.E_AUTH: errno.EACCES,
 }
 """The errno of a DeviceError for one of the library's own codes."""
 

@@ -18,14 +18,27 @@ from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import NvmeTcpOptions, NvmeTcpUri
 from dlfs.closing import Closing
-from dlfs.errors import ClosedError, DeviceError, DeviceLostError, DeviceTimeoutError
+from dlfs.errors import (
+    AuthenticationError,
+    ClosedError,
+    DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
+)
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
 
 # Errors to which the last error of the association is added. Their subclasses name their cause.
-_EXPLAINED = (DeviceError, DeviceLostError, DeviceTimeoutError)
-_TARGET_ERRNOS = (errno.ENODEV, errno.ETIMEDOUT, errno.EPROTO, errno.EBADMSG, errno.EREMOTEIO)
+_EXPLAINED = (DeviceError, DeviceLostError, DeviceTimeoutError, AuthenticationError)
+_TARGET_ERRNOS = (
+    errno.ENODEV,
+    errno.ETIMEDOUT,
+    errno.EPROTO,
+    errno.EBADMSG,
+    errno.EREMOTEIO,
+    errno.EACCES,
+)
 
 __all__ = ["NvmeStatus", "NvmeTcpAssociation", "NvmeTcpDevice"]
 

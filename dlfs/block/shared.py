@@ -42,6 +42,7 @@ from dlfs.block.lease import Lease, LeaseTimes, describe
 from dlfs.block.nvme import CommandRunner
 from dlfs.block.reservation import Reservation
 from dlfs.errors import (
+    AuthenticationError,
     ClosedError,
     DeviceError,
     DeviceLostError,
@@ -150,7 +151,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
         self._check_lease()
         try:
             super().flush()
-        except (DeviceLostError, DeviceTimeoutError):
+        except (DeviceLostError, DeviceTimeoutError, AuthenticationError):
             self._note_failed_write()  # so that unlock does not wait for the lost device
             raise
 

@@ -10,6 +10,7 @@ import errno
 import logging
 
 from dlfs.errors import (
+    AuthenticationError,
     ChecksumError,
     ClosedError,
     DegradedError,
@@ -48,6 +49,7 @@ ERRNOS: dict[type[DlfsError], int] = {
     DeviceError: errno.EIO,
     DeviceLostError: errno.ENXIO,
     DeviceTimeoutError: errno.ETIMEDOUT,
+    AuthenticationError: errno.EACCES,
     DegradedError: errno.EROFS,
     LeaseLostError: errno.EIO,
     FormatError: errno.EIO,

@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 
 from dlfs.block import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
 from dlfs.closing import Closing
-from dlfs.errors import DeviceError, DeviceLostError, DeviceTimeoutError, DlfsError
+from dlfs.errors import (
+    AuthenticationError,
+    DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    DlfsError,
+)
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.units import MIB
 
@@ -249,7 +255,9 @@ class _Fetcher(Closing):
                 problem = operation_error(
                     uri, Kind.READ, request.offset_bytes, length_bytes, result
                 )
-                gone = isinstance(problem, DeviceLostError | DeviceTimeoutError)
+                gone = isinstance(
+                    problem, DeviceLostError | DeviceTimeoutError | AuthenticationError
+                )
                 request.unreadable |= not gone
                 self._read_next_copy(request, problem)
 

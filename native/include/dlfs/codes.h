@@ -41,6 +41,7 @@ extern "C" {
 #define DLFS_E_PROTOCOL (-10010)  /* the target violates the NVMe/TCP protocol */
 #define DLFS_E_DIGEST (-10011)    /* a PDU of the target does not match its own digest */
 #define DLFS_E_SERVICE (-10012)   /* the node service has ended, or does not answer */
+#define DLFS_E_AUTH (-10013)      /* this host or the target was not authenticated */
 
 /* Returns DLFS_VERSION of the loaded library. Any threads at once. */
 DLFS_API uint32_t dlfs_version(void);

@@ -38,6 +38,8 @@ static const char *own_phrase(int code)
         return "digest mismatch on the wire";
     case DLFS_E_SERVICE:
         return "the service is gone, or does not answer";
+    case DLFS_E_AUTH:
+        return "authentication failed";
     default:
         return NULL;
     }

@@ -85,7 +85,7 @@ void member_succeeded(dlfs_reader *reader, uint32_t number)
 void member_failed(dlfs_reader *reader, uint32_t number, int code)
 {
     struct member *member = &reader->members[number];
-    bool gone = code == DLFS_E_LOST || code == DLFS_E_TIMEOUT;
+    bool gone = code == DLFS_E_LOST || code == DLFS_E_TIMEOUT || code == DLFS_E_AUTH;
     bool has_copies = reader->config.replicas > 1;
     if (!gone && (!has_copies || atomic_fetch_add(&member->failures, 1) + 1 < FAILURES_MAX)) {
         return;

@@ -254,7 +254,8 @@ static void start_span(struct read *read, struct span *span, uint64_t number)
 /* Returns true if reads of single samples would fail likewise: the member is gone, or silent. */
 static bool is_gone(int code)
 {
-    return code == DLFS_E_TIMEOUT || code == DLFS_E_LOST || code == DLFS_E_CLOSED;
+    return code == DLFS_E_TIMEOUT || code == DLFS_E_LOST || code == DLFS_E_AUTH ||
+           code == DLFS_E_CLOSED;
 }
 
 /* Starts the read of the sample that span->single numbers, into its place in the span's memory. */

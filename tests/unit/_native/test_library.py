@@ -73,6 +73,7 @@ def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         (abi.E_LIMIT, errors.LimitError),
         (abi.E_NOT_FOUND, errors.NotFoundError),
         (abi.E_SERVICE, errors.ServiceLostError),
+        (abi.E_AUTH, errors.AuthenticationError),
         (abi.E_END, errors.NativeError),
         (-20000, errors.NativeError),
         (-errno.EINVAL, errors.UsageError),

@@ -1,0 +1,190 @@
+/* A DH-HMAC-CHAP session of this host; see security/chap.h. */
+#include "security/chap.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <openssl/crypto.h>
+
+#include "dlfs/codes.h"
+#include "security/crypto.h"
+#include "security/secret.h"
+
+#define KEY_PURPOSE "NVMe-over-Fabrics"
+
+int chap_transform_key(const struct security_key *key, const char *nqn,
+                       uint8_t out[NVME_HASH_BYTES_MAX])
+{
+    if (key->hash == NVME_HASH_NONE) {
+        memcpy(out, key->bytes, key->count);
+        return 0;
+    }
+    const struct security_bytes parts[] = {{nqn, strlen(nqn)}, {KEY_PURPOSE, strlen(KEY_PURPOSE)}};
+    return security_hmac(key->hash, (struct security_bytes){key->bytes, key->count}, parts, 2, out);
+}
+
+int chap_compute_response(const struct chap_response *input, uint8_t out[NVME_HASH_BYTES_MAX])
+{
+    uint32_t hash_bytes = security_hash_bytes(input->hash);
+    uint8_t augmented[NVME_HASH_BYTES_MAX];
+    struct security_bytes challenge = {input->challenge, hash_bytes};
+    if (hash_bytes == 0) {
+        return -ENOTSUP;
+    }
+    int code = 0;
+    if (input->session_key != NULL) {
+        struct security_bytes key = {input->session_key, hash_bytes};
+        code = security_hmac(input->hash, key, &challenge, 1, augmented);
+        challenge.at = augmented;
+    }
+    uint32_t sequence = htole32(input->sequence);
+    uint16_t transaction = htole16(input->transaction);
+    const uint8_t zero = 0;
+    const struct security_bytes parts[] = {
+        challenge,
+        {&sequence, sizeof sequence},
+        {&transaction, sizeof transaction},
+        {&input->secure_channel, 1},
+        {input->role, strlen(input->role)},
+        {input->first_nqn, strlen(input->first_nqn)},
+        {&zero, 1},
+        {input->second_nqn, strlen(input->second_nqn)},
+    };
+    if (code == 0) {
+        struct security_bytes key = {input->key, input->key_bytes};
+        code = security_hmac(input->hash, key, parts, sizeof parts / sizeof *parts, out);
+    }
+    secret_wipe(augmented, sizeof augmented);
+    return code;
+}
+
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+static int find_key(struct nvme_chap *session, enum security_key_kind kind, const char *name,
+                    char message[NVME_SECURITY_TEXT_BYTES])
+{
+    bool is_host = kind == SECURITY_KEY_HOST;
+    struct security_key *key = is_host ? &session->host_key : &session->controller_key;
+    const struct security_key_query query = {.kind = kind,
+                                             .name = name,
+                                             .host_nqn = session->host_nqn,
+                                             .subsystem_nqn = session->subsystem_nqn};
+    int code = security_key_find(&query, key, message);
+    if (code < 0) {
+        return code;
+    }
+    code = chap_transform_key(key, is_host ? session->host_nqn : session->subsystem_nqn,
+                              is_host ? session->transformed_host_key
+                                      : session->transformed_controller_key);
+    if (code < 0) {
+        (void)snprintf(message, NVME_SECURITY_TEXT_BYTES, "key %s: OpenSSL failed", name);
+    }
+    return code;
+}
+
+int chap_open(const struct nvme_chap_config *config, struct nvme_chap **out,
+              char message[NVME_SECURITY_TEXT_BYTES])
+{
+    struct nvme_chap *session = secret_allocate(sizeof *session);
+    if (session == NULL) {
+        (void)snprintf(message, NVME_SECURITY_TEXT_BYTES, "no memory for a key");
+        return -ENOMEM;
+    }
+    (void)snprintf(session->host_nqn, sizeof session->host_nqn, "%s", config->host_nqn);
+    (void)snprintf(session->subsystem_nqn, sizeof session->subsystem_nqn, "%s",
+                   config->subsystem_nqn);
+    int code = find_key(session, SECURITY_KEY_HOST, config->host_key, message);
+    if (code == 0 && config->controller_key != NULL) {
+        session->has_controller_key = true;
+        code = find_key(session, SECURITY_KEY_CONTROLLER, config->controller_key, message);
+    }
+    if (code < 0) {
+        chap_close(session);
+        return code;
+    }
+    *out = session;
+    return 0;
+}
+
+void chap_close(struct nvme_chap *session)
+{
+    secret_free(session, sizeof *session);
+}
+
+/* Makes a Diffie-Hellman key pair; sets the session key to the hash of the shared secret. */
+static int agree(struct nvme_chap *session, const struct nvme_chap_challenge *challenge,
+                 struct nvme_chap_answer *answer)
+{
+    uint32_t bytes = security_dh_bytes(challenge->group);
+    const struct security_bytes peer = {challenge->public_value, challenge->public_value_bytes};
+    int code = security_dh_agree(challenge->group, peer, answer->public_value, session->shared);
+    if (code == 0) {
+        const struct security_bytes shared = {session->shared, bytes};
+        code = security_hash(challenge->hash, &shared, 1, session->session_key);
+    }
+    secret_wipe(session->shared, sizeof session->shared);
+    answer->public_value_bytes = bytes;
+    session->session_key_bytes = session->hash_bytes;
+    return code == -EBADMSG ? DLFS_E_AUTH : code;
+}
+
+/* Makes a challenge for the controller, and computes the response that it owes. */
+static int challenge_controller(struct nvme_chap *session, struct chap_response input,
+                                struct nvme_chap_answer *answer)
+{
+    int code = security_random(session->controller_challenge, session->hash_bytes);
+    do {
+        code = code < 0 ? code : security_random(&answer->sequence, sizeof answer->sequence);
+    } while (code == 0 && answer->sequence == 0); /* 0 means that there is no challenge */
+    memcpy(answer->challenge, session->controller_challenge, session->hash_bytes);
+    input.key = session->transformed_controller_key;
+    input.key_bytes = session->controller_key.count;
+    input.challenge = session->controller_challenge;
+    input.sequence = answer->sequence;
+    input.role = "Controller";
+    input.first_nqn = session->subsystem_nqn;
+    input.second_nqn = session->host_nqn;
+    return code < 0 ? code : chap_compute_response(&input, session->expected);
+}
+
+int chap_answer(struct nvme_chap *session, const struct nvme_chap_challenge *challenge,
+                struct nvme_chap_answer *answer)
+{
+    memset(answer, 0, sizeof *answer);
+    session->hash_bytes = security_hash_bytes(challenge->hash);
+    session->session_key_bytes = 0;
+    if (session->hash_bytes == 0) {
+        return -ENOTSUP;
+    }
+    answer->hash_bytes = session->hash_bytes;
+    memcpy(session->host_challenge, challenge->value, session->hash_bytes);
+    int code = challenge->group != NVME_DH_NONE ? agree(session, challenge, answer) : 0;
+    const struct chap_response input = {
+        .hash = challenge->hash,
+        .key = session->transformed_host_key,
+        .key_bytes = session->host_key.count,
+        .session_key = session->session_key_bytes > 0 ? session->session_key : NULL,
+        .challenge = challenge->value,
+        .sequence = challenge->sequence,
+        .transaction = challenge->transaction,
+        .secure_channel = challenge->secure_channel,
+        .role = "HostHost",
+        .first_nqn = session->host_nqn,
+        .second_nqn = session->subsystem_nqn,
+    };
+    if (code == 0) {
+        code = chap_compute_response(&input, answer->response);
+    }
+    if (code == 0 && session->has_controller_key) {
+        code = challenge_controller(session, input, answer);
+    }
+    return code;
+}
+
+bool chap_verify(const struct nvme_chap *session, const uint8_t *response)
+{
+    return session->has_controller_key && session->hash_bytes > 0 &&
+           CRYPTO_memcmp(session->expected, response, session->hash_bytes) == 0;
+}
