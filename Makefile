@@ -130,11 +130,11 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
 release: build/release/.stamp ## the source distribution and the wheels of a release, in dist/release
-	build/release/venv/bin/python -m release.build
+	build/release/venv/bin/python -m deploy.release.build
 
 # Not a part of .ci/run: it fetches a compiler of 500 MB and compiles the library for each Python: 11 minutes of CPU time for three.
 release-check: release ## these packages in clean environments of all Pythons on PATH, with the README's examples
-	build/release/venv/bin/python -m release.check $(PACKAGES)
+	build/release/venv/bin/python -m deploy.release.check $(PACKAGES)
 
 clean: ## remove what was built, and the virtual environment
 	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY) $(FUSE_LIBRARY) $(SECURITY_LIBRARY) $(SPDK_LIBRARY)

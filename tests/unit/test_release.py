@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from release import check
+from deploy.release import check
 from tests.support.examples import ExampleError, Installation, run_example
 
 HERE = Installation(python=Path(sys.executable))

@@ -1,6 +1,6 @@
 """Installs the packages of a release in clean environments, and runs the README with them.
 
-    python -m release.check [PACKAGE ...]
+    python -m deploy.release.check [PACKAGE ...]
 
 The wheel of this machine and the source distribution are each installed for every ``python3.X`` on
 PATH that dlfs supports. The wheel is installed without a compiler. Each environment then runs the
@@ -26,8 +26,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from release import ARCHITECTURES, GLIBC, PACKAGES, ROOT, WORK
-from release.debian import unpack
+from deploy.release import ARCHITECTURES, GLIBC, PACKAGES, ROOT, WORK
+from deploy.release.debian import unpack
 from tests.support.examples import Installation, run_example, sections
 
 MINOR_VERSIONS = range(11, 30)

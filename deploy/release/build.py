@@ -1,6 +1,6 @@
 """Builds the packages of a release from the last commit: a source distribution and the wheels.
 
-    python -m release.build
+    python -m deploy.release.build
 
 The wheels are compiled by Zig's clang, whose target names a version of glibc. So the machine's own
 glibc does not matter, and one machine builds for all architectures. Headers and libraries of
@@ -26,8 +26,8 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
-from release import ARCHITECTURES, GLIBC, PACKAGES, ROOT, WORK
-from release.debian import unpack
+from deploy.release import ARCHITECTURES, GLIBC, PACKAGES, ROOT, WORK
+from deploy.release.debian import unpack
 
 DEBIAN_PACKAGES = ["liburing-dev", "libfuse3-dev", "libfuse3-3", "libgcc-12-dev"]
 LIBFUSE = "libfuse3.so.3"

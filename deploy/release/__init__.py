@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "release"
 """Folder of intermediate files."""
 PACKAGES = ROOT / "dist" / "release"
