@@ -23,27 +23,6 @@ nvmet=${NVMET_CONFIGFS:-/sys/kernel/config/nvmet}
 subsystem=$nvmet/subsystems/$nqn
 namespace=$subsystem/namespaces/1
 
-fail() {
-    printf 'export.sh: %s\n' "$*" >&2
-    exit 1
-}
-
-# in_use NAME: true if a block device is mounted, swap, or part of another one.
-in_use() {
-    cut -d' ' -f3 /proc/self/mountinfo | grep -qxF "$(cat "/sys/class/block/$1/dev")" ||
-        cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF "/dev/$1" ||
-        [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
-}
-
-check_device() {
-    [ -b "$device" ] || [ -f "$device" ] || fail "$device: there is no such block device or file"
-    [ -b "$device" ] || return 0
-    disk=$(basename "$(readlink -f "$device")")
-    for part in "/sys/class/block/$disk" "/sys/class/block/$disk/$disk"*; do
-        [ ! -d "$part" ] || ! in_use "${part##*/}" || fail "$device: this machine uses ${part##*/}"
-    done
-}
-
 load_target() {
     [ -d "$nvmet" ] && return
     modprobe nvmet
@@ -63,7 +42,51 @@ add_port() {
     fi
     [ "$(cat "$port_folder/addr_traddr")" = "$address" ] || \
         fail "port $1 is in use at $(cat "$port_folder/addr_traddr"), not at $address"
-    ln -s "$subsystem" "$port_folder/subsystems/$nqn"
+    [ -L "$port_folder/subsystems/$nqn" ] || ln -s "$subsystem" "$port_folder/subsystems/$nqn"
+}
+
+# remove_export: undo what an export did, as far as it was done.
+remove_export() {
+    for number in $ports; do
+        port_folder=$nvmet/ports/$number
+        [ ! -L "$port_folder/subsystems/$nqn" ] || rm "$port_folder/subsystems/$nqn"
+        if [ -d "$port_folder" ] && [ -z "$(ls "$port_folder/subsystems")" ]; then
+            rmdir "$port_folder" # no other export uses it
+        fi
+    done
+    [ -d "$subsystem" ] || return 0
+    if [ -d "$namespace" ]; then
+        echo 0 >"$namespace/enable"
+        rmdir "$namespace"
+    fi
+    hosts=$(ls "$subsystem/allowed_hosts")
+    for host in $hosts; do
+        rm "$subsystem/allowed_hosts/$host"
+    done
+    rmdir "$subsystem"
+    for host in $hosts; do
+        rmdir "$nvmet/hosts/$host" 2>/dev/null || true # it stays if another export allows it
+    done
+}
+fail() {
+    printf 'export.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+# in_use NAME: true if a block device is mounted, swap, or part of another one.
+in_use() {
+    cut -d' ' -f3 /proc/self/mountinfo | grep -qxF "$(cat "/sys/class/block/$1/dev")" ||
+        cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF "/dev/$1" ||
+        [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
+}
+
+check_device() {
+    [ -b "$device" ] || [ -f "$device" ] || fail "$device: there is no such block device or file"
+    [ -b "$device" ] || return 0
+    disk=$(basename "$(readlink -f "$device")")
+    for part in "/sys/class/block/$disk" "/sys/class/block/$disk/$disk"*; do
+        [ ! -d "$part" ] || ! in_use "${part##*/}" || fail "$device: this machine uses ${part##*/}"
+    done
 }
 
 start() {
@@ -106,26 +129,7 @@ verify() {
 }
 
 undo() {
-    for number in $ports; do
-        port_folder=$nvmet/ports/$number
-        [ ! -L "$port_folder/subsystems/$nqn" ] || rm "$port_folder/subsystems/$nqn"
-        if [ -d "$port_folder" ] && [ -z "$(ls "$port_folder/subsystems")" ]; then
-            rmdir "$port_folder" # no other export uses it
-        fi
-    done
-    [ -d "$subsystem" ] || return 0
-    if [ -d "$namespace" ]; then
-        echo 0 >"$namespace/enable"
-        rmdir "$namespace"
-    fi
-    hosts=$(ls "$subsystem/allowed_hosts")
-    for host in $hosts; do
-        rm "$subsystem/allowed_hosts/$host"
-    done
-    rmdir "$subsystem"
-    for host in $hosts; do
-        rmdir "$nvmet/hosts/$host" 2>/dev/null || true # it stays if another export allows it
-    done
+    remove_export
 }
 
 case ${1-} in

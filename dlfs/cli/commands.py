@@ -28,6 +28,7 @@ from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
 from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
 from dlfs.cli.verbs import (
     cat,
+    compose,
     cp,
     demo,
     diff,
@@ -238,3 +239,4 @@ for _panel, _verbs in _PANELS.items():
     for _name, _verb in _verbs.items():
         add_verb(app, _name, _verb, panel=_panel)
 app.add_typer(target.app, name="target", rich_help_panel="Storage nodes")
+app.add_typer(compose.app, name="compose", rich_help_panel="Storage nodes")

@@ -111,6 +111,19 @@ EXAMPLES = {
         "    --allow nqn.2024-01.org.example:trainer >export.sh",
     ),
     "target hostnqn": ("dlfs target hostnqn",),
+    "compose create": (
+        "dlfs compose create a --size 64GiB --store /srv/nvme \\",
+        "    -a 10.0.0.11 --allow nqn.2024-01.org.example:trainer",
+    ),
+    "compose ls": (
+        "dlfs compose ls",
+        "dlfs compose ls -t nvmet+ssh://root@10.0.0.11 --json",
+    ),
+    "compose resize": ("dlfs compose resize a 128GiB -t spdk",),
+    "compose withdraw": (
+        "dlfs compose withdraw a",
+        "dlfs compose withdraw --all --delete -t spdk",
+    ),
     "demo": (
         "dlfs demo",
         "dlfs demo --dir /scratch --keep",

@@ -26,6 +26,7 @@ GIVEN = "dlfs.given"
 
 _ARGUMENTS = {
     "force=True": "--force",
+    "shrink=True": "--shrink",
     "allow_empty=True": "--allow-empty",
     "size_bytes=2**30": "--size 1GiB",
     "links='skip'": "--links skip",

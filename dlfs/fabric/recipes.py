@@ -136,15 +136,25 @@ def _settings(export: Export) -> dict[str, str]:
     }
 
 
-def _script(template: str, settings: Mapping[str, str]) -> str:
-    text = resources.files("dlfs.fabric").joinpath("templates", template).read_text("utf-8")
+def script(template: str, settings: Mapping[str, str]) -> str:
+    """Return a script of ``templates``, with its settings quoted for the shell.
+
+    Args:
+        template: name of the file.
+        settings: values of the shell's variables, by name.
+    """
     lines = (f"{name}={shlex.quote(value)}" for name, value in settings.items())
+    text = _template(template).replace("@FUNCTIONS@\n", _template("nvmet_functions.sh"))
     return text.replace("@SETTINGS@", "\n".join(lines))
+
+
+def _template(name: str) -> str:
+    return resources.files("dlfs.fabric").joinpath("templates", name).read_text("utf-8")
 
 
 def nvmet_script(export: Export) -> str:
     """Return a shell script for the kernel's target."""
-    return _script("nvmet.sh", _settings(export))
+    return script("nvmet.sh", _settings(export))
 
 
 def spdk_script(export: Export) -> str:
@@ -154,7 +164,7 @@ def spdk_script(export: Export) -> str:
         "port": str(export.port),
         "discovery_port": str(export.discovery_port),
     }
-    return _script("spdk.sh", {**_settings(export), **further})
+    return script("spdk.sh", {**_settings(export), **further})
 
 
 # ---- nvmetcli ------------------------------------------------------------------------------------

@@ -30,6 +30,14 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
+_SSH = """#!/bin/bash
+# ssh OPTIONS USER@ADDRESS sh -s VERB: on that machine, as far as scripts for nvmet can tell.
+set -- "${{@: -4}}"
+kernel={folder}/kernel-${{1#*@}}
+NVMET_CONFIGFS=$kernel/nvmet PATH=$kernel/bin:$PATH exec "${{@:2}}"
+"""
+
+
 class Machine:
     """A network namespace, a folder, and a shell in it.
 
@@ -126,10 +134,11 @@ class StorageNode(Machine):
     def type(self, command: str) -> tuple[int, str]:
         """Run a command, then make the simulated kernel serve the current exports."""
         done = super().type(command)
-        self._serve()
+        self.serve()
         return done
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Serve what configfs exports now."""
         content = self.configfs.content()
         wanted = {
             int(value): [
@@ -180,8 +189,9 @@ class Network:
     def __init__(self, folder: Path) -> None:
         tools = folder / "tools"
         tools.mkdir()
-        (tools / "scp").write_text(_SCP.format(folder=folder))
-        (tools / "scp").chmod(0o755)
+        for name, text in (("scp", _SCP), ("ssh", _SSH)):
+            (tools / name).write_text(text.format(folder=folder))
+            (tools / name).chmod(0o755)
         prefix = f"dlfs{os.getpid()}"
         self.machines: dict[str, Machine] = {}
         try:

@@ -17,6 +17,7 @@ from tests.deploy.machines import Network, StorageNode
 
 README = (Path(__file__).parents[2] / "deploy" / "README.md").read_text()
 DISK = "/dev/nvme1n1"
+STORE = "/srv/dlfs"
 MOUNTPOINT = "/mnt/dlfs"
 
 VARYING = [
@@ -60,7 +61,9 @@ def network(tmp_path: Path) -> Iterator[Network]:
 def run(network: Network, name: str, command: str, mountpoint: Path) -> tuple[int, str]:
     """Run a command, with the README's paths replaced by this test's."""
     machine = network.machines[name]
-    places = {MOUNTPOINT: str(mountpoint)}
+    places = {MOUNTPOINT: str(mountpoint), STORE: str(mountpoint.parent / "store")}
+    if " compose " in command:
+        command = command.replace("GiB", "MiB")
     if isinstance(machine, StorageNode):
         places[DISK] = str(machine.disk)
     elif found := re.search(r"--address (\S+)", command):
@@ -72,6 +75,9 @@ def run(network: Network, name: str, command: str, mountpoint: Path) -> tuple[in
     for written, here in places.items():
         command = command.replace(written, here)
     code, shown = machine.type(command)
+    for node in network.machines.values():
+        if isinstance(node, StorageNode):
+            node.serve()
     for written, here in places.items():
         shown = shown.replace(here, written)
     return code, shown
@@ -83,11 +89,13 @@ def run(network: Network, name: str, command: str, mountpoint: Path) -> tuple[in
 def test_walkthrough(network: Network, tmp_path: Path) -> None:
     mountpoint = tmp_path / "mountpoint"
     mountpoint.mkdir()
+    (tmp_path / "store").mkdir()
+    printed = iter(["600 samples from 2 members\n", "[]\n"])
     for language, text in blocks():
         if language == "python":
             (tmp_path / "10.0.0.20" / "example.py").write_text(text)
             shown = run(network, "trainer", "python example.py", mountpoint)
-            assert shown == (0, "600 samples from 2 members\n")
+            assert shown == (0, next(printed))
             continue
         for name, command, expected in commands(text):
             code, shown = run(network, name, command, mountpoint)

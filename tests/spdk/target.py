@@ -147,19 +147,23 @@ class SpdkTarget:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def rpc_path(self) -> Path:
+        """Path of the socket of its JSON-RPC."""
+        return self._folder / "rpc.sock"
+
     def start(self) -> None:
         """Start the target, for the first time or again with its subsystems."""
         found = program()
         assert found is not None
         cpus = [self._cpu] if self._cpu is not None else sorted(os.sched_getaffinity(0))
         lcores = f"0@({','.join(map(str, cpus))})"
-        socket_path = self._folder / "rpc.sock"
-        socket_path.unlink(missing_ok=True)
+        self.rpc_path.unlink(missing_ok=True)
         command = [found, "--lcores", lcores, "--no-huge", "-s", str(_MEMORY_MIB), "--no-pci"]
-        command += ["--disable-cpumask-locks", "--silence-noticelog", "-r", str(socket_path)]
+        command += ["--disable-cpumask-locks", "--silence-noticelog", "-r", str(self.rpc_path)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
-        self._rpc = self._connect(socket_path)
+        self._rpc = self._connect(self.rpc_path)
         self._rpc.call("nvmf_create_transport", trtype="TCP", **self._options)
         for nqn, namespaces in self._subsystems.items():
             self._make(nqn, namespaces)

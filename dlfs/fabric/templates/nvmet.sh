@@ -13,10 +13,7 @@ set -eu
 @SETTINGS@
 # ------------------------------------------------------------------------------------------------
 
-nvmet=${NVMET_CONFIGFS:-/sys/kernel/config/nvmet}
-subsystem=$nvmet/subsystems/$nqn
-namespace=$subsystem/namespaces/1
-
+@FUNCTIONS@
 fail() {
     printf 'export.sh: %s\n' "$*" >&2
     exit 1
@@ -36,28 +33,6 @@ check_device() {
     for part in "/sys/class/block/$disk" "/sys/class/block/$disk/$disk"*; do
         [ ! -d "$part" ] || ! in_use "${part##*/}" || fail "$device: this machine uses ${part##*/}"
     done
-}
-
-load_target() {
-    [ -d "$nvmet" ] && return
-    modprobe nvmet
-    modprobe nvmet-tcp
-    [ -d "$nvmet" ] || mount -t configfs none /sys/kernel/config
-}
-
-# add_port NUMBER: the kernel listens on a port when the first subsystem is linked to it.
-add_port() {
-    port_folder=$nvmet/ports/$1
-    if [ ! -d "$port_folder" ]; then
-        mkdir "$port_folder"
-        echo "$family" >"$port_folder/addr_adrfam"
-        echo tcp >"$port_folder/addr_trtype"
-        echo "$address" >"$port_folder/addr_traddr"
-        echo "$1" >"$port_folder/addr_trsvcid"
-    fi
-    [ "$(cat "$port_folder/addr_traddr")" = "$address" ] || \
-        fail "port $1 is in use at $(cat "$port_folder/addr_traddr"), not at $address"
-    ln -s "$subsystem" "$port_folder/subsystems/$nqn"
 }
 
 start() {
@@ -100,26 +75,7 @@ verify() {
 }
 
 undo() {
-    for number in $ports; do
-        port_folder=$nvmet/ports/$number
-        [ ! -L "$port_folder/subsystems/$nqn" ] || rm "$port_folder/subsystems/$nqn"
-        if [ -d "$port_folder" ] && [ -z "$(ls "$port_folder/subsystems")" ]; then
-            rmdir "$port_folder" # no other export uses it
-        fi
-    done
-    [ -d "$subsystem" ] || return 0
-    if [ -d "$namespace" ]; then
-        echo 0 >"$namespace/enable"
-        rmdir "$namespace"
-    fi
-    hosts=$(ls "$subsystem/allowed_hosts")
-    for host in $hosts; do
-        rm "$subsystem/allowed_hosts/$host"
-    done
-    rmdir "$subsystem"
-    for host in $hosts; do
-        rmdir "$nvmet/hosts/$host" 2>/dev/null || true # it stays if another export allows it
-    done
+    remove_export
 }
 
 case ${1-} in

@@ -34,7 +34,9 @@ def find(words: list[str]) -> tuple[Verb, list[str]]:
 
 def test_every_verb_has_examples() -> None:
     verbs = {name for panel in _PANELS.values() for name in panel}
-    assert set(EXAMPLES) == verbs | {"target recipe", "target hostnqn"}
+    for name, group in COMMAND.commands.items():
+        verbs |= {f"{name} {verb}" for verb in getattr(group, "commands", ())}
+    assert set(EXAMPLES) == verbs
     assert all(examples for examples in EXAMPLES.values())
 
 
@@ -256,6 +258,9 @@ WRONG = [
     ["discover", "127.0.0.1:1"],
     ["target", "recipe", "disk", "-a", "10.0.0.1", "--allow", "nqn.2024-01.org.example:x"],
     ["target", "recipe", "/dev/x", "-a", "here", "--allow", "me"],
+    ["compose", "create", "a", "-s", "1", "--store", "/srv", "-a", "10.0.0.1", "--allow", "me"],
+    ["compose", "ls", "-t", "nvmet+ssh://"],
+    ["compose", "withdraw"],
     ["uri", "what:ever"],
     ["uri", "nvme-tcp://"],
 ]

@@ -19,8 +19,8 @@ _NODES = {
         ("addr_adrfam", "addr_trtype", "addr_traddr", "addr_trsvcid"),
         ("subsystems", "referrals"),
     ),
-    "subsystems": (("attr_allow_any_host",), ("namespaces", "allowed_hosts")),
-    "namespaces": (("device_path", "device_uuid", "enable"), ()),
+    "subsystems": (("attr_allow_any_host", "attr_model"), ("namespaces", "allowed_hosts")),
+    "namespaces": (("device_path", "device_uuid", "enable", "revalidate_size"), ()),
 }
 """Attributes and inner folders of a node, by the name of the folder that it is made in."""
 

@@ -1,0 +1,162 @@
+"""``dlfs compose``: creates, exports, resizes and withdraws namespaces on storage nodes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dlfs.cli.options import JsonOption, confirm
+from dlfs.cli.output import Table, human_size, note, print_data, print_json
+from dlfs.cli.verb import VerbGroup, add_verb
+from dlfs.errors import UsageError
+from dlfs.units import parse_bytes
+
+if TYPE_CHECKING:
+    from dlfs.fabric.composing import ComposedNamespace
+
+app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
+
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="TARGET",
+        help="nvmet, nvmet+ssh://root@HOST, spdk, spdk:SOCKET or spdk://IP:PORT.",
+    ),
+]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the namespace.")]
+
+
+@app.callback()
+def compose() -> None:
+    """Create, resize and withdraw namespaces on storage nodes."""
+
+
+def create(
+    name: NameArgument,
+    size: Annotated[str, typer.Option("--size", "-s", metavar="SIZE", help="Such as 64GiB.")],
+    store: Annotated[
+        str,
+        typer.Option(
+            metavar="STORE", help="Folder of the storage node; on SPDK, an lvol store's name."
+        ),
+    ],
+    address: Annotated[
+        str, typer.Option("--address", "-a", metavar="IP", help="Address of the storage node.")
+    ],
+    allow: Annotated[
+        list[str],
+        typer.Option("--allow", metavar="HOSTNQN", help="A host that may connect; repeat it."),
+    ],
+    target: TargetOption = "nvmet",
+    nqn: Annotated[
+        str, typer.Option(metavar="NQN", help="NQN of the subsystem; made up by default.")
+    ] = "",
+    port: Annotated[int, typer.Option(help="TCP port of the data.")] = 4420,
+    discovery_port: Annotated[int, typer.Option(help="TCP port of discovery.")] = 8009,
+    json: JsonOption = False,
+) -> None:
+    """Create a namespace and export it, and print its URI.
+
+    If it exists already, its hosts become those of --allow. After a restart of the storage node,
+    the same command exports it again, with its bytes.
+    """
+    from dlfs.fabric.composing import NamespaceRequest, open_target
+
+    request = NamespaceRequest(
+        name=name,
+        size_bytes=parse_bytes(size),
+        store=store,
+        address=address,
+        allowed_hosts=tuple(allow),
+        nqn=nqn,
+        port=port,
+        discovery_port=discovery_port,
+    )
+    with open_target(target) as opened:
+        made = opened.create(request)
+    if json:
+        print_json(_plain(made))
+        return
+    print(made.uri)
+    note(f"{made.name}: {human_size(made.size_bytes)} in {made.backing}")
+
+
+def ls(target: TargetOption = "nvmet", json: JsonOption = False) -> None:
+    """List the namespaces that were composed on a target."""
+    from dlfs.fabric.composing import open_target
+
+    with open_target(target) as opened:
+        found = opened.list()
+    if json:
+        print_json({"namespaces": [_plain(each) for each in found]})
+        return
+    table = Table("name", "size", "hosts", "device", right=("size", "hosts"))
+    for each in found:
+        table.add_row(
+            each.name, human_size(each.size_bytes), str(len(each.allowed_hosts)), each.uri or "-"
+        )
+    print_data(table)
+
+
+def resize(
+    name: NameArgument,
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="New size, such as 128GiB.")],
+    target: TargetOption = "nvmet",
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Allow a smaller size: the bytes behind it are lost.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Change the size of a composed namespace while hosts use it."""
+    from dlfs.fabric.composing import open_target
+
+    with open_target(target) as opened:
+        made = opened.resize(name, parse_bytes(size), shrink=shrink)
+    if json:
+        print_json(_plain(made))
+    note(f"{made.name}: {human_size(made.size_bytes)}")
+
+
+def withdraw(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Names of namespaces.")
+    ] = None,
+    target: TargetOption = "nvmet",
+    all_: Annotated[bool, typer.Option("--all", help="All that were composed.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete their bytes, too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """End the export of composed namespaces: their hosts lose them at once."""
+    from dlfs.fabric.composing import open_target
+
+    if bool(names) == all_:
+        raise UsageError("withdraw: expected names or --all")
+    with open_target(target) as opened:
+        doomed = [each.name for each in opened.list()] if all_ else names or []
+        if delete and doomed and not yes:
+            confirm(
+                f"Delete the bytes of {', '.join(doomed)}?",
+                otherwise=f"withdraw {', '.join(doomed)}: expected --yes to delete the bytes",
+                declined="nothing was withdrawn",
+            )
+        gone = [opened.withdraw(name, delete=delete) for name in doomed]
+    if json:
+        print_json({"withdrawn": [_plain(each) for each in gone]})
+    for each in gone:
+        kept = "deleted" if delete else "kept"
+        note(f"withdrew {each.name}; {kept} {each.backing}")
+
+
+def _plain(made: ComposedNamespace) -> dict[str, Any]:
+    return {**asdict(made), "uri": made.uri}
+
+
+add_verb(app, "create", create)
+add_verb(app, "ls", ls)
+add_verb(app, "resize", resize)
+add_verb(app, "withdraw", withdraw)

@@ -1,0 +1,140 @@
+"""Namespaces to compose, and composed ones."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from dlfs.block.uri import NVME_TCP_PORT
+from dlfs.errors import UsageError
+from dlfs.fabric.recipes import Export
+from dlfs.units import MIB, format_bytes
+
+MODEL = "DLFS composed"
+"""Model number of the subsystems that are composed; it tells them from others."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_STORE = re.compile(r"/[A-Za-z0-9._/-]{0,1023}|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def check_name(name: str) -> None:
+    """Check the name of a composed namespace.
+
+    Raises:
+        UsageError: it is no name.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"compose: expected a name of at most 63 letters, digits, '.', '_' and '-', "
+            f"got {name[:100]!a}"
+        )
+
+
+def check_size(size_bytes: int) -> None:
+    """Check the size of a namespace, in bytes.
+
+    Raises:
+        UsageError: it is not a multiple of 1 MiB, or not positive.
+    """
+    if size_bytes <= 0 or size_bytes % MIB:
+        raise UsageError(
+            f"compose: expected a size that is a multiple of 1 MiB, got {size_bytes} bytes"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceRequest:
+    """A namespace to compose on a storage node.
+
+    Args:
+        name: name, unique on the target.
+        size_bytes: size, a multiple of 1 MiB.
+        store: place of its bytes: on nvmet the absolute path of a folder of the storage node, on
+            SPDK the name of an lvol store.
+        address: IP address of the storage node that hosts connect to.
+        allowed_hosts: NQNs of the hosts that may connect, at least one.
+        nqn: NQN of its subsystem; by default derived from address, store and name.
+        port: TCP port for data.
+        discovery_port: TCP port for discovery; may be the same.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
+
+    name: str
+    size_bytes: int
+    store: str
+    address: str
+    allowed_hosts: tuple[str, ...]
+    nqn: str = ""
+    port: int = NVME_TCP_PORT
+    discovery_port: int = 8009
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_size(self.size_bytes)
+        if not _STORE.fullmatch(self.store) or ".." in self.store.split("/"):
+            raise UsageError(
+                f"compose {self.name}: expected the absolute path of a folder, or the name of an "
+                f"lvol store, of letters, digits, '.', '_', '-' and '/', got {self.store[:100]!a}"
+            )
+        if not self.nqn:
+            place = f"nvme-tcp://{self.address}/{self.store.strip('/')}/{self.name}"
+            made = f"nqn.2014-08.org.nvmexpress:uuid:{uuid5(NAMESPACE_URL, place)}"
+            object.__setattr__(self, "nqn", made)
+        _ = self.export  # which checks the other values
+
+    @property
+    def export(self) -> Export:
+        """The export of the namespace, in the terms of recipes."""
+        return Export(
+            device=f"/{self.store.strip('/')}/{self.name}",
+            address=self.address,
+            allowed_hosts=self.allowed_hosts,
+            nqn=self.nqn,
+            port=self.port,
+            discovery_port=self.discovery_port,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComposedNamespace:
+    """A namespace that was composed on a storage node.
+
+    Attributes:
+        name: its name.
+        nqn: NQN of its subsystem; it is namespace 1.
+        uuid: UUID of the namespace.
+        size_bytes: its size.
+        backing: file or lvol that holds its bytes.
+        listeners: addresses and ports of its subsystem, such as ``10.0.0.11:4420``.
+        allowed_hosts: NQNs of the hosts that may connect.
+    """
+
+    name: str
+    nqn: str
+    uuid: UUID
+    size_bytes: int
+    backing: str
+    listeners: tuple[str, ...]
+    allowed_hosts: tuple[str, ...]
+
+    @property
+    def uri(self) -> str:
+        """Device URI of the namespace for trainers; empty if nothing listens."""
+        return f"nvme-tcp://{self.listeners[0]}/{self.nqn}?nsid=1" if self.listeners else ""
+
+
+def check_resize(found: ComposedNamespace, size_bytes: int, *, shrink: bool) -> None:
+    """Check the new size of a namespace.
+
+    Raises:
+        UsageError: the size is invalid, or smaller than now without ``shrink``.
+    """
+    check_size(size_bytes)
+    if size_bytes < found.size_bytes and not shrink:
+        raise UsageError(
+            f"resize {found.name}: expected at least {format_bytes(found.size_bytes)}, its size, "
+            f"got {format_bytes(size_bytes)}; shrink=True loses the bytes behind that"
+        )

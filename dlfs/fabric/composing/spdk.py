@@ -1,0 +1,259 @@
+"""Namespaces on SPDK's nvmf_tgt: each is a logical volume (lvol) of an lvol store.
+
+The calls are those of SPDK's JSON-RPC, made by the client of the package ``spdk``. nvmf_tgt loses
+exports when it ends, but not lvols: ``create`` with the same request exports one again, with the
+same UUID.
+
+Source: SPDK 26.05's JSON-RPC; ``spdk`` 26.9.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+from uuid import UUID
+
+from dlfs.errors import (
+    DeviceError,
+    DeviceLostError,
+    ExistsError,
+    NotFoundError,
+    SpaceError,
+    UsageError,
+)
+from dlfs.extras import install_command
+from dlfs.fabric.composing.namespaces import (
+    MODEL,
+    ComposedNamespace,
+    NamespaceRequest,
+    check_resize,
+)
+from dlfs.fabric.composing.target import find
+from dlfs.fabric.recipes import DISCOVERY_NQN, Export
+from dlfs.units import MIB
+
+_TIMEOUT_S = 60.0
+_TRANSFER_BYTES_MAX = 1 << 20
+"""Most bytes of one command. SPDK's default, 128 KiB, would split the reads of whole chunks."""
+
+
+class SpdkTarget:
+    """A running nvmf_tgt.
+
+    Args:
+        address: path of its JSON-RPC's Unix socket, or an IP address.
+        port: TCP port of its JSON-RPC, with an IP address.
+
+    Raises:
+        UsageError: the package ``spdk`` is not installed.
+        DeviceLostError: nothing answers there.
+    """
+
+    def __init__(self, address: str, port: int | None = None) -> None:
+        try:
+            from spdk.rpc.client import JSONRPCClient, JSONRPCException
+        except ImportError as error:
+            raise UsageError(
+                f"compose on SPDK: expected the package spdk; {install_command('spdk')}"
+            ) from error
+        self._what = f"compose on nvmf_tgt at {address}" + (f":{port}" if port else "")
+        self._refusal: type[Exception] = JSONRPCException
+        try:
+            self._client = JSONRPCClient(address, port, timeout=_TIMEOUT_S)
+        except (JSONRPCException, OSError) as error:
+            raise DeviceLostError(f"{self._what}: no answer: is nvmf_tgt running?") from error
+
+    def _call(self, method: str, **parameters: object) -> Any:
+        """Call a method and return its result.
+
+        Raises:
+            SpaceError: the lvol store has too little space.
+            DeviceError: nvmf_tgt refused the call, or does not answer.
+        """
+        try:
+            return self._client.call(method, parameters)
+        except (self._refusal, OSError) as error:
+            said = " ".join(str(error).partition("response:")[2].split()) or str(error)
+            kind = SpaceError if "No space left" in said else DeviceError
+            raise kind(f"{self._what}: {method}: {said}") from error
+
+    # ---- looking ---------------------------------------------------------------------------------
+
+    def list(self) -> list[ComposedNamespace]:
+        """Return the composed namespaces, by name."""
+        lvols = {name: bdev for bdev in self._call("bdev_get_bdevs") for name in _names(bdev)}
+        made = [
+            self._decode(subsystem, space, lvols[space["bdev_name"]])
+            for subsystem in self._call("nvmf_get_subsystems")
+            if subsystem.get("model_number") == MODEL
+            for space in subsystem["namespaces"]
+        ]
+        return sorted(made, key=lambda each: each.name)
+
+    def _decode(
+        self, subsystem: dict[str, Any], space: dict[str, Any], lvol: dict[str, Any]
+    ) -> ComposedNamespace:
+        backing = (lvol["aliases"] or [lvol["name"]])[0]
+        return ComposedNamespace(
+            name=backing.rpartition("/")[2],
+            nqn=subsystem["nqn"],
+            uuid=UUID(space["uuid"]),
+            size_bytes=lvol["num_blocks"] * lvol["block_size"],
+            backing=backing,
+            listeners=tuple(map(_listener, subsystem["listen_addresses"])),
+            allowed_hosts=tuple(sorted(host["nqn"] for host in subsystem["hosts"])),
+        )
+
+    def _find(self, name: str) -> ComposedNamespace:
+        return find(self, name, self._what)
+
+    def _subsystem(self, nqn: str) -> dict[str, Any] | None:
+        found = [each for each in self._call("nvmf_get_subsystems") if each["nqn"] == nqn]
+        return found[0] if found else None
+
+    def _lvol_bytes(self, alias: str) -> int | None:
+        """Return the size of an lvol; None if there is none."""
+        for bdev in self._call("bdev_get_bdevs"):
+            if alias in _names(bdev):
+                size: int = bdev["num_blocks"] * bdev["block_size"]
+                return size
+        return None
+
+    def _whole_clusters(self, store: str, size_bytes: int) -> int:
+        """Return the size rounded up to whole clusters of an lvol store, as SPDK rounds it."""
+        stores = {each["name"]: each for each in self._call("bdev_lvol_get_lvstores")}
+        if store not in stores:
+            names = ", ".join(sorted(stores)) or "none"
+            raise NotFoundError(
+                f"{self._what}: expected an lvol store, got {store!r}; there are: {names}"
+            )
+        cluster_bytes: int = stores[store]["cluster_size"]
+        return -(-size_bytes // cluster_bytes) * cluster_bytes
+
+    # ---- changing --------------------------------------------------------------------------------
+
+    def create(self, request: NamespaceRequest) -> ComposedNamespace:
+        """Create and export a namespace, as ``ComposingTarget`` says.
+
+        The size is rounded up to whole clusters of the lvol store.
+
+        Raises:
+            NotFoundError: there is no such lvol store.
+            SpaceError: the lvol store has too little space.
+        """
+        alias = f"{request.store}/{request.name}"
+        for each in self.list():
+            if (each.nqn == request.nqn) != (each.backing == alias) or (
+                each.name == request.name and each.backing != alias
+            ):
+                raise ExistsError(
+                    f"{self._what}: {each.name} is composed already, as {each.nqn} in "
+                    f"{each.backing}"
+                )
+        subsystem = self._subsystem(request.nqn)
+        if subsystem is not None and subsystem.get("model_number") != MODEL:
+            raise ExistsError(
+                f"{self._what}: {request.nqn} is exported already, and was not composed"
+            )
+        self._make_lvol(request, alias)
+        try:
+            self._export(request.export, alias, subsystem)
+        except BaseException:
+            if subsystem is None:
+                self._remove_export(request.nqn)
+            raise
+        return self._find(request.name)
+
+    def _make_lvol(self, request: NamespaceRequest, alias: str) -> None:
+        wanted = self._whole_clusters(request.store, request.size_bytes)
+        found = self._lvol_bytes(alias)
+        if found is None:
+            self._call(
+                "bdev_lvol_create",
+                lvs_name=request.store,
+                lvol_name=request.name,
+                size_in_mib=wanted // MIB,
+            )
+        elif found != wanted:
+            raise ExistsError(
+                f"{self._what}: {request.name} exists with {found} bytes, not {wanted}; "
+                f"resize changes the size"
+            )
+
+    def _export(self, export: Export, alias: str, subsystem: dict[str, Any] | None) -> None:
+        nqn = export.nqn
+        if not any(each["trtype"] == "TCP" for each in self._call("nvmf_get_transports")):
+            self._call("nvmf_create_transport", trtype="TCP", max_io_size=_TRANSFER_BYTES_MAX)
+        if subsystem is None:
+            self._call(
+                "nvmf_create_subsystem", nqn=nqn, model_number=MODEL, serial_number="DLFS",
+                allow_any_host=False,
+            )  # fmt: skip
+            subsystem = {"hosts": [], "namespaces": [], "listen_addresses": []}
+        known = {host["nqn"] for host in subsystem["hosts"]}
+        for host in export.allowed_hosts:
+            if host not in known:
+                self._call("nvmf_subsystem_add_host", nqn=nqn, host=host)
+        for host in known - set(export.allowed_hosts):
+            self._call("nvmf_subsystem_remove_host", nqn=nqn, host=host)
+        if not subsystem["namespaces"]:
+            space = {"bdev_name": alias, "nsid": 1, "uuid": str(export.uuid)}
+            self._call("nvmf_subsystem_add_ns", nqn=nqn, namespace=space)
+        self._listen(nqn, export, export.port)
+        self._listen(DISCOVERY_NQN, export, export.discovery_port)
+
+    def _listen(self, nqn: str, export: Export, port: int) -> None:
+        subsystem = self._subsystem(nqn)
+        listening = subsystem["listen_addresses"] if subsystem is not None else []
+        if any((at["traddr"], at["trsvcid"]) == (export.address, str(port)) for at in listening):
+            return
+        place = {
+            "trtype": "TCP",
+            "adrfam": export.family.replace("ip", "IP"),
+            "traddr": export.address,
+            "trsvcid": str(port),
+        }
+        self._call("nvmf_subsystem_add_listener", nqn=nqn, listen_address=place)
+
+    def resize(self, name: str, size_bytes: int, *, shrink: bool = False) -> ComposedNamespace:
+        """Change the size of a namespace, as ``ComposingTarget`` says.
+
+        The size is rounded up to whole clusters of the lvol store.
+        """
+        found = self._find(name)
+        check_resize(found, size_bytes, shrink=shrink)
+        self._call("bdev_lvol_resize", name=found.backing, size_in_mib=size_bytes // MIB)
+        return self._find(name)
+
+    def withdraw(self, name: str, *, delete: bool = False) -> ComposedNamespace:
+        """End the export of a namespace, as ``ComposingTarget`` says.
+
+        The discovery service's listener stays, for other exports.
+        """
+        found = self._find(name)
+        self._remove_export(found.nqn)
+        if delete:
+            self._call("bdev_lvol_delete", name=found.backing)
+        return found
+
+    def _remove_export(self, nqn: str) -> None:
+        if self._subsystem(nqn) is not None:
+            self._call("nvmf_delete_subsystem", nqn=nqn)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _names(bdev: dict[str, Any]) -> list[str]:
+    return [bdev["name"], *bdev["aliases"]]
+
+
+def _listener(at: dict[str, Any]) -> str:
+    address, port = at["traddr"], at["trsvcid"]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,108 @@
+"""Composing on SPDK's nvmf_tgt: lvols are made, exported, resized, withdrawn and exported again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.errors import DeviceError, ExistsError, NotFoundError, SpaceError
+from dlfs.fabric.composing import ComposingTarget, NamespaceRequest, open_target
+from dlfs.units import MIB
+from tests.nvmet.guest import free_port
+from tests.spdk.target import SpdkTarget
+
+HOST = "nqn.2024-01.org.example:trainer"
+OTHER_HOST = "nqn.2024-01.org.example:other"
+SAMPLES = {f"{number:02}": bytes([number]) * (1000 + 700 * number) for number in range(40)}
+
+pytestmark = pytest.mark.spdk
+
+
+@pytest.fixture
+def disk(spdk_target: SpdkTarget, tmp_path: Path) -> Iterator[Path]:
+    """A file that has the lvol store ``lvs``."""
+    pytest.importorskip("spdk.rpc.client", reason="no client (pip install spdk)")
+    path = tmp_path / "disk"
+    path.write_bytes(bytes(256 * MIB))
+    spdk_target.call("bdev_aio_create", name="disk", filename=str(path), block_size=4096)
+    spdk_target.call("bdev_lvol_create_lvstore", bdev_name="disk", lvs_name="lvs")
+    yield path
+    spdk_target.call("bdev_aio_delete", name="disk")
+
+
+@pytest.fixture
+def target(spdk_target: SpdkTarget, disk: Path) -> Iterator[ComposingTarget]:
+    with open_target(f"spdk:{spdk_target.rpc_path}") as opened:
+        yield opened
+        for each in opened.list():
+            opened.withdraw(each.name)
+
+
+def request(port: int, name: str = "a", **changes) -> NamespaceRequest:
+    return NamespaceRequest(
+        **{
+            "name": name,
+            "size_bytes": 16 * MIB,
+            "store": "lvs",
+            "address": "127.0.0.1",
+            "allowed_hosts": (HOST,),
+            "port": port,
+            "discovery_port": port,
+            **changes,
+        }
+    )
+
+
+def test_a_volume_over_composed_namespaces(target: ComposingTarget) -> None:
+    port = free_port()
+    made = [target.create(request(port, name)) for name in ("a", "b")]
+    assert target.list() == made
+    assert target.create(request(port)) == made[0]
+    with pytest.raises(ExistsError, match="a exists with 16777216 bytes, not 33554432; resize"):
+        target.create(request(port, size_bytes=32 * MIB))
+    uris = [f"{each.uri}&hostnqn={HOST}" for each in made]
+    dlfs.format_volume(uris, label="pool")
+    with dlfs.open(uris) as volume, volume.writer("samples") as writer:
+        for name, data in SAMPLES.items():
+            writer.add(name, data)
+    with dlfs.open(uris) as volume:
+        dataset = volume["samples"]
+        assert target.resize("a", 32 * MIB).size_bytes == 32 * MIB
+        assert [dataset[i] for i in range(len(dataset))] == list(SAMPLES.values())
+    target.withdraw("a")
+    with pytest.raises(NotFoundError):
+        dlfs.open(uris)
+    again = target.create(request(port, size_bytes=32 * MIB))
+    assert (again.uri, again.uuid) == (made[0].uri, made[0].uuid)
+    with dlfs.open(uris) as volume:
+        assert list(volume.verify()) == []
+    assert target.create(
+        request(port, size_bytes=32 * MIB, allowed_hosts=(OTHER_HOST,))
+    ).allowed_hosts == (OTHER_HOST,)
+    with pytest.raises(dlfs.DlfsError, match="refused host"):
+        dlfs.open(uris)
+
+
+def test_refusals(target: ComposingTarget, spdk_target: SpdkTarget) -> None:
+    port = free_port()
+    with pytest.raises(NotFoundError, match="expected an lvol store, got 'no'; there are: lvs"):
+        target.create(request(port, store="no"))
+    with pytest.raises(SpaceError, match="bdev_lvol_create"):
+        target.create(request(port, size_bytes=1 << 40))
+    with pytest.raises(DeviceError, match="nvmf_subsystem_add_listener"):
+        target.create(request(port, address="192.0.2.1"))
+    assert target.list() == []
+    with spdk_target.subsystem("nqn.2024-01.org.example:foreign") as foreign:
+        with pytest.raises(ExistsError, match="was not composed"):
+            target.create(request(port, nqn=foreign))
+        assert target.list() == []
+
+
+def test_delete_frees_the_space(target: ComposingTarget) -> None:
+    port = free_port()
+    for _ in range(3):
+        target.create(request(port, size_bytes=200 * MIB))
+        target.withdraw("a", delete=True)
