@@ -35,18 +35,21 @@ from dlfs.errors import (
     StaleError,
     UsageError,
 )
+from dlfs.fields import FieldSpan
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock
 from dlfs.reader import (
     DEPTH_MAX,
+    FieldReaders,
     ReaderOptions,
     SampleReader,
     Where,
     make_native_reader,
     read_timeout_ms,
 )
+from dlfs.reader.field_readers import OpenParts
 from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_into
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
@@ -156,6 +159,7 @@ class DatasetSession:
         members: URIs of the volume's members, in order.
         directory: the sample directory.
         reader: the reader of the samples.
+        open_parts: opens a reader of parts of the samples; None if only whole samples can be read.
         sources: devices of the members, in order; empty if a service reads them.
         release: closes the devices or the connection to the service.
         load_attributes: opens the dataset's columns; called once, on their first use.
@@ -168,14 +172,18 @@ class DatasetSession:
     members: tuple[str, ...]
     directory: FrozenDirectory
     reader: SampleReader
+    open_parts: OpenParts | None = None
     sources: Sequence[BlockDevice] = ()
     release: Callable[[], None]
     load_attributes: Callable[[], AttributeTable]
     is_lost: Callable[[], bool] = lambda: False
     attributes: AttributesLater = field(init=False)
+    readers: FieldReaders = field(init=False)
 
     def __post_init__(self) -> None:
         self.attributes = self.reader.attributes = AttributesLater(self.load_attributes)
+        name = display(self.record.name)
+        self.readers = FieldReaders(self.reader, self.attributes, self.open_parts, name)
 
     def close(self, *, with_directory: bool) -> None:
         """Close the session, with its directory on request.
@@ -183,7 +191,7 @@ class DatasetSession:
         The devices stay open until the last epoch or call that is under way has ended.
         """
         self.attributes.close()
-        self.reader.close(lambda: self._release(with_directory))
+        self.readers.close(lambda: self._release(with_directory))
 
     def _release(self, with_directory: bool) -> None:
         try:
@@ -304,6 +312,9 @@ class LocalConnection:
             members=tuple(device.uri for device in generation.devices),
             directory=directory,
             reader=reader,
+            open_parts=lambda parts, span: self._make_reader(
+                generation, record, identity, parts, span
+            ),
             sources=generation.sources,
             release=lambda: close_devices(generation.devices),
             load_attributes=lambda: load_attributes(
@@ -322,6 +333,7 @@ class LocalConnection:
         record: DatasetRecord,
         identity: DatasetIdentity,
         directory: FrozenDirectory,
+        span: FieldSpan = (),
     ) -> SampleReader:
         native = make_native_reader(
             [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
@@ -334,13 +346,14 @@ class LocalConnection:
                 gap_bytes=max(device.gap_bytes for device in generation.sources),
                 timeout_ms=read_timeout_ms(generation.sources),
                 shared=self.options.shared,
+                parts=bool(span),
             ),
         )
         return SampleReader(
             native,
             generation.geometry,
             directory,
-            Where(identity.name, tuple(device.uri for device in generation.devices)),
+            Where(identity.name, tuple(device.uri for device in generation.devices), span),
             lambda: _diagnose(generation.devices, identity),
             lambda number, reason: _report(generation, number, reason),
         )

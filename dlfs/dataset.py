@@ -274,7 +274,8 @@ class Dataset(ColumnAccess, Closing):
             indices: integers 0..N-1, one dimension; an index may occur more than once.
             on_error: policy for samples that cannot be read: ``raise``; ``skip`` leaves them out;
                 ``replace`` reads the next readable sample of the dataset in path order.
-            fields: names of the fields that the batch has; by default all. Whole samples are read.
+            fields: names of the fields that the batch has; by default all. Only the part of each
+                sample from the first of them to the last one is read and verified.
 
         Raises:
             UsageError: an index is out of range, or there is no such policy or field.
@@ -282,7 +283,7 @@ class Dataset(ColumnAccess, Closing):
             StaleError: the dataset was removed.
             DeviceError: a device failed.
         """
-        batch = self._opened().reader.read(indices, on_error=on_error)
+        batch = self._opened().readers.reader(fields).read(indices, on_error=on_error)
         return batch if fields is None else batch.with_fields(fields)
 
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:
@@ -376,7 +377,7 @@ class Dataset(ColumnAccess, Closing):
             drop_last: True to leave out a last global batch that is not full.
             on_error: policy for samples that cannot be read; see ``read``.
             plan: how samples are read ahead; ``auto`` decides.
-            fields: names of the fields that batches have; by default all.
+            fields: names of the fields that batches have and that are read; see ``read``.
 
         Raises:
             UsageError: an argument is out of range.
@@ -412,7 +413,7 @@ class Dataset(ColumnAccess, Closing):
         if options.fields is not None:
             pick_fields(self.fields, options.fields, self.name)
         return Epoch(
-            lambda: self._opened().reader,
+            lambda: self._opened().readers.reader(options.fields),
             options,
             dataset=self.name,
             dataset_uuid=self.uuid,
@@ -567,11 +568,11 @@ class Dataset(ColumnAccess, Closing):
 
     def stats(self) -> dict[str, int]:
         """Return the reader's counters by their names in ``dlfs_reader_stats``."""
-        return self._opened().reader.stats()
+        return self._opened().readers.stats()
 
     def member_stats(self) -> list[dict[str, Any]]:
         """Return the counters of each member's reads; see ``SampleReader.member_stats``."""
-        return self._opened().reader.member_stats()
+        return self._opened().readers.member_stats()
 
 
 def _is_scalar(index: object) -> bool:

@@ -57,6 +57,7 @@ PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_CHUNK_COPY = 0, 1, 2, 3
 GET_CACHED = 1
 MEMBER_ANY = (1 << 32) - 1
 READER_SHARED = 1
+READER_PARTS = 2
 PERMUTATION_ROUNDS_MAX = 24
 FILES_NOFOLLOW = 1
 FILES_THREADS_MAX = 64
@@ -289,6 +290,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_crc32c_copy": (c_uint32, (c_uint32, c_void_p, c_void_p, c_size_t)),
     "dlfs_crc32c_kind": (c_char_p, ()),
     "dlfs_crc32c_blocks": (None, (c_void_p, c_size_t, c_size_t, c_void_p)),
+    "dlfs_crc32c_combine": (None, (c_void_p, c_void_p, _U64S, c_uint64)),
     "dlfs_path_hash": (c_uint64, (c_void_p, c_size_t, c_uint64)),
     "dlfs_permutation_init": (c_int, (POINTER(Permutation), c_uint64, c_uint64, c_uint64)),
     "dlfs_permutation_map": (
@@ -349,6 +351,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ),
     ),
     "dlfs_directory_open": (c_int, (c_void_p, c_uint64, _OUT)),
+    "dlfs_directory_open_parts": (c_int, (c_void_p, c_void_p, c_void_p, _OUT)),
     "dlfs_directory_close": (None, (c_void_p,)),
     "dlfs_directory_attach_names": (c_int, (c_void_p, c_void_p, c_uint64)),
     "dlfs_directory_verify": (

@@ -59,3 +59,30 @@ def crc32c_blocks(data: Buffer, block_bytes: int) -> NDArray[np.uint32]:
     crcs = np.empty(-(-array.size // block_bytes), np.uint32)
     library().dlfs_crc32c_blocks(array.ctypes.data, array.size, block_bytes, crcs.ctypes.data)
     return crcs
+
+
+def combine_crc32c(
+    crcs: NDArray[np.uint32], following: NDArray[np.uint32], following_bytes: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """Compute the CRC32C of pairs of ranges, one after the other, from those of each range.
+
+    Args:
+        crcs: CRC32C of each first range, ``uint32[n]``.
+        following: CRC32C of each second range, ``uint32[n]``.
+        following_bytes: length of each second range in bytes, 0 or more, ``int64[n]``.
+
+    Raises:
+        UsageError: the arrays are not of one length.
+    """
+    if not crcs.shape == following.shape == following_bytes.shape or crcs.ndim != 1:
+        raise UsageError(
+            f"combine CRC32Cs: expected three arrays of one length, got {crcs.shape}, "
+            f"{following.shape} and {following_bytes.shape}"
+        )
+    combined = np.array(crcs, np.uint32)
+    following = np.ascontiguousarray(following, np.uint32)
+    lengths = np.ascontiguousarray(following_bytes, np.uint64)
+    library().dlfs_crc32c_combine(
+        combined.ctypes.data, following.ctypes.data, lengths.ctypes.data, len(combined)
+    )
+    return combined

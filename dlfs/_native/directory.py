@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ctypes import byref, c_uint8, c_uint64, c_void_p
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ VERSION = 1
 
 PATH_BYTES_MAX = 4095
 LOCATION_BYTES = 16
+
+_WIDE_INDICES_MIN = (1 << 32) - 1
+"""Fewest samples of a directory whose indices take 8 bytes."""
 
 _NOT_FOUND = (1 << 64) - 1
 _UNSORTED = (
@@ -169,6 +173,7 @@ class NativeDirectory:
 
     def __init__(self, entries: NDArray[np.uint8], *, label: str) -> None:
         self._label = label
+        self._references: tuple[object, ...] = ()  # outlive the handle
         self._entries = entries
         self._names: NDArray[np.uint8] | None = None
         handle = c_void_p()
@@ -178,12 +183,58 @@ class NativeDirectory:
         if code == abi.E_FORMAT:
             _check_version(self._entries, label)
         check(code, f"open {label}")
+        self._own(handle)
+
+    def _own(self, handle: c_void_p) -> None:
+        """Take a new handle."""
         self._handle: c_void_p | None = handle
         self._finalizer = weakref.finalize(self, _close, handle.value or 0)
         self._finalizer.atexit = False  # an epoch that was not closed still reads ahead with it
         self.count: int = library().dlfs_directory_count(handle)
         self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
         self.names_bytes: int = library().dlfs_directory_names_bytes(handle)
+
+    @classmethod
+    def of_parts(
+        cls,
+        whole: NativeDirectory,
+        locations: NDArray[np.uint8],
+        order: NDArray[np.uint64] | None,
+        *,
+        label: str,
+    ) -> Self:
+        """Open a directory of a part of each sample; it has no names.
+
+        Args:
+            whole: directory of the samples.
+            locations: locations of the parts, ``uint8[16 * count]``; kept alive, not copied.
+            order: indices sorted by (address, index), ``uint64[count]``; None: as in ``whole``.
+            label: name of the directory in errors.
+
+        Raises:
+            UsageError: the arrays are not of the directory's length.
+        """
+        if (
+            locations.nbytes != whole.count * LOCATION_BYTES
+            or len(range(whole.count) if order is None else order) != whole.count
+        ):
+            raise UsageError(f"open {label}: expected {whole.count} locations")
+        made = cls.__new__(cls)
+        made._label = label
+        made._entries, made._names = locations, None
+        dtype = np.uint32 if whole.count < _WIDE_INDICES_MIN else np.uint64
+        stored = None if order is None else np.ascontiguousarray(order, dtype)
+        made._references = whole, stored
+        handle = c_void_p()
+        code = library().dlfs_directory_open_parts(
+            whole.handle,
+            locations.ctypes.data,
+            None if stored is None else stored.ctypes.data,
+            byref(handle),
+        )
+        check(code, f"open {label}")
+        made._own(handle)
+        return made
 
     @property
     def handle(self) -> c_void_p:

@@ -124,6 +124,7 @@ class NativeReader(Collected):
         replicas: copies of each chunk.
         band_rows: rows of chunks that one copy occupies on each member.
         shared: True if other processes can map the sample memory (``dlfs._native.channel``).
+        parts: True if the directory has parts of samples: whole chunks are not kept in memory.
 
     Attributes:
         closing: True once ``close`` was called.
@@ -153,6 +154,7 @@ class NativeReader(Collected):
         replicas: int = 1,
         band_rows: int = 0,
         shared: bool = False,
+        parts: bool = False,
     ) -> None:
         self._references = (tuple(devices), directory)  # outlive the handle
         self.timeout_ms = timeout_ms
@@ -174,7 +176,7 @@ class NativeReader(Collected):
             gap_bytes=gap_bytes,
             retry_count=retry_count,
             timeout_ms=timeout_ms,
-            flags=abi.READER_SHARED if shared else 0,
+            flags=(abi.READER_SHARED if shared else 0) | (abi.READER_PARTS if parts else 0),
             replicas=replicas,
             band_rows=band_rows,
         )

@@ -1,8 +1,8 @@
 """The sample directory: maps paths to indices, and indices to locations.
 
 ``DirectoryBuilder`` collects the samples of a dataset that is being written; ``FrozenDirectory`` is
-the static tree of a sealed one; ``load_directory`` brings that into memory, once for all processes
-of a node.
+the static tree of a sealed one, and ``PartDirectory`` that of a part of each sample.
+``load_directory`` brings the tree into memory, once for all processes of a node.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dlfs.directory.builder import DirectoryBuilder, FrozenParts, Location
 from dlfs.directory.frozen import DirectoryChild, Entry, FrozenDirectory
 from dlfs.directory.indices import as_array, as_indices, check_indices, find_outside
 from dlfs.directory.neighbours import near_paths
+from dlfs.directory.parts import PartDirectory
 from dlfs.directory.sharing import DirectoryIdentity, DirectorySizes, load_directory
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "FrozenDirectory",
     "FrozenParts",
     "Location",
+    "PartDirectory",
     "as_array",
     "as_indices",
     "check_indices",

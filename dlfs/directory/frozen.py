@@ -87,6 +87,11 @@ class FrozenDirectory(Closing):
         return self._native.count
 
     @property
+    def label(self) -> str:
+        """Name of the directory in errors."""
+        return self._label
+
+    @property
     def native(self) -> NativeDirectory:
         """Handle for C functions of the reader. It keeps the memory alive, not this object."""
         return self._native

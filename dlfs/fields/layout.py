@@ -9,7 +9,7 @@ is checked here: a value that disagrees with the type or with the sample's lengt
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +33,10 @@ def shape_column(name: str) -> str:
 def crc_column(name: str) -> str:
     """Return the name of the column with the CRC32C of a field's bytes."""
     return f"dlfs:field:{name}:crc32c"
+
+
+FieldSpan = tuple[str, ...]
+"""Names of consecutive fields in their order; empty for all fields."""
 
 
 class FieldColumns(Protocol):
@@ -113,6 +117,7 @@ def place_fields(
     indices: NDArray[Any],
     lengths: NDArray[np.int64],
     dataset: str,
+    span: FieldSpan = (),
 ) -> dict[str, FieldPlaces]:
     """Find the fields in the bytes of some samples.
 
@@ -120,8 +125,10 @@ def place_fields(
         columns: columns of the dataset.
         fields: fields of the samples.
         indices: indices of the samples, ``[n]``.
-        lengths: length of each sample in bytes, ``int64[n]``.
+        lengths: length of each sample in bytes, ``int64[n]``; with ``span`` that of its part.
         dataset: name of the dataset, for errors.
+        span: names of consecutive fields if only the part of each sample with these was read;
+            places count from the beginning of the part.
 
     Raises:
         FormatError: a column is missing or malformed, or the fields do not fit a sample; the
@@ -129,6 +136,31 @@ def place_fields(
     """
     if not fields:
         return {}
+    places = place_each(columns, fields, indices, dataset, last=span[-1] if span else None)
+    if span:
+        first = places[span[0]].starts
+        places = {name: replace(places[name], starts=places[name].starts - first) for name in span}
+    *_, last = places.values()
+    if not np.array_equal(last.starts + last.lengths, lengths):
+        raise misfit(places, lengths, indices, dataset)
+    return places
+
+
+def place_each(
+    columns: FieldColumns,
+    fields: Fields,
+    indices: NDArray[Any],
+    dataset: str,
+    *,
+    last: str | None = None,
+) -> dict[str, FieldPlaces]:
+    """Find the fields of some samples up to the last one, or up to another one.
+
+    The caller compares the places with the lengths of the samples.
+
+    Raises:
+        FormatError: a column is missing or malformed.
+    """
     ends: NDArray[np.int64] = np.zeros(len(indices), np.int64)
     places = {}
     for name, kind in fields.items():
@@ -145,12 +177,12 @@ def place_fields(
             sizes = _sizes(columns, name, indices, where)
         ends = starts + sizes
         places[name] = FieldPlaces(kind, starts, sizes, shapes)
-    if not np.array_equal(ends, lengths):
-        raise _misfit(places, lengths, indices, dataset)
+        if name == last:
+            break
     return places
 
 
-def _misfit(
+def misfit(
     places: dict[str, FieldPlaces],
     lengths: NDArray[np.int64],
     indices: NDArray[Any],

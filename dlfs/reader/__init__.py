@@ -1,7 +1,8 @@
 """Reads samples: batches on demand, and epochs that are read ahead.
 
 ``SampleReader`` reads one dataset through native code (``ReaderBackend``), in this process or in a
-node service. A ``Batch`` has the samples of one read, in the memory into which they were read. An
+node service. ``FieldReaders`` has the readers of an open dataset: of whole samples, and of some of
+their fields. A ``Batch`` has the samples of one read, in the memory into which they were read. An
 ``Epoch`` gives the batches of one rank in the order of an epoch. ``failures`` describes samples
 that could not be read, and ``parts`` reads samples that are too large for a batch.
 """
@@ -10,6 +11,7 @@ from dlfs.reader.batch import Batch
 from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch, EpochReader, EpochStream
 from dlfs.reader.failures import SampleFailure, Where
+from dlfs.reader.field_readers import FieldReaders
 from dlfs.reader.fields import pick_fields
 from dlfs.reader.parts import LargeSample, read_into, read_pieces
 from dlfs.reader.reader import (
@@ -27,6 +29,7 @@ __all__ = [
     "Epoch",
     "EpochReader",
     "EpochStream",
+    "FieldReaders",
     "LargeSample",
     "ReaderOptions",
     "SampleFailure",

@@ -5,7 +5,8 @@ which does not change it while the batch or a view of it is alive. The memory re
 with the last of them. The reader cannot use the memory of retained batches for reading ahead;
 ``pack`` copies a batch out of it.
 
-If samples have fields, ``batch["name"]`` has those of one name.
+If samples have fields, ``batch["name"]`` has those of one name. A batch of chosen fields may have
+a part of each sample alone: the bytes from the first of these fields to the last one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import ClosedError, UsageError
-from dlfs.fields import FieldColumns, FieldPlaces, Fields, find_fields, place_fields
+from dlfs.fields import FieldColumns, FieldPlaces, Fields, FieldSpan, find_fields, place_fields
 from dlfs.reader.arrays import ArrayForm, forms_of
 from dlfs.reader.arrow import binary_views
 from dlfs.reader.failures import SampleFailure
@@ -80,8 +81,10 @@ class Batch:
         attributes: Callable[[], FieldColumns] | None = None,
         *,
         dataset: str = "",
+        span: FieldSpan = (),
     ) -> None:
         self._dataset = dataset
+        self._span = span
         self._attributes = attributes
         self._chosen: tuple[str, ...] | None = None
         self._places: tuple[Fields, dict[str, FieldPlaces]] | None = None
@@ -237,8 +240,11 @@ class Batch:
                 return {}, {}
             columns = self._attributes()
             fields = find_fields(columns, self.indices, self._dataset)
-            places = place_fields(columns, fields, self.indices, self.lengths, self._dataset)
-            self._places = fields, places
+            places = place_fields(
+                columns, fields, self.indices, self.lengths, self._dataset, self._span
+            )
+            read = {name: fields[name] for name in self._span} if self._span else fields
+            self._places = read, places
         return self._places
 
     def _part(self, places: FieldPlaces) -> PartMemory:

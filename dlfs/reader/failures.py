@@ -10,6 +10,7 @@ from dlfs._native.batch import NativeFailure
 from dlfs._native.library import describe, error_for
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.fields import FieldSpan
 from dlfs.wording import quote
 
 
@@ -20,10 +21,12 @@ class Where:
     Attributes:
         dataset: name of the dataset.
         members: device URIs of the members, in order.
+        span: names of the consecutive fields that are read; empty for whole samples.
     """
 
     dataset: str
     members: tuple[str, ...]
+    span: FieldSpan = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class SampleFailure:
         length_bytes: length of the sample in bytes.
         reason: description of the failure.
         code: error code of libdlfs.
+        span: names of the fields that were read of the sample; then offset and length are those of
+            their bytes. Empty for a whole sample.
     """
 
     dataset: str
@@ -51,12 +56,18 @@ class SampleFailure:
     length_bytes: int
     reason: str
     code: int
+    span: FieldSpan = ()
 
     def __str__(self) -> str:
+        fields = f"{self._names()} of " if self.span else ""
         return (
-            f"sample {self.index} {quote(self.path)} of dataset {quote(self.dataset)}: "
+            f"{fields}sample {self.index} {quote(self.path)} of dataset {quote(self.dataset)}: "
             f"{self.member} at byte {self.offset_bytes}, {self.length_bytes} bytes: {self.reason}"
         )
+
+    def _names(self) -> str:
+        names = [f"{name!r}" for name in dict.fromkeys((self.span[0], self.span[-1]))]
+        return f"field{'s' if len(names) > 1 else ''} {' to '.join(names)}"
 
     def error(self, others: int = 0) -> DlfsError:
         """Return the typed error of this failure.
@@ -97,4 +108,5 @@ def _describe(failure: NativeFailure, directory: FrozenDirectory, where: Where) 
         length_bytes=int(directory.lengths([failure.index])[0]),
         reason=reason,
         code=failure.code,
+        span=where.span,
     )

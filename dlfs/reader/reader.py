@@ -71,6 +71,7 @@ class ReaderOptions:
             milliseconds. With replicas, another copy is read after a sixteenth of it. A slow large
             read gets 4 s more for each MiB. See ``read_timeout_ms``.
         shared: True to allocate the sample memory in an unnamed file, for other processes.
+        parts: True if the directory has parts of samples; whole chunks are then not kept in memory.
     """
 
     memory_bytes: int = 256 * MIB
@@ -79,6 +80,7 @@ class ReaderOptions:
     retry_count: int = 2
     timeout_ms: int = TIMEOUT_MS
     shared: bool = False
+    parts: bool = False
 
 
 def read_timeout_ms(devices: Sequence[BlockDevice]) -> int:
@@ -132,6 +134,7 @@ def make_native_reader(
         replicas=geometry.replicas,
         band_rows=geometry.band_rows,
         shared=options.shared,
+        parts=options.parts,
     )
 
 
@@ -153,6 +156,7 @@ class SampleReader(Closing):
         directory: sample directory of the dataset.
         chunk_bytes: chunk size of the volume, in bytes.
         has_copies: True if every chunk lies on several members.
+        span: names of the consecutive fields that it reads; empty for whole samples.
         attributes: returns the columns of the dataset, for batches of arrays; None without columns.
 
     Threads: any at once.
@@ -172,6 +176,7 @@ class SampleReader(Closing):
         self.directory = directory
         self.chunk_bytes = geometry.chunk_bytes
         self._where = where
+        self.span = where.span
         self._diagnose = diagnose
         self._on_loss = on_member_change
         self._lost = 0
@@ -223,7 +228,7 @@ class SampleReader(Closing):
         if native.lost_members != self._lost:
             self.watch_members()
         if not native.failures:
-            return Batch(native, attributes=self.attributes, dataset=self._where.dataset)
+            return self._batch(native)
         diagnosis = self.diagnose()  # first, as a removed dataset may have lost its names, too
         if diagnosis is not None:
             raise diagnosis
@@ -240,7 +245,14 @@ class SampleReader(Closing):
         readable: npt.NDArray[np.bool_] | None = None,
         failures: tuple[SampleFailure, ...] = (),
     ) -> Batch:
-        return Batch(native, readable, failures, self.attributes, dataset=self._where.dataset)
+        return Batch(
+            native,
+            readable,
+            failures,
+            self.attributes,
+            dataset=self._where.dataset,
+            span=self.span,
+        )
 
     def watch_members(self) -> None:
         """Report the members that were lost, or have returned, since the last call."""

@@ -14,7 +14,7 @@ window.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID, uuid5
@@ -27,7 +27,7 @@ from dlfs._native.reader import StreamOptions
 from dlfs.arguments import OnError, check_integer
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
-from dlfs.reader import Epoch
+from dlfs.reader import Epoch, EpochReader
 from dlfs.selection import Selection
 from dlfs.views.lists import ListStream, Readable, describe_order, open_reader
 from dlfs.views.order import hash_numbers
@@ -128,11 +128,15 @@ class _Plans:
     Args:
         dataset: dataset or view.
         limits: arguments of ``LengthPlan`` that are the same in all epochs.
+        fields: names of the fields that are read; None for all.
     """
 
-    def __init__(self, dataset: Readable, limits: dict[str, int]) -> None:
+    def __init__(
+        self, dataset: Readable, limits: dict[str, int], fields: Sequence[str] | None
+    ) -> None:
         self._dataset = dataset
         self._limits = limits
+        self._fields = fields
         self._last: tuple[tuple[Any, ...], LengthPlan] | None = None
 
     def make(self, options: EpochOptions) -> LengthPlan:
@@ -147,14 +151,14 @@ class _Plans:
 
     def open_reader(self) -> _LengthReader:
         """Return the reader of this process."""
-        return _LengthReader(self._dataset, self)
+        return _LengthReader(open_reader(self._dataset, self._fields), self)
 
 
 class _LengthReader:
     """Reads the batches of a plan; the positions of an epoch are the numbers of its batches."""
 
-    def __init__(self, dataset: Readable, plans: _Plans) -> None:
-        self._reader = open_reader(dataset)
+    def __init__(self, reader: EpochReader, plans: _Plans) -> None:
+        self._reader = reader
         self._plans = plans
 
     @property
@@ -218,7 +222,7 @@ def length_batches(
         "window_samples": check(window_samples, 1, None, option="window_samples"),
     }
     made = EpochOptions(batch_size=1, **options).with_copies()
-    plans = _Plans(dataset, limits)
+    plans = _Plans(dataset, limits, made.fields)
     return Epoch(
         plans.open_reader,
         made,

@@ -6,7 +6,7 @@ Threads: one at a time. Memory: the indices of two segments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +29,11 @@ SEGMENT_LISTS = 1 << 12
 """Most lists of a segment."""
 
 
-def open_reader(dataset: Readable) -> EpochReader:
-    """Return the reader of a dataset or view in this process."""
-    return dataset.session.reader if isinstance(dataset, Dataset) else dataset.open_reader()
+def open_reader(dataset: Readable, fields: Sequence[str] | None = None) -> EpochReader:
+    """Return the reader of a dataset or view in this process, for all fields or for some."""
+    if isinstance(dataset, Dataset):
+        return dataset.session.readers.reader(fields)
+    return dataset.open_reader(fields)
 
 
 def describe_order(dataset: Readable, options: EpochOptions) -> str:

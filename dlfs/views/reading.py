@@ -22,6 +22,7 @@ from dlfs._native.reader import NativeSequence, StreamOptions
 from dlfs.arguments import OnError
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import ClosedError
+from dlfs.fields import FieldSpan
 from dlfs.reader import Batch, SampleReader
 from dlfs.reader.backend import StreamBackend
 from dlfs.selection import Selection
@@ -63,7 +64,12 @@ class MergedSamples:
 
 
 def merge_batches(
-    sources: Sources, parts: Sequence[tuple[Part, Batch]], *, columns: ViewColumns, name: str
+    sources: Sources,
+    parts: Sequence[tuple[Part, Batch]],
+    *,
+    columns: ViewColumns,
+    name: str,
+    span: FieldSpan = (),
 ) -> Batch:
     """Merge batches of the sources to one batch of the view.
 
@@ -73,6 +79,7 @@ def merge_batches(
             were skipped.
         columns: columns of the view, for arrays.
         name: name of the view.
+        span: names of the consecutive fields that the batches have; empty for whole samples.
     """
     places = np.concatenate([_readable_places(part, batch) for part, batch in parts])
     lengths = np.concatenate([batch.lengths for _, batch in parts])
@@ -93,7 +100,7 @@ def merge_batches(
     ]
     merged = MergedSamples(memory, offsets[order], lengths[order], indices[order])
     failures.sort(key=lambda failure: failure.position)
-    return Batch(merged, None, tuple(failures), lambda: columns, dataset=name)
+    return Batch(merged, None, tuple(failures), lambda: columns, dataset=name, span=span)
 
 
 def _readable_places(part: Part, batch: Batch) -> NDArray[np.int64]:
@@ -227,6 +234,7 @@ class ViewReader:
         make_order: returns the order of an epoch with these options and chosen samples.
         columns: columns of the view.
         name: name of the view.
+        fields: names of the fields to read, which all datasets have; None for whole samples.
 
     Threads: any at once.
     """
@@ -237,12 +245,18 @@ class ViewReader:
         make_order: Callable[[EpochOptions, Selection | None], ViewOrder],
         columns: ViewColumns,
         name: str,
+        fields: Sequence[str] | None = None,
     ) -> None:
         self._sources = sources
         self._make_order = make_order
         self._columns = columns
         self._name = name
-        self._readers = [source.dataset.session.reader for source in sources.sources]
+        sessions = [source.dataset.session for source in sources.sources]
+        self._readers = [session.readers.reader(fields) for session in sessions]
+        self._span = self._readers[0].span
+        if any(reader.span != self._span for reader in self._readers):
+            self._span = ()  # a dataset is read whole, and all batches must have the same parts
+            self._readers = [session.reader for session in sessions]
 
     @property
     def closing(self) -> bool:
@@ -274,4 +288,6 @@ class ViewReader:
         )
 
     def _merge(self, parts: Sequence[tuple[Part, Batch]]) -> Batch:
-        return merge_batches(self._sources, parts, columns=self._columns, name=self._name)
+        return merge_batches(
+            self._sources, parts, columns=self._columns, name=self._name, span=self._span
+        )

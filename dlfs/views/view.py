@@ -98,7 +98,7 @@ class DatasetView:
             indices: the view's indices 0..N-1, one dimension.
             on_error: policy for samples that cannot be read: ``raise`` or ``skip``; ``replace``
                 only if no samples of a dataset were chosen.
-            fields: names of the fields that the batch has; by default all.
+            fields: names of the fields that the batch has and that are read; by default all.
 
         Raises:
             UsageError: an index is out of range, the policy does not fit, or there is no such
@@ -106,7 +106,8 @@ class DatasetView:
             DlfsError: as ``Dataset.read``.
         """
         self._check_policy(on_error)
-        return self.open_reader().read(self._check(indices), on_error).with_fields(fields)
+        batch = self.open_reader(fields).read(self._check(indices), on_error)
+        return batch.with_fields(fields)
 
     def __getitem__(self, index: int) -> bytes:
         """Read one sample; negative indices count from the end.
@@ -232,7 +233,7 @@ class DatasetView:
         if options.fields is not None:
             pick_fields(self.fields, options.fields, self.name)
         return Epoch(
-            self.open_reader,
+            lambda: self.open_reader(options.fields),
             options,
             dataset=self.name,
             dataset_uuid=self.uuid,
@@ -294,9 +295,14 @@ class DatasetView:
                 "which could read samples that the view leaves out"
             )
 
-    def open_reader(self) -> ViewReader:
-        """Return a reader for this process, for epochs that compute their own batches."""
-        return ViewReader(self.sources, self._make_order, self._columns, self.name)
+    def open_reader(self, fields: Sequence[str] | None = None) -> ViewReader:
+        """Return a reader for this process, for epochs that compute their own batches.
+
+        Args:
+            fields: names of the fields to read; None for whole samples.
+        """
+        common = fields if fields is not None and self.fields else None
+        return ViewReader(self.sources, self._make_order, self._columns, self.name, common)
 
     def close(self) -> None:
         """Close the datasets. Batches given out stay valid. Idempotent."""

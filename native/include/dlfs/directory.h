@@ -50,6 +50,19 @@ typedef struct dlfs_directory dlfs_directory;
  * DLFS_E_TRUNCATED, DLFS_E_CHECKSUM.
  */
 DLFS_API int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_directory **out);
+/*
+ * Opens a directory for reading a part of each sample of `whole`, such as some of its fields. It
+ * has the samples of `whole` with other locations, each within that of the sample, and has no
+ * names. Sequences over it have the order of the whole samples. `whole` must outlive it.
+ *
+ * locations: [count] in index order, borrowed; their checksums are those of the parts.
+ * order: [count] the indices sorted by (address, index), u32 each, or u64 if count >= 2^32 - 1;
+ *        borrowed. NULL: as in `whole`.
+ *
+ * Errors: -EINVAL, -ENOMEM.
+ */
+DLFS_API int dlfs_directory_open_parts(const dlfs_directory *whole, const dlfs_location *locations,
+                                       const void *order, dlfs_directory **out);
 /* Frees a directory, but not the bytes that it was opened over, which the caller owns. */
 DLFS_API void dlfs_directory_close(dlfs_directory *directory);
 /* Gives the directory its names part, once. Until then functions that need names return -EAGAIN. */

@@ -50,6 +50,13 @@ DLFS_API const char *dlfs_crc32c_kind(void);
  */
 DLFS_API void dlfs_crc32c_blocks(const void *data, size_t bytes, size_t block_bytes,
                                  uint32_t *crcs);
+/*
+ * Sets crcs[i] to the CRC32C of two ranges of bytes, one after the other, computed from the CRC32C
+ * of each: crcs[i] of the first range, and following[i] of the second one, which is
+ * following_bytes[i] long.
+ */
+DLFS_API void dlfs_crc32c_combine(uint32_t *crcs, const uint32_t *following,
+                                  const uint64_t *following_bytes, uint64_t count);
 
 /* Computes the XXH64 of a path with a seed. Any threads at once. */
 DLFS_API uint64_t dlfs_path_hash(const void *path, size_t bytes, uint64_t seed);

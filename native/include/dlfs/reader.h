@@ -23,6 +23,8 @@ typedef struct dlfs_extent {
 } dlfs_extent;
 
 #define DLFS_READER_SHARED 1u /* other processes can map the sample memory (channel.h) */
+#define DLFS_READER_PARTS \
+    2u /* the directory has parts of samples: chunks are not kept, even if all of them fit */
 
 typedef struct dlfs_reader_config {
     dlfs_device *const *devices; /* [member_count], in member order. The array is copied; the

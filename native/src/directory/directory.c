@@ -161,6 +161,30 @@ int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_direct
     return 0;
 }
 
+int dlfs_directory_open_parts(const dlfs_directory *whole, const dlfs_location *locations,
+                              const void *order, dlfs_directory **out)
+{
+    if (whole == NULL || out == NULL || (locations == NULL && whole->layout.sample_count > 0)) {
+        return -EINVAL;
+    }
+    dlfs_directory *directory = calloc(1, sizeof(*directory));
+    if (directory == NULL) {
+        return -ENOMEM;
+    }
+    directory->whole = whole;
+    directory->layout = whole->layout;
+    directory->data_bytes = whole->data_bytes;
+    directory->hash_seed = whole->hash_seed;
+    directory->entries = whole->entries;
+    directory->locations = locations;
+    directory->order = order != NULL ? order : whole->order;
+    directory->leaves = whole->leaves;
+    directory->separators = whole->separators;
+    atomic_init(&directory->names, NULL);
+    *out = directory;
+    return 0;
+}
+
 void dlfs_directory_close(dlfs_directory *directory)
 {
     free(directory);

@@ -91,6 +91,7 @@ typedef struct dlfs_directory_layout {
 } dlfs_directory_layout;
 
 struct dlfs_directory {
+    const dlfs_directory *whole; /* the directory whose samples this one has parts of, or NULL */
     dlfs_directory_layout layout;
     uint64_t data_bytes;
     uint64_t hash_seed;

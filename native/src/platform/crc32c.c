@@ -58,6 +58,7 @@
 #define WORD_BYTES ((size_t)8)
 #define LANES ((size_t)3)
 #define FOLDS 5 /* over 16, 32, 64, 128 and 256 bytes */
+#define POWERS 64
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static atomic_bool ready;
@@ -68,6 +69,8 @@ static uint32_t tables[8][256];
 static uint32_t moves[2 * LANE_WORDS_MAX + 1];
 /* factors[k]: factors of a fold over 16 << k bytes, for the low and the high half. */
 static uint64_t factors[FOLDS][2];
+/* powers[k]: x^(8 << k) mod P, the factor that moves a remainder over 1 << k bytes. */
+static uint32_t powers[POWERS];
 
 static uint32_t times_x(uint32_t value)
 {
@@ -115,6 +118,26 @@ static uint64_t factor(unsigned power)
     return (uint64_t)value << 1; /* the carry-less product of reflected values is a bit short */
 }
 
+/* Returns the product of two reflected polynomials mod P. */
+static uint32_t multiply_reduced(uint32_t left, uint32_t right)
+{
+    uint32_t product = 0;
+    for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
+        product ^= left & bit ? right : 0u;
+        right = times_x(right);
+    }
+    return product;
+}
+
+static void make_powers(void)
+{
+    uint32_t value = 0x80000000u >> 8; /* x^8 */
+    for (unsigned k = 0; k < POWERS; k++) {
+        powers[k] = value;
+        value = multiply_reduced(value, value);
+    }
+}
+
 static void make_factors(void)
 {
     for (unsigned k = 0; k < FOLDS; k++) {
@@ -150,6 +173,7 @@ static void prepare(void)
     make_tables();
     make_moves();
     make_factors();
+    make_powers();
     hardware = hardware_present();
     wide = hardware && wide_present();
     atomic_store_explicit(&ready, true, memory_order_release);
@@ -438,5 +462,23 @@ void dlfs_crc32c_blocks(const void *data, size_t bytes, size_t block_bytes, uint
         *crcs = dlfs_crc32c(0, at, now);
         at += now;
         bytes -= now;
+    }
+}
+
+void dlfs_crc32c_combine(uint32_t *crcs, const uint32_t *following, const uint64_t *following_bytes,
+                         uint64_t count)
+{
+    (void)use_hardware(); /* makes the powers */
+    uint64_t bytes_before = 0;
+    uint32_t move = 0x80000000u; /* x^(8 * bytes_before) */
+    for (uint64_t i = 0; i < count; i++) {
+        if (following_bytes[i] != bytes_before) { /* often all lengths are equal */
+            bytes_before = following_bytes[i];
+            move = 0x80000000u;
+            for (uint64_t left = bytes_before; left != 0; left &= left - 1) {
+                move = multiply_reduced(move, powers[__builtin_ctzll(left)]);
+            }
+        }
+        crcs[i] = multiply_reduced(move, crcs[i]) ^ following[i];
     }
 }

@@ -27,7 +27,7 @@ static int config_check(const dlfs_reader_config *config)
     }
     if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
         (chunk & (chunk - 1)) != 0 || block == 0 || (block & (block - 1)) != 0 || block > chunk ||
-        (config->flags & ~DLFS_READER_SHARED) != 0) {
+        (config->flags & ~(DLFS_READER_SHARED | DLFS_READER_PARTS)) != 0) {
         return -EINVAL;
     }
     if (config->replicas == 0 || config->replicas > DLFS_REPLICAS_MAX ||
@@ -75,7 +75,8 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     uint64_t slots = config->memory_bytes >> reader->chunk_shift;
     /* A dataset that fits needs no more than its chunks, a quarter more, and a margin. */
     uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * (uint64_t)SLOTS_MIN;
-    reader->dataset_fits = reader->chunk_count + SLOTS_MIN <= slots;
+    bool parts = (config->flags & DLFS_READER_PARTS) != 0;
+    reader->dataset_fits = !parts && reader->chunk_count + SLOTS_MIN <= slots;
     reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
     reader->devices = calloc(config->member_count, sizeof(dlfs_device *));
     reader->member_stats = calloc(config->member_count, sizeof(dlfs_member_stats));

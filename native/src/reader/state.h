@@ -60,7 +60,7 @@ struct dlfs_reader {
     uint64_t data_bytes;
     uint64_t chunk_count;
     uint32_t chunk_shift; /* log2 of chunk_bytes */
-    bool dataset_fits;    /* the arena has room for the whole dataset: chunks stay once read */
+    bool dataset_fits;    /* the arena has room for the whole dataset, and chunks stay once read */
 
     pthread_mutex_t lock;
     pthread_cond_t released; /* a slot became free or idle */

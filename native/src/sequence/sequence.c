@@ -77,7 +77,7 @@ DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chun
     if (sequence == NULL) {
         return -ENOMEM;
     }
-    sequence->directory = directory;
+    sequence->directory = directory->whole != NULL ? directory->whole : directory;
     sequence->count = dlfs_directory_count(directory);
     sequence->seed = seed;
     sequence->epoch = epoch;

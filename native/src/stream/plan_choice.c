@@ -61,10 +61,13 @@ static struct cost chunk_copy_cost(const dlfs_stream *stream, double per_chunk, 
 static uint32_t plan_in_sequence(const dlfs_stream *stream, double per_chunk)
 {
     const dlfs_reader *reader = stream->reader;
-    double missing = 1 - (double)chunk_slots(stream) / (double)reader->chunk_count;
-    double chunks = missing * (double)(reader->config.chunk_bytes + reader->config.gap_bytes);
-    return chunks <= direct_cost(stream).with_request * per_chunk ? DLFS_PLAN_CHUNKS
-                                                                  : DLFS_PLAN_DIRECT;
+    double chunks = (double)(reader->config.chunk_bytes + reader->config.gap_bytes);
+    double direct = (double)(stream->need.read_bytes + reader->config.gap_bytes);
+    if ((reader->config.flags & DLFS_READER_PARTS) == 0) { /* else compare what is read at first */
+        chunks *= 1 - (double)chunk_slots(stream) / (double)reader->chunk_count;
+        direct = direct_cost(stream).with_request;
+    }
+    return chunks <= direct * per_chunk ? DLFS_PLAN_CHUNKS : DLFS_PLAN_DIRECT;
 }
 
 /* Chooses the plan of a reader whose memory holds the whole dataset. */

@@ -55,6 +55,46 @@ static void check_order(const dlfs_directory *directory, const sample_set *set)
     free(order);
 }
 
+/* Opens a directory of the second halves of the samples. */
+static void check_parts(const dlfs_directory *whole, const sample_set *set)
+{
+    uint64_t count = set->count;
+    dlfs_location *locations = malloc((count + 1) * sizeof(*locations));
+    dlfs_directory *parts;
+    uint64_t order[2];
+    for (uint64_t i = 0; i < count; i++) {
+        locations[i] = set->locations[i];
+        locations[i].length_low /= 2;
+        locations[i].address += set->locations[i].length_low - locations[i].length_low;
+    }
+    CHECK_EQ(dlfs_directory_open_parts(NULL, locations, NULL, &parts), -EINVAL);
+    CHECK_EQ(dlfs_directory_open_parts(whole, count > 0 ? NULL : locations, NULL, &parts),
+             count > 0 ? -EINVAL : 0);
+    if (count > 0) {
+        CHECK_EQ(dlfs_directory_open_parts(whole, locations, NULL, &parts), 0);
+    }
+    CHECK_EQ(dlfs_directory_count(parts), count);
+    CHECK_EQ(dlfs_directory_data_bytes(parts), set->data_bytes);
+    CHECK(dlfs_directory_locations(parts) == locations);
+    if (count > 1) {
+        uint32_t *reversed = malloc(count * sizeof(*reversed));
+        CHECK_EQ(dlfs_directory_order(parts, 0, 2, order), 0);
+        CHECK_EQ(dlfs_location_address(&set->locations[order[1]]), 100);
+        dlfs_directory_close(parts);
+        for (uint64_t i = 0; i < count; i++) {
+            reversed[i] = (uint32_t)(count - 1 - i);
+        }
+        CHECK_EQ(dlfs_directory_open_parts(whole, locations, reversed, &parts), 0);
+        CHECK_EQ(dlfs_directory_order(parts, 0, 2, order), 0);
+        CHECK(order[0] == count - 1 && order[1] == count - 2);
+        dlfs_directory_close(parts);
+        parts = NULL;
+        free(reversed);
+    }
+    dlfs_directory_close(parts);
+    free(locations);
+}
+
 static void check_bounds(const dlfs_directory *directory, const sample_set *set)
 {
     uint8_t path[TEXT_MAX + 1];
@@ -87,6 +127,7 @@ static void test_round_trip(void)
         check_found(directory, &set);
         check_names(directory, &set);
         check_order(directory, &set);
+        check_parts(directory, &set);
         check_bounds(directory, &set);
         dlfs_directory_close(directory);
         free_segment(&made);

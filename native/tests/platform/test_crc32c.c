@@ -54,6 +54,23 @@ static void check_blocks(void)
     dlfs_crc32c_blocks(NULL, 0, 512, crcs);
 }
 
+static void check_combinations(void)
+{
+    uint32_t crcs[64];
+    uint32_t following[64];
+    uint64_t following_bytes[64];
+    for (size_t i = 0; i < 64; i++) {
+        following_bytes[i] = i % 2 ? 7 : i * 37;
+        crcs[i] = dlfs_crc32c(0, data, i * 5);
+        following[i] = dlfs_crc32c(0, data + i * 5, following_bytes[i]);
+    }
+    dlfs_crc32c_combine(crcs, following, following_bytes, 64);
+    for (size_t i = 0; i < 64; i++) {
+        CHECK_EQ(crcs[i], dlfs_crc32c(0, data, i * 5 + following_bytes[i]));
+    }
+    dlfs_crc32c_combine(NULL, NULL, NULL, 0);
+}
+
 int main(void)
 {
     uint32_t state = 1;
@@ -62,6 +79,7 @@ int main(void)
         data[i] = (uint8_t)(state >> 24);
     }
     check_vectors();
+    check_combinations();
     for (size_t bytes = 0; bytes < 1300; bytes++) {
         check_length(bytes % 9, bytes);
     }

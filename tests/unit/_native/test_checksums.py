@@ -6,7 +6,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlfs._native.checksums import crc32c, crc32c_blocks
+from dlfs._native.checksums import combine_crc32c, crc32c, crc32c_blocks
 from dlfs._native.library import library
 from dlfs.errors import UsageError
 
@@ -67,6 +67,18 @@ def test_blocks(length: int) -> None:
 def test_blocks_of_no_size_are_refused(block_bytes: int) -> None:
     with pytest.raises(UsageError):
         crc32c_blocks(b"abc", block_bytes)
+
+
+def test_crcs_of_ranges_are_combined() -> None:
+    data = np.random.default_rng(1).bytes(3000)
+    cuts = [(0, 0), (0, 5), (7, 7), (100, 3000), (2999, 3000), (1, 129)]
+    first = np.array([crc32c(data[:cut]) for cut, _ in cuts], np.uint32)
+    second = np.array([crc32c(data[cut:end]) for cut, end in cuts], np.uint32)
+    lengths = np.array([end - cut for cut, end in cuts])
+    combined = combine_crc32c(first, second, lengths)
+    assert combined.tolist() == [crc32c(data[:end]) for _, end in cuts]
+    with pytest.raises(UsageError, match="three arrays of one length"):
+        combine_crc32c(first, second[1:], lengths)
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**64 - 1))
