@@ -27,6 +27,7 @@ from dlfs.cli.options import as_typed
 from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
 from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
 from dlfs.cli.verbs import (
+    attach,
     cat,
     compose,
     cp,
@@ -225,6 +226,8 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Serving": {
         "serve": serve.serve,
+        "attach": attach.attach,
+        "detach": attach.detach,
     },
     "Storage nodes": {
         "discover": discover.discover,

@@ -102,6 +102,11 @@ EXAMPLES = {
         "dlfs serve photos.img --cache 16GiB --mount mnt",
         "dlfs serve a.img b.img --metrics localhost:9100",
     ),
+    "attach": ("dlfs attach unix:/run/dlfs/photos.sock b.img",),
+    "detach": (
+        "dlfs detach unix:/run/dlfs/photos.sock photos",
+        "dlfs detach unix:dlfs.sock photos --force",
+    ),
     "discover": (
         "dlfs discover 10.0.0.11",
         "dlfs discover storage-a:8009 --json",

@@ -52,8 +52,12 @@ from dlfs.reader import SampleReader, Where
 from dlfs.service.control import TIMEOUT_S, ControlConnection
 from dlfs.service.generation_file import read_generation
 from dlfs.service.protocol import (
+    Attached,
+    AttachVolume,
     ChannelState,
     DatasetState,
+    Detached,
+    DetachVolume,
     Diagnose,
     Diagnosis,
     GetSegment,
@@ -70,9 +74,12 @@ from dlfs.service.protocol import (
 )
 from dlfs.service.sockets import SCHEME, path_of
 from dlfs.store.info import VolumeInfo
+from dlfs.store.members import Members, split_uris
 from dlfs.volume import Volume
 from dlfs.wording import quote, show_value
 
+ATTACH_TIMEOUT_S = 60.0
+"""Default of the longest wait until a service has attached or detached a volume, in seconds."""
 ANSWER_TIMEOUT_S = 90.0
 """Longest wait for one batch, in addition to the service's own read timeout with all retries, in
 seconds. A service that does not answer by then, for example in a debugger, counts as lost."""
@@ -122,6 +129,53 @@ def get_statistics(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
             return answer.values
 
 
+def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) -> Attached:
+    """Have a running service serve one more volume, until it is detached or the service ends.
+
+    Args:
+        uri: ``unix:`` and the path of the service's socket.
+        volume: the volume, as ``dlfs.open`` takes it; the service opens it with its own rights.
+        timeout_s: longest wait for the service and for its answer, in seconds.
+
+    Returns:
+        UUID and label of the volume, and its mount point if the service shows it on a mount.
+
+    Raises:
+        ExistsError: the service serves it already.
+        DeviceError: this user may not attach volumes (EACCES): only root and the service's user.
+        DlfsError: the service cannot open or mount it, or the same errors as ``connect``.
+    """
+    request = AttachVolume(split_uris(volume))
+    with closing(ControlConnection(os.path.abspath(path_of(uri)), timeout_s)) as control:
+        answer, _ = control.request(request, Attached)
+    return answer
+
+
+def detach(
+    uri: str, volume: str, *, force: bool = False, timeout_s: float = ATTACH_TIMEOUT_S
+) -> VolumeName:
+    """Have a running service stop serving a volume and close its devices.
+
+    Args:
+        uri: ``unix:`` and the path of the service's socket.
+        volume: label or UUID.
+        force: take it from the processes that read it: their next calls fail with
+            ``ServiceLostError`` or ``NotFoundError``.
+        timeout_s: longest wait for the service and for its answer, in seconds.
+
+    Raises:
+        NotFoundError: the service has no such volume.
+        DeviceError: clients or programs on the mount use it (EBUSY); this user may not (EACCES).
+        DlfsError: the same errors as ``connect``.
+    """
+    path = os.path.abspath(path_of(uri))
+    with closing(ControlConnection(path, timeout_s)) as control:
+        answer, _ = control.request(ListVolumes(), Volumes)
+        chosen = ServiceConnection(path, volume, timeout_s).choose(answer.volumes)
+        control.request(DetachVolume(chosen.uuid, force), Detached)
+    return chosen
+
+
 @dataclass(frozen=True)
 class ServiceConnection:
     """The socket of a node service, and one of its volumes.
@@ -149,11 +203,17 @@ class ServiceConnection:
         """Connect, choose the volume, and load its newest generation."""
         control = self.connect()
         answer, _ = control.request(ListVolumes(), Volumes)
-        chosen = self._choose(answer.volumes)
+        chosen = self.choose(answer.volumes)
         _log.debug("connected to %s for volume %s", self.uri, chosen.uuid)
         return ServiceVolume(replace(self, volume=str(chosen.uuid)), control)
 
-    def _choose(self, volumes: Sequence[VolumeName]) -> VolumeName:
+    def choose(self, volumes: Sequence[VolumeName]) -> VolumeName:
+        """Return the wanted one of a service's volumes.
+
+        Raises:
+            NotFoundError: it is not among them.
+            UsageError: it is not clear which is wanted.
+        """
         wanted = self.volume
         found = [v for v in volumes if wanted in (None, v.label, str(v.uuid))]
         if len(found) == 1:

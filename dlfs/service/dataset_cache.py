@@ -18,7 +18,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -145,6 +145,11 @@ class DatasetCache:
                 del self._places[entry.identity.uuid]
         _close(evicted)
 
+    def is_used(self, volume_uuid: UUID) -> bool:
+        """Return True if a dataset of a volume is in use."""
+        with self._mutex:
+            return any(p.users for p in self._places.values() if p.volume_uuid == volume_uuid)
+
     def close(self) -> None:
         """Close all datasets; none may be in use."""
         with self._mutex:
@@ -265,7 +270,7 @@ class ServedVolume(Closing):
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(self, uri: str, cache: DatasetCache, options: OpenOptions) -> None:
+    def __init__(self, uri: str | Sequence[str], cache: DatasetCache, options: OpenOptions) -> None:
         self._cache = cache
         self._options = options
         self.volume = Volume(LocalConnection(split_uris(uri), options))

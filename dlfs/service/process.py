@@ -1,10 +1,11 @@
-"""The node service process: the sample server and, on request, a mount in the same trio loop.
+"""The node service process: the sample server and, on request, mounts in the same trio loop.
 
 ``NodeService`` opens the volumes (``ServedVolume``) with one ``DatasetCache``, listens on a Unix
-socket, and runs a ``SampleServer``, a metrics endpoint and a mount. It runs until SIGTERM or
-SIGINT, or until the mount fails. Then it removes the socket's file and the mount, but frees no
-memory: clients may still read the sample memory. So the caller must end the process without closing
-the service's objects. If the mount is unmounted from outside, the sample server continues.
+socket, and runs a ``SampleServer``, a metrics endpoint and mounts. It runs until SIGTERM or SIGINT,
+or until the mount of its only volume fails. Then it removes the socket's file and the mounts, but
+frees no memory: clients may still read the sample memory. So the caller must end the process
+without closing the service's objects. If a mount is unmounted from outside, the sample server
+continues.
 
 Under systemd the socket may come from a ``.socket`` unit. The service notifies systemd when it is
 ready, periodically while it is alive, and when it stops.
@@ -27,12 +28,14 @@ from dlfs.connection import OpenOptions
 from dlfs.errors import UsageError
 from dlfs.mount.signals import run_until_signal
 from dlfs.service import systemd
+from dlfs.service.attachments import VolumeAttachments
 from dlfs.service.dataset_cache import CACHE_BYTES, DatasetCache, ServedVolume
 from dlfs.service.server import SampleServer
 from dlfs.service.sockets import AllowList, Listener, adopt, default_path, listen
 
 if TYPE_CHECKING:
     from dlfs.service.metrics import MetricsEndpoint
+    from dlfs.service.mounts import ServiceMounts
 
 _WATCHDOG_SHARE = 1 / 3
 """Time between two notifications of systemd's watchdog, as a share of the watchdog's timeout."""
@@ -48,7 +51,9 @@ class NodeOptions:
         volumes: URI of each volume, as ``dlfs.open`` takes it.
         socket: path of the service's socket; None: a default path with the label or UUID of the
             first volume.
-        mount: directory to mount the volume on, which must be the only one; None: no mount.
+        mount: directory to mount on; None: no mount.
+        nested: show each volume in a directory of its own below ``mount``. So it is with several
+            volumes; without it, a single volume is mounted on ``mount`` itself.
         incoming: staging directory of the mount: see ``MountOptions``.
         fuse: server of the mount: see ``MountOptions``.
         metrics: ``HOST:PORT`` of the endpoint for Prometheus; None: no endpoint.
@@ -60,6 +65,7 @@ class NodeOptions:
     volumes: Sequence[str]
     socket: str | None = None
     mount: str | None = None
+    nested: bool = False
     incoming: str | None = None
     fuse: str = "auto"
     metrics: str | None = None
@@ -75,10 +81,12 @@ class NodeOptions:
             )
         if self.incoming is not None and self.mount is None:
             raise UsageError("serve: expected a mount (--mount DIR) for what programs write")
-        if self.mount is not None and len(self.volumes) > 1:
+        if self.nested and self.mount is None:
+            raise UsageError("serve: expected a mount (--mount DIR) to show each volume in")
+        if self.incoming is not None and (self.nested or len(self.volumes) > 1):
             raise UsageError(
-                f"serve: a mount shows one volume, got {len(self.volumes)}; mount the others with "
-                "dlfs mount"
+                f"serve: what programs write goes to the only volume, got {len(self.volumes)} "
+                f"volumes{', nested' if self.nested else ''}; use dlfs mount --incoming"
             )
 
 
@@ -93,7 +101,7 @@ class NodeService:
             socket.
 
     Attributes:
-        volumes: the served volumes.
+        volumes: the served volumes, by UUID; clients may attach and detach some.
         server: the sample server.
         listener: the socket that clients connect to.
         metrics: the endpoint for Prometheus; None without one.
@@ -103,13 +111,22 @@ class NodeService:
         self._options = options
         self._cache = DatasetCache(options.cache_bytes)
         with ExitStack() as opened:
-            self.volumes = [
+            served = [
                 opened.enter_context(ServedVolume(uri, self._cache, options.open_options))
                 for uri in options.volumes
             ]
-            if len({volume.uuid for volume in self.volumes}) < len(self.volumes):
+            self.volumes = {volume.uuid: volume for volume in served}
+            if len(self.volumes) < len(served):
                 raise UsageError(f"serve {', '.join(options.volumes)}: a volume is given twice")
-            self.server = SampleServer(self.volumes, self._cache, options.allow)
+            self._mounts = self._make_mounts()
+            attachments = VolumeAttachments(
+                self.volumes,
+                self._cache,
+                options.open_options,
+                lambda volume: self.server.sessions_of(volume),
+                self._mounts,
+            )
+            self.server = SampleServer(self.volumes, self._cache, options.allow, attachments)
             self.metrics = self._open_metrics()
             if self.metrics is not None:
                 opened.callback(self.metrics.close)
@@ -125,11 +142,24 @@ class NodeService:
         _log.info("metrics on %s", endpoint.url)
         return endpoint
 
+    def _make_mounts(self) -> ServiceMounts | None:
+        options = self._options
+        if options.mount is None:
+            return None
+        from dlfs.mount.options import MountOptions
+        from dlfs.service.mounts import ServiceMounts
+
+        return ServiceMounts(
+            options.mount,
+            MountOptions(incoming=options.incoming, fuse=options.fuse),
+            nested=options.nested or len(options.volumes) > 1,
+        )
+
     def _listen(self) -> Listener:
         handed = systemd.listening_socket()
         if handed is not None:
             return adopt(handed)
-        first = self.volumes[0]
+        first = next(iter(self.volumes.values()))
         given = self._options.socket
         path = given or default_path(first.label or str(first.uuid))
         return listen(os.path.abspath(path), self._options.allow, make_directory=given is None)
@@ -158,24 +188,14 @@ class NodeService:
 
     async def _run(self, on_ready: Callable[[str], None]) -> None:
         async with trio.open_nursery() as nursery:
+            if self._mounts is not None:
+                await nursery.start(self._mounts.serve)
+                for volume in self.volumes.values():
+                    await self._mounts.add(volume)
             nursery.start_soon(self.server.serve, self.listener)
-            if self._options.mount is not None:
-                await nursery.start(self._mount, self._options.mount)
             nursery.start_soon(_feed_watchdog)
             systemd.notify(f"READY=1\nSTATUS=serving on {self.listener.path}")
             on_ready(self.listener.path)
-
-    async def _mount(self, directory: str, task_status: trio.TaskStatus[None]) -> None:
-        """Mount the volume and serve the mount until it is unmounted."""
-        from dlfs.mount.mountpoint import prepare
-        from dlfs.mount.options import MountOptions
-        from dlfs.mount.server import serve_view
-
-        volume = self.volumes[0]
-        path = prepare(directory)
-        options = MountOptions(incoming=self._options.incoming, fuse=self._options.fuse)
-        await serve_view(volume.volume, volume, path, options, lambda _path: task_status.started())
-        _log.warning("%s was unmounted; clients are still served", path)
 
 
 async def _feed_watchdog() -> None:

@@ -103,6 +103,25 @@ class GetStatistics(Message, frozen=True):
     """Get the counters of the service. Answered by ``Statistics``."""
 
 
+class AttachVolume(Message, frozen=True):
+    """Serve one more volume, given the URIs of its members. Answered by ``Attached``.
+
+    Only root and the user of the service may attach and detach.
+    """
+
+    members: tuple[str, ...]
+
+
+class DetachVolume(Message, frozen=True):
+    """Stop serving a volume. Answered by ``Detached``.
+
+    With ``force`` also while clients or programs on the mount use it; they get errors.
+    """
+
+    volume: UUID
+    force: bool
+
+
 # ---- answers -------------------------------------------------------------------------------------
 
 
@@ -175,6 +194,17 @@ class Statistics(Message, frozen=True):
     values: dict[str, Any]
 
 
+class Attached(Message, frozen=True):
+    """The service serves the volume; ``mount`` is its mount point, or None."""
+
+    volume: VolumeName
+    mount: str | None
+
+
+class Detached(Message, frozen=True):
+    """The service does not serve the volume any more."""
+
+
 class Failure(Message, frozen=True):
     """A request failed: class name of the error, its text, and its errno or 0."""
 
@@ -185,10 +215,11 @@ class Failure(Message, frozen=True):
 
 REQUESTS: tuple[type[Message], ...] = (
     Hello, ListVolumes, GetVolume, OpenDataset, GetSegment, OpenChannel, Diagnose, GetStatistics,
+    AttachVolume, DetachVolume,
 )  # fmt: skip
 ANSWERS: tuple[type[Message], ...] = (
     Welcome, Volumes, VolumeState, DatasetState, Segment, ChannelState, Diagnosis, Statistics,
-    Failure,
+    Attached, Detached, Failure,
 )  # fmt: skip
 
 

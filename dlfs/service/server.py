@@ -13,8 +13,8 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import trio
 
@@ -22,7 +22,7 @@ import dlfs
 from dlfs.errors import DeviceError, LimitError
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.protocol import encode, failure_of
-from dlfs.service.session import ServerState, Session
+from dlfs.service.session import Attachments, ServerState, Session
 from dlfs.service.sockets import AllowList, Listener, Peer, peer_of
 
 CLIENTS_MAX = 1024
@@ -39,19 +39,24 @@ class SampleServer:
     """Serves volumes to the processes of this node.
 
     Args:
-        volumes: the volumes to serve.
+        volumes: the volumes to serve, by UUID; the caller may change them.
         cache: the cache of their open datasets.
         allow: users and groups that may use the service.
+        attachments: attaches and detaches volumes for clients.
     """
 
     def __init__(
-        self, volumes: Sequence[ServedVolume], cache: DatasetCache, allow: AllowList
+        self,
+        volumes: dict[UUID, ServedVolume],
+        cache: DatasetCache,
+        allow: AllowList,
+        attachments: Attachments,
     ) -> None:
         self._cache = cache
         self._allow = allow
         self._sessions: dict[Session, None] = {}  # a set in order of connection
         self._started_at_s = time.monotonic()
-        self._state = ServerState({volume.uuid: volume for volume in volumes}, self.snapshot)
+        self._state = ServerState(volumes, self.snapshot, attachments)
 
     async def serve(self, listener: Listener) -> None:
         """Accept clients until cancelled. Sessions then release nothing: see ``Session``."""
@@ -78,11 +83,15 @@ class SampleServer:
             "uptime_s": time.monotonic() - self._started_at_s,
             "volumes": [
                 {"uuid": str(volume.uuid), "label": volume.label}
-                for volume in self._state.volumes.values()
+                for volume in list(self._state.volumes.values())
             ],
             "clients": clients,
             "datasets": self._cache.statistics(),
         }
+
+    def sessions_of(self, volume: UUID) -> list[Session]:
+        """Return the sessions whose clients have datasets of a volume open."""
+        return [session for session in self._sessions if session.uses(volume)]
 
     async def _serve_client(self, stream: trio.SocketStream, group: int) -> None:
         try:

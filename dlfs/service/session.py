@@ -23,6 +23,7 @@ Threads: the trio loop, except where a docstring names a worker thread.
 from __future__ import annotations
 
 import array
+import errno
 import functools
 import logging
 import os
@@ -31,7 +32,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -43,6 +44,7 @@ from dlfs._native.server_channel import STATS, ServerChannel, Share
 from dlfs.dataset import Dataset
 from dlfs.errors import (
     ClosedError,
+    DeviceError,
     DlfsError,
     FormatError,
     LimitError,
@@ -57,8 +59,12 @@ from dlfs.service.protocol import (
     HEADER,
     PROTOCOL_VERSION,
     REQUESTS,
+    Attached,
+    AttachVolume,
     ChannelState,
     DatasetState,
+    Detached,
+    DetachVolume,
     Diagnose,
     Diagnosis,
     GetSegment,
@@ -124,6 +130,25 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 
+class Attachments(Protocol):
+    """The part of a service that attaches and detaches volumes while it runs."""
+
+    async def attach(self, members: Sequence[str]) -> Attached:
+        """Serve one more volume.
+
+        Raises:
+            DlfsError: it cannot be opened or mounted, or is served already.
+        """
+
+    async def detach(self, volume: UUID, *, force: bool) -> None:
+        """Stop serving a volume.
+
+        Raises:
+            NotFoundError: the service does not serve it.
+            DeviceError: it is in use (EBUSY), and ``force`` is not set.
+        """
+
+
 @dataclass(eq=False)
 class ServerState:
     """State that all sessions of a server share.
@@ -131,6 +156,7 @@ class ServerState:
     Attributes:
         volumes: the volumes that the service serves, by UUID.
         snapshot: returns the service's counters; called in a worker thread.
+        attachments: attaches and detaches volumes.
         channel_counts: open channels of each client process and of each user.
         shares: bounds on pinned bytes, by process or user and by dataset; with None in place of
             the dataset, bounds on the service's other memory.
@@ -141,6 +167,7 @@ class ServerState:
 
     volumes: dict[UUID, ServedVolume]
     snapshot: Callable[[], dict[str, Any]]
+    attachments: Attachments
     channel_counts: Counter[str | int] = field(default_factory=Counter)
     shares: WeakValueDictionary[tuple[str | int, UUID | None], Share] = field(
         default_factory=WeakValueDictionary
@@ -250,16 +277,23 @@ class Session:
             OpenChannel: self._open_channel,
             Diagnose: self._diagnose,
             GetStatistics: self._get_statistics,
+            AttachVolume: self._attach_volume,
+            DetachVolume: self._detach_volume,
         }
+        self._dropped = trio.CancelScope()
 
     async def run(self) -> None:
         """Serve the client until it disconnects or breaks the protocol, then release its resources.
 
-        A cancelled session releases nothing, because the process is about to end.
+        A cancelled session releases nothing, because the process is about to end. One that was
+        dropped takes the channels from its client.
         """
         try:
             async with self._stream:
-                await self._converse()
+                with self._dropped:
+                    await self._converse()
+            if self._dropped.cancelled_caught:
+                await self._close_channels(list(self._channels))
         except (trio.BrokenResourceError, OSError) as error:
             _log.info("%s went away: %s", self.peer, error)
         except (FormatError, VersionError, trio.TooSlowError) as error:
@@ -272,6 +306,14 @@ class Session:
         for opened in self._datasets.values():
             await self._state.close(opened.dataset.close)
         self._datasets.clear()
+
+    def drop(self) -> None:
+        """End the session, whatever its client does; the client's next call fails."""
+        self._dropped.cancel()
+
+    def uses(self, volume: UUID) -> bool:
+        """Return True if the client has a dataset of a volume open."""
+        return any(opened.volume == volume for opened in self._datasets.values())
 
     async def _await_channels(self) -> None:
         """Wait until the client has closed its channels, that is, released its last batches."""
@@ -498,6 +540,22 @@ class Session:
 
     async def _get_statistics(self, _request: GetStatistics) -> Reply:
         return Reply(Statistics(await trio.to_thread.run_sync(self._state.snapshot)))
+
+    async def _attach_volume(self, request: AttachVolume) -> Reply:
+        self._check_owner("attach")
+        return Reply(await self._state.attachments.attach(request.members))
+
+    async def _detach_volume(self, request: DetachVolume) -> Reply:
+        self._check_owner("detach")
+        await self._state.attachments.detach(request.volume, force=request.force)
+        return Reply(Detached())
+
+    def _check_owner(self, verb: str) -> None:
+        if self.peer.uid not in (0, os.geteuid()):
+            raise DeviceError(
+                f"{verb} a volume: user {self.peer.uid} may not; root and the service's user may",
+                errno.EACCES,
+            )
 
 
 def _make_channel(opened: _ClientDataset) -> ServerChannel:

@@ -97,7 +97,11 @@ def test_a_service_takes_over_the_socket_of_a_killed_one(
     [
         (["{volume}", "{volume}", "--socket", "{socket}"], "a volume is given twice"),
         (["{volume}.none", "--socket", "{socket}"], "No such file"),
-        (["{volume}", "x", "--mount", "m", "--socket", "{socket}"], "a mount shows one volume"),
+        (["{volume}", "--nested", "--socket", "{socket}"], "expected a mount"),
+        (
+            ["{volume}", "--mount", "m", "--nested", "--incoming", "s", "--socket", "{socket}"],
+            "dlfs mount --incoming",
+        ),
         (["{volume}", "--incoming", "m", "--socket", "{socket}"], "expected a mount"),
         (["{volume}", "--mount", "{volume}.none", "--socket", "{socket}"], "no such directory"),
         (["{volume}", "--cache", "0", "--socket", "{socket}"], "0 bytes"),

@@ -24,7 +24,10 @@ VolumesArgument = Annotated[
 ]
 MountOption = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="Also mount the volume there (only with one VOLUME)."),
+    typer.Option(metavar="DIR", help="Also mount the volume there; several, each at DIR/LABEL."),
+]
+NestedOption = Annotated[
+    bool, typer.Option("--nested", help="Mount at DIR/LABEL also with one VOLUME.")
 ]
 IncomingOption = Annotated[
     str | None,
@@ -77,6 +80,7 @@ DepthOption = Annotated[int, typer.Option(help="Operations in flight per member 
 def serve(
     volumes: VolumesArgument,
     mount: MountOption = None,
+    nested: NestedOption = False,
     incoming: IncomingOption = None,
     fuse: FuseOption = "auto",
     socket: SocketOption = None,
@@ -103,6 +107,7 @@ def serve(
         volumes=volumes,
         socket=socket,
         mount=mount,
+        nested=nested,
         metrics=metrics,
         incoming=staging,
         fuse=fuse,

@@ -1,0 +1,111 @@
+"""Attaches and detaches the volumes of a node service while it runs.
+
+Threads: the trio loop; what waits for devices runs in worker threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import trio
+
+from dlfs.connection import OpenOptions
+from dlfs.errors import DeviceError, ExistsError, NotFoundError
+from dlfs.service.dataset_cache import DatasetCache, ServedVolume
+from dlfs.service.mounts import ServiceMounts
+from dlfs.service.protocol import Attached, VolumeName
+from dlfs.service.session import Session
+
+_USE_POLL_S = 0.02
+
+_log = logging.getLogger(__name__)
+
+
+class VolumeAttachments:
+    """The volumes of a service, which come and go.
+
+    Args:
+        volumes: the served volumes, by UUID; shared with the sample server.
+        cache: cache of their datasets.
+        options: options for opening devices.
+        sessions_of: returns the sessions whose clients use a volume.
+        mounts: mounts of the service; None: it has no mount point.
+    """
+
+    def __init__(
+        self,
+        volumes: dict[UUID, ServedVolume],
+        cache: DatasetCache,
+        options: OpenOptions,
+        sessions_of: Callable[[UUID], Sequence[Session]],
+        mounts: ServiceMounts | None,
+    ) -> None:
+        self._volumes = volumes
+        self._cache = cache
+        self._options = options
+        self._sessions_of = sessions_of
+        self._mounts = mounts
+        self._lock = trio.Lock()
+
+    async def attach(self, members: Sequence[str]) -> Attached:
+        """Serve one more volume, and mount it where every volume has a directory of its own.
+
+        Raises:
+            ExistsError: the service serves it already.
+            DlfsError: it cannot be opened or mounted.
+        """
+        async with self._lock:
+            opening = functools.partial(ServedVolume, members, self._cache, self._options)
+            volume = await trio.to_thread.run_sync(opening)
+            try:
+                if volume.uuid in self._volumes:
+                    raise ExistsError(f"attach volume {volume.uuid}: it is served already")
+                mount = None
+                if self._mounts is not None and self._mounts.nested:
+                    mount = await self._mounts.add(volume)
+            except BaseException:
+                volume.close()
+                raise
+            self._volumes[volume.uuid] = volume
+        _log.info("attached volume %s (%s)", volume.uuid, volume.label)
+        return Attached(VolumeName(volume.uuid, volume.label), mount)
+
+    async def detach(self, volume: UUID, *, force: bool) -> None:
+        """Stop serving a volume, unmount it, and close its devices.
+
+        Raises:
+            NotFoundError: the service does not serve it.
+            DeviceError: clients or programs on the mount use it (EBUSY), without ``force``.
+        """
+        async with self._lock:
+            found = self._volumes.pop(volume, None)  # from now on, nothing of it is opened
+            if found is None:
+                raise NotFoundError(f"detach volume {volume}: this service does not serve it")
+            try:
+                await self._end_use(volume, force=force)
+            except BaseException:
+                self._volumes[volume] = found
+                raise
+            await trio.to_thread.run_sync(self._cache.remove_others, volume, ())
+            await trio.to_thread.run_sync(found.close)
+        _log.info("detached volume %s (%s)", volume, found.label)
+
+    async def _end_use(self, volume: UUID, *, force: bool) -> None:
+        """Unmount a volume and wait until no client uses it."""
+        users = sorted({str(session.peer.pid) for session in self._sessions_of(volume)})
+        if users and not force:
+            raise DeviceError(
+                f"detach volume {volume}: processes read it: {', '.join(users)}; force=True takes "
+                "it from them",
+                errno.EBUSY,
+            )
+        if self._mounts is not None:
+            await self._mounts.remove(volume, force=force)
+        while self._cache.is_used(volume):
+            for session in self._sessions_of(volume):
+                session.drop()
+            await trio.sleep(_USE_POLL_S)
