@@ -20,7 +20,7 @@ struct gate {
     _Atomic uint32_t queues;          /* queue pairs that exist */
     _Atomic uint32_t queues_max;      /* queues_max queue pairs allowed; 0: any number */
     _Atomic int refusal;              /* code with which creating a queue pair fails; 0: none */
-    dlfs_queue *released;             /* released while the next queue pair is created; or NULL */
+    dlfs_queue *_Atomic released;     /* released while the next queue pair is created; or NULL */
 };
 
 struct gate_queue {
@@ -51,10 +51,10 @@ static int gate_queue_create(void *device, uint32_t depth, void **out)
         atomic_fetch_sub(&gate->queues, 1);
         return DLFS_E_LIMIT;
     }
-    if (gate->released != NULL) {
-        dlfs_queue_release(gate->released);
+    dlfs_queue *released = atomic_exchange(&gate->released, NULL);
+    if (released != NULL) {
+        dlfs_queue_release(released);
     }
-    gate->released = NULL;
     struct gate_queue *queue = calloc(1, sizeof *queue);
     queue->gate = gate;
     CHECK_EQ(dlfs_queue_create(gate->inner, depth, &queue->inner), 0);
