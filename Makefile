@@ -118,9 +118,9 @@ docs: setup ## the documentation as a site, in build/site
 wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@rm -rf build/wheel && mkdir -p build/wheel dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
-	@$(PYTHON) -m venv build/wheel/venv
+	@$(PYTHON) -m venv --without-pip build/wheel/venv
 	@wheel=$$(ls build/wheel/*.whl) && CC=false CXX=false \
-	    build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$wheel[mount]"
+	    $(BIN)/python -m pip --python build/wheel/venv/bin/python install --quiet --no-compile "$$wheel[mount]"
 	@cd build/wheel && export PATH="$$PWD/venv/bin:$$PATH" PYTHONSAFEPATH=1 && mkdir source mnt && \
 	    echo "it works" >source/sample && dlfs version && dlfs format volume.img --size 16MiB && \
 	    dlfs import source volume.img --name trial && dlfs ls volume.img trial && \
