@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import trio
@@ -24,6 +24,7 @@ from dlfs.service.protocol import (
     ANSWERS,
     HEADER,
     PROTOCOL_VERSION,
+    Attached,
     ChannelState,
     DatasetState,
     Failure,
@@ -40,6 +41,16 @@ from dlfs.service.protocol import (
 from dlfs.service.session import ServerState, Session
 from dlfs.service.sockets import Peer
 from tests.service.serving import make_volume
+
+
+class NoAttachments:
+    """The attachments of a service whose volumes stay; tests/service/test_attach.py has others."""
+
+    async def attach(self, members: Sequence[str]) -> Attached:
+        raise AssertionError(members)
+
+    async def detach(self, volume: UUID, *, force: bool) -> None:
+        raise AssertionError(volume, force)
 
 
 @pytest.fixture
@@ -91,7 +102,8 @@ def session(*volumes: ServedVolume, snapshot: Callable[[], Any] = dict) -> Itera
 
     async def run() -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
-        state = ServerState({volume.uuid: volume for volume in volumes}, snapshot)
+        served = {volume.uuid: volume for volume in volumes}
+        state = ServerState(served, snapshot, NoAttachments())
         await Session(state, stream, Peer(os.getpid(), os.getuid(), frozenset(), "process 1")).run()
 
     thread = Thread(target=trio.run, args=[run])
@@ -185,6 +197,6 @@ def test_a_volume_that_does_not_answer_leaves_threads_to_others() -> None:
                 released.set()
 
     async def main() -> None:
-        await crowd(ServerState({}, dict))
+        await crowd(ServerState({}, dict, NoAttachments()))
 
     trio.run(main)
