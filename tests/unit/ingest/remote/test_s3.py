@@ -30,7 +30,8 @@ from tests.unit.ingest.remote.object_store import (
 
 __all__ = ["object_store"]
 URL = f"s3://{BUCKET}/train"
-OBJECTS = int(os.environ.get("DLFS_TEST_OBJECTS", "2000"))
+OBJECTS = int(os.environ.get("DLFS_TEST_OBJECTS", "1200"))
+"""Objects of a large import. A page of a listing has 1,000 keys."""
 KILLS = int(os.environ.get("DLFS_TEST_KILLS", "5"))
 PROCESSES = multiprocessing.get_context("forkserver")
 """Processes that have loaded s3fs when they start, which alone takes seconds of CPU time."""
