@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads scipy.stats at its first use
 from numpy.typing import NDArray
-from scipy import stats
 
 Epoch = NDArray[np.int64]
 
@@ -73,8 +73,8 @@ def measure(epoch: Epoch, other: Epoch, *, per_chunk: int, batch: int, classes: 
     mixed = np.random.default_rng(count).permutation(labels)
     sizes = np.bincount(labels, minlength=classes)
     return Quality(
-        spearman=float(stats.spearmanr(np.arange(count), epoch).statistic),
-        kendall=float(stats.kendalltau(np.arange(count), epoch).statistic),
+        spearman=float(scipy.stats.spearmanr(np.arange(count), epoch).statistic),
+        kendall=float(scipy.stats.kendalltau(np.arange(count), epoch).statistic),
         neighbour_distance=neighbour_distance(epoch),
         neighbour_spread=neighbour_spread(epoch),
         pairs_of_chunk=pairs_together(batches // per_chunk) / chance_of_chunk(count, per_chunk),
@@ -82,7 +82,9 @@ def measure(epoch: Epoch, other: Epoch, *, per_chunk: int, batch: int, classes: 
         class_bits_uniform=class_bits_uniform(sizes, batch),
         class_variance=class_variance(labels[batches], sizes),
         class_variance_shuffled=class_variance(mixed[batches], sizes),
-        epochs_spearman=float(stats.spearmanr(positions_of(epoch), positions_of(other)).statistic),
+        epochs_spearman=float(
+            scipy.stats.spearmanr(positions_of(epoch), positions_of(other)).statistic
+        ),
         pairs_again=pairs_again(epoch, other, batch),
     )
 
@@ -175,7 +177,7 @@ def class_counts(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
 
 def class_bits(labels: NDArray[np.int64], classes: int) -> float:
     """Return the mean entropy of the classes in batches ``int64[n_batches, batch]``, in bits."""
-    return float(stats.entropy(class_counts(labels, classes), base=2, axis=1).mean())
+    return float(scipy.stats.entropy(class_counts(labels, classes), base=2, axis=1).mean())
 
 
 def class_bits_uniform(sizes: NDArray[np.int64], batch: int) -> float:
@@ -188,7 +190,9 @@ def class_bits_uniform(sizes: NDArray[np.int64], batch: int) -> float:
     counts = np.arange(1, batch + 1)
     total = int(sizes.sum())
     distinct, times = np.unique(sizes, return_counts=True)
-    means = [(stats.hypergeom.pmf(counts, total, size, batch) * bits).sum() for size in distinct]
+    means = [
+        (scipy.stats.hypergeom.pmf(counts, total, size, batch) * bits).sum() for size in distinct
+    ]
     return float((np.array(means) * times).sum())
 
 

@@ -10,10 +10,10 @@ from ctypes import byref
 
 import numpy as np
 import pytest
+import scipy  # loads scipy.stats at its first use
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import stats
 
 from dlfs._native.library import check, library
 from dlfs._native.permutation import SIZE_MAX, Permutation
@@ -35,7 +35,7 @@ def assert_uniform(counts: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") ->
     """The counts of equally likely events are neither too uneven nor too even."""
     expected = counts.sum() / counts.size
     statistic = float(((counts - expected) ** 2 / expected).sum())
-    low, high = stats.chi2.ppf([0.001, 0.999], counts.size - 1)
+    low, high = scipy.stats.chi2.ppf([0.001, 0.999], counts.size - 1)
     assert low < statistic < high
 
 
@@ -103,7 +103,7 @@ def test_positions_and_values_are_independent(size: int) -> None:
     expected = counts.sum() / counts.size
     # Rows and columns are full by construction: (cells - 1)^2 degrees of freedom.
     statistic = float(((counts - expected) ** 2 / expected).sum())
-    low, high = stats.chi2.ppf([0.001, 0.999], (cells - 1) ** 2)
+    low, high = scipy.stats.chi2.ppf([0.001, 0.999], (cells - 1) ** 2)
     assert low < statistic * (size - 1) / size < high
 
 
