@@ -383,6 +383,33 @@ def hdf5_groups(folder: Path) -> Written:
     return Written(paths, samples, {"fields": "*", "samples": "groups"})
 
 
+def hdf5_compound(folder: Path) -> Written:
+    """The members of a compound type are the fields, also without the option."""
+    h5py = pytest.importorskip("h5py")
+    path = folder / "x.h5"
+    pose = np.dtype([("x", ">f8"), ("id", "S4")])
+    members = [
+        ("volume", VOLUMES.dtype, VOLUMES.shape[1:]),
+        ("label", LABELS.dtype, LABELS.shape[1:]),
+        ("text", h5py.string_dtype()),
+        ("vector", h5py.vlen_dtype(np.float32)),
+        ("pose", pose),
+    ]
+    table = np.zeros(COUNT, np.dtype(members))
+    table["volume"], table["label"], table["text"] = VOLUMES, LABELS, NO_NULS
+    table["pose"]["x"], table["pose"]["id"] = np.arange(COUNT), np.array(BLOBS, "S4")
+    for row in range(COUNT):
+        table["vector"][row] = np.asarray(VECTORS[row], np.float32)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("events", data=table, chunks=(2,))
+    with h5py.File(path) as file:
+        read = file["events"][...]
+    arrays = {name: read[name] for name in ("volume", "label", "vector")}
+    arrays["text"] = np.array([text.decode() for text in read["text"]], object)
+    arrays |= {f"pose.{name}": read["pose"][name] for name in pose.names}
+    return Written([path], rows(arrays), {})
+
+
 def netcdf(folder: Path) -> Written:
     netcdf = pytest.importorskip("netCDF4")
     path = folder / "x.nc"
@@ -494,6 +521,7 @@ SOURCES: dict[str, Callable[[Path], Written]] = {
         huggingface,
         hdf5,
         hdf5_groups,
+        hdf5_compound,
         netcdf,
         netcdf_classic,
         zarr,

@@ -76,10 +76,12 @@ class ArrayFile(Protocol):
     Attributes:
         arrays: the arrays in the file, by name.
         skipped: number of entries left out, by reason.
+        members: members of the arrays of a compound type, by ``ARRAY/MEMBER``.
     """
 
     arrays: Mapping[str, ArrayInfo]
     skipped: Mapping[str, int]
+    members: Mapping[str, ArrayInfo] = {}
 
     def find(self, reference: str, group: str) -> ArrayInfo:
         """Find the array that a reference in a group names.
@@ -89,9 +91,13 @@ class ArrayFile(Protocol):
         Raises:
             KeyError: there is no such array.
         """
-        if reference.startswith("/"):
-            return self.arrays[reference.strip("/")]
-        return self.arrays[posixpath.join(group, reference)]
+        is_from_top = reference.startswith("/")
+        name = reference.strip("/") if is_from_top else posixpath.join(group, reference)
+        return self.arrays[name] if name in self.arrays else self.members[name]
+
+    def members_of(self, name: str) -> list[ArrayInfo]:
+        """Return the members of an array of a compound type; none for another array."""
+        return [array for array in self.members.values() if posixpath.dirname(array.name) == name]
 
     @abstractmethod
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:

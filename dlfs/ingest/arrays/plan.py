@@ -2,8 +2,9 @@
 
 ``Plan`` looks at each file once and makes units of the selected arrays. A unit is an array whose
 rows are samples, or an array or a group that is one sample, with the arrays of its attributes. If
-samples have fields, a unit is a group with the array of each field; see ``arrays.fields``. Arrays
-that do not fit together are an error here, before the first sample is read.
+samples have fields, a unit is a group with the array of each field; see ``arrays.fields``. If all
+selected arrays are members of compound types, these members are the fields. Arrays that do not fit
+together are an error here, before the first sample is read.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Plan:
         self.states.append(file_state(self._paths[index]))
         self.skipped.update(file.skipped)
         self._seen.extend(list(file.arrays.values())[: _SHOWN_MAX - len(self._seen)])
+        if not self._fields and self._has_only_members(file):
+            self._fields = FieldArrays({}, ("*",), rows=True)
         if self._fields:
             self._add_fields(index, file)
             return
@@ -112,11 +115,20 @@ class Plan:
             group = posixpath.dirname(members[0].name)
             self._units.append(self._unit(index, file, name, group, members))
 
+    def _has_only_members(self, file: ArrayFile) -> bool:
+        """Return True if samples are the rows of compound types, whose members are fields."""
+        if self._samples != "rows" or self._units or not file.members:
+            return False
+        able = [array for array in self._selected(file) if array.shape]
+        return bool(able) and all(file.members_of(array.name) for array in able)
+
     def _add_fields(self, index: int, file: ArrayFile) -> None:
         """Add the groups of a file that have the arrays of the fields."""
         groups: dict[str, list[ArrayInfo]] = {} if self._select else {"": []}
         for array in self._selected(file):
-            groups.setdefault(posixpath.dirname(array.name), []).append(array)
+            members = file.members_of(array.name) if self._samples == "rows" else []
+            group = array.name if members else posixpath.dirname(array.name)
+            groups.setdefault(group, []).extend(members or [array])
         used: set[str] = set()
         where = f"import {self._paths[index]}"
         stem = self._stems[index].decode("utf-8", "backslashreplace")

@@ -189,7 +189,7 @@ class _UnitReader:
     def check(self) -> None:
         """Raise DeviceError if an array has changed since the plan was made."""
         for array in self._unit.members:
-            found = self._file.arrays.get(array.name)
+            found = self._file.arrays.get(array.name) or self._file.members.get(array.name)
             if found != array and (found is not None or not self._unit.fields):
                 raise DeviceError(
                     f"import {self._path}: {array.name or 'the array'} changed during the import",

@@ -2,8 +2,9 @@
 
 An array is a dataset; its name is its path from the root. Vectors and strings of any length are
 rows of any length. Datasets behind soft and external links are left out. A dataset with several
-hard links is imported under the first of their names. Elements without storage have the dataset's
-fill value, as HDF5 specifies.
+hard links is imported under the first of their names. The members of a dataset of a compound type
+can be fields and attributes: ``DATASET/MEMBER``, nested ``DATASET/MEMBER.INNER``. Elements without
+storage have the dataset's fill value, as HDF5 specifies.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Hdf5File(ArrayFile):
 
         self._file = h5py.File(path, "r")
         self.arrays: dict[str, ArrayInfo] = {}
+        self.members: dict[str, ArrayInfo] = {}
+        self._steps: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.skipped: Counter[str] = Counter()
         try:
             self._file.visititems(self._add)
@@ -52,6 +55,9 @@ class Hdf5File(ArrayFile):
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""
+        if array.name in self._steps:
+            out[...] = np.reshape(self._read_member(array.name, first, len(out)), out.shape)
+            return
         dataset = self._file[array.name]
         if array.shape:
             dataset.read_direct(out, np.s_[first : first + len(out)])
@@ -60,8 +66,19 @@ class Hdf5File(ArrayFile):
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
         """Read values; see ``ArrayFile``."""
+        if array.name in self._steps:
+            return list(np.reshape(self._read_member(array.name, first, count), count))
         dataset = self._file[array.name]
         return list(dataset[first : first + count]) if array.shape else [dataset[()]]
+
+    def _read_member(self, name: str, first: int, count: int) -> npt.NDArray[Any]:
+        """Return a member of some rows of a compound type."""
+        owner, (outer, *inner) = self._steps[name]
+        dataset = self._file[owner]
+        found = dataset.fields(outer)[np.s_[first : first + count] if dataset.shape else ()]
+        for member in inner:
+            found = found[member]
+        return np.asarray(found)
 
     def close(self) -> None:
         """Close the file; see ``ArrayFile``."""
@@ -71,7 +88,24 @@ class Hdf5File(ArrayFile):
         import h5py
 
         if isinstance(item, h5py.Dataset):
-            self.arrays[name] = _describe(name, item)
+            self.arrays[name] = _describe(name, item, item.dtype, item.shape)
+            if item.shape is not None:
+                self._add_members(name, item, item.dtype)
+
+    def _add_members(
+        self, name: str, dataset: h5py.Dataset, dtype: np.dtype[Any], outer: tuple[str, ...] = ()
+    ) -> None:
+        """Add the members of a compound type as arrays."""
+        for member in dtype.names or ():
+            kind = dtype[member]
+            steps = (*outer, member)
+            if kind.names:
+                self._add_members(name, dataset, kind, steps)
+                continue
+            array = f"{name}/{'.'.join(steps)}"
+            shape = (*dataset.shape, *kind.shape)
+            self.members[array] = _describe(array, dataset, kind.base, shape)
+            self._steps[array] = name, steps
 
     def _note_link(self, link: object) -> None:
         import h5py
@@ -80,17 +114,20 @@ class Hdf5File(ArrayFile):
             self.skipped["soft or external link"] += 1
 
 
-def _describe(name: str, dataset: h5py.Dataset) -> ArrayInfo:
+def _describe(
+    name: str, dataset: h5py.Dataset, dtype: np.dtype[Any], shape: tuple[int, ...] | None
+) -> ArrayInfo:
+    """Describe a dataset, or a member of its compound type that has a dtype and shape."""
     import h5py
 
-    if dataset.shape is None:
-        return ArrayInfo(name, dataset.dtype, (), kind="other")
-    vector = h5py.check_vlen_dtype(dataset.dtype)
-    if h5py.check_string_dtype(dataset.dtype) and dataset.dtype.hasobject:
-        return ArrayInfo(name, np.dtype(np.uint8), dataset.shape, kind="text")
-    if isinstance(vector, np.dtype) and not vector.hasobject and len(dataset.shape) == 1:
-        return ArrayInfo(name, vector, dataset.shape, kind="ragged")
-    if dataset.dtype.hasobject:
-        return ArrayInfo(name, dataset.dtype, dataset.shape, kind="other")
+    if shape is None:
+        return ArrayInfo(name, dtype, (), kind="other")
+    vector = h5py.check_vlen_dtype(dtype)
+    if h5py.check_string_dtype(dtype) and dtype.hasobject:
+        return ArrayInfo(name, np.dtype(np.uint8), shape, kind="text")
+    if isinstance(vector, np.dtype) and not vector.hasobject and len(shape) == 1:
+        return ArrayInfo(name, vector, shape, kind="ragged")
+    if dtype.hasobject:
+        return ArrayInfo(name, dtype, shape, kind="other")
     chunk_rows = dataset.chunks[0] if dataset.chunks else 1
-    return ArrayInfo(name, dataset.dtype, dataset.shape, chunk_rows)
+    return ArrayInfo(name, dtype, shape, chunk_rows)

@@ -80,7 +80,12 @@ def test_hdf5_values_that_are_no_plain_numbers(hdf5: Any) -> None:
     hdf5["away"] = h5py.ExternalLink("other.h5", "/x")
     hdf5["again/big"] = hdf5["big"]
     hdf5["one"] = 5
-    source = open_arrays(finished(hdf5))
+    path = finished(hdf5)
+    for options in ({"select": "pair"}, {"fields": "a=pair/a,b=pair/b"}):
+        blocks = [*open_arrays(path, **options).blocks(layout="path", seed=0)]
+        assert blocks[0].paths[0].endswith(b"00000000")
+        assert set(blocks[0].attributes["dlfs:fields"]) == {'{"a":">i2[]","b":"<f8[]"}'}
+    source = open_arrays(path)
     assert take(source) == (
         rows_of("again/big", big)
         | rows_of("flag", flag)
