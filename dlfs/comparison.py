@@ -139,9 +139,11 @@ class _Comparison:
         any_differs = np.zeros(len(mine), np.bool_)
         for name in self._columns:
             ours, theirs = self._a.column(name, mine), self._b.column(name, yours)
-            differs = np.asarray(ours != theirs, np.bool_)
+            differs: NDArray[np.bool_] = np.asarray(ours != theirs, np.bool_)
             if ours.dtype.kind == "f":
                 differs &= ~(np.isnan(ours) & np.isnan(theirs))
+            if differs.ndim == 2:  # vectors
+                differs = np.any(differs, axis=1)
             self._counts[name] += int(differs.sum())
             any_differs |= differs
         return any_differs

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 VALUE_CHARACTERS_MAX = 80
 NAME_CHARACTERS_MAX = 100
@@ -67,3 +68,10 @@ def list_numbers(numbers: Iterable[int]) -> str:
     listed = [str(number) for number in every[-LISTED_MAX:]]
     before = len(every) - len(listed)
     return (f"{before} others, " if before else "") + join_words(listed, "and")
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a column's numpy dtype: ``int64``, ``string``, ``float32[4]``."""
+    if dtype.kind == "O":
+        return "string"
+    return str(dtype.base.name) + "".join(f"[{length}]" for length in dtype.shape)

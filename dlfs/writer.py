@@ -190,8 +190,8 @@ class DatasetWriter:
             data: bytes of the sample, at most 2^40 - 1; copied before the call returns. Or a value
                 for each field: bytes, text, or an array, a list or a number. Without declared
                 fields, the first sample determines their types; all dimensions of its arrays vary.
-            attributes: value of each column: bool, number or string. The first value of a column
-                determines its type.
+            attributes: value of each column: bool, number, string, or a vector of numbers. The
+                first value of a column determines its type.
 
         Raises:
             ExistsError: the path was added already, or is a directory of another path. A clash
@@ -279,7 +279,8 @@ class DatasetWriter:
             data: contiguous buffer with the samples; copied or packed before the call returns.
             offsets: offset of each sample in ``data``, ``int64[n_samples]``.
             lengths: length of each sample in bytes, ``int64[n_samples]``.
-            attributes: ``[n_samples]`` values of each column: bool, integers, floats or strings.
+            attributes: ``[n_samples]`` values of each column: bool, integers, floats or strings; or
+                ``[n_samples, k]`` for vectors.
 
         Raises:
             UsageError: the arrays differ in length, a sample lies outside ``data``, or attributes

@@ -29,6 +29,7 @@ import numpy as np
 
 from dlfs import Batch, Dataset, DatasetView, Shuffle
 from dlfs.arguments import check_integer
+from dlfs.attributes.arrow import arrow_type, column_to_arrow
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
 from dlfs.ingest.registry import load_package
@@ -138,8 +139,7 @@ class TableFormat:
                 return pyarrow.large_binary() if self.is_copied else pyarrow.binary_view()
             return pyarrow.string() if kind == "text" else self._array_type(pyarrow, name, kind)
         if name in attributes:
-            is_text = attributes[name].kind in "OU"
-            return pyarrow.string() if is_text else pyarrow.from_numpy_dtype(attributes[name])
+            return arrow_type(pyarrow, attributes[name])
         return pyarrow.int64() if name == INDEX else pyarrow.string()
 
     def _array_type(self, pyarrow: Any, name: str, kind: str) -> Any:
@@ -182,7 +182,7 @@ class TableFormat:
                 given = batch[name] if fields else batch
                 columns[name] = self._sample_column(given, kind, make_array or nest)
             elif name in self.dataset.columns:
-                columns[name] = pyarrow.array(self.dataset.column(name, indices), kind)
+                columns[name] = column_to_arrow(pyarrow, self.dataset.column(name, indices), kind)
             elif name == INDEX:
                 columns[name] = pyarrow.array(indices.astype(np.int64))
             else:

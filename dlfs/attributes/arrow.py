@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dlfs.errors import FormatError, UsageError
 from dlfs.extras import install_command
 from dlfs.format.attributes import ColumnValues, Strings
@@ -34,11 +37,11 @@ def import_arrow(what: str) -> Any:
     return pyarrow
 
 
-def to_arrow(columns: Mapping[str, ColumnValues], where: str) -> pyarrow.Table:
+def to_arrow(columns: Mapping[str, ColumnValues | NDArray[Any]], where: str) -> pyarrow.Table:
     """Make an Arrow table of columns; only bools are copied.
 
     Args:
-        columns: values by name, of one length.
+        columns: values by name, of one length; arrays ``[n, k]`` for vectors.
         where: name of the columns in errors.
 
     Raises:
@@ -55,7 +58,28 @@ def to_arrow(columns: Mapping[str, ColumnValues], where: str) -> pyarrow.Table:
     return table
 
 
-def _array(arrow: Any, values: ColumnValues) -> Any:
+def arrow_type(arrow: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the Arrow type of a column; lists of a fixed size for vectors."""
+    if dtype.kind in "OU":
+        return arrow.string()
+    made = arrow.from_numpy_dtype(dtype.base)
+    for length in reversed(dtype.shape):
+        made = arrow.list_(made, length)
+    return made
+
+
+def column_to_arrow(arrow: Any, values: NDArray[Any], kind: Any) -> Any:
+    """Return the values of a column, or its vectors, ``[n, k]``, as an Arrow array of a type."""
+    if values.ndim == 1:
+        return arrow.array(values, kind)
+    flat = arrow.array(values.reshape(-1), kind.value_type)
+    return arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _array(arrow: Any, values: ColumnValues | NDArray[Any]) -> Any:
+    if isinstance(values, np.ndarray):
+        dtype = np.dtype((values.dtype, values.shape[1:]))
+        return column_to_arrow(arrow, values, arrow_type(arrow, dtype))
     if values.fixed is not None:
         return arrow.array(values.fixed)
     assert values.strings is not None

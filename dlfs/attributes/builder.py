@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.checksums import crc32c_blocks
+from dlfs.attributes.vectors import component_column
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.attributes import (
     FIXED,
@@ -40,7 +41,7 @@ from dlfs.format.constants import (
 )
 
 Attributes = Mapping[str, ArrayLike]
-"""Values by column: a scalar for one sample, an array of n values for n samples."""
+"""Values by column: for n samples n values, or n vectors of one length, ``[n, k]``."""
 
 Rows = NDArray[np.int64]
 
@@ -230,7 +231,12 @@ class AttributesBuilder:
         prepared: Prepared = {}
         for name, values in attributes.items():
             _check_name(name)
-            prepared[name] = self._prepare_column(name, values, count)
+            array = _as_array(name, values)
+            self._check_length(name, array)
+            if array.ndim == 2:
+                prepared.update(self._prepare_vectors(name, array, count))
+            else:
+                prepared[name] = self._prepare_column(name, array, count)
         total = len(self._columns.keys() | prepared.keys())
         if total > ATTRIBUTE_COLUMNS_MAX:
             raise LimitError(
@@ -238,11 +244,43 @@ class AttributesBuilder:
             )
         return prepared
 
-    def _prepare_column(self, name: str, values: ArrayLike, count: int) -> NDArray[Any] | list[str]:
-        array = _as_array(values)
+    def _check_length(self, name: str, array: NDArray[Any]) -> None:
+        """Check that values are vectors of one length in all calls, or none in all of them.
+
+        Raises:
+            UsageError: they are not.
+        """
+        length = 0  # of the vectors before; 0 without
+        while component_column(name, length) in self._columns:
+            length += 1
+        got = array.shape[1] if array.ndim == 2 else 0
+        if (length or name in self._columns) and got != length:
+            expected, given = (f"vectors of {n}" if n else "single values" for n in (length, got))
+            raise UsageError(f"add attribute {name!r}: expected {expected}, got {given}")
+
+    def _prepare_vectors(self, name: str, array: NDArray[Any], count: int) -> Prepared:
+        """Return the components of vectors, ``[n, k]``, by the names of their columns."""
+        is_number = array.dtype.name in FIXED and not name.startswith(RESERVED_PREFIX)
+        if len(array) != count or not array.shape[1] or not is_number:
+            raise UsageError(
+                f"add attribute {name!r}: expected {count} values, or vectors of bools or numbers "
+                f"of at most 64 bits, got {array.dtype} of shape {array.shape}"
+            )
+        names = [component_column(name, number) for number in range(array.shape[1])]
+        if problem := column_name_problem(names[-1]):
+            raise UsageError(f"add attribute {name!r}: as {names[-1]!r}: {problem}")
+        before = self._columns.get(names[0])
+        dtype = before.dtype if isinstance(before, _FixedColumn) else array.dtype
+        return {
+            part: _converted(name, array[:, number], dtype) for number, part in enumerate(names)
+        }
+
+    def _prepare_column(
+        self, name: str, array: NDArray[Any], count: int
+    ) -> NDArray[Any] | list[str]:
         if array.shape != (count,):
             raise UsageError(
-                f"add attribute {name!r}: expected {count} values in one dimension, "
+                f"add attribute {name!r}: expected {count} values or vectors, "
                 f"got an array of shape {array.shape}"
             )
         column = self._columns.get(name)
@@ -319,13 +357,19 @@ def _reserved_dtype(name: str) -> np.dtype[Any] | None:
     return FIELD_DTYPES[name.rpartition(":")[2]]
 
 
-def _as_array(values: ArrayLike) -> NDArray[Any]:
+def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
     """Convert values to an array that preserves them.
 
     From a list with strings numpy would make text of one width, which loses NULs at the ends of
     values and converts numbers to text.
+
+    Raises:
+        UsageError: the values are lists of different lengths.
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise UsageError(f"add attribute {name!r}: expected values of one form: {error}") from error
     if array.dtype.kind in "SU" and not isinstance(values, np.ndarray):
         array = np.array(values, object)
     return array

@@ -18,6 +18,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dlfs.attributes.vectors import component_of, find_vectors, vector_dtype
 from dlfs.directory import check_indices
 from dlfs.errors import FormatError, NotFoundError, UsageError
 from dlfs.format.attributes import (
@@ -60,6 +61,7 @@ class AttributeTable:
         self._load = load
         self._where = where
         self._release = release
+        self._vectors = find_vectors(head.columns)
         self._numbers = {column.name: number for number, column in enumerate(head.columns)}
         self._values: dict[int, ColumnValues] = {}
         self._dictionaries: dict[str, NDArray[Any]] = {}
@@ -99,12 +101,24 @@ class AttributeTable:
         return self.head.sample_count
 
     def __contains__(self, name: object) -> bool:
-        return name in self._numbers
+        return name in self._numbers or name in self._vectors
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """The dtype of each column as ``column`` returns it, by name; ``object`` for strings."""
-        return {column.name: column.dtype for column in self.head.columns}
+        """The dtype of each column as ``column`` returns it, by name.
+
+        It is ``object`` for strings. A column of vectors has a dtype with a ``shape``, and its
+        components are not listed.
+        """
+        stored = {column.name: column.dtype for column in self.head.columns}
+        found: dict[str, np.dtype[Any]] = {}
+        for name, dtype in stored.items():
+            component = component_of(name)
+            if component is None or name not in self._vectors.get(component[0], ()):
+                found[name] = dtype
+            elif component[1] == 0:
+                found[component[0]] = vector_dtype(dtype, len(self._vectors[component[0]]))
+        return found
 
     def form(self, name: str) -> ColumnForm:
         """Return how a column is stored.
@@ -120,7 +134,8 @@ class AttributeTable:
         Raises:
             NotFoundError: there is no such column.
         """
-        return self.head.extent(self._number(name))[1]
+        parts = self._vectors.get(name, [name])
+        return sum(self.head.extent(self._number(part))[1] for part in parts)
 
     def column(self, name: str, indices: ArrayLike | None = None) -> NDArray[Any]:
         """Return a column's values.
@@ -131,7 +146,7 @@ class AttributeTable:
 
         Returns:
             ``dtype[n]``, read-only; strings as an ``object`` array of ``str``, made for each call.
-            All values of a column of fixed width are a view.
+            All values of a column of fixed width are a view. Vectors are a copy, ``dtype[n, k]``.
 
         Raises:
             NotFoundError: there is no such column.
@@ -139,6 +154,11 @@ class AttributeTable:
             FormatError: the column is malformed (ChecksumError).
             DeviceError: it cannot be read.
         """
+        if name in self._vectors:
+            parts = [self.column(part, indices) for part in self._vectors[name]]
+            vectors: NDArray[Any] = np.stack(parts, axis=1)
+            vectors.flags.writeable = False
+            return vectors
         chosen = None if indices is None else self._chosen(indices)
         values = self.values(name)
         if values.fixed is not None:
@@ -225,7 +245,7 @@ class AttributeTable:
             return self._values[number]
 
     def to_arrow(self) -> pyarrow.Table:
-        """Return all columns as an Arrow table; only bools are copied.
+        """Return all columns as an Arrow table; only bools and vectors are copied.
 
         Raises:
             UsageError: pyarrow is not installed.
@@ -233,7 +253,10 @@ class AttributeTable:
         """
         from dlfs.attributes.arrow import to_arrow
 
-        columns = {column.name: self.values(column.name) for column in self.head.columns}
+        columns = {
+            name: self.column(name) if name in self._vectors else self.values(name)
+            for name in self.dtypes
+        }
         return to_arrow(columns, self._where)
 
     def verify(self) -> None:
@@ -259,7 +282,7 @@ class AttributeTable:
     def _number(self, name: str) -> int:
         number = self._numbers.get(name)
         if number is None:
-            there = list_names(self._numbers, wanted=str(name))
+            there = list_names(self.dtypes, wanted=str(name))
             raise NotFoundError(
                 f"read column {show_value(name)} of {self._where}: no such column; "
                 f"there are: {there}"

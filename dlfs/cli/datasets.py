@@ -6,17 +6,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dlfs.cli.output import Table, human_count, human_date, human_samples, human_size
+from dlfs.wording import dtype_name
 
 if TYPE_CHECKING:
     from dlfs import Dataset, DatasetInfo
 
 
 def column_types(dataset: Dataset) -> dict[str, str]:
-    """Return the columns of a dataset by name: a numpy type, or ``string``."""
-    return {
-        name: "string" if dtype.kind == "O" else dtype.name
-        for name, dtype in dataset.columns.items()
-    }
+    """Return the columns of a dataset by name: a numpy type, ``float32[4]``, or ``string``."""
+    return {name: dtype_name(dtype) for name, dtype in dataset.columns.items()}
 
 
 def describe(info: DatasetInfo) -> str:

@@ -241,7 +241,7 @@ def _without_known(block: SampleBlock, paths: Set[bytes]) -> SampleBlock:
 
 def _class_labels(columns: Mapping[str, NDArray[Any]]) -> dict[str, int]:
     """Return the label of each class, if they are numbered as a folder of classes numbers them."""
-    if "class" not in columns or "label" not in columns:
+    if "class" not in columns or "label" not in columns or columns["label"].ndim > 1:
         return {}
     pairs = set(zip(columns["class"].tolist(), columns["label"].tolist(), strict=True))
     labels = dict(pairs)

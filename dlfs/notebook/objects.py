@@ -30,6 +30,7 @@ from dlfs.notebook.markup import (
 )
 from dlfs.notebook.thumbnails import THUMBNAILS_MAX, Thumbnails, row_of
 from dlfs.units import MIB, format_bytes, format_count
+from dlfs.wording import dtype_name
 
 ROWS_MAX = 20
 """Most rows of a table of members, datasets or columns."""
@@ -282,7 +283,7 @@ def _visible(dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, np.dtype[Any]]:
 
 
 def _type_name(dtype: np.dtype[Any]) -> str:
-    return "text" if dtype == np.dtype(object) else str(dtype)
+    return "text" if dtype == np.dtype(object) else dtype_name(dtype)
 
 
 def _cells(

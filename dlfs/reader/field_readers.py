@@ -118,7 +118,8 @@ class FieldReaders:
 
     def _all(self) -> list[SampleReader]:
         """Return all readers, each once."""
-        return [self.whole, *(r for r in self._spans.values() if r is not self.whole)]
+        opened = list(self._spans.values())  # a copy: another thread may open one
+        return [self.whole, *(reader for reader in opened if reader is not self.whole)]
 
     def stats(self) -> dict[str, int]:
         """Return the sums of the readers' counters by their ``dlfs_reader_stats`` names."""

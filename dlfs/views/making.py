@@ -168,7 +168,13 @@ def _choose(
 ) -> NDArray[np.bool_]:
     """Return True for each sample of the first part, ``bool[n]``."""
     if column is not None:
-        values, codes = np.unique(dataset.column(column, chosen), return_inverse=True)
+        given = dataset.column(column, chosen)
+        if given.ndim > 1:
+            raise UsageError(
+                f"split {dataset.name} by column {quote(column)}: expected single values, got "
+                f"vectors of {given.shape[1]}"
+            )
+        values, codes = np.unique(given, return_inverse=True)
         sides = np.array([is_first(str(value).encode()) for value in values.tolist()], np.bool_)
         return sides[codes.reshape(-1)] if len(chosen) else sides
     paths = dataset.paths()

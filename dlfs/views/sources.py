@@ -130,9 +130,9 @@ class ViewColumns:
         self._name = name
         tables = [source.dataset.columns for source in sources.sources]
         self.dtypes: dict[str, np.dtype[Any]] = {
-            column: np.result_type(*(table[column] for table in tables))
-            for column in tables[0]
-            if all(column in table for table in tables)
+            column: np.dtype((np.result_type(*(table[column].base for table in tables)), shape))
+            for column, shape in ((name, dtype.shape) for name, dtype in tables[0].items())
+            if all(column in table and table[column].shape == shape for table in tables)
             and len({table[column] == np.dtype(object) for table in tables}) == 1
         }
 

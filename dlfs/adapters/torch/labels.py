@@ -127,7 +127,8 @@ class ColumnLabels:
             indices: indices of the samples, ``uint64[n]``, each 0..N-1.
 
         Returns:
-            ``int64[n]``; ``float[n]`` of the column's width for a column of floats.
+            ``int64[n]``; ``float[n]`` of the column's width for a column of floats; ``[n, k]`` for
+            a column of vectors.
 
         Raises:
             DlfsError: the dataset cannot be read.

@@ -121,7 +121,7 @@ class Recipe:
         return self.transform is not None
 
     def label(self, batch: Batch) -> torch.Tensor | list[Any] | None:
-        """Return the labels of a batch, ``[n]``, a list of strings, or None.
+        """Return the labels of a batch, ``[n, ...]``, a list of strings, or None.
 
         Raises:
             UsageError: there are more or fewer labels than samples.

@@ -24,6 +24,7 @@ from dlfs.cli.output import (
     show_text,
     write_bytes,
 )
+from dlfs.wording import dtype_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,7 +121,7 @@ def _sized(dataset: Dataset, indices: NDArray[Any]) -> str:
 
 
 def _type(dtype: Any) -> str:
-    return "string" if dtype.kind == "O" else str(dtype.name)
+    return dtype_name(dtype)
 
 
 # ---- listing -------------------------------------------------------------------------------------

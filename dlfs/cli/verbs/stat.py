@@ -76,6 +76,8 @@ def _json(info: SampleInfo, attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(value: object) -> object:
     """Return a value in its JSON form, which has no NaN and no infinities."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

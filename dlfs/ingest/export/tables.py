@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.attributes.arrow import arrow_type, column_to_arrow
 from dlfs.dataset import Dataset
 from dlfs.errors import FormatError, LimitError, UsageError
 from dlfs.ingest.export.samples import ExportedSamples, whole_file
@@ -87,8 +88,7 @@ def _schema(pyarrow: Any, dataset: Dataset, target: str) -> Any:
             raise UsageError(
                 f"export to {target}: expected no attribute {name!r}, the name of another column"
             )
-        is_text = dtype.kind in "OU"
-        fields.append((name, pyarrow.string() if is_text else pyarrow.from_numpy_dtype(dtype)))
+        fields.append((name, arrow_type(pyarrow, dtype)))
     mark = f"{dataset.name}@{dataset.version}".encode("utf-8", "surrogateescape")
     return pyarrow.schema(fields, metadata={EXPORT_MARK: mark})
 
@@ -117,7 +117,7 @@ def _record_batch(
         values: npt.NDArray[Any] = dataset.column(name, batch.indices)
         if values.dtype.kind in "OU":
             values = np.asarray(values, object)
-        columns.append(pyarrow.array(values, schema.field(name).type))
+        columns.append(column_to_arrow(pyarrow, values, schema.field(name).type))
     rows = pyarrow.record_batch(columns, schema=schema)
     return (
         rows.filter(pyarrow.array([path is not None for path in paths])) if None in paths else rows

@@ -32,6 +32,7 @@ from dlfs.ingest.tables.values import (
     first_null,
     is_one_of,
     is_scalar,
+    is_vector,
     spans,
 )
 
@@ -192,18 +193,23 @@ def column_values(column: Column, batch: Any, row: int, where: str) -> npt.NDArr
     """Return a column of a record batch as values of an attribute.
 
     Args:
-        column: a column for which ``is_scalar`` returns True.
+        column: a column for which ``is_scalar`` or ``is_vector`` returns True.
         batch: batch of the file.
         row: number of the batch's first row in the file.
         where: name of the file, for errors.
 
     Returns:
-        Numbers and bools unchanged; text, and anything else, as an ``object`` array of ``str``.
+        Numbers and bools unchanged, ``[n, k]`` for vectors; text, and anything else, as an
+        ``object`` array of ``str``.
 
     Raises:
         FormatError: a value is null in a column that is not of floats.
     """
     types = importlib.import_module("pyarrow.types")
+    if is_vector(column.type):
+        flat = _present(column, batch, row, where).flatten()
+        numbers: npt.NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+        return numbers.reshape(-1, column.type.list_size)
     floats = types.is_floating(column.type)
     array = column.take(batch) if floats else _present(column, batch, row, where)
     found: npt.NDArray[Any]
@@ -258,12 +264,15 @@ def choose_columns(
         if name not in taken
     ]
     if attributes is None:
-        wanted = [other for other in free if is_scalar(other.type)]
+        exported = EXPORT_MARK in (schema.metadata or {})
+        wanted = [
+            other for other in free if is_scalar(other.type) or (exported and is_vector(other.type))
+        ]
         left_out = {NO_VALUE: len(free) - len(wanted)} if len(free) > len(wanted) else {}
     else:
         wanted, left_out = [_find(schema, where, name) for name in attributes], {}
     for other in wanted:
-        if not is_scalar(other.type):
+        if not is_scalar(other.type) and not is_vector(other.type):
             raise UsageError(
                 f"{where}: expected numbers, bools or text in column {other.name}, got {other.type}"
             )

@@ -27,8 +27,8 @@ from dlfs.fields import FieldType
 
 TEXT = ("is_string", "is_large_string", "is_string_view")
 BYTES = ("is_binary", "is_large_binary", "is_fixed_size_binary", "is_binary_view", *TEXT)
-_NUMBERS = ("is_boolean", "is_integer", "is_floating")
-SCALARS = (*_NUMBERS, "is_temporal", "is_decimal", *TEXT)
+NUMBERS = ("is_boolean", "is_integer", "is_floating")
+SCALARS = (*NUMBERS, "is_temporal", "is_decimal", *TEXT)
 """Checks of ``pyarrow.types`` for the types of text, of bytes and of attributes."""
 
 _LISTS = ("is_list", "is_large_list", "is_fixed_size_list")
@@ -48,6 +48,12 @@ def is_scalar(kind: Any) -> bool:
     return is_one_of(_plain(kind), SCALARS)
 
 
+def is_vector(kind: Any) -> bool:
+    """Return True if values of a type can be vectors of an attribute: lists of k numbers."""
+    size = getattr(kind, "list_size", 0)  # only fixed-size lists have one
+    return size > 0 and is_one_of(kind.value_type, NUMBERS)
+
+
 def field_type(kind: Any) -> FieldType | None:
     """Return the type of field that values of an Arrow type fit; None if there is none."""
     kind = _plain(kind)
@@ -61,7 +67,7 @@ def field_type(kind: Any) -> FieldType | None:
     while is_one_of(kind, _LISTS):
         shape.append(kind.list_size if is_one_of(kind, ("is_fixed_size_list",)) else None)
         kind = _plain(kind.value_type)
-    if is_one_of(kind, _NUMBERS):
+    if is_one_of(kind, NUMBERS):
         try:
             return FieldType.array(np.dtype(kind.to_pandas_dtype()).str, shape)
         except UsageError:  # too many dimensions, or too long for a sample

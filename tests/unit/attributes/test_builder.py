@@ -86,7 +86,10 @@ def test_values_of_another_type_are_refused(first: Any, then: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.zeros((2, 1)), "expected 2 values in one dimension"),
+        (np.zeros((2, 1, 1)), "expected 2 values or vectors"),
+        (np.zeros((3, 2)), "expected 2 values, or vectors of .* got float64 of shape"),
+        (np.zeros((2, 0)), "expected 2 values, or vectors"),
+        ([["a", "b"], ["c", "d"]], "vectors of bools or numbers"),
         ([1, 2, 3], "expected 2 values"),
         (5, "expected 2 values"),
         ([None, None], "got NoneType"),

@@ -148,3 +148,21 @@ def test_without_labels(arrays):
     assert SampleDataset(arrays)[0].shape == (24,)
     assert [len(batch) for batch in DataLoader(SampleDataset(arrays), 115)] == [115, 115]
     assert reference(arrays)[:9] == batch.indices.tolist()
+
+
+def test_a_column_of_vectors_is_a_tensor_of_two_dimensions(tmp_path):
+    path = str(tmp_path / "volume.img")
+    dlfs.format_volume(path, size_bytes=16 * MIB)
+    with dlfs.open(path) as volume:
+        with volume.writer("a") as writer:
+            for number in range(6):
+                targets = np.full(4, number, np.float32)
+                writer.add(str(number), b"x", attributes={"targets": targets, "box": [number, 2]})
+        with volume["a"] as dataset:
+            labels = ColumnLabels(dataset, "targets")
+            assert labels.classes is None
+            for batch in Loader(dataset, 4, labels=labels, seed=1):
+                assert (batch.labels.dtype, batch.labels.shape[1:]) == (torch.float32, (4,))
+                assert batch.labels[:, 3].tolist() == batch.indices.tolist()
+            batch = next(iter(Loader(dataset, 6, labels=ColumnLabels(dataset, "box"))))
+            assert (batch.labels.dtype, tuple(batch.labels.shape)) == (torch.int64, (6, 2))
