@@ -1,12 +1,9 @@
 /* A TCP connection to a controller; see nvme/connection.h. */
 #include "nvme/connection.h"
-#include "platform/clock.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,47 +11,88 @@
 #define TLS_ALERT 21
 #define TLS_MAJOR 3
 
-void nvme_text_format(struct nvme_text *text, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    (void)vsnprintf(text->bytes, sizeof text->bytes, format, arguments);
-    va_end(arguments);
-}
+/* ---- the byte stream ------------------------------------------------------------------------- */
 
-int nvme_socket_code(int error)
+ssize_t nvme_connection_send(struct nvme_connection *connection, const struct iovec *vectors,
+                             size_t count, const char **reason)
 {
-    bool timed_out = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
-                     error == EHOSTDOWN || error == ENETDOWN;
-    return timed_out ? DLFS_E_TIMEOUT : DLFS_E_LOST;
-}
-
-int nvme_wait(const struct nvme_deadline *deadline, int descriptor, short events)
-{
+    if (connection->tls != NULL) {
+        return connection->security->tls_send(connection->tls, vectors, count, reason);
+    }
+    /* sendmsg declares the vectors as not const but does not change them. */
+    struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)vectors, .msg_iovlen = count};
     for (;;) {
-        if (atomic_load(deadline->stop)) {
-            return DLFS_E_CLOSED;
+        ssize_t sent = sendmsg(connection->descriptor, &message, MSG_NOSIGNAL);
+        if (sent >= 0) {
+            return sent;
         }
-        uint64_t now = monotonic_ns();
-        if (now >= deadline->until_ns) {
-            return DLFS_E_TIMEOUT;
-        }
-        uint64_t left_ms = (deadline->until_ns - now) / NVME_NANOSECONDS_PER_MS + 1;
-        struct pollfd watched[2] = {{.fd = descriptor, .events = events},
-                                    {.fd = deadline->wake, .events = POLLIN}};
-        int got = poll(watched, 2, left_ms < INT32_MAX ? (int)left_ms : INT32_MAX);
-        if (got > 0 && watched[0].revents != 0) {
+        if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) {
             return 0;
         }
-        if (got > 0 && watched[1].revents != 0) {
-            /* Clears a wake-up that was not a stop; the caller looks for its reason later. */
-            uint64_t ignored;
-            (void)!read(deadline->wake, &ignored, sizeof ignored);
-        }
-        if (got < 0 && errno != EINTR) {
-            return -errno;
+        if (errno != EINTR) {
+            int code = nvme_socket_code(errno);
+            *reason = code == DLFS_E_TIMEOUT ? "the network gave up on the target"
+                                             : "the target closed the connection";
+            return code;
         }
     }
+}
+
+/* Receives what has arrived. Returns the bytes, 0 if there were none, or a negative code with
+ * *reason. */
+static ssize_t receive_vectors(struct nvme_connection *connection, struct iovec *vectors,
+                               size_t count, const char **reason)
+{
+    if (connection->tls != NULL) {
+        return connection->security->tls_receive(connection->tls, vectors, count, reason);
+    }
+    struct msghdr message = {.msg_iov = vectors, .msg_iovlen = count};
+    ssize_t got;
+    do { /* recv costs less than recvmsg */
+        got = count == 1 ? recv(connection->descriptor, vectors->iov_base, vectors->iov_len, 0)
+                         : recvmsg(connection->descriptor, &message, 0);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0 && errno == EAGAIN) {
+        return 0;
+    }
+    if (got < 0) {
+        *reason = dlfs_strerror(-errno);
+        return nvme_socket_code(errno);
+    }
+    if (got == 0) {
+        *reason = "the target closed the connection";
+        return DLFS_E_LOST;
+    }
+    return got;
+}
+
+ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t stage_bytes,
+                                const char **reason)
+{
+    struct iovec vectors[2];
+    int count = nvme_receiver_space(&connection->receiver, stage_bytes, vectors);
+    ssize_t got = receive_vectors(connection, vectors, (size_t)count, reason);
+    if (got <= 0) {
+        return got;
+    }
+    int code = nvme_receiver_take(&connection->receiver, (size_t)got);
+    if (code < 0) {
+        *reason = connection->receiver.reason;
+        return code;
+    }
+    return got;
+}
+
+int nvme_connection_check_idle(struct nvme_connection *connection, const char **reason)
+{
+    uint8_t byte;
+    struct iovec vector = {&byte, 1};
+    ssize_t got = receive_vectors(connection, &vector, 1, reason);
+    if (got > 0) {
+        *reason = "the target spoke on the admin queue unasked";
+        return DLFS_E_PROTOCOL;
+    }
+    return (int)got;
 }
 
 /* ---- making a connection --------------------------------------------------------------------- */
@@ -86,23 +124,15 @@ static int connect_socket(int descriptor, const struct nvme_address *address,
     return 0;
 }
 
-static int send_all(int descriptor, struct iovec *vectors, size_t count,
-                    const struct nvme_deadline *deadline)
+static int send_all(struct nvme_connection *connection, struct iovec *vectors, size_t count,
+                    const struct nvme_deadline *deadline, const char **reason)
 {
     while (count > 0) {
-        struct msghdr message = {.msg_iov = vectors, .msg_iovlen = count};
-        ssize_t sent = sendmsg(descriptor, &message, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EAGAIN) {
-            int code = nvme_wait(deadline, descriptor, POLLOUT);
-            if (code < 0) {
-                return code;
-            }
-            continue;
+        ssize_t sent = nvme_connection_send(connection, vectors, count, reason);
+        if (sent < 0) {
+            return (int)sent;
         }
-        if (sent < 0 && errno != EINTR) {
-            return nvme_socket_code(errno);
-        }
-        size_t left = sent > 0 ? (size_t)sent : 0;
+        size_t left = (size_t)sent;
         while (count > 0 && left >= vectors->iov_len) {
             left -= vectors->iov_len;
             vectors++;
@@ -112,105 +142,168 @@ static int send_all(int descriptor, struct iovec *vectors, size_t count,
             vectors->iov_base = (uint8_t *)vectors->iov_base + left;
             vectors->iov_len -= left;
         }
+        int code = sent == 0 ? nvme_wait(deadline, connection->descriptor, POLLOUT) : 0;
+        if (code < 0) {
+            return code;
+        }
     }
     return 0;
 }
 
-static int receive_all(int descriptor, uint8_t *bytes, size_t count,
-                       const struct nvme_deadline *deadline)
+/* Waits until there is something to receive. */
+static int wait_to_receive(const struct nvme_connection *connection,
+                           const struct nvme_deadline *deadline)
+{
+    short events = nvme_connection_wants_room(connection) ? POLLIN | POLLOUT : POLLIN;
+    return nvme_wait(deadline, connection->descriptor, events);
+}
+
+static int receive_all(struct nvme_connection *connection, uint8_t *bytes, size_t count,
+                       const struct nvme_deadline *deadline, const char **reason)
 {
     while (count > 0) {
-        ssize_t got = recv(descriptor, bytes, count, 0);
-        if (got == 0) {
-            return DLFS_E_LOST;
+        struct iovec vector = {bytes, count};
+        ssize_t got = receive_vectors(connection, &vector, 1, reason);
+        int code = got < 0 ? (int)got : got == 0 ? wait_to_receive(connection, deadline) : 0;
+        if (code < 0) {
+            return code;
         }
-        if (got < 0 && errno == EAGAIN) {
-            int code = nvme_wait(deadline, descriptor, POLLIN);
-            if (code < 0) {
-                return code;
-            }
-            continue;
-        }
-        if (got < 0 && errno != EINTR) {
-            return nvme_socket_code(errno);
-        }
-        bytes += got > 0 ? got : 0;
-        count -= got > 0 ? (size_t)got : 0;
+        bytes += got;
+        count -= (size_t)got;
     }
     return 0;
 }
 
-/* Returns a message for a missing ICResp. bytes: what was received, over the ICReq sent before. */
-static const char *why_no_terms(int code, const uint8_t bytes[NVME_IC_BYTES])
+/* Returns the code for a missing ICResp of a stream without encryption, and its message. bytes:
+ * what was received, over the ICReq sent before. */
+static int explain_no_terms(int code, const uint8_t bytes[NVME_IC_BYTES], const char **reason)
 {
-    if (code == DLFS_E_TIMEOUT) {
-        return "no answer to ICReq (is it an NVMe/TCP port?)";
-    }
     if (bytes[0] == TLS_ALERT && bytes[1] == TLS_MAJOR) {
-        return "the port expects TLS, which DLFS does not speak yet: it answered ICReq with an "
-               "alert";
+        *reason = "the port demands TLS, and no tls_psk names a key for it";
+        return DLFS_E_AUTH;
     }
-    return "the connection ended before an ICResp: the port may expect TLS, which DLFS does not "
-           "speak yet, or speak no NVMe/TCP";
+    if (code == DLFS_E_LOST) {
+        *reason = "the connection ended before an ICResp: the port may demand TLS, for which no "
+                  "tls_psk names a key, or speak no NVMe/TCP";
+    }
+    return code;
 }
 
-static int agree_on_terms(int descriptor, uint32_t digests, const struct nvme_deadline *deadline,
-                          struct nvme_terms *terms, struct nvme_text *text)
+static int agree_on_terms(struct nvme_connection *connection, uint32_t digests,
+                          const struct nvme_deadline *deadline, struct nvme_text *text)
 {
     uint8_t bytes[NVME_IC_BYTES];
+    const char *reason = "";
     bool header_digest = (digests & DLFS_NVME_HEADER_DIGEST) != 0;
     bool data_digest = (digests & DLFS_NVME_DATA_DIGEST) != 0;
     struct iovec vector = {bytes, nvme_encode_icreq(header_digest, data_digest, bytes)};
-    int code = send_all(descriptor, &vector, 1, deadline);
+    int code = send_all(connection, &vector, 1, deadline, &reason);
     if (code == 0) {
-        code = receive_all(descriptor, bytes, NVME_IC_BYTES, deadline);
+        code = receive_all(connection, bytes, NVME_IC_BYTES, deadline, &reason);
     }
-    if (code < 0) {
-        nvme_text_format(text, "%s", why_no_terms(code, bytes));
-        return code;
+    if (code == DLFS_E_TIMEOUT) {
+        reason = "no answer to ICReq (is it an NVMe/TCP port?)";
     }
-    const char *reason = "";
-    code = nvme_decode_icresp(bytes, header_digest, data_digest, terms, &reason);
+    if (code < 0 && connection->tls == NULL) {
+        code = explain_no_terms(code, bytes, &reason);
+    }
+    if (code == 0) {
+        code = nvme_decode_icresp(bytes, header_digest, data_digest, &connection->terms, &reason);
+    }
     if (code < 0) {
         nvme_text_format(text, "%s", reason);
     }
     return code;
 }
 
-int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
-                         uint32_t staging_bytes, const struct nvme_deadline *deadline,
-                         struct nvme_connection **out, struct nvme_text *text)
+/* Opens and connects a socket. */
+static int open_socket(struct nvme_connection *connection, const struct nvme_address *address,
+                       const struct nvme_deadline *deadline, struct nvme_text *text)
 {
-    struct nvme_terms terms;
-    int code = -ENOMEM;
-    struct nvme_connection *connection = malloc(sizeof *connection + staging_bytes);
-    int descriptor =
+    connection->descriptor =
         socket(address->bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (descriptor < 0) {
-        code = -errno;
-    }
-    if (connection == NULL || descriptor < 0) {
+    if (connection->descriptor < 0) {
+        int code = -errno;
         nvme_text_format(text, "make a socket: %s", dlfs_strerror(code));
-        goto failed;
+        return code;
     }
-    code = connect_socket(descriptor, address, deadline, text);
+    return connect_socket(connection->descriptor, address, deadline, text);
+}
+
+/* Frees the TLS session. orderly: tells the target first that the stream ends. */
+static void end_encryption(struct nvme_connection *connection, bool orderly)
+{
+    if (connection->tls != NULL) {
+        connection->security->tls_close(connection->tls, orderly);
+        connection->tls = NULL;
+    }
+}
+
+/* Ends the TLS session, and closes the socket. */
+static void close_socket(struct nvme_connection *connection)
+{
+    end_encryption(connection, false);
+    if (connection->descriptor >= 0) {
+        (void)close(connection->descriptor);
+    }
+    connection->descriptor = -1;
+}
+
+/*
+ * Connects and encrypts. If one version of the identity is refused, connects again and offers the
+ * other one, since a handshake has one identity. The message of the version to offer first is kept.
+ */
+static int connect_encrypted(struct nvme_connection *connection, const struct nvme_address *address,
+                             const struct nvme_encryption *encryption, uint32_t receive_bytes,
+                             const struct nvme_deadline *deadline, struct nvme_text *text)
+{
+    int code = 0;
+    connection->security = encryption->security;
+    for (uint32_t attempt = 0; attempt <= NVME_TLS_IDENTITY_MAX; attempt++) {
+        struct nvme_text other;
+        struct nvme_text *message = attempt == 0 ? text : &other;
+        uint32_t identity = attempt == 0 ? encryption->identity : 1 - encryption->identity;
+        close_socket(connection);
+        int found = open_socket(connection, address, deadline, message);
+        if (found == 0) {
+            found = nvme_encrypt(encryption, identity, receive_bytes, connection->descriptor,
+                                 deadline, &connection->tls, message);
+        }
+        connection->tls_identity = identity;
+        code = attempt == 0 || found == 0 || found == DLFS_E_CLOSED ? found : code;
+        if (code != DLFS_E_AUTH) {
+            break;
+        }
+    }
+    return code;
+}
+
+int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
+                         const struct nvme_encryption *encryption, uint32_t staging_bytes,
+                         const struct nvme_deadline *deadline, struct nvme_connection **out,
+                         struct nvme_text *text)
+{
+    struct nvme_connection *connection = malloc(sizeof *connection + staging_bytes);
+    if (connection == NULL) {
+        nvme_text_format(text, "no memory for a connection");
+        return -ENOMEM;
+    }
+    *connection = (struct nvme_connection){.descriptor = -1, .next_cid = 1};
+    int code = encryption == NULL ? open_socket(connection, address, deadline, text)
+                                  : connect_encrypted(connection, address, encryption,
+                                                      staging_bytes, deadline, text);
     if (code == 0) {
-        code = agree_on_terms(descriptor, digests, deadline, &terms, text);
+        code = agree_on_terms(connection, digests, deadline, text);
     }
     if (code < 0) {
-        goto failed;
+        close_socket(connection);
+        free(connection);
+        return code;
     }
-    *connection = (struct nvme_connection){.descriptor = descriptor, .next_cid = 1, .terms = terms};
-    nvme_receiver_init(&connection->receiver, &terms, connection->staging, staging_bytes);
+    nvme_receiver_init(&connection->receiver, &connection->terms, connection->staging,
+                       staging_bytes);
     *out = connection;
     return 0;
-
-failed:
-    if (descriptor >= 0) {
-        (void)close(descriptor);
-    }
-    free(connection);
-    return code;
 }
 
 void nvme_connection_abort(struct nvme_connection *connection, bool in_child)
@@ -226,7 +319,7 @@ void nvme_connection_abort(struct nvme_connection *connection, bool in_child)
         struct sockaddr unspecified = {.sa_family = AF_UNSPEC};
         (void)connect(connection->descriptor, &unspecified, sizeof unspecified);
     }
-    (void)close(connection->descriptor);
+    close_socket(connection);
     free(connection);
 }
 
@@ -242,60 +335,10 @@ void nvme_connection_close(struct nvme_connection *connection)
     if (connection == NULL) {
         return;
     }
+    end_encryption(connection, true);
     (void)shutdown(connection->descriptor, SHUT_RDWR);
-    (void)close(connection->descriptor);
+    close_socket(connection);
     free(connection);
-}
-
-/* ---- sending and receiving ------------------------------------------------------------------- */
-
-ssize_t nvme_connection_send(struct nvme_connection *connection, const struct iovec *vectors,
-                             size_t count)
-{
-    /* sendmsg declares the vectors as not const but does not change them. */
-    struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)vectors, .msg_iovlen = count};
-    for (;;) {
-        ssize_t sent = sendmsg(connection->descriptor, &message, MSG_NOSIGNAL);
-        if (sent >= 0) {
-            return sent;
-        }
-        if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) {
-            return 0;
-        }
-        if (errno != EINTR) {
-            return nvme_socket_code(errno);
-        }
-    }
-}
-
-ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t stage_bytes,
-                                const char **reason)
-{
-    struct iovec vectors[2];
-    int count = nvme_receiver_space(&connection->receiver, stage_bytes, vectors);
-    struct msghdr message = {.msg_iov = vectors, .msg_iovlen = (size_t)count};
-    ssize_t got;
-    do { /* recv costs less than recvmsg */
-        got = count == 1 ? recv(connection->descriptor, vectors->iov_base, vectors->iov_len, 0)
-                         : recvmsg(connection->descriptor, &message, 0);
-    } while (got < 0 && errno == EINTR);
-    if (got < 0 && errno == EAGAIN) {
-        return 0;
-    }
-    if (got < 0) {
-        *reason = dlfs_strerror(-errno);
-        return nvme_socket_code(errno);
-    }
-    if (got == 0) {
-        *reason = "the target closed the connection";
-        return DLFS_E_LOST;
-    }
-    int code = nvme_receiver_take(&connection->receiver, (size_t)got);
-    if (code < 0) {
-        *reason = connection->receiver.reason;
-        return code;
-    }
-    return got;
 }
 
 /* ---- single commands ------------------------------------------------------------------------- */
@@ -373,7 +416,7 @@ static const struct nvme_sink single_sink = {.begin_data = single_begin_data,
                                              .on_r2t = single_on_r2t};
 
 static int single_send(struct nvme_connection *connection, const struct single *single,
-                       const struct nvme_deadline *deadline)
+                       const struct nvme_deadline *deadline, const char **reason)
 {
     struct nvme_exchange *exchange = single->exchange;
     bool out = exchange->direction == DLFS_NVME_DATA_OUT && exchange->data_bytes > 0;
@@ -394,7 +437,7 @@ static int single_send(struct nvme_connection *connection, const struct single *
             vectors[count++] = (struct iovec){digest, sizeof digest};
         }
     }
-    return send_all(connection->descriptor, vectors, count, deadline);
+    return send_all(connection, vectors, count, deadline, reason);
 }
 
 int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange *exchange,
@@ -408,13 +451,11 @@ int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange
     const char *reason = "the connection ended";
     connection->receiver.sink = &single_sink;
     connection->receiver.context = &single;
-    int code = single_send(connection, &single, deadline);
+    int code = single_send(connection, &single, deadline, &reason);
     while (code == 0 && !single.done) {
         ssize_t got =
             nvme_connection_receive(connection, connection->receiver.staging_bytes, &reason);
-        code = got < 0   ? (int)got
-               : got > 0 ? 0
-                         : nvme_wait(deadline, connection->descriptor, POLLIN);
+        code = got < 0 ? (int)got : got > 0 ? 0 : wait_to_receive(connection, deadline);
     }
     if (code == 0 && !nvme_receiver_is_empty(&connection->receiver)) {
         reason = "bytes that nothing asked for";

@@ -2,6 +2,8 @@
  * One TCP connection to a controller: opens it, exchanges ICReq and ICResp, runs single commands
  * and waits for their answers, and sends and receives for queue pairs.
  *
+ * The byte stream is the socket's, or that of a TLS session over it (nvme/encryption.c).
+ *
  * Sockets are non-blocking. A thread that waits does so in poll(2), and can be stopped there.
  *
  * Threads: one at a time uses a connection.
@@ -9,45 +11,19 @@
 #ifndef DLFS_NVME_CONNECTION_H
 #define DLFS_NVME_CONNECTION_H
 
-#include <netinet/in.h>
-#include <stdatomic.h>
-#include <sys/socket.h>
-
 #include "device/device.h"
 #include "nvme/command.h"
+#include "nvme/encryption.h"
 #include "nvme/receiver.h"
-
-#define NVME_NANOSECONDS_PER_MS UINT64_C(1000000)
-
-/* An error message. */
-struct nvme_text {
-    char bytes[DLFS_NVME_TEXT_BYTES];
-};
-__attribute__((format(printf, 2, 3))) void nvme_text_format(struct nvme_text *text,
-                                                            const char *format, ...);
-
-/* When a wait ends, and a flag that ends it early: set *stop, then make wake readable. */
-struct nvme_deadline {
-    uint64_t until_ns; /* CLOCK_MONOTONIC */
-    int wake;          /* an eventfd */
-    const atomic_bool *stop;
-};
-/*
- * Waits until poll(2) reports one of the events for the descriptor. Returns 0, DLFS_E_TIMEOUT, or
- * DLFS_E_CLOSED if *stop was set.
- */
-int nvme_wait(const struct nvme_deadline *deadline, int descriptor, short events);
-
-struct nvme_address {
-    struct sockaddr_storage bytes;
-    socklen_t length;
-};
 
 struct nvme_connection {
     int descriptor;
-    uint16_t next_cid;   /* command ID of the next nvme_connection_run */
-    bool unusable;       /* nvme_connection_run failed: no other command may run */
-    uint64_t generation; /* generation of the controller that it leads to */
+    struct nvme_tls *tls; /* NULL: the stream is not encrypted */
+    const struct nvme_security *security;
+    uint32_t tls_identity; /* version of the identity that the target accepted */
+    uint16_t next_cid;     /* command ID of the next nvme_connection_run */
+    bool unusable;         /* nvme_connection_run failed: no other command may run */
+    uint64_t generation;   /* generation of the controller that it leads to */
     /* The following fields are set for I/O queues only. */
     uint32_t command_count;      /* most commands in flight */
     uint32_t transfer_bytes_max; /* most data bytes of one command */
@@ -61,12 +37,14 @@ struct nvme_connection {
 };
 
 /*
- * Connects the socket and negotiates the terms. Errors: DLFS_E_LOST, DLFS_E_TIMEOUT, DLFS_E_CLOSED
- * (stopped), DLFS_E_PROTOCOL, -ENOTSUP, -ENOMEM, -errno, with a message in text.
+ * Connects the socket, begins encryption unless it is NULL, and negotiates the terms. Errors:
+ * DLFS_E_LOST, DLFS_E_TIMEOUT, DLFS_E_CLOSED (stopped), DLFS_E_PROTOCOL, DLFS_E_AUTH, -ENOTSUP,
+ * -ENOMEM, -errno, with a message in text.
  */
 int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
-                         uint32_t staging_bytes, const struct nvme_deadline *deadline,
-                         struct nvme_connection **out, struct nvme_text *text);
+                         const struct nvme_encryption *encryption, uint32_t staging_bytes,
+                         const struct nvme_deadline *deadline, struct nvme_connection **out,
+                         struct nvme_text *text);
 /*
  * Resets the connection, drops what was not sent yet and frees it. in_child: it belongs to the
  * parent process; only this process's copy of the descriptor is closed.
@@ -102,10 +80,29 @@ int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange
  */
 ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t stage_bytes,
                                 const char **reason);
-/* Sends as much as the socket takes: returns the bytes, 0 if it is full, or a negative code. */
+/*
+ * Sends as much as the socket takes. Returns the bytes, 0 if it is full, or a negative code with
+ * *reason. Bytes that were not sent must be the first ones of the next call.
+ */
 ssize_t nvme_connection_send(struct nvme_connection *connection, const struct iovec *vectors,
-                             size_t count);
-/* Returns DLFS_E_TIMEOUT for a socket error that means an unreachable peer, else DLFS_E_LOST. */
-int nvme_socket_code(int error);
+                             size_t count, const char **reason);
+/*
+ * Checks a connection on which nothing is awaited. Returns 0, or the code for which it must be
+ * closed, with *reason: it was closed, or the target broke the protocol.
+ */
+int nvme_connection_check_idle(struct nvme_connection *connection, const char **reason);
+/*
+ * Returns true if received bytes wait in the TLS session, where poll(2) does not find them. A
+ * thread that waits for the descriptor asks this first.
+ */
+static inline bool nvme_connection_has_buffered(const struct nvme_connection *connection)
+{
+    return connection->tls != NULL && connection->security->tls_has_buffered(connection->tls);
+}
+/* Returns true if a receive needs room in the socket: the TLS session has to answer the target. */
+static inline bool nvme_connection_wants_room(const struct nvme_connection *connection)
+{
+    return connection->tls != NULL && connection->security->tls_wants_room(connection->tls);
+}
 
 #endif

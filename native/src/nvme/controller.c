@@ -356,7 +356,7 @@ int nvme_controller_open(const struct nvme_config *config, const struct nvme_add
                          struct nvme_text *text)
 {
     struct nvme_admin admin = {.address = *address};
-    int code = nvme_connection_open(address, config->digests, ADMIN_STAGING_BYTES, deadline,
+    int code = nvme_connection_open(address, config->digests, NULL, ADMIN_STAGING_BYTES, deadline,
                                     &admin.connection, text);
     if (code < 0) {
         return code;
@@ -378,8 +378,8 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
 {
     *refused = false;
     struct nvme_connection *connection;
-    int code = nvme_connection_open(&admin->address, config->digests, QUEUE_STAGING_BYTES, deadline,
-                                    &connection, text);
+    int code = nvme_connection_open(&admin->address, config->digests, NULL, QUEUE_STAGING_BYTES,
+                                    deadline, &connection, text);
     if (code < 0) {
         return code;
     }

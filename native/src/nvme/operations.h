@@ -136,6 +136,12 @@ static inline uint32_t nvme_command_is_small(const struct nvme_command *command)
     return !command->to_host || command->length_bytes < NVME_DIRECT_BYTES;
 }
 
+/* Returns true if the queue pair's thread waits for room in the socket, which it has connected. */
+static inline bool nvme_queue_needs_room(const struct nvme_queue *queue)
+{
+    return queue->socket_full || nvme_connection_wants_room(queue->connection);
+}
+
 static inline void nvme_list_clear(struct nvme_list *list)
 {
     *list = (struct nvme_list){NVME_NONE, NVME_NONE};

@@ -33,10 +33,13 @@ static void operation_begin(struct nvme_queue *queue, const dlfs_operation *give
     nvme_operation_enqueue(queue, number);
 }
 
-/* Makes the descriptor readable if there are completions, which the socket would not report. */
+/* Makes the descriptor readable if a poll would find something that the socket does not report:
+ * completions, or bytes in the TLS session. */
 static void announce_done(struct nvme_queue *queue)
 {
-    if (queue->epoll >= 0 && queue->done_count > 0) {
+    if (queue->epoll >= 0 &&
+        (queue->done_count > 0 ||
+         (queue->connection != NULL && nvme_connection_has_buffered(queue->connection)))) {
         nvme_link_signal(queue->link);
     }
 }
@@ -121,7 +124,7 @@ static void wait_for_events(struct nvme_queue *queue, uint64_t left_ns)
     if (queue->connection != NULL) {
         watched[count++] =
             (struct pollfd){.fd = queue->connection->descriptor,
-                            .events = queue->socket_full ? POLLIN | POLLOUT : POLLIN};
+                            .events = nvme_queue_needs_room(queue) ? POLLIN | POLLOUT : POLLIN};
     }
     struct timespec limit = {.tv_sec = (time_t)(left_ns / UINT64_C(1000000000)),
                              .tv_nsec = (long)(left_ns % UINT64_C(1000000000))};
@@ -218,6 +221,7 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
         uint64_t left_ns = deadline_left_ns(&deadline);
         if (left_ns == 0) {
             nvme_watch_room(queue);
+            announce_done(queue);
             return 0;
         }
         if (!came && !keeps_polling(queue, &poll_until_ns)) {
@@ -244,7 +248,8 @@ int nvme_queue_descriptor(dlfs_queue *base)
         return code;
     }
     if (queue->connection != NULL) {
-        nvme_watch(queue, EPOLL_CTL_ADD, queue->socket_full ? EPOLLIN | EPOLLOUT : EPOLLIN);
+        nvme_watch(queue, EPOLL_CTL_ADD,
+                   nvme_queue_needs_room(queue) ? EPOLLIN | EPOLLOUT : EPOLLIN);
     }
     announce_done(queue);
     return queue->epoll;

@@ -22,8 +22,9 @@ void nvme_watch(struct nvme_queue *queue, int action, uint32_t events)
 
 void nvme_watch_room(struct nvme_queue *queue)
 {
-    if (queue->connection != NULL && queue->socket_full != queue->watches_room) {
-        nvme_watch(queue, EPOLL_CTL_MOD, queue->socket_full ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    if (queue->connection != NULL && nvme_queue_needs_room(queue) != queue->watches_room) {
+        nvme_watch(queue, EPOLL_CTL_MOD,
+                   nvme_queue_needs_room(queue) ? EPOLLIN | EPOLLOUT : EPOLLIN);
     }
 }
 
@@ -68,7 +69,7 @@ static int write_restart_code(struct nvme_queue *queue, struct nvme_operation *o
  */
 static int restart_code(struct nvme_queue *queue, struct nvme_operation *operation, int code)
 {
-    bool at_fault = code == DLFS_E_PROTOCOL || code == DLFS_E_DIGEST;
+    bool at_fault = code == DLFS_E_PROTOCOL || code == DLFS_E_DIGEST || code == DLFS_E_AUTH;
     if (at_fault && ++operation->broken_connections > BROKEN_CONNECTIONS_MAX) {
         return code;
     }

@@ -1,5 +1,6 @@
 /*
- * Authentication for NVMe/TCP connections: the functions of libdlfs_security, and their loader.
+ * Authentication and encryption of NVMe/TCP connections: the functions of libdlfs_security, and
+ * their loader.
  *
  * libdlfs is not linked with OpenSSL. A second library, libdlfs_security.so in the folder of
  * libdlfs.so, is. It is loaded when a configuration first names a key, and stays loaded. It finds
@@ -16,6 +17,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
 
 /* Version of struct nvme_security; both libraries must have the same one. */
 #define NVME_SECURITY_VERSION 1u
@@ -75,6 +78,21 @@ struct nvme_chap_answer {
 
 struct nvme_chap;
 
+/* Versions of the identity that names a TLS key in a handshake: 1 has a digest of the key. */
+#define NVME_TLS_IDENTITY_MAX 1u
+
+/* The two sides of a TLS session, and the name of their key. */
+struct nvme_tls_config {
+    const char *key; /* name of the pre-shared key */
+    const char *host_nqn;
+    const char *subsystem_nqn;
+    uint32_t identity;      /* version of the identity, up to NVME_TLS_IDENTITY_MAX */
+    uint32_t receive_bytes; /* most bytes that one system call receives */
+};
+
+/* A TLS 1.3 session over a connected, non-blocking socket. */
+struct nvme_tls;
+
 /* The functions of libdlfs_security. They return 0 or a negative code. */
 struct nvme_security {
     uint32_t version; /* NVME_SECURITY_VERSION */
@@ -96,6 +114,40 @@ struct nvme_security {
                        struct nvme_chap_answer *answer);
     /* Returns true if a response of as many bytes as the hash has proves the controller's key. */
     bool (*chap_verify)(const struct nvme_chap *session, const uint8_t *response);
+    /*
+     * Finds and reads the key anew, and creates a session; the caller keeps the descriptor. message
+     * gets the reason of a failure. Errors: DLFS_E_AUTH (no such key, a malformed or exposed one),
+     * -EINVAL (names that are too long for the identity), -ENOMEM, -EIO (OpenSSL failed).
+     */
+    int (*tls_open)(const struct nvme_tls_config *config, int descriptor, struct nvme_tls **out,
+                    char message[NVME_SECURITY_TEXT_BYTES]);
+    /*
+     * Continues the handshake. Returns 0 when it is complete, POLLIN or POLLOUT to be called again
+     * when the socket is ready, or a negative code with the reason in message: DLFS_E_AUTH (one
+     * side refused the other), DLFS_E_TIMEOUT (the network gave up).
+     */
+    int (*tls_handshake)(struct nvme_tls *tls, char message[NVME_SECURITY_TEXT_BYTES]);
+    /*
+     * Sends as much as the socket takes. Returns the bytes, 0 if it is full, or a negative code
+     * with *reason, which lives as long as the session. Bytes that were not sent must be the first
+     * ones of the next call.
+     */
+    ssize_t (*tls_send)(struct nvme_tls *tls, const struct iovec *vectors, size_t count,
+                        const char **reason);
+    /*
+     * Receives into the vectors. Returns the bytes, 0 if no record has arrived, or a negative code
+     * with *reason: DLFS_E_AUTH (a record was changed on its way), DLFS_E_LOST, DLFS_E_TIMEOUT,
+     * DLFS_E_PROTOCOL.
+     */
+    ssize_t (*tls_receive)(struct nvme_tls *tls, const struct iovec *vectors, size_t count,
+                           const char **reason);
+    /* Returns true if a receive may succeed although the socket is not readable. */
+    bool (*tls_has_buffered)(const struct nvme_tls *tls);
+    /* Returns true if the session has a message of its own to send, for which it needs a receive
+     * when the socket has room. */
+    bool (*tls_wants_room)(const struct nvme_tls *tls);
+    /* Frees a session; NULL does nothing. orderly: tells the target first that the stream ends. */
+    void (*tls_close)(struct nvme_tls *tls, bool orderly);
 };
 
 /*

@@ -321,10 +321,8 @@ int nvme_send_pending(struct nvme_queue *queue, const char **reason)
             return permit == -EAGAIN ? DLFS_E_LOST : permit;
         }
         ssize_t sent = nvme_connection_send(queue->connection, out->vectors + out->first,
-                                            out->count - out->first);
+                                            out->count - out->first, reason);
         if (sent < 0) {
-            *reason = sent == DLFS_E_TIMEOUT ? "the network gave up on the target"
-                                             : "the target closed the connection";
             return (int)sent;
         }
         queue->socket_full = sent == 0;

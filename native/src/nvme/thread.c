@@ -440,14 +440,10 @@ static void keep_alive(struct nvme_association *association)
  * the protocol. */
 static void check_admin_socket(struct nvme_association *association)
 {
-    uint8_t byte;
-    ssize_t got = recv(association->admin.connection->descriptor, &byte, 1, MSG_PEEK);
-    if (got > 0) {
-        fail_locked(association, DLFS_E_PROTOCOL, "the target spoke on the admin queue unasked");
-    } else if (got == 0) {
-        fail_locked(association, DLFS_E_LOST, "the target closed the admin connection");
-    } else if (errno != EAGAIN && errno != EINTR) {
-        fail_locked(association, nvme_socket_code(errno), dlfs_strerror(-errno));
+    const char *reason = "";
+    int code = nvme_connection_check_idle(association->admin.connection, &reason);
+    if (code < 0) {
+        fail_locked(association, code, reason);
     }
 }
 
@@ -489,7 +485,9 @@ static void serve_one(struct nvme_association *association)
     } else if (link != NULL) {
         link_connect(association, link);
     } else {
-        sleep_until(association, association->admin.connection->descriptor, until_ns);
+        if (!nvme_connection_has_buffered(association->admin.connection)) {
+            sleep_until(association, association->admin.connection->descriptor, until_ns);
+        }
         check_admin_socket(association);
     }
 }

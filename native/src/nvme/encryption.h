@@ -1,0 +1,32 @@
+/*
+ * Encryption of a connection: opens a TLS session over its socket, by libdlfs_security.
+ *
+ * Threads: any; one at a time uses a session.
+ */
+#ifndef DLFS_NVME_ENCRYPTION_H
+#define DLFS_NVME_ENCRYPTION_H
+
+#include "nvme/security.h"
+#include "nvme/socket.h"
+
+/* The TLS key of a connection, and the two sides that share it. */
+struct nvme_encryption {
+    const struct nvme_security *security;
+    const char *key; /* name of the TLS key */
+    const char *host_nqn;
+    const char *subsystem_nqn;
+    uint32_t identity; /* version of the identity to offer first */
+};
+
+/*
+ * Opens a TLS session over a connected socket, offers one version of the identity, and completes
+ * the handshake. receive_bytes: most bytes that one system call receives. Returns 0, or a negative
+ * code with a message in text; DLFS_E_AUTH if one side refused.
+ */
+int nvme_encrypt(const struct nvme_encryption *encryption, uint32_t identity,
+                 uint32_t receive_bytes, int descriptor, const struct nvme_deadline *deadline,
+                 struct nvme_tls **out, struct nvme_text *text);
+/* Returns true if the peer of a new, connected socket answers a TLS handshake as a TLS server. */
+bool nvme_answers_tls(int descriptor, const struct nvme_deadline *deadline);
+
+#endif
