@@ -86,11 +86,21 @@ def read_attributes(
 
 
 def load_attributes_whole(
-    sources: Sequence[BlockDevice], geometry: Geometry, record: DatasetRecord
+    sources: Sequence[BlockDevice],
+    geometry: Geometry,
+    record: DatasetRecord,
+    *,
+    diagnose: Callable[[], DlfsError | None],
 ) -> Part | None:
     """Load a whole segment into a file in memory that other processes can map.
 
     ``AttributeTable.over`` a mapping of the part's descriptor is the table; the file is sealed.
+
+    Args:
+        sources: readers of the members, in order.
+        geometry: geometry of the volume.
+        record: record of the dataset.
+        diagnose: called when the bytes read are malformed; returns a better error, or None.
 
     Returns:
         The part: ``segment_bytes`` of the record's ``attribute_extent``; None without attributes.
@@ -102,7 +112,7 @@ def load_attributes_whole(
     extent = record.attribute_extent
     if extent is None:
         return None
-    segment = _Segment(sources, geometry, record, extent, lambda: None)
+    segment = _Segment(sources, geometry, record, extent, diagnose)
 
     def fill(memory: memoryview) -> None:
         segment.fill_whole(np.frombuffer(memory, np.uint8))

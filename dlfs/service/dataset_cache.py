@@ -28,6 +28,7 @@ from dlfs.closing import Closing
 from dlfs.connection import (
     DatasetIdentity,
     LocalConnection,
+    LocalVolume,
     OpenOptions,
     find_record,
     no_such_dataset,
@@ -37,8 +38,9 @@ from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
-from dlfs.store.info import DatasetInfo, VolumeInfo
+from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
+from dlfs.store.transaction import Generation
 from dlfs.units import GIB, MIB
 from dlfs.volume import Volume
 
@@ -114,6 +116,7 @@ class DatasetCache:
 
         Raises:
             NotFoundError: the dataset has no attributes.
+            StaleError: the dataset was removed, and its chunks are in use again.
             DlfsError: the segment cannot be read.
         """
         with self._mutex:
@@ -122,7 +125,10 @@ class DatasetCache:
             if entry.attributes is None and entry.dataset is not None:
                 access = entry.dataset.session
                 entry.attributes = load_attributes_whole(
-                    access.sources, access.geometry, access.record
+                    access.sources,
+                    access.geometry,
+                    access.record,
+                    diagnose=access.reader.diagnose,
                 )
         if entry.attributes is None:
             raise NotFoundError(f"find attributes of dataset {entry.identity.name!r}: none")
@@ -301,9 +307,11 @@ class ServedVolume(Closing):
         """Return what ``Volume.datasets`` returns."""
         return self.volume.datasets()
 
-    def info(self) -> VolumeInfo:
-        """Return what ``Volume.info`` returns."""
-        return self.volume.info()
+    def generation(self) -> Generation:
+        """Return the loaded generation, which a refresh by another thread does not change."""
+        session = self.volume.session
+        assert isinstance(session, LocalVolume)
+        return session.generation
 
     def acquire(self, uuid: UUID) -> Dataset:
         """Return an open dataset of the loaded generation; ``close`` releases it.

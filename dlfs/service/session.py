@@ -87,6 +87,8 @@ from dlfs.service.protocol import (
     failure_of,
 )
 from dlfs.service.sockets import Peer
+from dlfs.store.info import describe_volume
+from dlfs.store.transaction import Generation
 from dlfs.units import MIB
 
 CHANNELS_MAX = 64
@@ -433,13 +435,14 @@ class Session:
     async def _get_volume(self, request: GetVolume) -> Reply:
         volume = self._state.volume(request.volume)
         await self._state.refresh(volume)
-        reply = Reply(VolumeState(volume.info()))
-        reply.descriptors = [self._attach_generation(reply, volume)]
+        generation = volume.generation()
+        reply = Reply(VolumeState(describe_volume(generation)))
+        reply.descriptors = [self._attach_generation(reply, generation)]
         return reply
 
-    def _attach_generation(self, reply: Reply, volume: ServedVolume) -> int:
-        access = volume.volume.session
-        return reply.cleanup.enter_context(generation_file(access.superblock, access.catalog))
+    def _attach_generation(self, reply: Reply, generation: Generation) -> int:
+        file = generation_file(generation.superblock, generation.catalog)
+        return reply.cleanup.enter_context(file)
 
     async def _open_dataset(self, request: OpenDataset) -> Reply:
         if len(self._datasets) == DATASETS_MAX:
@@ -457,7 +460,7 @@ class Session:
             arena, arena_bytes = native.arena()
             reply = Reply(DatasetState(dataset.session.members, arena_bytes, native.timeout_ms))
             shares = self._shares(request.dataset, arena_bytes, dataset)
-            generation = self._attach_generation(reply, volume)
+            generation = self._attach_generation(reply, volume.generation())
             reply.descriptors = [generation, arena]
             self._datasets[request.dataset] = _ClientDataset(volume.uuid, dataset, native, *shares)
             undone.pop_all()

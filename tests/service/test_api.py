@@ -404,6 +404,20 @@ def test_datasets_come_and_go(
         connected["d"]
 
 
+def test_columns_of_a_removed_version_whose_chunks_are_used_again_are_stale(
+    serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
+) -> None:
+    with dlfs.connect(serve(volume).uri) as connected, connected["d"] as old:
+        assert len(old) == len(samples)
+        with dlfs.open(volume) as local:
+            local.remove("d")
+            for number in range(2):  # over what was freed
+                with local.writer(f"filler{number}") as writer:
+                    writer.add("x", bytes(local.free_bytes // 2))
+        with pytest.raises(StaleError, match="it was removed"):
+            old.column("number")
+
+
 def test_another_volume_in_the_place_of_the_served_one_is_named(
     serve: Callable[..., Service], volume: str, tmp_path: Path
 ) -> None:

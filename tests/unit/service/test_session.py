@@ -16,10 +16,13 @@ import pytest
 import trio
 import trio.testing
 
-from dlfs.connection import OpenOptions
+import dlfs
+from dlfs.connection import LocalVolume, OpenOptions
 from dlfs.dataset import Dataset
 from dlfs.errors import DeviceError
+from dlfs.format.superblock import Superblock
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
+from dlfs.service.generation_file import read_generation
 from dlfs.service.protocol import (
     ANSWERS,
     HEADER,
@@ -29,6 +32,7 @@ from dlfs.service.protocol import (
     DatasetState,
     Failure,
     GetStatistics,
+    GetVolume,
     Hello,
     Message,
     OpenChannel,
@@ -40,6 +44,7 @@ from dlfs.service.protocol import (
 )
 from dlfs.service.session import ServerState, Session
 from dlfs.service.sockets import Peer
+from dlfs.store.transaction import load_generation
 from tests.service.serving import make_volume
 
 
@@ -200,3 +205,31 @@ def test_a_volume_that_does_not_answer_leaves_threads_to_others() -> None:
         await crowd(ServerState({}, dict, NoAttachments()))
 
     trio.run(main)
+
+
+def test_a_refresh_while_a_volume_is_described_does_not_mix_generations(
+    volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superblock = LocalVolume.superblock.fget
+    assert superblock is not None
+    refreshes: list[LocalVolume] = []
+
+    def then_refresh(opened: LocalVolume) -> Superblock:
+        found: Superblock = superblock(opened)
+        if refreshes:
+            return found
+        refreshes.append(opened)
+        with dlfs.open(volume.volume.uri) as other, other.writer("more") as writer:
+            writer.add("x", b"x")
+        opened.generation = load_generation(opened.generation.devices)
+        refreshes.clear()
+        return found
+
+    with session(volume) as talk:
+        talk.ask(GetVolume(volume.uuid))  # loads what the service did not have
+        monkeypatch.setattr(LocalVolume, "superblock", property(then_refresh))
+        talk.send(GetVolume(volume.uuid))
+        header, descriptors, _, _ = socket.recv_fds(talk._own, HEADER.size, 1)
+        talk._receive(body_bytes(header))
+        read_generation(descriptors[0], "the service")  # raises FormatError if they are mixed
+        os.close(descriptors[0])
