@@ -7,10 +7,12 @@ catalog and its write lock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
+from uuid import UUID
 
 from dlfs.arguments import check_integer
 from dlfs.connection import no_such_dataset
-from dlfs.errors import UsageError
+from dlfs.errors import StaleError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, new_dataset_name
 from dlfs.store.info import DatasetInfo, describe_dataset
@@ -72,18 +74,23 @@ class CatalogChanges(ABC):
             transaction.commit([record for record in records if not matches(record, requested)])
         self.refresh()
 
-    def prune(self, name: str | bytes, *, keep: int) -> list[DatasetInfo]:
+    def prune(
+        self, name: str | bytes, *, keep: int, expected: Collection[UUID] | None = None
+    ) -> list[DatasetInfo]:
         """Remove the older versions of a dataset, all in one commit.
 
         Args:
             name: name of the dataset.
             keep: number of newest versions that stay, >= 1.
+            expected: UUIDs of the versions that the caller expects to be removed; if others would
+                be, nothing is removed. By default any versions.
 
         Returns:
             The removed versions, by number; none if there are at most ``keep``.
 
         Raises:
             UsageError: ``keep`` is below 1, or the name is ``NAME@VERSION``.
+            StaleError: other versions than the expected ones would be removed.
             NotFoundError, LockedError, DeviceError: as ``remove``.
         """
         action = f"prune dataset {quote(name)}"
@@ -97,6 +104,12 @@ class CatalogChanges(ABC):
             records = transaction.base.catalog.datasets
             doomed = [record for record in records if record.name == requested.name][:-count]
             uuids = {record.uuid for record in doomed}
+            if expected is not None and uuids != set(expected):
+                versions = ", ".join(str(record.version) for record in doomed) or "none"
+                raise StaleError(
+                    f"{action}: its versions changed meanwhile: expected to remove others than "
+                    f"these now: {versions}; nothing was removed"
+                )
             if doomed:
                 transaction.commit([record for record in records if record.uuid not in uuids])
         self.refresh()

@@ -14,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
 from uuid import UUID
 
 from dlfs.format.catalog import Catalog, DatasetRecord
@@ -150,6 +149,10 @@ def _count_owners(runs: Iterable[ChunkRun]) -> _Ranges:
 
 def _count_single(run: ChunkRun, owners: _Ranges) -> int:
     """Return the number of chunks of a run that no other run has."""
-    begin = bisect_left(owners, (run.first_chunk, 0, 0))  # a range begins where a run begins
-    inside = takewhile(lambda found: found[0] < run.end_chunk, islice(owners, begin, None))
-    return sum(end - first for first, end, count in inside if count == 1)
+    at = bisect_left(owners, (run.first_chunk, 0, 0))  # a range begins where a run begins
+    single = 0
+    while at < len(owners) and owners[at][0] < run.end_chunk:
+        first, end, count = owners[at]
+        single += end - first if count == 1 else 0
+        at += 1
+    return single

@@ -13,7 +13,7 @@ from dlfs.format.catalog import Catalog
 from dlfs.format.constants import DATASET_VERSION_MAX
 from dlfs.format.geometry import ChunkRun
 from dlfs.store.renaming import rename_records
-from dlfs.store.usage import measure_usage
+from dlfs.store.usage import _count_single, measure_usage
 
 SAMPLES = {b"d%d/s%03d" % (i % 3, i): bytes([i]) * (i * 37) for i in range(100)}
 FIRST = sorted(SAMPLES)[0]
@@ -130,6 +130,18 @@ def test_pruning_keeps_the_newest_versions(volume):
     assert not list(volume.verify())
 
 
+def test_other_versions_than_expected_are_not_pruned(volume):
+    write(volume, "ds", {b"a": b"2"})
+    shown = [info.uuid for info in volume.versions("ds")[:-1]]
+    write(volume, "ds", {b"a": b"3"})
+    with pytest.raises(dlfs.StaleError, match="these now: 1, 2; nothing was removed"):
+        volume.prune("ds", keep=1, expected=shown)
+    with pytest.raises(dlfs.StaleError, match="these now: none"):
+        volume.prune("ds", keep=3, expected=shown)
+    assert [info.version for info in volume.versions("ds")] == [1, 2, 3]
+    assert [info.uuid for info in volume.prune("ds", keep=2, expected=shown)] == shown
+
+
 def test_what_cannot_be_pruned(volume):
     for keep in (0, -1, 1.5, True):
         with pytest.raises(dlfs.UsageError, match="expected keep as an integer >= 1"):
@@ -187,6 +199,15 @@ def test_shared_chunks_count_once(volume):
     assert usage.stored_bytes == 8 * size
     assert [one.stored_bytes for one in usage.versions] == [6 * size, 7 * size]
     assert [one.freed_bytes for one in usage.versions] == [1 * size, 2 * size]
+
+
+def test_counting_chunks_does_not_pass_over_all_ranges():
+    class Ranges(list):
+        def __iter__(self):
+            raise AssertionError("it is not searched but passed over")
+
+    owners = Ranges((10 * i, 10 * i + 5, 1 + i % 2) for i in range(100))
+    assert _count_single(ChunkRun(900, 30), owners) == 10
 
 
 def test_versions_that_were_appended_to_share_chunks(volume):

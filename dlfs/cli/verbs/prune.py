@@ -27,6 +27,7 @@ def prune(
     """
     with open_devices(volume, "prune in") as opened:
         doomed = opened.versions(dataset)[:-keep]
+        expected = None if yes else [info.uuid for info in doomed]
         if doomed and not yes:
             names = ", ".join(map(describe, doomed))
             confirm(
@@ -34,7 +35,7 @@ def prune(
                 otherwise=f"prune {dataset}: expected --yes to remove {names}",
                 declined="nothing was removed",
             )
-        removed = opened.prune(dataset, keep=keep)
+        removed = opened.prune(dataset, keep=keep, expected=expected)
         stay = len(opened.versions(dataset))
     if json:
         print_json({"removed": [asdict(info) for info in removed]})

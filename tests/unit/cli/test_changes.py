@@ -52,6 +52,19 @@ def test_prune(run, volume, samples) -> None:
     assert run("prune", volume, "nothing", "--keep", 1).code == 3
 
 
+def test_prune_removes_what_it_showed_or_nothing(run, volume, samples, monkeypatch) -> None:
+    add_version(volume, samples)
+
+    def confirm(question: str, **_: str) -> None:
+        assert "small@1 (" in question
+        add_version(volume, samples)
+
+    monkeypatch.setattr("dlfs.cli.verbs.prune.confirm", confirm)
+    done = run("prune", volume, "small", "--keep", 1)
+    assert (done.code, "these now: 1, 2; nothing was removed" in done.err) == (1, True)
+    assert run("ls", volume).out == b"small@1\nsmall@2\nsmall@3\n"
+
+
 # ---- du ------------------------------------------------------------------------------------------
 
 
