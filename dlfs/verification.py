@@ -1,9 +1,9 @@
 """Verifies a whole volume: every superblock copy, the catalog, every directory block, every sample.
 
 Samples are read as whole chunks in storage order, at the sequential speed of the devices. Native
-code computes their checksums. All bytes are read from media; caches are not used. Padding and free
-chunks are not checked, because nothing depends on them. A dataset that is removed during the
-verification is left out from then on.
+code computes their checksums. Chunks that several versions share are read once. All bytes are read
+from media; caches are not used. Padding and free chunks are not checked, because nothing depends on
+them. A dataset that is removed during the verification is left out from then on.
 
 With replicas, every copy is checked separately, and a finding names the member. A member that is
 missing, degraded or lost during the verification is one finding; its copies add none.
@@ -26,6 +26,7 @@ from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
+from dlfs.previous_version import SharedChunks
 from dlfs.store.chunk_reader import CopyOrder, FailedRead, Window, scan_space
 from dlfs.store.info import describe_member
 from dlfs.store.segments import read_segment
@@ -83,16 +84,19 @@ def verify_volume(
     yield from _verify_superblocks(generation)
     lost: Lost = {}
     yield from _verify_catalog(generation, lost)
-    total = sum(_size_of(generation, record) for record in records)
+    shared = SharedChunks(generation.geometry, records)
+    total = sum(_size_of(generation, record, shared) for record in records)
     done = 0
     progress(done, total)
     for record in records:
-        check = _DatasetCheck(generation, record, lost)
-        for finding in check.run(lambda part, base=done: progress(base + part, total)):  # type: ignore[misc]
+        check = _DatasetCheck(generation, record, lost, shared)
+        for finding in check.run(
+            lambda part, base=done: progress(min(base + part, total), total)  # type: ignore[misc]
+        ):
             if _is_removed(generation, record):
                 break
             yield finding
-        done += _size_of(generation, record)
+        done += _size_of(generation, record, shared)
         progress(done, total)
     yield from _report_lost(generation, lost)
 
@@ -106,9 +110,10 @@ def _report_lost(generation: Generation, lost: Lost) -> Iterator[Finding]:
             yield Finding(kind="member", message=message, member=member.device.uri)
 
 
-def _size_of(generation: Generation, record: DatasetRecord) -> int:
+def _size_of(generation: Generation, record: DatasetRecord, shared: SharedChunks) -> int:
     """Return the bytes to read for a dataset: all copies of its data, and its directory."""
-    data_bytes = record.data_bytes * generation.geometry.replicas
+    data_bytes = record.data_bytes - shared.size_bytes(record)
+    data_bytes *= generation.geometry.replicas
     return data_bytes + record.entries_bytes + record.names_bytes
 
 
@@ -201,8 +206,11 @@ def _is_removed(generation: Generation, record: DatasetRecord) -> bool:
 class _DatasetCheck:
     """The verification of one dataset."""
 
-    def __init__(self, generation: Generation, record: DatasetRecord, lost: Lost) -> None:
+    def __init__(
+        self, generation: Generation, record: DatasetRecord, lost: Lost, shared: SharedChunks
+    ) -> None:
         self._generation = generation
+        self._shared = shared
         self._lost = lost
         self._record = record
         samples_runs, attributes_runs = record.split_data_runs(generation.geometry.chunk_bytes)
@@ -210,6 +218,7 @@ class _DatasetCheck:
         self._attributes_space = DataSpace(generation.geometry, attributes_runs)
         self._name = f"dataset {display(record.name)!r} version {record.version}"
         self._copy = 0  # number of the copy that is being checked
+        self._start = 0  # address of the first chunk to read
 
     def run(self, progress: Callable[[int], None]) -> Iterator[Finding]:
         yield from self._check_attributes()
@@ -223,15 +232,30 @@ class _DatasetCheck:
             done = self._record.entries_bytes + self._record.names_bytes
             done += self._attributes_space.size_bytes * self._space.geometry.replicas
             progress(done)
-            for copy in range(self._space.geometry.replicas):
-                self._copy = copy
-                yield from self._check_samples(
-                    directory,
-                    lambda address, done=done: progress(done + address),  # type: ignore[misc]
-                )
-                done += self._space.size_bytes
+            yield from self._check_copies(directory, lambda part: progress(done + part))
         finally:
             directory.close()
+
+    def _check_copies(
+        self, directory: FrozenDirectory, progress: Callable[[int], None]
+    ) -> Iterator[Finding]:
+        """Check each copy of the samples, except in chunks that were checked with another version.
+
+        If a shared chunk has a damaged sample, it is read again: each version gets a finding.
+        """
+        self._start = self._shared.start(self._record, directory)
+        intact, done = True, -self._start
+        for copy in range(self._space.geometry.replicas):
+            self._copy = copy
+            for finding in self._check_samples(
+                directory,
+                lambda address, done=done: progress(done + address),  # type: ignore[misc]
+            ):
+                intact = False
+                yield finding
+            done += self._space.size_bytes - self._start
+        if intact:
+            self._shared.add_intact(self._record, directory)
 
     def _directory_finding(self, problem: object) -> Finding:
         space = DataSpace(self._generation.geometry, self._record.directory_runs)
@@ -310,6 +334,8 @@ class _DatasetCheck:
         order = directory.order()
         if len(outside):
             order = order[~np.isin(order, outside)]
+        if self._start:
+            order = order[addresses[order.astype(np.int64)] >= self._start]
         yield from self._scan(directory, addresses, lengths, order, progress)
 
     def _scan(
@@ -331,7 +357,8 @@ class _DatasetCheck:
         first = 0
         failures: list[FailedRead] = []
         choice = CopyOrder(copy=self._copy, only=True)
-        for window in scan_space(self._generation.sources, self._space, choice):
+        sources = self._generation.sources
+        for window in scan_space(sources, self._space, choice, start=self._start):
             failures += window.failures
             self._lost |= _absent(window.failures) if self._space.geometry.replicas > 1 else {}
             crcs = checker.check(order[first:], window=window.memory, window_address=window.address)

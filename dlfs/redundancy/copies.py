@@ -70,6 +70,11 @@ class RepairState:
     written_bytes: int = 0
     damaged: list[str] = field(default_factory=list)
 
+    def progress_by(self, size_bytes: int) -> None:
+        """Count bytes of one copy as read, and report the progress."""
+        self.done_bytes += size_bytes
+        self.progress(self.done_bytes)
+
 
 def repair_bytes(state: RepairState, space: DataSpace, correct: Bytes | None) -> None:
     """Write known bytes, or the first readable copy, to the copies of a space.
@@ -85,7 +90,7 @@ def repair_bytes(state: RepairState, space: DataSpace, correct: Bytes | None) ->
 
 
 def repair_samples(
-    state: RepairState, space: DataSpace, directory: FrozenDirectory, name: str
+    state: RepairState, space: DataSpace, directory: FrozenDirectory, name: str, *, start: int
 ) -> None:
     """Make the copies of a dataset's data agree with the checksums of its samples.
 
@@ -94,18 +99,20 @@ def repair_samples(
         space: space of the dataset's samples.
         directory: sample directory of the dataset.
         name: name of the dataset in reports.
+        start: address of the first chunk to repair; those before it agree already.
     """
-    samples = _Samples(state, space, directory, name)
+    samples = _Samples(state, space, directory, name, start)
     samples.find_chunk_checksums()
-    _SpaceRepair(state, space).run(samples.patch, None)
+    _SpaceRepair(state, space, start).run(samples.patch, None)
 
 
 class _SpaceRepair:
     """One pass over a space that repairs its copies."""
 
-    def __init__(self, state: RepairState, space: DataSpace) -> None:
+    def __init__(self, state: RepairState, space: DataSpace, start: int = 0) -> None:
         self._state = state
         self._space = space
+        self._start = start
         self._geometry = space.geometry
         chunk_bytes = space.geometry.chunk_bytes
         size = min(max(WINDOW_BYTES, chunk_bytes), max(space.size_bytes, chunk_bytes))
@@ -140,15 +147,15 @@ class _SpaceRepair:
                     memory[:] = correct[address : address + size]
                 part = Window(address, memory, tuple(failures))
                 self._write(part, windows, patch(part, windows))
-                self._state.done_bytes += size
-                self._state.progress(self._state.done_bytes)
+                self._state.progress_by(size)
 
     @property
     def _copies(self) -> range:
         return range(self._geometry.replicas)
 
     def _scan(self, copy: int) -> Generator[Window, None, None]:
-        return scan_space(self._state.sources, self._space, CopyOrder(copy=copy, only=True))
+        choice = CopyOrder(copy=copy, only=True)
+        return scan_space(self._state.sources, self._space, choice, start=self._start)
 
     def _assemble(self, memory: Bytes, windows: Sequence[Window]) -> Iterator[FailedRead]:
         """Copy each chunk from its first readable copy; yield the chunks without one."""
@@ -222,14 +229,19 @@ class _Samples:
     """The samples of a dataset by address, and which of their copies are right."""
 
     def __init__(
-        self, state: RepairState, space: DataSpace, directory: FrozenDirectory, name: str
+        self,
+        state: RepairState,
+        space: DataSpace,
+        directory: FrozenDirectory,
+        name: str,
+        start: int,
     ) -> None:
         self._state = state
         self._space = space
         self._directory = directory
         self._name = name
         addresses, lengths = directory.addresses().astype(np.int64), directory.lengths()
-        inside = (lengths > 0) & (addresses + lengths <= space.size_bytes)
+        inside = (lengths > 0) & (addresses >= start) & (addresses + lengths <= space.size_bytes)
         order = np.flatnonzero(inside)
         order = order[np.argsort(addresses[order], kind="stable")]
         large = lengths[order] > space.geometry.chunk_bytes

@@ -36,6 +36,7 @@ from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES, SUPERBLOC
 from dlfs.format.geometry import DataSpace, Geometry, usable_bytes
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.paths import display
+from dlfs.previous_version import SharedChunks
 from dlfs.redundancy.adoption import adopt, holds_data
 from dlfs.redundancy.copies import RepairState, repair_bytes, repair_samples
 from dlfs.store.discovered import resolve_uris
@@ -319,8 +320,7 @@ class _Repair:
             FormatError: a checksum of the volume does not hold, or none covers the device.
         """
         state = self._begin(found, progress)
-        for record in found.catalog.datasets:
-            self._repair_dataset(state, found, record)
+        self._repair_datasets(state, found)
         self._damaged = tuple(state.damaged)
         problem = state.damaged[0] if state.damaged else "nothing of the volume lies on it"
         if (state.damaged or not holds_data(found, number)) and not self._force:
@@ -346,8 +346,7 @@ class _Repair:
         return state
 
     def _repair_copies(self, state: RepairState, found: Generation) -> None:
-        for record in found.catalog.datasets:
-            self._repair_dataset(state, found, record)
+        self._repair_datasets(state, found)
         geometry = found.geometry
         space = DataSpace(geometry, found.superblock.catalog_runs)
         catalog = read_catalog(found.members, found.superblock)[1]
@@ -356,7 +355,14 @@ class _Repair:
         correct[: catalog.nbytes] = catalog
         repair_bytes(state, space, correct)
 
-    def _repair_dataset(self, state: RepairState, found: Generation, record: DatasetRecord) -> None:
+    def _repair_datasets(self, state: RepairState, found: Generation) -> None:
+        shared = SharedChunks(found.geometry, found.catalog.datasets)
+        for record in found.catalog.datasets:
+            self._repair_dataset(state, found, record, shared)
+
+    def _repair_dataset(
+        self, state: RepairState, found: Generation, record: DatasetRecord, shared: SharedChunks
+    ) -> None:
         name = f"dataset {display(record.name)!r} version {record.version}"
         space = DataSpace(found.geometry, record.directory_runs)
         samples_runs, attributes_runs = record.split_data_runs(found.geometry.chunk_bytes)
@@ -372,7 +378,11 @@ class _Repair:
             return
         with directory:
             repair_bytes(state, space, segment)
-            repair_samples(state, data, directory, name)
+            start, damaged = shared.start(record, directory), len(state.damaged)
+            state.progress_by(start)
+            repair_samples(state, data, directory, name, start=start)
+            if len(state.damaged) == damaged:
+                shared.add_intact(record, directory)
 
     def _repair_attributes(
         self, state: RepairState, space: DataSpace, record: DatasetRecord, name: str

@@ -318,16 +318,19 @@ def scan_space(
     devices: Sequence[BlockDevice],
     space: DataSpace,
     choice: CopyOrder = FIRST_COPY_FIRST,
+    *,
+    start: int = 0,
 ) -> Generator[Window, None, None]:
-    """Read a whole space in order, in windows of whole chunks, ahead of the caller.
+    """Read a space to its end in order, in windows of whole chunks, ahead of the caller.
 
     Args:
         devices: devices of the members, in order.
         space: space to read.
         choice: order in which copies are read.
+        start: address of the first chunk to read.
     """
     window_bytes = max(WINDOW_BYTES, space.geometry.chunk_bytes)
-    addresses = range(0, space.size_bytes, window_bytes)
+    addresses = range(start, space.size_bytes, window_bytes)
     buffers = [
         aligned_buffer(window_bytes, max(4096, space.geometry.block_bytes))
         for _ in range(min(WINDOWS, len(addresses)))

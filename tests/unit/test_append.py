@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import dlfs
+from dlfs.directory import FrozenDirectory
 from dlfs.errors import ExistsError, NotFoundError, UsageError
+from dlfs.previous_version import SharedChunks
+from dlfs.store.chunk_reader import Window, scan_space
 
 CHUNK_BYTES = 4096
 
@@ -158,3 +162,75 @@ def test_appended_samples_with_attributes_stay_in_few_runs(volume: dlfs.Volume) 
     record = volume.session.catalog.datasets[-1]
     assert len(record.data_runs) <= 4  # samples around the first catalog, then the attributes
     assert volume["a"].attributes.column("number").tolist() == [0, 1, 10, 11, *range(2, 10)]
+
+
+# ---- reading shared chunks once ------------------------------------------------------------------
+
+
+def test_verification_and_repair_read_shared_chunks_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uris = [str(tmp_path / name) for name in ("a.img", "b.img")]
+    dlfs.format_volume(uris, size_bytes=8 << 20, chunk_bytes=CHUNK_BYTES, replicas=2)
+    data = np.random.default_rng(5).bytes
+    with dlfs.open(uris) as volume:
+        for number in range(4):
+            new = {f"{number}/{i}": data(1000) for i in range(40)} | {f"{number}/big": data(9000)}
+            write(volume, new, append=number > 0)
+        newest = volume.versions("a")[-1].stored_bytes
+        count = 0
+
+        def counted(*args: Any, **options: Any) -> Iterator[Window]:
+            nonlocal count
+            for window in scan_space(*args, **options):
+                count += window.memory.nbytes
+                yield window
+
+        monkeypatch.setattr("dlfs.verification.scan_space", counted)
+        monkeypatch.setattr("dlfs.redundancy.copies.scan_space", counted)
+        seen: list[tuple[int, int]] = []
+        assert not list(volume.verify(progress=lambda *now: seen.append(now)))
+        assert seen == sorted(seen)
+        assert seen[-1][0] == seen[-1][1]
+        directories = 8 * CHUNK_BYTES
+        assert count < 2 * (newest + 4 * directories)
+        chunk = volume.session.catalog.datasets[0].data_runs[0].first_chunk
+        member, offset = volume.session.superblock.geometry.locate(chunk, 0)
+    count = 0
+    assert dlfs.repair(uris).damaged == ()
+    assert count < 2 * (newest + 4 * directories)
+    with open(uris[member], "r+b") as file:  # one copy of a sample that all versions have
+        file.seek(offset + 10)
+        file.write(b"damaged")
+    with dlfs.open(uris) as volume:
+        assert [(found.kind, found.version) for found in volume.verify()] == [
+            ("sample", version) for version in (1, 2, 3, 4)
+        ]
+        assert dlfs.repair(uris).damaged == ()
+        assert not list(volume.verify())
+
+
+def test_a_version_with_another_checksum_in_a_shared_chunk_is_read(volume: dlfs.Volume) -> None:
+    write(volume, {"x": b"x" * 100, "y": b"y" * 5000})
+    write(volume, {"z": b"z"}, append=True)
+    catalog = volume.session.catalog
+    first, second = catalog.datasets
+    with volume["a"] as dataset:
+        directory = dataset.directory
+        shared = SharedChunks(volume.session.superblock.geometry, catalog.datasets)
+        assert shared.size_bytes(first) == 0
+        assert shared.size_bytes(second) == 3 * CHUNK_BYTES
+        assert shared.start(second, directory) == 0
+        with volume.dataset("a", 1) as earlier:
+            shared.add_intact(first, earlier.directory)
+        assert shared.start(second, directory) == 3 * CHUNK_BYTES
+        shared.add_intact(first, Changed(directory))
+        assert shared.start(second, directory) == 0
+
+
+class Changed:
+    """A directory in which one checksum differs."""
+
+    def __init__(self, directory: FrozenDirectory) -> None:
+        self.addresses, self.lengths = directory.addresses, directory.lengths
+        self.crcs = lambda: directory.crcs() ^ np.uint32(1)
