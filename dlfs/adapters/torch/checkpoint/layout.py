@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import pickle
 import re
 from collections.abc import Sequence
@@ -103,6 +104,35 @@ def check_part(text: object, option: str) -> str:
             f"'-' at its beginning, got {part!r}"
         )
     return part
+
+
+class HasCheckpointId:
+    """The ``checkpoint_id`` of a reader or a writer, as torch asks for it."""
+
+    _step: str | None = None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Name of the checkpoint that is saved or loaded; None for the newest one."""
+        return self._step
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return True if a checkpoint may have this id."""
+        try:
+            check_id(checkpoint_id)
+        except UsageError:
+            return False
+        return True
+
+
+def check_id(checkpoint_id: str | os.PathLike[str] | int | None) -> str | None:
+    """Return a checkpoint_id as text; None stays None.
+
+    Raises:
+        UsageError: as ``check_part``.
+    """
+    return None if checkpoint_id is None else check_part(checkpoint_id, "a checkpoint_id")
 
 
 def open_volume(volume: str | Sequence[str]) -> dlfs.Volume:

@@ -29,7 +29,9 @@ from torch.futures import Future
 import dlfs
 from dlfs.adapters.torch.checkpoint.layout import (
     Checkpoint,
+    HasCheckpointId,
     Piece,
+    check_id,
     check_part,
     find_checkpoint,
     list_checkpoints,
@@ -81,7 +83,7 @@ class _Load:
     buffer_bytes: int
 
 
-class StorageReader(TorchStorageReader):
+class StorageReader(HasCheckpointId, TorchStorageReader):
     """Loads checkpoints from a volume, for ``torch.distributed.checkpoint.load``.
 
     Args:
@@ -123,7 +125,7 @@ class StorageReader(TorchStorageReader):
         Raises:
             UsageError: the id has a colon, ``@``, ``/`` or space in it.
         """
-        self._step = None if checkpoint_id is None else check_part(checkpoint_id, "a checkpoint_id")
+        self._step = check_id(checkpoint_id)
 
     def read_metadata(self) -> Any:
         """Read the metadata of the checkpoint.
@@ -186,22 +188,6 @@ class StorageReader(TorchStorageReader):
         done: Any = Future()
         done.set_result(None)
         return done
-
-    # ---- descriptions ----------------------------------------------------------------------------
-
-    @property
-    def checkpoint_id(self) -> str | None:
-        """Name of the checkpoint that is loaded; None for the newest one."""
-        return self._step
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True if a checkpoint may have this id."""
-        try:
-            check_part(checkpoint_id, "a checkpoint_id")
-        except UsageError:
-            return False
-        return True
 
     # ---- items -----------------------------------------------------------------------------------
 

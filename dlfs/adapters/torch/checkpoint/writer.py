@@ -7,7 +7,7 @@ failed or was killed leaves at most unused shards, which the next save of the sa
 ``async_save`` copies the state in the training thread, by ``stage``. It calls the other methods
 from another thread or another process, to which the writer is pickled.
 
-Threads: one save at a time; ``stage`` at any time.
+Threads: one save at a time, from ``reset`` to the end of its thread; ``stage`` at any time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import threading
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -29,7 +30,9 @@ from torch.futures import Future
 
 import dlfs
 from dlfs.adapters.torch.checkpoint.layout import (
+    HasCheckpointId,
     Piece,
+    check_id,
     check_part,
     commit,
     find_last_metadata,
@@ -50,6 +53,9 @@ LOCK_TIMEOUT_S = 600.0
 REMOVAL_TIMEOUT_S = 5.0
 """Time to wait for the lock to remove old checkpoints; after that the next save does it."""
 
+END_TIMEOUT_S = 1.0
+"""Time to wait for the thread of an ``async_save`` that has its result and is about to end."""
+
 KEEP_MAX = 1 << 31
 
 _UNPICKLING_ERRORS = (
@@ -65,7 +71,7 @@ _UNPICKLING_ERRORS = (
 _log = logging.getLogger("dlfs.checkpoint")
 
 
-class StorageWriter(TorchStorageWriter, AsyncStager):
+class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
     """Saves checkpoints to a volume, for ``torch.distributed.checkpoint.save`` and ``async_save``.
 
     A tensor's bytes that the last checkpoint has already are shared with it and not written again.
@@ -73,7 +79,8 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
     An id that exists is replaced atomically. Only one job at a time may save under a name.
 
     ``async_save`` holds up training for the copy of the state in memory only. Wait for its result
-    before the next one: saves do not overlap.
+    before the next one: a save that begins while another is in progress fails with UsageError, and
+    the other goes on.
 
     Args:
         volume: URIs or paths of the volume's members, as for ``dlfs.open``.
@@ -107,10 +114,12 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         self._written_step: str | None = None
         self._save_id = ""
         self._saving = False
+        self._saver: threading.Thread | None = None
+        """Thread of the save in progress; also after its end, unless it committed."""
         self._stager = Stager()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stager": None, "_saving": False}
+        return {**self.__dict__, "_stager": None, "_saving": False, "_saver": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -143,13 +152,26 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         Raises:
             UsageError: the id has a colon, ``@``, ``/`` or space in it, or a save is in progress.
         """
-        if self._saving:
+        if self._is_saving():
             raise UsageError(
                 f"save checkpoint {checkpoint_id!r} of {self.name!r}: checkpoint {self._step!r} is "
                 f"still being saved; wait for the result of its async_save first"
             )
-        self._step = None if checkpoint_id is None else check_part(checkpoint_id, "a checkpoint_id")
+        self._step = check_id(checkpoint_id)
         self._save_id = str(uuid4())
+        self._saver = threading.current_thread()
+
+    def _is_saving(self) -> bool:
+        """Return True if another thread is between ``reset`` and the end of its save.
+
+        torch does not report a failed save to the writer. Each ``async_save`` has a thread, which
+        ends with it. A failed save of the main thread, or of this one, has ended.
+        """
+        saver = self._saver
+        if saver in (None, threading.current_thread(), threading.main_thread()):
+            return self._saving
+        saver.join(END_TIMEOUT_S)
+        return saver.is_alive()
 
     def set_up_storage_writer(self, _is_coordinator: bool, **kwargs: Any) -> None:
         """Check that this save is one that the writer supports.
@@ -222,7 +244,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         self._saving = True
         try:
             self._commit(step, metadata, results)
-            self._step = None
+            self._step = self._saver = None
         finally:
             self._saving = False
 
@@ -244,20 +266,6 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
                 remove_outdated(volume, self.name, self.keep, timeout_s=REMOVAL_TIMEOUT_S)
 
     # ---- descriptions ----------------------------------------------------------------------------
-
-    @property
-    def checkpoint_id(self) -> str | None:
-        """Name of the checkpoint that is being saved."""
-        return self._step
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True if a checkpoint may have this id."""
-        try:
-            check_part(checkpoint_id, "a checkpoint_id")
-        except UsageError:
-            return False
-        return True
 
     def storage_meta(self) -> Any:
         """Return the ids of the checkpoint and of this save."""

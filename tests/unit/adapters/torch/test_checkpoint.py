@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import signal
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -266,6 +267,53 @@ def test_saves_do_not_overlap(volume: str) -> None:
     copy = pickle.loads(pickle.dumps(writer))  # as for a process that saves
     save(copy, 2)
     assert [one.step for one in StorageReader(volume).checkpoints()] == ["1", "2"]
+
+
+class HeldWriter(StorageWriter):
+    """A writer whose saves stop at one of torch's calls until they may go on."""
+
+    def __init__(self, volume: str, call: str) -> None:
+        super().__init__(volume)
+        self.held, self.go = threading.Event(), threading.Event()
+
+        def wait_then(*args: Any, **options: Any) -> Any:
+            self.held.set()
+            assert self.go.wait(60)
+            return original(*args, **options)
+
+        original = getattr(self, call)
+        setattr(self, call, wait_then)
+
+
+@pytest.mark.parametrize("call", ["prepare_local_plan", "finish"])
+def test_the_second_of_two_overlapping_saves_is_refused(volume: str, call: str) -> None:
+    writer = HeldWriter(volume, call)
+    first = dcp.async_save(state(1), checkpoint_id="1", storage_writer=writer)
+    assert writer.held.wait(60)
+    second = dcp.async_save(state(2), checkpoint_id="2", storage_writer=writer)
+    with pytest.raises(dlfs.UsageError, match=r"'2' .* checkpoint '1' is still being saved"):
+        second.result()
+    writer.go.set()
+    first.result()
+    dcp.async_save(state(3), checkpoint_id="3", storage_writer=writer).result()
+    assert [one.step for one in StorageReader(volume).checkpoints()] == ["1", "3"]
+
+
+@pytest.mark.parametrize("call", ["prepare_local_plan", "finish"])
+def test_a_save_begins_after_one_that_failed(
+    volume: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise dlfs.SpaceError("on purpose")
+
+    writer = StorageWriter(volume)
+    for way in (dcp.save, lambda *args, **ids: dcp.async_save(*args, **ids).result()):
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, call, fail)
+            with pytest.raises(CheckpointException, match="on purpose"):
+                way(state(1), checkpoint_id="1", storage_writer=writer)
+        dcp.async_save(state(2), checkpoint_id="2", storage_writer=writer).result()
+    assert [one.step for one in StorageReader(volume).checkpoints()] == ["2"]
 
 
 # ---- killed --------------------------------------------------------------------------------------
