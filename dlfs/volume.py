@@ -35,7 +35,7 @@ from dlfs.forks import OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
-from dlfs.previous_version import load_previous_version
+from dlfs.previous_version import PreviousVersion, load_previous_version
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
 from dlfs.store.members import Members, split_uris
 from dlfs.store.transaction import Generation, Transaction, check_writable
@@ -391,22 +391,17 @@ class Volume(CatalogChanges, Closing):
         """
         raw = new_dataset_name(name)
         with self._writing(f"dlfs writing dataset {display(raw)!r}") as transaction:
-            description = DatasetDescription(
-                name=raw,
-                version=transaction.next_version(raw),
+            return self._make_writer(
+                transaction,
+                raw,
                 layout=layout,
                 seed=seed,
                 source_shuffled=source_shuffled,
-            )
-            return DatasetWriter(
-                transaction,
-                description,
                 expected_bytes=expected_bytes,
                 expected_samples=expected_samples,
                 stage_bytes=stage_bytes,
                 fields=fields,
                 uuid=uuid,
-                on_end=self._written,
             )
 
     def append(
@@ -454,23 +449,53 @@ class Volume(CatalogChanges, Closing):
             if not records:
                 datasets = base.catalog.datasets
                 raise no_such_dataset(datasets, raw, requested.version, where=self.uri)
-            description = DatasetDescription(
-                name=raw,
-                version=transaction.next_version(raw),
+            return self._make_writer(
+                transaction,
+                raw,
                 layout=layout or cast(Layout, records[-1].layout),
                 seed=seed,
                 source_shuffled=source_shuffled,
-            )
-            return DatasetWriter(
-                transaction,
-                description,
                 expected_bytes=expected_bytes,
                 expected_samples=expected_samples,
                 stage_bytes=stage_bytes,
                 previous=load_previous_version(base, records[-1]),
                 uuid=uuid,
-                on_end=self._written,
             )
+
+    def _make_writer(
+        self,
+        transaction: Transaction,
+        raw: bytes,
+        *,
+        layout: Layout,
+        seed: int,
+        source_shuffled: bool,
+        expected_bytes: int,
+        expected_samples: int,
+        stage_bytes: int | None,
+        uuid: UUID | None,
+        fields: Mapping[str, str] | None = None,
+        previous: PreviousVersion | None = None,
+    ) -> DatasetWriter:
+        """Return a writer of the next version of a dataset, which ends the transaction."""
+        description = DatasetDescription(
+            name=raw,
+            version=transaction.next_version(raw),
+            layout=layout,
+            seed=seed,
+            source_shuffled=source_shuffled,
+        )
+        return DatasetWriter(
+            transaction,
+            description,
+            expected_bytes=expected_bytes,
+            expected_samples=expected_samples,
+            stage_bytes=stage_bytes,
+            fields=fields,
+            previous=previous,
+            uuid=uuid,
+            on_end=self._written,
+        )
 
     @contextmanager
     def _writing(self, holder: str) -> Iterator[Transaction]:
