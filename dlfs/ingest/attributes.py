@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.source import SampleBlock, Source, array_attributes, show
+from dlfs.ingest.source import SampleBlock, Source, array_attributes, show, without_known
 from dlfs.ingest.tables.columns import Column, column_values
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.tables.files import open_ipc, open_parquet
@@ -72,6 +72,7 @@ class AttributedSource(Source):
     def __init__(self, source: Source, rules: Sequence[Rule]) -> None:
         self._source = source
         self._rules = rules
+        self._is_known: Callable[[bytes], bool] | None = None
         self.name = source.name
         self.sample_count = source.sample_count
         self.sample_bytes = source.sample_bytes
@@ -86,7 +87,11 @@ class AttributedSource(Source):
         self.empty_directories = self._source.empty_directories
 
     def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
-        """Leave out samples of the wrapped source; see ``Source.leave_out``."""
+        """Leave out samples of the wrapped source; the rules see none of them.
+
+        See ``Source.leave_out``.
+        """
+        self._is_known = is_known
         count = self._source.leave_out(is_known)
         self.sample_count = self._source.sample_count
         self.sample_bytes = self._source.sample_bytes
@@ -95,7 +100,9 @@ class AttributedSource(Source):
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks with the attributes of all rules; see ``Source.blocks``."""
         with closing(self._source.blocks(layout=layout, seed=seed)) as blocks:
-            for block in blocks:
+            for read in blocks:
+                block = read if self._is_known is None else without_known(read, self._is_known)
+                self.left_out += len(read.paths) - len(block.paths)
                 attributes = dict(block.attributes)
                 for rule in self._rules:
                     attributes.update(rule.columns(block))

@@ -7,7 +7,7 @@ After any failure, Ctrl-C included, the writer aborts and the volume stays as it
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.arguments import Layout
@@ -26,7 +25,7 @@ from dlfs.ingest.registry import AUTO, FORMATS, STDIN, find_format, make_options
 from dlfs.ingest.remote.source import SpooledSource
 from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.remote.urls import is_url
-from dlfs.ingest.source import STDIN_SHOWN, SampleBlock, Source
+from dlfs.ingest.source import STDIN_SHOWN, SampleBlock, Source, without_known
 from dlfs.store.info import DatasetInfo
 from dlfs.volume import Volume
 from dlfs.wording import join_words
@@ -132,7 +131,7 @@ def import_dataset(
     source: Source,
     name: str,
     *,
-    layout: Layout = "shuffled",
+    layout: Layout | None = None,
     seed: int = 0,
     uuid: UUID | None = None,
     allow_empty: bool = False,
@@ -147,6 +146,7 @@ def import_dataset(
         source: source to read; the caller closes it.
         name: name of the dataset.
         layout: ``shuffled`` packs samples in an order drawn from the seed, ``path`` in path order.
+            By default ``shuffled``; with ``append`` the layout of the newest version.
         seed: seed of the order of packing, 0..2^64-1.
         uuid: UUID of the new version; random by default.
         allow_empty: make a dataset without samples if the source has none.
@@ -176,15 +176,17 @@ def import_dataset(
         labels = {} if previous is None else _class_labels(previous.columns)
         known = source.leave_out(paths.__contains__) if paths else 0
         meter = Meter(progress, source.sample_count, source.sample_bytes)
+        layout = writer.description.layout
         with closing(source.blocks(layout=layout, seed=seed)) as blocks:
             for block in blocks:
                 _check_labels(block, labels, source.name)
-                new = _without_known(block, paths) if paths else block
+                new = without_known(block, paths.__contains__) if paths else block
                 known += len(block.paths) - len(new.paths)
                 writer.add_batch(
                     new.paths, new.data, new.offsets, new.lengths, attributes=new.attributes
                 )
                 meter.add(len(new.paths), int(new.lengths.sum()))
+        known += source.left_out
         if known and not meter.samples:
             writer.abort()
             volume.refresh()
@@ -204,7 +206,7 @@ def _open_writer(
     volume: Volume,
     source: Source,
     name: str,
-    layout: Layout,
+    layout: Layout | None,
     seed: int,
     uuid: UUID | None,
     *,
@@ -216,26 +218,12 @@ def _open_writer(
         )
     return volume.writer(
         name,
-        layout=layout,
+        layout=layout or "shuffled",
         seed=seed,
         expected_bytes=source.sample_bytes or 0,
         expected_samples=source.sample_count or 0,
         source_shuffled=source.gives_shuffled,
         uuid=uuid,
-    )
-
-
-def _without_known(block: SampleBlock, paths: Set[bytes]) -> SampleBlock:
-    """Return the samples of a block that do not have one of these paths."""
-    new = np.array([path not in paths for path in block.paths], np.bool_)
-    if new.all():
-        return block
-    return SampleBlock(
-        [path for path, chosen in zip(block.paths, new.tolist(), strict=True) if chosen],
-        block.data,
-        block.offsets[new],
-        block.lengths[new],
-        {name: values[new] for name, values in block.attributes.items()},
     )
 
 

@@ -64,6 +64,20 @@ class SampleBlock:
     attributes: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
+def without_known(block: SampleBlock, is_known: Callable[[bytes], bool]) -> SampleBlock:
+    """Return the samples of a block whose paths are not known."""
+    new = np.array([not is_known(path) for path in block.paths], np.bool_)
+    if new.all():
+        return block
+    return SampleBlock(
+        [path for path, chosen in zip(block.paths, new.tolist(), strict=True) if chosen],
+        block.data,
+        block.offsets[new],
+        block.lengths[new],
+        {name: values[new] for name, values in block.attributes.items()},
+    )
+
+
 class Source(Protocol):
     """A source of a dataset's samples. One thread uses it, once, and closes it.
 
@@ -83,6 +97,9 @@ class Source(Protocol):
     """
     skipped: Mapping[str, int] = {}
     """Number of entries left out, by reason; complete once all blocks were taken."""
+    left_out: int = 0
+    """Number of known samples that ``blocks`` read and did not yield; complete once all blocks were
+    taken."""
     empty_directories: int = 0
     """Number of directories without a sample under them; a dataset does not store these."""
     buffer_bytes: int = BUFFER_BYTES

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,6 @@ from dlfs.cli.attributes import (
 from dlfs.cli.options import (
     JsonOption,
     Layout,
-    LayoutOption,
     SeedOption,
     open_devices,
     options_given,
@@ -36,7 +36,7 @@ from dlfs.cli.output import (
     print_text,
 )
 from dlfs.cli.progress import progress_bar
-from dlfs.errors import DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.errors import DlfsError, ExistsError, FormatError, NotFoundError, UsageError
 from dlfs.format.names import new_dataset_name
 from dlfs.ingest.registry import AUTO, describe_options, parse_settings
 
@@ -126,6 +126,14 @@ LinksOption = Annotated[
         help="Symbolic links: follow (the default), leave out, or refuse.",
     ),
 ]
+LayoutOption = Annotated[
+    Layout | None,
+    typer.Option(
+        metavar="shuffled|path",
+        help="Pack in an order drawn from the seed (the default), or in path order. With --append "
+        "the default is the layout of the newest version.",
+    ),
+]
 SpoolOption = Annotated[
     str | None,
     typer.Option(
@@ -159,7 +167,7 @@ AllowEmptyOption = Annotated[
 def import_dataset(
     arguments: SourcesArgument,
     name: Annotated[str, typer.Option("--name", "-n", help="Name of the dataset.")],
-    layout: LayoutOption = Layout.shuffled,
+    layout: LayoutOption = None,
     seed: SeedOption = 0,
     format_name: FormatOption = AUTO,
     settings: SettingsOption = None,
@@ -201,6 +209,7 @@ def import_dataset(
     with (
         _open_last(sources, uri) as volume,
         closing(_open_source(name, sources, format_name, options, spool)) as source,
+        _note_how_to_skip(needed=append and not skip_existing),
         progress_bar(f"import {name}") as bar,
     ):
         attributed = with_attributes(
@@ -216,7 +225,7 @@ def import_dataset(
             volume,
             attributed,
             name,
-            layout=layout.value,
+            layout=None if layout is None else layout.value,
             seed=seed,
             allow_empty=allow_empty,
             append=append,
@@ -233,6 +242,17 @@ def _check(arguments: list[str], name: str, *, append: bool, skip_existing: bool
     if skip_existing and not append:
         raise UsageError("import: --skip-existing is for --append; give both")
     new_dataset_name(name)
+
+
+@contextmanager
+def _note_how_to_skip(*, needed: bool) -> Iterator[None]:
+    """Add the option that leaves known samples out to the error of a path that exists already."""
+    try:
+        yield
+    except ExistsError as error:
+        if needed:
+            error.add_note("--skip-existing leaves out samples that the dataset has already")
+        raise
 
 
 def _open_source(

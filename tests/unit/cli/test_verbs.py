@@ -133,6 +133,16 @@ def test_import_and_export_a_folder(run, volume, samples, tmp_path) -> None:
     assert run("export", volume, "tree", tmp_path / "out", "--force").code == 0
 
 
+def test_import_appends_in_the_layout_of_the_version_before(run, volume, tmp_path) -> None:
+    make_tree(tmp_path / "source", {b"a": b"a"})
+    command = ["import", tmp_path / "source", volume, "--name", "tree", "--json"]
+    assert run(*command).json["dataset"]["layout"] == "shuffled"
+    assert run(*command, "--layout", "path").json["dataset"]["layout"] == "path"
+    make_tree(tmp_path / "source", {b"b": b"b"})
+    done = run(*command, "--append", "--skip-existing")
+    assert (done.json["dataset"]["version"], done.json["dataset"]["layout"]) == (3, "path")
+
+
 def test_import_appends_what_is_new(run, volume, samples, tmp_path) -> None:
     make_tree(tmp_path / "source", samples)
     command = ["import", tmp_path / "source", volume, "--name", "tree"]
@@ -140,7 +150,8 @@ def test_import_appends_what_is_new(run, volume, samples, tmp_path) -> None:
     assert run(*command, "--skip-existing").code == 2
     assert run(*command).code == 0
     make_tree(tmp_path / "source", {b"new/1": b"1", b"new/2": b"2"})
-    assert "it was added already" in run(*command, "--append").err
+    refused = run(*command, "--append").err
+    assert "it was added already; --skip-existing leaves out samples that" in refused
     done = run(*command, "--append", "--skip-existing", "--json")
     assert "appended 2 samples" in done.err
     assert "tree@2 has 8 samples" in done.err

@@ -23,6 +23,7 @@ from dlfs.errors import (
     SpaceError,
     UsageError,
 )
+from dlfs.ingest.attributes import AttributedSource, TableRule
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.formats.tar import TarSource
 from dlfs.ingest.importer import import_dataset, open_source
@@ -248,6 +249,34 @@ def test_a_source_that_grew_is_appended(volume: Volume, folder: Path, kind: str)
         report = import_dataset(volume, same, "a", append=True, skip_existing=True)
     assert (report.sample_count, report.dataset.version) == (0, 2)
     assert ([info.version for info in volume.versions("a")], volume.free_bytes) == ([1, 2], free)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_rules_see_no_samples_that_the_dataset_has(
+    volume: Volume, folder: Path, kind: str, tmp_path: Path
+) -> None:
+    def source(rows: str) -> AttributedSource:
+        (tmp_path / "rows.csv").write_text("path,number\n" + rows)
+        rules = [TableRule(str(tmp_path / "rows.csv"))]
+        if kind == "folder":
+            return AttributedSource(FolderSource(folder), rules)
+        (tmp_path / "all.tar").write_bytes(
+            archive({p.name: p.read_bytes() for p in folder.iterdir()})
+        )
+        return AttributedSource(TarSource([str(tmp_path / "all.tar")]), rules)
+
+    folder = tmp_path / "few"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"a")
+    with closing(source("a,1\n")) as first:
+        import_dataset(volume, first, "n", layout="path")
+    (folder / "b").write_bytes(b"b")
+    with closing(source("b,2\n")) as grown:
+        report = import_dataset(volume, grown, "n", append=True, skip_existing=True)
+    assert report.skipped == {"sample that the dataset has already": 1}
+    assert (report.sample_count, report.dataset.layout) == (1, "path")
+    with volume["n"] as dataset:
+        assert dataset.column("number").tolist() == [1, 2]
 
 
 def test_files_that_the_dataset_has_are_not_read(volume: Volume, folder: Path) -> None:
