@@ -50,6 +50,9 @@ NVME_HEADER_DIGEST, NVME_DATA_DIGEST = 1, 2
 NVME_QUEUE_ADMIN, NVME_QUEUE_IO = 0, 1
 NVME_DATA_NONE, NVME_DATA_IN, NVME_DATA_OUT = 0, 1, 2
 NVME_WRITES_FREE = (1 << 63) - 1
+NVME_EVENT_BYTES = 128
+NVME_ANA_NONE, NVME_ANA_OPTIMIZED, NVME_ANA_NON_OPTIMIZED = 0, 1, 2
+NVME_ANA_INACCESSIBLE, NVME_ANA_PERSISTENT_LOSS, NVME_ANA_CHANGE = 3, 4, 15
 NVME_ID_NONE, NVME_ID_EUI64, NVME_ID_NGUID, NVME_ID_UUID = 0, 1, 2, 3
 ORDER_STORAGE, ORDER_GLOBAL, ORDER_CHUNK = 0, 1, 2
 ORDER_LIST, ORDER_SELECTED, ORDER_WEIGHTED = 3, 4, 5
@@ -145,6 +148,10 @@ class NvmeStatus(Structure):
         (c_uint32, "id_kind reserved"),
         (c_uint8 * 16, "id"),
         (c_char * NVME_TEXT_BYTES, "last_error"),
+        (c_uint64, "path_moves events namespace_events ana_events discovery_events health_events"),
+        (c_uint64, "namespace_bytes"),
+        (c_uint32, "write_protected ana_state ana_group health_warnings"),
+        (c_char * NVME_EVENT_BYTES, "last_event"),
     )
 
 
@@ -332,6 +339,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             c_uint32,
             POINTER(NvmeResult),
         ),
+    ),
+    "dlfs_nvme_set_paths": (
+        c_int,
+        (c_void_p, POINTER(c_char_p), POINTER(c_uint32), c_uint32),
     ),
     "dlfs_nvme_get_generation": (c_int, (c_void_p, POINTER(c_uint64))),
     "dlfs_nvme_limit_writes": (c_int, (c_void_p, c_uint64, c_uint64)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, c_uint8, c_uint64, c_void_p, create_string_buffer
+from ctypes import byref, c_char_p, c_uint8, c_uint32, c_uint64, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -14,6 +14,13 @@ from dlfs._native.library import check, error_for, library
 PATHS_MAX = abi.NVME_PATHS_MAX
 
 _ID_NAMES = {abi.NVME_ID_EUI64: "eui64", abi.NVME_ID_NGUID: "nguid", abi.NVME_ID_UUID: "uuid"}
+_ANA_NAMES = {
+    abi.NVME_ANA_OPTIMIZED: "optimized",
+    abi.NVME_ANA_NON_OPTIMIZED: "non-optimized",
+    abi.NVME_ANA_INACCESSIBLE: "inaccessible",
+    abi.NVME_ANA_PERSISTENT_LOSS: "persistent loss",
+    abi.NVME_ANA_CHANGE: "change",
+}
 _EUI64_BYTES = 8
 
 
@@ -42,6 +49,30 @@ class NvmeStatus:
     """Globally unique identifier of the namespace, such as ``uuid:...``."""
     last_error: str
     """Message of the last error; empty if there was none."""
+    path_moves: int
+    """Number of reconnects that changed the path."""
+    events: int
+    """Number of asynchronous events of all kinds that the controller reported."""
+    namespace_events: int
+    """Number of events after a namespace was added, removed or changed."""
+    ana_events: int
+    """Number of events after an ANA state changed."""
+    discovery_events: int
+    """Number of events after the discovery log changed."""
+    health_events: int
+    """Number of critical warnings and firmware activations that the controller reported."""
+    namespace_bytes: int
+    """Present size of the namespace; the size of the open device does not change."""
+    write_protected: bool
+    """True if the namespace is read-only."""
+    ana_state: str | None
+    """ANA state of the namespace on the path in use, such as ``optimized``; None: not reported."""
+    ana_group: int
+    """ANA group of the namespace; 0: none."""
+    health_warnings: int
+    """Critical warnings of the last health event, as bits of the health log."""
+    last_event: str
+    """Description of the last event; empty if there was none."""
 
 
 def open_nvme(
@@ -158,6 +189,23 @@ def run_command(
     return result.status, result.value
 
 
+def set_paths(device: NativeDevice, paths: Sequence[tuple[str, int]]) -> None:
+    """Replace the paths of an open device. The path in use stays in use until it is lost.
+
+    Args:
+        device: from ``open_nvme``.
+        paths: 1 to 4 hosts and ports of its subsystem.
+
+    Raises:
+        ClosedError: the device is closed.
+        UsageError: a value is out of range.
+    """
+    hosts = (c_char_p * len(paths))(*(host.encode("ascii") for host, _ in paths))
+    ports = (c_uint32 * len(paths))(*(port for _, port in paths))
+    code = library().dlfs_nvme_set_paths(device.handle, hosts, ports, len(paths))
+    check(code, f"set the paths of {device.uri}")
+
+
 def get_generation(device: NativeDevice) -> int:
     """Return the generation of the controller in use, or of the next one while disconnected.
 
@@ -209,6 +257,18 @@ def read_status(device: NativeDevice) -> NvmeStatus:
         controller_id=found.controller_id,
         namespace_id=_format_id(found.id_kind, bytes(found.id)),
         last_error=found.last_error.decode("utf-8", "replace"),
+        path_moves=found.path_moves,
+        events=found.events,
+        namespace_events=found.namespace_events,
+        ana_events=found.ana_events,
+        discovery_events=found.discovery_events,
+        health_events=found.health_events,
+        namespace_bytes=found.namespace_bytes,
+        write_protected=bool(found.write_protected),
+        ana_state=_ANA_NAMES.get(found.ana_state),
+        ana_group=found.ana_group,
+        health_warnings=found.health_warnings,
+        last_event=found.last_event.decode("ascii", "replace"),
     )
 
 

@@ -14,7 +14,7 @@ from dlfs.block.file import FileDevice
 from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES, is_lock_record
 from dlfs.block.memory import MemoryDevice
 from dlfs.block.missing import MissingDevice
-from dlfs.block.nvme_tcp import NvmeTcpAssociation, NvmeTcpDevice
+from dlfs.block.nvme_tcp import NvmeTcpAssociation, NvmeTcpDevice, open_nvme_devices
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.spdk import SpdkDevice
 from dlfs.block.uri import (
@@ -53,6 +53,7 @@ __all__ = [
     "format_path",
     "is_lock_record",
     "open_device",
+    "open_nvme_devices",
     "operation_error",
     "parse_uri",
     "split_members",

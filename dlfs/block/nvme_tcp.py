@@ -10,13 +10,14 @@ import errno
 from collections.abc import Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from dlfs._native.device import Kind, NativeDevice, NativeQueue
-from dlfs._native.nvme import NvmeStatus, open_nvme, read_status, run_command
+from dlfs._native.nvme import NvmeStatus, open_nvme, read_status, run_command, set_paths
 from dlfs.block.host import host_id, host_nqn
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
-from dlfs.block.uri import NvmeTcpOptions, NvmeTcpUri
+from dlfs.block.uri import PATHS_MAX, NvmeTcpOptions, NvmeTcpUri
 from dlfs.closing import Closing
 from dlfs.errors import (
     AuthenticationError,
@@ -40,7 +41,14 @@ _TARGET_ERRNOS = (
     errno.EACCES,
 )
 
-__all__ = ["NvmeStatus", "NvmeTcpAssociation", "NvmeTcpDevice"]
+__all__ = ["NvmeStatus", "NvmeTcpAssociation", "NvmeTcpDevice", "open_nvme_devices"]
+
+_open_devices: WeakSet[NvmeTcpDevice] = WeakSet()
+
+
+def open_nvme_devices() -> list[NvmeTcpDevice]:
+    """Return the devices of this process that are open over NVMe/TCP."""
+    return [device for device in list(_open_devices) if device._native is not None]
 
 
 def _open(
@@ -171,6 +179,8 @@ class NvmeTcpDevice(SharedNamespaceDevice):
             raise
         identity = name or f"{address.subsystem_nqn}:{address.nsid}"
         super().__init__(native, uri=uri, identity=f"nvme:{identity}", writable=writable)
+        self._paths = address.paths
+        _open_devices.add(self)
 
     @property
     def nsid(self) -> int:
@@ -210,6 +220,21 @@ class NvmeTcpDevice(SharedNamespaceDevice):
             ClosedError: the device is closed.
         """
         return read_status(self.native)
+
+    def offer_paths(self, paths: Sequence[tuple[str, int]]) -> None:
+        """Use these hosts and ports of the subsystem too, when the path in use is lost.
+
+        A device has at most four paths. These come first; others that it had fill the remainder.
+
+        Raises:
+            ClosedError: the device is closed.
+        """
+        present = [path for path in self._paths if path in paths]
+        others = [path for path in self._paths if path not in paths]
+        chosen = tuple(dict.fromkeys((*present, *paths, *others)))[:PATHS_MAX]
+        if chosen != self._paths:
+            set_paths(self.native, chosen)
+            self._paths = chosen
 
     # ---- errors with their causes --------------------------------------------------------------
 

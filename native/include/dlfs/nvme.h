@@ -23,7 +23,17 @@ extern "C" {
 /*
  * A controller of an NVMe subsystem over TCP, and one namespace of it as a block device. Several
  * paths are several addresses of one subsystem: the first that answers is used. When it is lost,
- * the others are tried in turn.
+ * the others are tried in turn. If the controllers report asymmetric namespace access (ANA), a path
+ * with the state optimized is preferred to one with the state non-optimized, and a path in another
+ * state is not used. Over a non-optimized path the device looks for an optimized one, after 1 s at
+ * first and then up to every 16 s, and moves to it. A device with writes that no flush covers does
+ * not move until they are flushed.
+ *
+ * Events. The controller reports changes of the namespace. Its present size and write protection
+ * are in dlfs_nvme_status; the device's size does not change while it is open. Writes to a
+ * namespace that has become read-only end with -EROFS. When the namespace shrinks or goes away, all
+ * operations end with DLFS_E_LOST at once; an operation that is submitted a second later or more
+ * makes the device look for it again.
  *
  * Threads. One thread serves a device: it connects, keeps the controller alive, and reconnects when
  * a connection fails. Each queue pair has its own connection, which only the calls of its user read
@@ -126,6 +136,14 @@ DLFS_API int dlfs_nvme_run(dlfs_device *device, uint32_t queue, const dlfs_nvme_
 #define DLFS_NVME_ID_NGUID 2u
 #define DLFS_NVME_ID_UUID 3u
 
+#define DLFS_NVME_EVENT_BYTES 128u /* room for the description of an event, NUL included */
+#define DLFS_NVME_ANA_NONE 0u      /* the controller reports no asymmetric namespace access */
+#define DLFS_NVME_ANA_OPTIMIZED 1u
+#define DLFS_NVME_ANA_NON_OPTIMIZED 2u
+#define DLFS_NVME_ANA_INACCESSIBLE 3u
+#define DLFS_NVME_ANA_PERSISTENT_LOSS 4u
+#define DLFS_NVME_ANA_CHANGE 15u
+
 /* The state of a device's connection to its target, and the events since the device was opened. */
 typedef struct dlfs_nvme_status {
     uint64_t reconnects; /* connections to a new controller after a loss */
@@ -144,9 +162,30 @@ typedef struct dlfs_nvme_status {
     uint32_t reserved;
     uint8_t id[16];
     char last_error[DLFS_NVME_TEXT_BYTES]; /* empty if there was none */
+    uint64_t path_moves;                   /* reconnects that changed the path */
+    uint64_t events;           /* asynchronous events of all kinds that the controller reported */
+    uint64_t namespace_events; /* a namespace was added, removed or changed */
+    uint64_t ana_events;
+    uint64_t discovery_events; /* the discovery log changed */
+    uint64_t health_events;    /* critical warnings, and firmware activations */
+    uint64_t namespace_bytes;  /* present size of the namespace; the device's size is constant */
+    uint32_t write_protected;  /* 1: the namespace is read-only */
+    uint32_t ana_state;        /* DLFS_NVME_ANA_*: state of the namespace on the path in use */
+    uint32_t ana_group;        /* ANA group of the namespace; 0: none */
+    uint32_t health_warnings;  /* critical warnings of the last health event, as bits of the health
+                                  log */
+    char last_event[DLFS_NVME_EVENT_BYTES]; /* description of the last event; empty: none */
 } dlfs_nvme_status;
 /* Fills the status. -ENOTSUP on other kinds of device. Any threads at once. */
 DLFS_API int dlfs_nvme_get_status(dlfs_device *device, dlfs_nvme_status *status);
+/*
+ * Replaces the paths of an open device, as after a discovery log has changed. The path in use stays
+ * in use until it is lost, even if it is not among the new ones. A child that is forked later uses
+ * the paths from the open. -EINVAL as for dlfs_device_open_nvme; -ENOTSUP on other kinds of device.
+ * Any threads at once.
+ */
+DLFS_API int dlfs_nvme_set_paths(dlfs_device *device, const char *const *hosts,
+                                 const uint32_t *ports, uint32_t path_count);
 DLFS_API int dlfs_nvme_get_generation(dlfs_device *device, uint64_t *generation);
 #define DLFS_NVME_WRITES_FREE INT64_MAX /* deadline of writes that need no lease */
 /*

@@ -226,6 +226,16 @@ int nvme_association_run(struct nvme_association *association, struct nvme_admin
     return request->code;
 }
 
+void nvme_association_set_paths(struct nvme_association *association, const struct nvme_path *paths,
+                                uint32_t path_count)
+{
+    (void)pthread_mutex_lock(&association->lock);
+    memcpy(association->new_paths, paths, path_count * sizeof *paths);
+    association->new_path_count = path_count;
+    wake(association->wake);
+    (void)pthread_mutex_unlock(&association->lock);
+}
+
 /* ---- links ----------------------------------------------------------------------------------- */
 
 static void link_free(struct nvme_association *association, struct nvme_link *link)
@@ -357,6 +367,16 @@ void nvme_association_report(struct nvme_association *association, uint64_t gene
     (void)pthread_mutex_lock(&association->lock);
     if (is_current(association, generation)) {
         nvme_fail_generation(association, code, reason);
+        wake(association->wake);
+    }
+    (void)pthread_mutex_unlock(&association->lock);
+}
+
+void nvme_association_check_ana(struct nvme_association *association, uint64_t generation)
+{
+    (void)pthread_mutex_lock(&association->lock);
+    if (is_current(association, generation) && !association->check_ana) {
+        association->check_ana = true;
         wake(association->wake);
     }
     (void)pthread_mutex_unlock(&association->lock);

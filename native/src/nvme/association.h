@@ -30,6 +30,12 @@ struct nvme_counters {
     _Atomic uint64_t timeouts;
     _Atomic uint64_t digest_errors;
     _Atomic uint64_t protocol_errors;
+    _Atomic uint64_t path_moves;
+    _Atomic uint64_t events; /* of all kinds */
+    _Atomic uint64_t namespace_events;
+    _Atomic uint64_t ana_events;
+    _Atomic uint64_t discovery_events;
+    _Atomic uint64_t health_events;
 };
 
 /* The link between one queue pair and the association; freed when both have released it. */
@@ -71,32 +77,47 @@ struct nvme_association {
     struct nvme_config config;
     pid_t owner;
     pthread_t thread;
+    int wake; /* an eventfd for the thread */
     bool thread_started;
     bool locks_made;
-    int wake; /* an eventfd for the thread */
     atomic_bool stop;
+    atomic_bool write_protected; /* the namespace has become read-only */
     struct nvme_counters counters;
     _Atomic uint64_t generation;
+    _Atomic uint32_t writes_in_flight; /* commands of all queue pairs that are no reads */
+    atomic_bool writes_paused;         /* no command but reads may be issued */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* state, a link or a request */
     /* Under the lock. */
     enum nvme_state state;
-    bool single_round; /* NVME_LOST after one failed round of attempts */
-    int failure;       /* < 0: error of the present generation that the thread has not handled */
-    int lost_code;     /* in NVME_LOST: why */
-    uint64_t lost_ns;  /* in NVME_LOST: since when */
+    int failure;         /* < 0: error of the present generation that the thread has not handled */
+    bool single_round;   /* NVME_LOST after one failed round of attempts */
+    bool namespace_gone; /* the failure is the namespace's: the controller is lost at once */
+    bool check_ana;      /* a command ended with an ANA status: the thread shall read the state */
+    int lost_code;       /* in NVME_LOST: why */
+    uint64_t lost_ns;    /* in NVME_LOST: since when */
     struct nvme_link *links;
     struct nvme_admin_request *requests;
+    uint64_t namespace_bytes; /* present size of the namespace; the device's size does not change */
+    uint32_t path;            /* index of the path in use */
+    uint32_t health_warnings; /* critical warnings that the controller last reported, as bits */
+    uint32_t new_path_count;  /* paths for the thread to take; 0: none */
     uint16_t last_qid;
-    uint32_t path;           /* index of the path in use */
-    struct nvme_admin admin; /* only the thread uses its connection */
-    struct nvme_text error;  /* the last error message */
+    struct nvme_path new_paths[DLFS_NVME_PATHS_MAX];
+    char event[DLFS_NVME_EVENT_BYTES]; /* description of the last event; empty: none */
+    struct nvme_admin admin;           /* only the thread uses its connection */
+    struct nvme_text error;            /* the last error message */
     /* Used by the thread only. */
     uint64_t connected_ns;    /* when the present generation was connected; 0: never */
     uint64_t disconnected_ns; /* when the last generation ended */
     uint64_t keep_alive_ns;   /* when the last keep-alive ended */
-    uint32_t backoff_ms;      /* pause before the next round of attempts */
+    uint64_t probe_ns;        /* when to look for an optimized path; UINT64_MAX: never */
     uint64_t random;          /* state of the random numbers that shorten pauses */
+    uint32_t backoff_ms;      /* pause before the next round of attempts */
+    uint32_t first_path;      /* index of the path that a round of attempts begins with */
+    uint32_t transition_ms;   /* longest ANATT if all paths are in the ANA state change; else 0 */
+    uint32_t probe_ms;        /* pause before the probe after that */
+    uint32_t probe_path;      /* index of the path that was probed last */
     /* The internal queue pair for flushes and single I/O commands, created on first use. */
     pthread_mutex_t passthrough_lock;
     struct nvme_queue *passthrough_queue;
@@ -118,6 +139,9 @@ int nvme_association_wait(struct nvme_association *association);
  */
 void nvme_association_destroy(struct nvme_association *association);
 
+/* Gives the thread new paths, 1 to DLFS_NVME_PATHS_MAX. */
+void nvme_association_set_paths(struct nvme_association *association, const struct nvme_path *paths,
+                                uint32_t path_count);
 /* Hands an admin command to the thread and waits for its completion. */
 int nvme_association_run(struct nvme_association *association, struct nvme_admin_request *request);
 
@@ -147,6 +171,8 @@ void nvme_association_report(struct nvme_association *association, uint64_t gene
  * only this link again. */
 void nvme_link_report(struct nvme_association *association, struct nvme_link *link,
                       uint64_t generation, int code, const char *reason);
+/* Reports that a command of a generation ended with an ANA status; the thread reads the state. */
+void nvme_association_check_ana(struct nvme_association *association, uint64_t generation);
 /* Sets a link's signal and wakes its queue pair. */
 void nvme_link_signal(struct nvme_link *link);
 /* Lets the thread try again after a loss. Returns false, and why in *code, if it is too early. */
@@ -160,6 +186,15 @@ void nvme_link_connect_end(struct nvme_association *association, struct nvme_lin
 void nvme_record_error(struct nvme_association *association, int code, const char *reason);
 /* Records an error and marks the present generation as failed. */
 void nvme_fail_generation(struct nvme_association *association, int code, const char *reason);
+
+/* ---- generation.c ---- */
+
+/* Returns a deadline ms from now, which a wake-up of the thread does not end but a stop does. */
+struct nvme_deadline nvme_association_deadline(struct nvme_association *association, uint64_t ms);
+/* Returns the pause that follows a pause, in milliseconds. */
+uint32_t nvme_next_backoff_ms(uint32_t backoff_ms);
+/* Closes all connections of the present generation and begins the next. With the lock held. */
+void nvme_association_end_generation(struct nvme_association *association);
 
 /* ---- thread.c ---- */
 

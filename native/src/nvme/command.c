@@ -13,6 +13,7 @@
 #define FABRICS_PROPERTY_GET 0x04u
 #define CONNECT_NO_FLOW_CONTROL 0x04u
 #define CONTROLLER_TYPE_DISCOVERY 2u
+#define CMIC_ANA 0x08u
 #define DESCRIPTOR_EUI64 1u
 #define DESCRIPTOR_NGUID 2u
 #define DESCRIPTOR_UUID 3u
@@ -117,6 +118,31 @@ void nvme_entry_keep_alive(uint8_t *entry)
     entry[0] = NVME_ADMIN_KEEP_ALIVE;
 }
 
+void nvme_entry_async_event(uint8_t *entry)
+{
+    memset(entry, 0, NVME_ENTRY_BYTES);
+    entry[0] = NVME_ADMIN_ASYNC_EVENT;
+}
+
+void nvme_entry_set_events(uint8_t *entry, uint32_t notices)
+{
+    memset(entry, 0, NVME_ENTRY_BYTES);
+    entry[0] = NVME_ADMIN_SET_FEATURES;
+    entry[40] = NVME_FEATURE_EVENTS;
+    nvme_put32(entry + 44, notices);
+}
+
+void nvme_entry_get_log(uint8_t *entry, uint32_t nsid, uint8_t log, uint8_t specific,
+                        uint32_t bytes)
+{
+    uint32_t dwords = bytes / 4 - 1; /* NUMD, 0's based, in two halves */
+    memset(entry, 0, NVME_ENTRY_BYTES);
+    entry[0] = NVME_ADMIN_GET_LOG_PAGE;
+    nvme_put32(entry + 4, nsid);
+    nvme_put32(entry + 40, log | (uint32_t)specific << 8 | dwords << 16);
+    nvme_put32(entry + 44, dwords >> 16);
+}
+
 void nvme_entry_flush(uint8_t *entry, uint32_t nsid)
 {
     memset(entry, 0, NVME_ENTRY_BYTES);
@@ -138,9 +164,13 @@ int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t pag
         .transfer_bytes_max = transfer < UINT32_MAX ? (uint32_t)transfer : UINT32_MAX,
         .quiesce_ms = nvme_get16(data + 386), /* NVM Express Base Specification 2.1 */
         .keepalive_step_ms = nvme_get16(data + 320) * 100u,
+        .notices = nvme_get32(data + 92),
+        .ana_group_count = nvme_get32(data + 348),
+        .ana_transition_ms = data[342] * 1000u,
         .id = nvme_get16(data + 78),
         .write_cache = (data[525] & 1) != 0,
-        .discovery = data[111] == CONTROLLER_TYPE_DISCOVERY};
+        .discovery = data[111] == CONTROLLER_TYPE_DISCOVERY,
+        .reports_ana = (data[76] & CMIC_ANA) != 0};
     if (controller->discovery) {
         return 0; /* the remaining fields describe I/O queues, which it lacks */
     }
@@ -231,6 +261,7 @@ int nvme_decode_namespace(const uint8_t data[NVME_IDENTIFY_BYTES],
     }
     *out = (struct nvme_namespace){.size_bytes = block_count << format[2],
                                    .block_bytes = UINT32_C(1) << format[2],
+                                   .ana_group = nvme_get32(data + 92),
                                    .write_protected = (data[99] & 1) != 0,
                                    .id_kind = DLFS_NVME_ID_NONE};
     keep_id(out, DLFS_NVME_ID_EUI64, data + 120, 8);

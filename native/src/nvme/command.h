@@ -18,6 +18,7 @@
 #define NVME_ADMIN_IDENTIFY 0x06u
 #define NVME_ADMIN_SET_FEATURES 0x09u
 #define NVME_ADMIN_GET_FEATURES 0x0Au
+#define NVME_ADMIN_ASYNC_EVENT 0x0Cu
 #define NVME_ADMIN_KEEP_ALIVE 0x18u
 #define NVME_FABRICS 0x7Fu
 
@@ -29,6 +30,7 @@
 #define NVME_IDENTIFY_CONTROLLER 0x01u
 #define NVME_IDENTIFY_DESCRIPTORS 0x03u
 #define NVME_FEATURE_QUEUES 0x07u
+#define NVME_FEATURE_EVENTS 0x0Bu
 
 #define NVME_IDENTIFY_BYTES 4096u
 #define NVME_CONNECT_BYTES 1024u
@@ -62,6 +64,12 @@ void nvme_entry_property_set(uint8_t *entry, uint32_t offset, uint32_t value);
 void nvme_entry_identify(uint8_t *entry, uint32_t nsid, uint8_t what);
 void nvme_entry_set_queues(uint8_t *entry, uint16_t queues);
 void nvme_entry_keep_alive(uint8_t *entry);
+void nvme_entry_async_event(uint8_t *entry);
+/* Encodes Set Features for the events to be notified of, NVME_NOTICE_*. */
+void nvme_entry_set_events(uint8_t *entry, uint32_t notices);
+/* Encodes Get Log Page. specific: LSP, whose meaning depends on the log. */
+void nvme_entry_get_log(uint8_t *entry, uint32_t nsid, uint8_t log, uint8_t specific,
+                        uint32_t bytes);
 void nvme_entry_flush(uint8_t *entry, uint32_t nsid);
 
 /* ---- statuses ---- */
@@ -70,6 +78,9 @@ void nvme_entry_flush(uint8_t *entry, uint32_t nsid);
 int nvme_status_code(uint16_t status);
 /* Returns true if the same command may succeed later, on this controller or after a reconnect. */
 bool nvme_status_is_retryable(uint16_t status);
+/* Returns true for a status of ANA: the controller has not executed the command, and does not serve
+ * the namespace now. */
+bool nvme_status_is_ana(uint16_t status);
 /* Returns a phrase such as "invalid host"; never NULL. */
 const char *nvme_status_phrase(uint16_t status);
 
@@ -81,9 +92,13 @@ struct nvme_controller {
     uint32_t capsule_bytes_max;  /* most data bytes in a command capsule of an I/O queue */
     uint32_t quiesce_ms;         /* CQT; 0: not reported */
     uint32_t keepalive_step_ms;  /* KAS: granularity of the keep-alive timeout; 0: unknown */
+    uint32_t notices;            /* OAES: events that it offers */
+    uint32_t ana_group_count;    /* NANAGRPID */
+    uint32_t ana_transition_ms;  /* ANATT: longest time of a change between two ANA states */
     uint16_t id;
     bool write_cache;
     bool discovery;
+    bool reports_ana; /* CMIC: it reports asymmetric namespace access */
 };
 /*
  * Decodes Identify Controller. page_bytes: the controller's smallest page, from CAP.MPSMIN. Errors:
@@ -96,6 +111,7 @@ int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t pag
 struct nvme_namespace {
     uint64_t size_bytes;
     uint32_t block_bytes;
+    uint32_t ana_group; /* ANAGRPID; 0: none */
     bool write_protected;
     uint8_t id_kind; /* DLFS_NVME_ID_* */
     uint8_t id[16];

@@ -83,18 +83,6 @@ ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t sta
     return got;
 }
 
-int nvme_connection_check_idle(struct nvme_connection *connection, const char **reason)
-{
-    uint8_t byte;
-    struct iovec vector = {&byte, 1};
-    ssize_t got = receive_vectors(connection, &vector, 1, reason);
-    if (got > 0) {
-        *reason = "the target spoke on the admin queue unasked";
-        return DLFS_E_PROTOCOL;
-    }
-    return (int)got;
-}
-
 /* ---- making a connection --------------------------------------------------------------------- */
 
 static int connect_socket(int descriptor, const struct nvme_address *address,
@@ -345,7 +333,8 @@ void nvme_connection_close(struct nvme_connection *connection)
 
 /* The command in flight of nvme_connection_run: the context of its sink. */
 struct single {
-    struct nvme_exchange *exchange;
+    struct nvme_connection *connection;
+    struct nvme_exchange *exchange; /* NULL: there is no command */
     uint16_t cid;
     uint32_t received_bytes;
     bool last_seen; /* a C2HData with the LAST flag was received */
@@ -392,9 +381,22 @@ static int single_end_data(void *context, const struct nvme_pdu *pdu, bool diges
     return 0;
 }
 
+/* Notes the completion of an Asynchronous Event Request. Without success there is no event, and no
+ * further request is sent. */
+static void take_event(struct nvme_connection *connection, const struct nvme_cqe *cqe)
+{
+    connection->event_requested = false;
+    connection->event_arrived = (cqe->status & NVME_STATUS_CODE) == 0;
+    connection->event = (uint32_t)cqe->value;
+}
+
 static int single_on_cqe(void *context, const struct nvme_pdu *pdu, const char **reason)
 {
     struct single *single = context;
+    if (single->connection->event_requested && pdu->cid == NVME_EVENT_CID) {
+        take_event(single->connection, &pdu->cqe);
+        return 0;
+    }
     if (pdu->cid != single->cid || single->done) {
         return protocol_error(reason, "a completion of a command that is not under way");
     }
@@ -447,8 +449,10 @@ int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange
         nvme_text_format(text, "an earlier command on the connection was given up");
         return DLFS_E_LOST;
     }
-    struct single single = {.exchange = exchange, .cid = connection->next_cid++};
+    struct single single = {
+        .connection = connection, .exchange = exchange, .cid = connection->next_cid};
     const char *reason = "the connection ended";
+    connection->next_cid = single.cid + 1u < NVME_EVENT_CID ? (uint16_t)(single.cid + 1) : 1;
     connection->receiver.sink = &single_sink;
     connection->receiver.context = &single;
     int code = single_send(connection, &single, deadline, &reason);
@@ -457,7 +461,8 @@ int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange
             nvme_connection_receive(connection, connection->receiver.staging_bytes, &reason);
         code = got < 0 ? (int)got : got > 0 ? 0 : wait_to_receive(connection, deadline);
     }
-    if (code == 0 && !nvme_receiver_is_empty(&connection->receiver)) {
+    if (code == 0 && !connection->event_requested &&
+        !nvme_receiver_is_empty(&connection->receiver)) {
         reason = "bytes that nothing asked for";
         code = DLFS_E_PROTOCOL;
     }
@@ -468,4 +473,52 @@ int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange
         nvme_text_format(text, "%s", code == DLFS_E_TIMEOUT ? "no answer in time" : reason);
     }
     return code;
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+int nvme_connection_request_event(struct nvme_connection *connection,
+                                  const struct nvme_deadline *deadline, struct nvme_text *text)
+{
+    uint8_t head[NVME_HEAD_BYTES_MAX];
+    uint8_t entry[NVME_ENTRY_BYTES];
+    if (connection->unusable) {
+        nvme_text_format(text, "an earlier command on the connection was given up");
+        return DLFS_E_LOST;
+    }
+    nvme_entry_async_event(entry);
+    nvme_entry_finish(entry, NVME_EVENT_CID, NVME_NO_DATA, 0);
+    struct iovec vector = {head, nvme_encode_command(&connection->terms, entry, 0, head)};
+    const char *reason = "no answer in time";
+    connection->event_requested = true;
+    int code = send_all(connection, &vector, 1, deadline, &reason);
+    connection->unusable = code < 0;
+    if (code < 0) {
+        nvme_text_format(text, "send an Asynchronous Event Request: %s", reason);
+    }
+    return code;
+}
+
+int nvme_connection_receive_event(struct nvme_connection *connection, const char **reason)
+{
+    if (connection->unusable) {
+        *reason = "an earlier command on the connection was given up";
+        return DLFS_E_LOST;
+    }
+    struct single none = {.connection = connection, .done = true};
+    connection->receiver.sink = &single_sink;
+    connection->receiver.context = &none;
+    bool expected = connection->event_requested;
+    ssize_t got;
+    do {
+        got = nvme_connection_receive(connection, connection->receiver.staging_bytes, reason);
+        if (got > 0 && !expected) {
+            *reason = "the target spoke on the admin queue unasked";
+            got = DLFS_E_PROTOCOL;
+        }
+    } while (got > 0);
+    connection->receiver.sink = NULL;
+    connection->receiver.context = NULL;
+    connection->unusable = got < 0;
+    return (int)got;
 }

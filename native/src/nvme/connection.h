@@ -16,6 +16,9 @@
 #include "nvme/encryption.h"
 #include "nvme/receiver.h"
 
+/* Command ID of Asynchronous Event Requests; nvme_connection_run uses lower ones. */
+#define NVME_EVENT_CID 0x8000u
+
 struct nvme_connection {
     int descriptor;
     struct nvme_tls *tls; /* NULL: the stream is not encrypted */
@@ -23,7 +26,11 @@ struct nvme_connection {
     uint32_t tls_identity; /* version of the identity that the target accepted */
     uint16_t next_cid;     /* command ID of the next nvme_connection_run */
     bool unusable;         /* nvme_connection_run failed: no other command may run */
-    uint64_t generation;   /* generation of the controller that it leads to */
+    /* The following three fields are used on admin queues only. */
+    bool event_requested; /* the controller has an Asynchronous Event Request */
+    bool event_arrived;   /* the controller completed it; the connection's user clears this */
+    uint32_t event;       /* dword 0 of its completion */
+    uint64_t generation;  /* generation of the controller that it leads to */
     /* The following fields are set for I/O queues only. */
     uint32_t command_count;      /* most commands in flight */
     uint32_t transfer_bytes_max; /* most data bytes of one command */
@@ -75,6 +82,20 @@ int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange
                         const struct nvme_deadline *deadline, struct nvme_text *text);
 
 /*
+ * Sends an Asynchronous Event Request, and returns without an answer: event_arrived is set by a
+ * later call of nvme_connection_run or nvme_connection_receive_event. Errors as for
+ * nvme_connection_run.
+ */
+int nvme_connection_request_event(struct nvme_connection *connection,
+                                  const struct nvme_deadline *deadline, struct nvme_text *text);
+/*
+ * Receives what an admin queue without a command in flight has sent, which can only be the
+ * completion of an Asynchronous Event Request. Returns 0, or the negative code and *reason why the
+ * connection must be closed.
+ */
+int nvme_connection_receive_event(struct nvme_connection *connection, const char **reason);
+
+/*
  * Receives with one system call. Returns the bytes received, 0 if there were none, or the negative
  * code and *reason why the connection must be closed.
  */
@@ -86,11 +107,6 @@ ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t sta
  */
 ssize_t nvme_connection_send(struct nvme_connection *connection, const struct iovec *vectors,
                              size_t count, const char **reason);
-/*
- * Checks a connection on which nothing is awaited. Returns 0, or the code for which it must be
- * closed, with *reason: it was closed, or the target broke the protocol.
- */
-int nvme_connection_check_idle(struct nvme_connection *connection, const char **reason);
 /*
  * Returns true if received bytes wait in the TLS session, where poll(2) does not find them. A
  * thread that waits for the descriptor asks this first.

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "nvme/events.h"
 #include "nvme/writes.h"
 #include "platform/clock.h"
 
@@ -57,12 +58,18 @@ int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
         copy_text(to->host_nqn, sizeof to->host_nqn, from->host_nqn) < 0) {
         return -EINVAL;
     }
-    for (uint32_t i = 0; i < from->path_count; i++) {
-        if (copy_text(to->paths[i].host, sizeof to->paths[i].host, from->hosts[i]) < 0 ||
-            from->ports[i] == 0 || from->ports[i] > UINT16_MAX) {
+    return nvme_paths_copy(from->hosts, from->ports, from->path_count, to->paths);
+}
+
+int nvme_paths_copy(const char *const *hosts, const uint32_t *ports, uint32_t path_count,
+                    struct nvme_path *to)
+{
+    for (uint32_t i = 0; i < path_count; i++) {
+        if (copy_text(to[i].host, sizeof to[i].host, hosts[i]) < 0 || ports[i] == 0 ||
+            ports[i] > UINT16_MAX) {
             return -EINVAL;
         }
-        to->paths[i].port = (uint16_t)from->ports[i];
+        to[i].port = (uint16_t)ports[i];
     }
     return 0;
 }
@@ -301,10 +308,6 @@ static int identify_namespace(const struct nvme_config *config, struct nvme_admi
     }
     const char *why = "";
     code = nvme_decode_namespace(data, descriptors, &admin->ns, &why);
-    if (code == 0 && config->writable && admin->ns.write_protected) {
-        why = "it is write-protected";
-        code = -EROFS;
-    }
     if (code < 0) {
         nvme_text_format(text, "namespace %u of %s: %s", config->nsid, config->subsystem_nqn, why);
         return code;
@@ -317,6 +320,19 @@ static int identify_namespace(const struct nvme_config *config, struct nvme_admi
         return -ENOTSUP;
     }
     return 0;
+}
+
+int nvme_controller_identify_namespace(const struct nvme_config *config, struct nvme_admin *admin,
+                                       const struct nvme_deadline *deadline, struct nvme_text *text)
+{
+    uint8_t *data = malloc((size_t)2 * NVME_IDENTIFY_BYTES);
+    if (data == NULL) {
+        nvme_text_format(text, "no memory");
+        return -ENOMEM;
+    }
+    int code = identify_namespace(config, admin, data, deadline, text);
+    free(data);
+    return code;
 }
 
 static int make_ready(const struct nvme_config *config, struct nvme_admin *admin,
@@ -348,6 +364,9 @@ static int make_ready(const struct nvme_config *config, struct nvme_admin *admin
     }
     admin->controller.id = controller_id;
     free(data);
+    if (code == 0) {
+        code = nvme_events_start(admin, deadline, text);
+    }
     return code;
 }
 

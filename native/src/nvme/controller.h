@@ -8,6 +8,7 @@
 #define DLFS_NVME_CONTROLLER_H
 
 #include "nvme/connection.h"
+#include "nvme/notices.h"
 
 #define NVME_HOST_BYTES 256u
 /* Most data bytes of one command, whatever MDTS allows: some targets have lower limits than they
@@ -38,12 +39,13 @@ struct nvme_config {
     bool writable;
 };
 
-/* A controller that is ready. */
+/* A controller that is ready. ana_state is of the namespace's group. */
 struct nvme_admin {
     struct nvme_connection *connection; /* the admin queue; NULL: not connected */
     struct nvme_address address;
     struct nvme_controller controller;
     struct nvme_namespace ns; /* zeros if the configuration names no namespace */
+    enum nvme_ana_state ana_state;
     uint32_t transfer_bytes_max;
     uint32_t command_count_max; /* most commands in flight on one I/O queue */
     uint32_t queue_count_max;
@@ -51,6 +53,9 @@ struct nvme_admin {
 
 /* Copies and checks a configuration. Returns 0, or -EINVAL for a value out of range. */
 int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to);
+/* Copies and checks paths. Returns 0, or -EINVAL. */
+int nvme_paths_copy(const char *const *hosts, const uint32_t *ports, uint32_t path_count,
+                    struct nvme_path *to);
 /*
  * Resolves the addresses of a path and returns their number. Numeric addresses take no time; a name
  * may block for as long as the resolver does. Errors: DLFS_E_NOT_FOUND, DLFS_E_LOST (no answer from
@@ -73,6 +78,13 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
                                   const struct nvme_deadline *deadline,
                                   struct nvme_connection **out, bool *refused,
                                   struct nvme_text *text);
+/*
+ * Identifies the namespace again and changes admin->ns. Errors: of the namespace, as when a
+ * controller is opened, or of the connection, which is then unusable.
+ */
+int nvme_controller_identify_namespace(const struct nvme_config *config, struct nvme_admin *admin,
+                                       const struct nvme_deadline *deadline,
+                                       struct nvme_text *text);
 /* Reads a property to find out if the controller still answers; returns 0 if it does. */
 int nvme_controller_check(const struct nvme_admin *admin, const struct nvme_deadline *deadline,
                           struct nvme_text *text);

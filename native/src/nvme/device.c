@@ -299,6 +299,45 @@ int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *co
     return 0;
 }
 
+int dlfs_nvme_set_paths(dlfs_device *base, const char *const *hosts, const uint32_t *ports,
+                        uint32_t path_count)
+{
+    struct nvme_path paths[DLFS_NVME_PATHS_MAX];
+    struct nvme_association *association;
+    if (base == NULL || base->ops != &nvme_device_ops) {
+        return -ENOTSUP;
+    }
+    if (hosts == NULL || ports == NULL || path_count == 0 || path_count > DLFS_NVME_PATHS_MAX) {
+        return -EINVAL;
+    }
+    int code = nvme_paths_copy(hosts, ports, path_count, paths);
+    if (code == 0) {
+        code = own_association((struct nvme_device *)base, &association);
+    }
+    if (code == 0) {
+        nvme_association_set_paths(association, paths, path_count);
+    }
+    return code;
+}
+
+/* Fills the fields of the status that events and paths change. With the lock held. */
+static void add_events(struct nvme_association *association, dlfs_nvme_status *status)
+{
+    const struct nvme_counters *counters = &association->counters;
+    status->path_moves = atomic_load(&counters->path_moves);
+    status->events = atomic_load(&counters->events);
+    status->namespace_events = atomic_load(&counters->namespace_events);
+    status->ana_events = atomic_load(&counters->ana_events);
+    status->discovery_events = atomic_load(&counters->discovery_events);
+    status->health_events = atomic_load(&counters->health_events);
+    status->namespace_bytes = association->namespace_bytes;
+    status->write_protected = atomic_load(&association->write_protected);
+    status->ana_state = association->admin.ana_state;
+    status->ana_group = association->admin.ns.ana_group;
+    status->health_warnings = association->health_warnings;
+    memcpy(status->last_event, association->event, sizeof status->last_event);
+}
+
 int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)
 {
     if (base == NULL || base->ops != &nvme_device_ops) {
@@ -325,6 +364,7 @@ int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)
                                  .controller_id = admin->controller.id,
                                  .id_kind = admin->ns.id_kind};
     memcpy(status->id, admin->ns.id, sizeof status->id);
+    add_events(association, status);
     memcpy(status->last_error, association->error.bytes, sizeof status->last_error);
     (void)pthread_mutex_unlock(&association->lock);
     return 0;

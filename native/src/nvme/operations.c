@@ -134,6 +134,7 @@ static void free_command_entry(struct nvme_queue *queue, uint32_t number)
     struct nvme_command *command = &queue->commands[number];
     queue->small_count -= nvme_command_is_small(command);
     queue->write_count -= command->kind == DLFS_OP_WRITE;
+    nvme_note_changes_ended(queue, command->kind != DLFS_OP_READ);
     command->in_flight = false;
     command->next = queue->free_command;
     queue->free_command = number;
@@ -152,6 +153,9 @@ void nvme_command_end(struct nvme_queue *queue, uint32_t number, uint16_t status
         int code = nvme_status_code(status);
         if (code < 0 && nvme_status_is_retryable(status)) {
             operation->retryable_code = code;
+            if (nvme_status_is_ana(status)) {
+                nvme_association_check_ana(queue->association, queue->connection->generation);
+            }
         } else if (code < 0 && operation->code == 0) {
             operation->code = code;
         }

@@ -109,8 +109,9 @@ struct nvme_queue {
     uint32_t commands_max;
     uint32_t free_command;
     uint32_t in_flight_count;
-    uint32_t small_count; /* commands in flight that do not read NVME_DIRECT_BYTES or more */
-    uint32_t write_count; /* commands in flight that write */
+    uint32_t small_count;  /* commands in flight that do not read NVME_DIRECT_BYTES or more */
+    uint32_t write_count;  /* commands in flight that write */
+    uint32_t change_count; /* commands in flight that are no reads, which a move waits for */
     uint32_t free_operation;
     struct nvme_list waiting;  /* operations with commands still to issue, in order */
     struct nvme_list delayed;  /* operations to try again at delayed_until_ns */
@@ -140,6 +141,15 @@ static inline uint32_t nvme_command_is_small(const struct nvme_command *command)
 static inline bool nvme_queue_needs_room(const struct nvme_queue *queue)
 {
     return queue->socket_full || nvme_connection_wants_room(queue->connection);
+}
+
+/* Notes that commands of the queue pair that are no reads are in flight no more. */
+static inline void nvme_note_changes_ended(struct nvme_queue *queue, uint32_t count)
+{
+    queue->change_count -= count;
+    if (count > 0) {
+        atomic_fetch_sub(&queue->association->writes_in_flight, count);
+    }
 }
 
 static inline void nvme_list_clear(struct nvme_list *list)

@@ -332,6 +332,7 @@ void nvme_queue_free(struct nvme_queue *queue)
     if (queue->epoll >= 0) {
         (void)close(queue->epoll);
     }
+    nvme_note_changes_ended(queue, queue->change_count);
     if (in_child || queue->base.in_flight > 0) {
         nvme_connection_abort(queue->connection, in_child);
     } else {

@@ -128,6 +128,7 @@ static void abandon_connection(struct nvme_queue *queue, int code)
     queue->in_flight_count = 0;
     queue->small_count = 0;
     queue->write_count = 0;
+    nvme_note_changes_ended(queue, queue->change_count);
     nvme_drop_failed(queue);
 }
 

@@ -145,6 +145,7 @@ static void issue_next_command(struct nvme_queue *queue, uint32_t number, uint64
     encode_command(queue, index);
     queue->small_count += nvme_command_is_small(command);
     queue->write_count += command->kind == DLFS_OP_WRITE;
+    queue->change_count += command->kind != DLFS_OP_READ; /* may_issue has counted it too */
     operation->issued_bytes += command->length_bytes;
     operation->commands_in_flight++;
 }
@@ -159,7 +160,13 @@ static int write_permit(const struct nvme_queue *queue)
 uint64_t nvme_issue_time(const struct nvme_queue *queue, struct nvme_operation *operation,
                          uint64_t now_ns)
 {
-    if (operation->kind != DLFS_OP_WRITE || queue->connection == NULL) {
+    if (operation->kind == DLFS_OP_READ || queue->connection == NULL) {
+        return 0;
+    }
+    if (atomic_load(&queue->association->writes_paused)) {
+        return now_ns + PERMIT_CHECK_NS;
+    }
+    if (operation->kind != DLFS_OP_WRITE) {
         return 0;
     }
     if (operation->not_before_ns != 0) {
@@ -172,15 +179,41 @@ uint64_t nvme_issue_time(const struct nvme_queue *queue, struct nvme_operation *
     return write_permit(queue) == -EAGAIN ? now_ns + PERMIT_CHECK_NS : 0;
 }
 
-/* Ends the first waiting operation if it is a write and the writer's lease has expired. */
-static bool fails_with_lease(struct nvme_queue *queue, struct nvme_operation *operation)
+/* Ends the first waiting operation if it is a write to a namespace that has become read-only, or
+ * the writer's lease has expired. */
+static bool fails_unsent(struct nvme_queue *queue, struct nvme_operation *operation)
 {
-    if (operation->kind != DLFS_OP_WRITE || write_permit(queue) != -EKEYEXPIRED) {
+    if (operation->kind != DLFS_OP_WRITE) {
         return false;
     }
-    operation->code = -EKEYEXPIRED;
+    bool protected = atomic_load(&queue->association->write_protected);
+    int code = protected ? -EROFS : write_permit(queue) == -EKEYEXPIRED ? -EKEYEXPIRED : 0;
+    if (code == 0) {
+        return false;
+    }
+    operation->code = code;
     nvme_drop_failed(queue);
     return true;
+}
+
+/*
+ * Returns false if commands other than reads are paused, or the controller is not the present
+ * one any more. Counts the command before it looks: the thread pauses commands first and then
+ * reads the count, so that one of both sees the other.
+ */
+static bool may_issue(struct nvme_queue *queue, const struct nvme_operation *operation)
+{
+    struct nvme_association *association = queue->association;
+    if (operation->kind == DLFS_OP_READ) {
+        return true;
+    }
+    atomic_fetch_add(&association->writes_in_flight, 1);
+    if (!atomic_load(&association->writes_paused) &&
+        queue->connection->generation == atomic_load(&association->generation)) {
+        return true;
+    }
+    atomic_fetch_sub(&association->writes_in_flight, 1);
+    return false;
 }
 
 /*
@@ -201,12 +234,16 @@ static void issue_waiting(struct nvme_queue *queue)
         if (queue->free_command == NVME_NONE || !output_has_room(&queue->out)) {
             return;
         }
-        if (fails_with_lease(queue, operation)) {
+        if (fails_unsent(queue, operation)) {
             continue;
         }
         uint64_t issue_at_ns = nvme_issue_time(queue, operation, now_ns);
         if (issue_at_ns > 0) {
             nvme_queue_note_deadline(queue, issue_at_ns);
+            return;
+        }
+        if (!may_issue(queue, operation)) {
+            nvme_queue_note_deadline(queue, now_ns + PERMIT_CHECK_NS);
             return;
         }
         uint32_t before_bytes = operation->issued_bytes;

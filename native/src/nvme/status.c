@@ -9,6 +9,8 @@
 
 #include "nvme/command.h"
 
+#define STATUS_PERSISTENT_LOSS 0x301u
+#define STATUS_TRANSITION 0x303u
 #define RETRYABLE 1u /* the command may be sent again unless the status has DNR set */
 
 struct status {
@@ -91,8 +93,17 @@ int nvme_status_code(uint16_t status)
     return found != NULL ? found->code : -EIO;
 }
 
+bool nvme_status_is_ana(uint16_t status)
+{
+    uint16_t code = status & NVME_STATUS_CODE;
+    return code >= STATUS_PERSISTENT_LOSS && code <= STATUS_TRANSITION;
+}
+
 bool nvme_status_is_retryable(uint16_t status)
 {
+    if (nvme_status_is_ana(status)) {
+        return true; /* on another path, whatever DNR says about this one */
+    }
     if ((status & NVME_STATUS_DNR) != 0) {
         return false;
     }

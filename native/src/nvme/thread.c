@@ -3,12 +3,14 @@
  * handle, a keep-alive is due, or the admin connection ends.
  *
  * When any connection fails, the thread closes all connections to the controller and connects again
- * over the paths in their order. The pauses between rounds of attempts grow from BACKOFF_MS_MIN to
- * BACKOFF_MS_MAX; each is shortened at random by up to a half, so that hosts do not come back at
+ * over the paths in their order. The pauses between rounds of attempts grow from 10 ms to one
+ * second; each is shortened at random by up to a half, so that hosts do not come back at
  * the same moment. A controller that fails soon after it was connected counts as one more failed
  * attempt.
  */
 #include "nvme/association.h"
+#include "nvme/paths.h"
+#include "nvme/watch.h"
 #include "platform/clock.h"
 
 #include <errno.h>
@@ -18,25 +20,8 @@
 
 #include "platform/thread.h"
 
-#define BACKOFF_MS_MIN 10u
-#define BACKOFF_MS_MAX 1000u
-/* A connection that lasted this many times the last pause was stable: the pauses start anew. */
-#define STABLE_FACTOR 4u
 /* Time limit of a controller's shutdown. */
 #define SHUTDOWN_MS 500u
-
-static struct nvme_deadline deadline_in_ms(struct nvme_association *association, uint64_t ms)
-{
-    return (struct nvme_deadline){.until_ns = monotonic_ns() + ms * NVME_NANOSECONDS_PER_MS,
-                                  .wake = association->wake,
-                                  .stop = &association->stop};
-}
-
-static uint32_t next_backoff_ms(uint32_t backoff_ms)
-{
-    uint32_t next = backoff_ms * 2;
-    return next < BACKOFF_MS_MIN ? BACKOFF_MS_MIN : next > BACKOFF_MS_MAX ? BACKOFF_MS_MAX : next;
-}
 
 /* Returns backoff_ms less a random share of up to a half (xorshift64). */
 static uint64_t jitter_ns(struct nvme_association *association, uint32_t backoff_ms)
@@ -79,35 +64,6 @@ static void fail_locked(struct nvme_association *association, int code, const ch
     (void)pthread_mutex_unlock(&association->lock);
 }
 
-/* Closes all connections of the present generation and begins the next. With the lock held. */
-static void end_generation(struct nvme_association *association)
-{
-    uint64_t now = monotonic_ns();
-    bool timed_out = association->failure == DLFS_E_TIMEOUT;
-    association->failure = 0;
-    association->state = NVME_CONNECTING;
-    association->single_round = false;
-    association->disconnected_ns = now;
-    atomic_fetch_add(&association->generation, 1);
-    nvme_connection_drop(&association->admin.connection);
-    uint64_t lived_ms = (now - association->connected_ns) / NVME_NANOSECONDS_PER_MS;
-    if (lived_ms > (uint64_t)STABLE_FACTOR * association->backoff_ms + BACKOFF_MS_MIN) {
-        association->backoff_ms = 0;
-    } else {
-        association->backoff_ms = next_backoff_ms(association->backoff_ms);
-    }
-    for (struct nvme_link *link = association->links; link != NULL; link = link->next) {
-        nvme_connection_drop(&link->connection);
-        link->timed_out = link->timed_out || timed_out;
-        link->needs_connection = true;
-        link->since_ns = now;
-        link->retry_at_ns = 0;
-        link->backoff_ms = 0;
-        nvme_link_signal(link);
-    }
-    (void)pthread_cond_broadcast(&association->changed);
-}
-
 /* Declares the controller lost and ends all admin commands with code. With the lock held. */
 static void declare_lost(struct nvme_association *association, int code)
 {
@@ -128,101 +84,6 @@ static void declare_lost(struct nvme_association *association, int code)
 }
 
 /* ---- connecting ------------------------------------------------------------------------------ */
-
-/* Checks that the namespace found after a reconnect is the one from before. */
-static int check_same(const struct nvme_association *association, const struct nvme_admin *found,
-                      struct nvme_text *text)
-{
-    const struct nvme_namespace *before = &association->admin.ns;
-    const struct nvme_namespace *now = &found->ns;
-    bool same = before->block_bytes == now->block_bytes && before->size_bytes <= now->size_bytes &&
-                before->id_kind == now->id_kind && memcmp(before->id, now->id, sizeof now->id) == 0;
-    if (association->connected_ns == 0 || same) {
-        return 0;
-    }
-    nvme_text_format(text, "namespace %u is another one now, or smaller", association->config.nsid);
-    return DLFS_E_LOST;
-}
-
-/* Connects to one of a path's addresses. Returns 0, or the first address's error. */
-static int connect_path(struct nvme_association *association, uint32_t number,
-                        struct nvme_admin *admin, struct nvme_text *text)
-{
-    const struct nvme_config *config = &association->config;
-    struct nvme_address addresses[NVME_ADDRESSES_MAX];
-    int count = nvme_resolve(&config->paths[number], addresses, text);
-    int first_code = count < 0 ? count : 0;
-    for (int i = 0; i < count; i++) {
-        struct nvme_text why = {.bytes = ""};
-        struct nvme_deadline deadline = deadline_in_ms(association, config->connect_ms);
-        int code = nvme_controller_open(config, &addresses[i], &deadline, admin, &why);
-        if (code == 0) {
-            code = check_same(association, admin, &why);
-            if (code == 0) {
-                return 0;
-            }
-            nvme_connection_abort(admin->connection, false);
-        }
-        if (code == DLFS_E_CLOSED) {
-            return code;
-        }
-        if (first_code == 0) {
-            first_code = code;
-            *text = why;
-        }
-    }
-    return first_code;
-}
-
-static void publish(struct nvme_association *association, const struct nvme_admin *admin,
-                    uint32_t path)
-{
-    uint64_t now = monotonic_ns();
-    uint64_t size_bytes = association->admin.ns.size_bytes;
-    if (association->connected_ns != 0) {
-        atomic_fetch_add(&association->counters.reconnects, 1);
-    }
-    (void)pthread_mutex_lock(&association->lock);
-    association->admin = *admin;
-    if (association->connected_ns != 0) {
-        association->admin.ns.size_bytes = size_bytes; /* a device does not grow while open */
-    }
-    association->path = path;
-    association->state = NVME_READY;
-    association->connected_ns = now;
-    association->keep_alive_ns = now;
-    (void)pthread_cond_broadcast(&association->changed);
-    (void)pthread_mutex_unlock(&association->lock);
-}
-
-/* Tries every path once. Returns 0, or the first path's error; the message names all of them. */
-static int try_paths(struct nvme_association *association)
-{
-    int first_code = 0;
-    struct nvme_text failures = {.bytes = ""};
-    for (uint32_t i = 0; i < association->config.path_count; i++) {
-        const struct nvme_path *path = &association->config.paths[i];
-        struct nvme_admin admin;
-        struct nvme_text text = {.bytes = ""};
-        int code = connect_path(association, i, &admin, &text);
-        if (code == 0) {
-            publish(association, &admin, i);
-            return 0;
-        }
-        if (code == DLFS_E_CLOSED) {
-            return code;
-        }
-        first_code = first_code == 0 ? code : first_code;
-        size_t length = strlen(failures.bytes);
-        (void)snprintf(failures.bytes + length, sizeof failures.bytes - length,
-                       "%sconnect %s:%u: %s", length > 0 ? "; " : "", path->host, path->port,
-                       text.bytes);
-    }
-    (void)pthread_mutex_lock(&association->lock);
-    association->error = failures;
-    (void)pthread_mutex_unlock(&association->lock);
-    return first_code;
-}
 
 /* Waits for the present pause and tries every path once. Declares the controller lost when the time
  * for that is over. */
@@ -246,11 +107,15 @@ static void reconnect(struct nvme_association *association)
             sleep_until(association, -1, until_ns);
         }
     }
-    int code = try_paths(association);
+    int code = nvme_paths_connect(association);
     if (code == 0 || code == DLFS_E_CLOSED) {
         return;
     }
-    association->backoff_ms = next_backoff_ms(association->backoff_ms);
+    association->backoff_ms = nvme_next_backoff_ms(association->backoff_ms);
+    uint64_t transition_ns = association->transition_ms * NVME_NANOSECONDS_PER_MS;
+    if (transition_ns > 0 && association->disconnected_ns + transition_ns < end_ns) {
+        end_ns = association->disconnected_ns + transition_ns;
+    }
     if (single_round || monotonic_ns() >= end_ns) {
         (void)pthread_mutex_lock(&association->lock);
         /* An open reports the error itself. A device that was connected before is lost. */
@@ -318,7 +183,7 @@ static void link_connect_failed(struct nvme_association *association, struct nvm
         fail_link(association, link, refused && !link->was_connected ? code : DLFS_E_LOST);
         return;
     }
-    link->backoff_ms = next_backoff_ms(link->backoff_ms);
+    link->backoff_ms = nvme_next_backoff_ms(link->backoff_ms);
     link->retry_at_ns = now + jitter_ns(association, link->backoff_ms);
 }
 
@@ -329,7 +194,8 @@ static void link_connect_failed(struct nvme_association *association, struct nvm
  */
 static bool refusal_is_final(struct nvme_association *association)
 {
-    struct nvme_deadline deadline = deadline_in_ms(association, association->config.connect_ms);
+    struct nvme_deadline deadline =
+        nvme_association_deadline(association, association->config.connect_ms);
     struct nvme_text text = {.bytes = ""};
     int code = nvme_controller_check(&association->admin, &deadline, &text);
     if (code < 0 && code != DLFS_E_CLOSED) {
@@ -340,7 +206,8 @@ static bool refusal_is_final(struct nvme_association *association)
 
 static void link_connect(struct nvme_association *association, struct nvme_link *link)
 {
-    struct nvme_deadline deadline = deadline_in_ms(association, association->config.connect_ms);
+    struct nvme_deadline deadline =
+        nvme_association_deadline(association, association->config.connect_ms);
     struct nvme_connection *connection = NULL;
     struct nvme_text text = {.bytes = ""};
     bool refused = false;
@@ -405,7 +272,8 @@ static bool is_idempotent(const struct nvme_admin_request *request)
 
 static void run_request(struct nvme_association *association, struct nvme_admin_request *request)
 {
-    struct nvme_deadline deadline = deadline_in_ms(association, association->config.timeout_ms);
+    struct nvme_deadline deadline =
+        nvme_association_deadline(association, association->config.timeout_ms);
     struct nvme_text text;
     int code =
         nvme_connection_run(association->admin.connection, &request->exchange, &deadline, &text);
@@ -427,7 +295,8 @@ static void run_request(struct nvme_association *association, struct nvme_admin_
 
 static void keep_alive(struct nvme_association *association)
 {
-    struct nvme_deadline deadline = deadline_in_ms(association, association->config.timeout_ms);
+    struct nvme_deadline deadline =
+        nvme_association_deadline(association, association->config.timeout_ms);
     struct nvme_text text;
     int code = nvme_controller_keep_alive(&association->admin, &deadline, &text);
     association->keep_alive_ns = monotonic_ns();
@@ -436,12 +305,11 @@ static void keep_alive(struct nvme_association *association)
     }
 }
 
-/* Checks the admin connection, which is idle: if it is readable, it was closed or the target broke
- * the protocol. */
+/* Receives events on the admin connection, which is idle, and notices its end. */
 static void check_admin_socket(struct nvme_association *association)
 {
     const char *reason = "";
-    int code = nvme_connection_check_idle(association->admin.connection, &reason);
+    int code = nvme_connection_receive_event(association->admin.connection, &reason);
     if (code < 0) {
         fail_locked(association, code, reason);
     }
@@ -455,16 +323,23 @@ static uint64_t keep_alive_due_ns(const struct nvme_association *association)
     return period_ns > 0 ? association->keep_alive_ns + period_ns : UINT64_MAX;
 }
 
-/* Does the next thing: handles a failure, else sends a due keep-alive, else runs an admin command,
- * else connects a link, else sleeps. */
+/* Handles an event, if there is one, and a failure, else sends a due keep-alive, else runs an admin
+ * command, else connects a link, else sleeps. At most one event is handled in a call, so that many
+ * events delay nothing else. */
 static void serve_one(struct nvme_association *association)
 {
+    nvme_watch_serve(association);
     uint64_t until_ns = keep_alive_due_ns(association);
     bool due = monotonic_ns() >= until_ns;
+    until_ns = association->probe_ns < until_ns ? association->probe_ns : until_ns;
     struct nvme_link *link = NULL;
     (void)pthread_mutex_lock(&association->lock);
     if (association->failure < 0) {
-        end_generation(association);
+        bool gone = association->namespace_gone;
+        nvme_association_end_generation(association);
+        if (gone) {
+            declare_lost(association, DLFS_E_LOST);
+        }
         (void)pthread_mutex_unlock(&association->lock);
         return;
     }
@@ -484,7 +359,7 @@ static void serve_one(struct nvme_association *association)
         run_request(association, request);
     } else if (link != NULL) {
         link_connect(association, link);
-    } else {
+    } else if (!association->admin.connection->event_arrived) {
         if (!nvme_connection_has_buffered(association->admin.connection)) {
             sleep_until(association, association->admin.connection->descriptor, until_ns);
         }
@@ -496,6 +371,7 @@ static void *thread_main(void *argument)
 {
     struct nvme_association *association = argument;
     while (!atomic_load(&association->stop)) {
+        nvme_paths_take_new(association);
         (void)pthread_mutex_lock(&association->lock);
         enum nvme_state state = association->state;
         (void)pthread_mutex_unlock(&association->lock);
@@ -510,7 +386,7 @@ static void *thread_main(void *argument)
     if (association->admin.connection != NULL) {
         /* The shutdown has a stop flag of its own: the thread's is set already. */
         atomic_bool never = false;
-        struct nvme_deadline deadline = deadline_in_ms(association, SHUTDOWN_MS);
+        struct nvme_deadline deadline = nvme_association_deadline(association, SHUTDOWN_MS);
         deadline.stop = &never;
         nvme_controller_shut_down(&association->admin, &deadline);
     }

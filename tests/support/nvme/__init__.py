@@ -13,7 +13,7 @@ Layers, each of which calls only those below it: ``scripted`` (the target in its
 """
 
 from tests.support.nvme.command import Event, Status
-from tests.support.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, Settings
+from tests.support.nvme.identify import DISCOVERY_NQN, AnaState, DiscoveryRecord, Settings
 from tests.support.nvme.namespace import Namespace, SlowNamespace
 from tests.support.nvme.reservation import ReservationType
 from tests.support.nvme.script import Fault, FaultScript, Fragments
@@ -24,6 +24,7 @@ from tests.support.nvme.subsystem import Subsystem
 __all__ = [
     "DEFAULT_NQN",
     "DISCOVERY_NQN",
+    "AnaState",
     "DiscoveryRecord",
     "Event",
     "Fault",

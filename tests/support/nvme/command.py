@@ -97,6 +97,7 @@ class Status(IntEnum):
     SGL_OFFSET_INVALID = 0x016
     HOST_ID_FORMAT = 0x018
     KEEP_ALIVE_INVALID = 0x01A
+    WRITE_PROTECTED = 0x020
     TRANSIENT_TRANSPORT = 0x022
     LBA_OUT_OF_RANGE = 0x080
     RESERVATION_CONFLICT = 0x083
@@ -106,6 +107,9 @@ class Status(IntEnum):
     CONTROLLER_BUSY = 0x181
     CONNECT_PARAMETERS = 0x182
     CONNECT_HOST = 0x184
+    ANA_PERSISTENT_LOSS = 0x301
+    ANA_INACCESSIBLE = 0x302
+    ANA_TRANSITION = 0x303
 
 
 # Statuses with DNR: the command would fail again.
@@ -114,6 +118,9 @@ FINAL = frozenset(Status) - {
     Status.TRANSIENT_TRANSPORT,
     Status.CONTROLLER_BUSY,
     Status.RESERVATION_CONFLICT,
+    Status.ANA_PERSISTENT_LOSS,
+    Status.ANA_INACCESSIBLE,
+    Status.ANA_TRANSITION,
 }
 
 

@@ -10,7 +10,8 @@ Source: NVM Express Base Specification 2.0, sections 3.1 (properties), 5 (admin 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tests.support.nvme import identify
@@ -41,7 +42,15 @@ FEATURE_HOST_IDENTIFIER = 0x81
 
 LOG_ERRORS = 0x01
 LOG_HEALTH = 0x02
+LOG_NAMESPACES = 0x04
+LOG_ANA = 0x0C
 LOG_DISCOVERY = 0x70
+
+_ANA_STATUSES = {
+    identify.AnaState.PERSISTENT_LOSS: Status.ANA_PERSISTENT_LOSS,
+    identify.AnaState.INACCESSIBLE: Status.ANA_INACCESSIBLE,
+    identify.AnaState.CHANGE: Status.ANA_TRANSITION,
+}
 
 KEEP_ALIVE_UNIT_MS = 100
 READY_TIMEOUT_UNITS = 20  # of 500 ms
@@ -56,6 +65,10 @@ class Controller:
         host_id: ID of the host, 16 bytes.
         keep_alive_ms: KATO; 0: none.
         discovery_log: returns the present discovery log page.
+        ana_states: ANA state of each group that is not optimized at the host's port.
+
+    Attributes:
+        changed: namespaces that changed since the host last read their list.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class Controller:
         host_id: bytes,
         keep_alive_ms: int,
         discovery_log: Callable[[], bytes],
+        ana_states: Mapping[int, identify.AnaState] = MappingProxyType({}),
     ) -> None:
         self.subsystem = subsystem
         self.host_nqn = host_nqn
@@ -73,7 +87,9 @@ class Controller:
         self.configuration = 0
         self.shut_down = False
         self.queues_granted = 0
+        self.changed = set[int]()
         self._discovery_log = discovery_log
+        self._ana_states = ana_states
         self._features: dict[int, int] = {FEATURE_WRITE_CACHE: 1}
         self.number = subsystem.add(self)
 
@@ -90,6 +106,10 @@ class Controller:
     def close(self) -> None:
         """End the association. Idempotent."""
         self.subsystem.remove(self.number)
+
+    def reports(self, notice: int) -> bool:
+        """Return True if the host has enabled an event, a bit of Set Features 0Bh."""
+        return bool(self._features.get(FEATURE_ASYNC_EVENTS, 0) & notice)
 
     # ---- properties ------------------------------------------------------------------------------
 
@@ -175,6 +195,14 @@ class Controller:
             page = self._discovery_log()
         elif kind in (LOG_ERRORS, LOG_HEALTH) and not self.is_discovery:
             page = bytes(512)
+        elif kind == LOG_NAMESPACES and not self.is_discovery:
+            found = sorted(self.changed)
+            self.changed.clear()
+            page = struct.pack(f"<{len(found)}I", *found).ljust(4096, b"\0")
+        elif kind == LOG_ANA and self.subsystem.settings.ana:
+            spaces = list(self.subsystem.namespaces.values())
+            groups_only = bool(command.cdw10 >> 8 & 1)
+            page = identify.ana_page(spaces, self._ana_states, lists=not groups_only)
         else:
             return Answer(Status.INVALID_LOG_PAGE)
         if offset > len(page):
@@ -221,6 +249,9 @@ class Controller:
         namespace = self.subsystem.namespaces.get(command.nsid)
         if namespace is None:
             return Answer(Status.INVALID_NAMESPACE)
+        state = self._ana_states.get(namespace.ana_group, identify.AnaState.OPTIMIZED)
+        if state in _ANA_STATUSES:
+            return Answer(_ANA_STATUSES[state])
         if command.opcode in (Nvm.READ, Nvm.WRITE):
             return self._check_transfer(command, namespace)
         if command.opcode == Nvm.FLUSH and not namespace.reservations.allows(
@@ -238,6 +269,8 @@ class Controller:
             return Answer(Status.INVALID_FIELD)
         if start + blocks > namespace.blocks:
             return Answer(Status.LBA_OUT_OF_RANGE)
+        if namespace.read_only and command.opcode == Nvm.WRITE:
+            return Answer(Status.WRITE_PROTECTED)
         if not namespace.reservations.allows(self.host_id, write=command.opcode == Nvm.WRITE):
             return Answer(Status.RESERVATION_CONFLICT)
         return None

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 from tests.support.nvme.namespace import Namespace
 from tests.support.nvme.reservation import CAPABILITIES
@@ -16,6 +18,9 @@ IDENTIFY_BYTES = 4096
 VERSION = 0x00020000
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 RECORD_BYTES = 1024
+NOTICE_NAMESPACE = 1 << 8
+NOTICE_ANA = 1 << 11
+NOTICE_DISCOVERY = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,9 @@ class Settings:
         max_commands: MAXCMD; 0: not reported.
         traffic_keeps_alive: TBKAS: any admin command counts as a Keep Alive.
         async_events: most outstanding Asynchronous Event Requests.
+        notices: True if the controllers report changes by asynchronous events.
+        ana: True if the controllers report asymmetric namespace access.
+        transition_s: ANATT, the longest time of a change between two ANA states, in seconds.
         quiesce_ms: CQT, the time after which no command of a lost connection takes effect any
             more; 0: not reported.
         serial: serial number of the subsystem.
@@ -42,6 +50,9 @@ class Settings:
     max_commands: int = 0
     traffic_keeps_alive: bool = False
     async_events: int = 4
+    notices: bool = True
+    ana: bool = False
+    transition_s: int = 10
     quiesce_ms: int = 1
     serial: str = "DLFS0000000000000001"
 
@@ -64,10 +75,13 @@ def controller_page(
     page[4:24] = settings.serial.encode().ljust(20)[:20]
     page[24:64] = b"DLFS scripted target".ljust(40)
     page[64:72] = b"1".ljust(8)
-    page[76] = 0b10  # CMIC: several controllers
+    page[76] = 0b10 | settings.ana << 3  # CMIC: several controllers
     page[77] = settings.mdts
     _put(page, 78, "HI", number, VERSION)
     _put(page, 96, "I", 1 | settings.traffic_keeps_alive << 6)  # CTRATT: 128-bit host identifiers
+    if settings.notices:
+        offered = NOTICE_DISCOVERY if discovery else NOTICE_NAMESPACE | NOTICE_ANA * settings.ana
+        _put(page, 92, "I", offered)  # OAES
     page[111] = 2 if discovery else 1
     page[259] = settings.async_events - 1
     page[261] = 0b100  # LPA: extended data, so log pages have offsets
@@ -77,6 +91,8 @@ def controller_page(
     page[768:1024] = subsystem_nqn.encode().ljust(256, b"\0")
     if discovery:
         return bytes(page)
+    page[342], page[343] = settings.transition_s, 0b11111  # ANATT, ANACAP
+    _put(page, 344, "II", *(max((space.ana_group for space in namespaces), default=0),) * 2)
     page[512], page[513] = 0x66, 0x44
     _put(page, 516, "IH", max((space.nsid for space in namespaces), default=0), 1 << 5)
     _put(page, 386, "H", settings.quiesce_ms)
@@ -90,6 +106,8 @@ def namespace_page(namespace: Namespace) -> bytes:
     page = bytearray(IDENTIFY_BYTES)
     _put(page, 0, "QQQ", *(namespace.blocks,) * 3)
     page[30], page[31] = 1, CAPABILITIES  # shared
+    _put(page, 92, "I", namespace.ana_group)
+    page[99] = namespace.read_only
     page[104:120] = namespace.uuid.bytes
     page[130] = namespace.block_bytes.bit_length() - 1
     return bytes(page)
@@ -106,6 +124,37 @@ def descriptors_page(namespace: Namespace) -> bytes:
     identity = namespace.uuid.bytes
     found = b"\x02\x10\0\0" + identity + b"\x03\x10\0\0" + identity + b"\x04\x01\0\0\0"
     return found.ljust(IDENTIFY_BYTES, b"\0")
+
+
+# ---- ANA -----------------------------------------------------------------------------------------
+
+
+class AnaState(IntEnum):
+    """States of a group of namespaces on a controller."""
+
+    OPTIMIZED = 1
+    NON_OPTIMIZED = 2
+    INACCESSIBLE = 3
+    PERSISTENT_LOSS = 4
+    CHANGE = 15
+
+
+def ana_page(namespaces: list[Namespace], states: Mapping[int, AnaState], *, lists: bool) -> bytes:
+    """Encode the ANA log page (LID 0Ch).
+
+    Args:
+        namespaces: the namespaces of the subsystem.
+        states: state of each group that is not optimized.
+        lists: list the namespaces of each group.
+    """
+    groups = sorted({space.ana_group for space in namespaces})
+    page = struct.pack("<QH6x", 1, len(groups))
+    for group in groups:
+        found = [space.nsid for space in namespaces if space.ana_group == group and lists]
+        state = states.get(group, AnaState.OPTIMIZED)
+        page += struct.pack("<IIQB15x", group, len(found), 1, state)
+        page += struct.pack(f"<{len(found)}I", *found)
+    return page
 
 
 # ---- discovery -----------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ class Namespace:
         self.block_bytes = block_bytes
         self.uuid = identity or uuid.uuid4()
         self.volatile_cache = volatile_cache
+        self.read_only = False
+        self.ana_group = 1
         self.reservations = Reservations()
         self._map = None if path is None else _map_file(path, size_bytes)
         self.contents = memoryview(bytearray(size_bytes) if self._map is None else self._map)

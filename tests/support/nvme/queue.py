@@ -207,7 +207,12 @@ class Queue:
             if number != DYNAMIC:
                 return Answer(Status.CONNECT_PARAMETERS, _IN_DATA | 16)
             controller = Controller(
-                subsystem, host_nqn, host_id, command.cdw12, lambda: server.discovery_log
+                subsystem,
+                host_nqn,
+                host_id,
+                command.cdw12,
+                lambda: server.discovery_log,
+                server.ana_states,
             )
         else:
             found = subsystem.controllers.get(number)

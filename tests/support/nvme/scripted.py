@@ -17,7 +17,15 @@ import trio
 
 from dlfs.errors import DeviceError, UsageError
 from dlfs.units import MIB
-from tests.support.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, discovery_page
+from tests.support.nvme.controller import Controller
+from tests.support.nvme.identify import (
+    DISCOVERY_NQN,
+    NOTICE_ANA,
+    NOTICE_NAMESPACE,
+    AnaState,
+    DiscoveryRecord,
+    discovery_page,
+)
 from tests.support.nvme.namespace import Namespace
 from tests.support.nvme.server import Counters, Script, Server, Transport
 from tests.support.nvme.subsystem import Subsystem
@@ -27,7 +35,10 @@ Result = TypeVar("Result")
 DEFAULT_NQN = "nqn.2026-11.org.dlfs:scripted"
 _BACKLOG = 128
 _PORT_TRIES = 16
-_DISCOVERY_CHANGED = 0x70F002  # asynchronous event: the discovery log page changed
+# Asynchronous events, as in dword 0 of their completions.
+_DISCOVERY_CHANGED = 0x70F002
+_NAMESPACES_CHANGED = 0x040002
+_ANA_CHANGED = 0x0C0302
 
 
 class ScriptedTarget:
@@ -238,6 +249,38 @@ class ScriptedTarget:
                     connection.post_later(0, list)
 
         self._call(change)
+
+    def notify_of_namespaces(self, *nsids: int) -> None:
+        """Notify hosts that namespaces were added, removed or changed."""
+
+        def notify() -> None:
+            for controller in self._notify(NOTICE_NAMESPACE, _NAMESPACES_CHANGED):
+                controller.changed.update(nsids)
+
+        self._call(notify)
+
+    def set_ana_state(self, state: AnaState, *, group: int = 1, notify: bool = True) -> None:
+        """Change the ANA state of a group at this target's port, and notify hosts of it."""
+
+        def change() -> None:
+            self.server.ana_states[group] = state
+            if notify:
+                self._notify(NOTICE_ANA, _ANA_CHANGED)
+
+        self._call(change)
+
+    def _notify(self, notice: int, event: int) -> list[Controller]:
+        """Send an event to every host that has enabled it; return the controllers."""
+        notified = []
+        for connection in self.server.connections:
+            controller, queue = connection.controller, connection.queue
+            if controller is None or queue is None or not queue.is_admin:
+                continue
+            if controller.reports(notice):
+                queue.raise_event(event)
+                connection.post_later(0, list)
+                notified.append(controller)
+        return notified
 
     def records(self) -> list[DiscoveryRecord]:
         """Return the discovery records of this target: each subsystem at each address."""

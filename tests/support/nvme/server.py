@@ -25,6 +25,7 @@ import trio
 from dlfs.units import KIB
 from tests.support.nvme.command import Command, Event
 from tests.support.nvme.controller import Controller
+from tests.support.nvme.identify import AnaState
 from tests.support.nvme.pdu import (
     TO_CONTROLLER,
     C2HTermReq,
@@ -153,6 +154,7 @@ class Server:
         self.violations: list[str] = []
         self.connections: set[Connection] = set()
         self.discovery_log: bytes = b""
+        self.ana_states: dict[int, AnaState] = {}
         self._running = trio.Event()
         self._running.set()
 

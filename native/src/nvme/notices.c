@@ -1,0 +1,146 @@
+/* Decodes events, the Changed Namespace List and the ANA log; see nvme/notices.h. */
+#include "nvme/notices.h"
+
+#include "dlfs/dlfs.h"
+#include "nvme/pdu.h"
+
+#define TYPE_HEALTH 1u
+#define TYPE_NOTICE 2u
+#define INFO_NAMESPACE 0x00u
+#define INFO_FIRMWARE 0x01u
+#define INFO_ANA 0x03u
+#define INFO_DISCOVERY 0xF0u
+/* The only entry of a Changed Namespace List that is too short for all changes. */
+#define NAMESPACES_TOO_MANY 0xFFFFFFFFu
+#define ANA_STATE 0x0Fu
+
+uint32_t nvme_notices_choose(uint32_t offered, bool discovery)
+{
+    if (discovery) {
+        return offered & NVME_NOTICE_DISCOVERY;
+    }
+    uint32_t notices = offered & (NVME_NOTICE_NAMESPACE | NVME_NOTICE_FIRMWARE | NVME_NOTICE_ANA);
+    return notices != 0 ? notices | NVME_NOTICE_HEALTH : 0;
+}
+
+enum nvme_event_kind nvme_event_kind(uint32_t event)
+{
+    uint32_t type = event & 7;
+    if (type == TYPE_HEALTH) {
+        return NVME_EVENT_HEALTH;
+    }
+    if (type != TYPE_NOTICE) {
+        return NVME_EVENT_OTHER;
+    }
+    switch (event >> 8 & 0xFF) {
+    case INFO_NAMESPACE:
+        return NVME_EVENT_NAMESPACE;
+    case INFO_FIRMWARE:
+        return NVME_EVENT_FIRMWARE;
+    case INFO_ANA:
+        return NVME_EVENT_ANA;
+    case INFO_DISCOVERY:
+        return NVME_EVENT_DISCOVERY;
+    default:
+        return NVME_EVENT_OTHER;
+    }
+}
+
+const char *nvme_event_phrase(uint32_t event)
+{
+    switch (nvme_event_kind(event)) {
+    case NVME_EVENT_NAMESPACE:
+        return "namespace attribute changed";
+    case NVME_EVENT_ANA:
+        return "asymmetric namespace access changed";
+    case NVME_EVENT_DISCOVERY:
+        return "discovery log changed";
+    case NVME_EVENT_HEALTH:
+        return "health warning";
+    case NVME_EVENT_FIRMWARE:
+        return "firmware activation starting";
+    default:
+        return "other event";
+    }
+}
+
+bool nvme_namespace_changed(const uint8_t *data, size_t bytes, uint32_t nsid)
+{
+    for (size_t at = 0; at + 4 <= bytes; at += 4) {
+        uint32_t entry = nvme_get32(data + at);
+        if (entry == 0) {
+            return false;
+        }
+        if (entry == nsid || entry == NAMESPACES_TOO_MANY) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- ANA ------------------------------------------------------------------------------------- */
+
+static bool is_state(uint8_t value)
+{
+    return (value >= NVME_ANA_OPTIMIZED && value <= NVME_ANA_PERSISTENT_LOSS) ||
+           value == NVME_ANA_CHANGE;
+}
+
+int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, enum nvme_ana_state *state,
+                    const char **reason)
+{
+    enum nvme_ana_state found = NVME_ANA_NONE;
+    uint32_t left = bytes >= NVME_LOG_ANA_HEADER_BYTES ? nvme_get16(data + 8) : 0;
+    size_t at = NVME_LOG_ANA_HEADER_BYTES;
+    for (; left > 0 && bytes - at >= NVME_LOG_ANA_GROUP_BYTES; left--) {
+        const uint8_t *entry = data + at;
+        if (nvme_get32(entry) == group) {
+            uint8_t value = entry[16] & ANA_STATE;
+            if (!is_state(value)) {
+                *reason = "the ANA log has a group in an unknown state";
+                return DLFS_E_PROTOCOL;
+            }
+            found = (enum nvme_ana_state)value;
+            break;
+        }
+        at += NVME_LOG_ANA_GROUP_BYTES;
+        uint64_t list_bytes = (uint64_t)nvme_get32(entry + 4) * 4;
+        if (list_bytes > bytes - at) {
+            break;
+        }
+        at += (size_t)list_bytes;
+    }
+    *state = found;
+    return 0;
+}
+
+const char *nvme_ana_word(enum nvme_ana_state state)
+{
+    switch (state) {
+    case NVME_ANA_OPTIMIZED:
+        return "optimized";
+    case NVME_ANA_NON_OPTIMIZED:
+        return "non-optimized";
+    case NVME_ANA_INACCESSIBLE:
+        return "inaccessible";
+    case NVME_ANA_PERSISTENT_LOSS:
+        return "persistent loss";
+    case NVME_ANA_CHANGE:
+        return "change";
+    default:
+        return "not reported";
+    }
+}
+
+int nvme_ana_rank(enum nvme_ana_state state)
+{
+    switch (state) {
+    case NVME_ANA_NONE:
+    case NVME_ANA_OPTIMIZED:
+        return 0;
+    case NVME_ANA_NON_OPTIMIZED:
+        return 1;
+    default:
+        return NVME_RANK_UNUSABLE;
+    }
+}

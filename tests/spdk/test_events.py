@@ -1,0 +1,209 @@
+"""Events and paths of SPDK's target: hot-plug and ANA states by JSON-RPC, under load.
+
+DLFS_HOTPLUG_SECONDS and DLFS_ANA_TOGGLES ask for longer runs than usual.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+
+import dlfs
+from dlfs._native.nvme import NvmeStatus
+from dlfs.block import NvmeTcpDevice, open_device
+from dlfs.errors import DeviceLostError
+from dlfs.units import MIB
+from tests.nvmet.guest import free_port
+from tests.nvmet.volumes import LARGE, MEMORY_BYTES, add_large, assert_whole, read_epoch
+from tests.spdk.target import Namespace, SpdkTarget
+
+pytestmark = pytest.mark.spdk
+
+NQN = "nqn.2024-01.org.dlfs.test:events"
+SECONDS = float(os.environ.get("DLFS_HOTPLUG_SECONDS", "3"))
+TOGGLES = int(os.environ.get("DLFS_ANA_TOGGLES", "10"))
+PAGE = 4096
+TIMEOUT_S = 20
+
+
+def until(device: NvmeTcpDevice, condition: Callable[[NvmeStatus], bool]) -> NvmeStatus:
+    """Wait until the device's status meets a condition."""
+    end = time.monotonic() + TIMEOUT_S
+    while not condition(status := device.status()):
+        assert time.monotonic() < end, status
+        time.sleep(0.002)
+    return status
+
+
+def opened(uri: str, *, writable: bool = False) -> NvmeTcpDevice:
+    device = open_device(uri, writable=writable)
+    assert isinstance(device, NvmeTcpDevice)
+    return device
+
+
+@dataclass
+class TwoPaths:
+    """A subsystem with ANA at two ports of a target."""
+
+    target: SpdkTarget
+    ports: list[int]
+
+    @property
+    def uri(self) -> str:
+        """URI of namespace 1 with both paths."""
+        first, second = self.ports
+        times = "timeout_ms=4000&reconnect_ms=10000"
+        return f"nvme-tcp://127.0.0.1:{first}/{NQN}?nsid=1&path=127.0.0.1:{second}&{times}"
+
+    def _address(self, number: int) -> dict[str, str]:
+        port = str(self.ports[number])
+        return {"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port}
+
+    def listen(self) -> None:
+        """Listen on both ports."""
+        for number in range(2):
+            self.target.call(
+                "nvmf_subsystem_add_listener", nqn=NQN, listen_address=self._address(number)
+            )
+
+    def set_state(self, number: int, state: str) -> None:
+        """Change the ANA state at one port."""
+        self.target.call(
+            "nvmf_subsystem_listener_set_ana_state",
+            nqn=NQN,
+            listen_address=self._address(number),
+            ana_state=state,
+        )
+
+
+@pytest.fixture
+def two_paths(spdk_target: SpdkTarget) -> Iterator[TwoPaths]:
+    """Export a RAM disk at two ports, as a subsystem with ANA."""
+    found = TwoPaths(spdk_target, [free_port(), free_port()])
+    call = spdk_target.call
+    call(
+        "nvmf_create_subsystem",
+        nqn=NQN, allow_any_host=True, serial_number="DLFS", ana_reporting=True,
+    )  # fmt: skip
+    call("bdev_malloc_create", name="ana", num_blocks=48 * MIB // 512, block_size=512)
+    call("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "ana", "nsid": 1})
+    found.listen()
+    try:
+        yield found
+    finally:
+        call("nvmf_delete_subsystem", nqn=NQN)
+        call("bdev_malloc_delete", name="ana")
+
+
+def test_epochs_are_exact_while_the_states_are_toggled(two_paths: TwoPaths) -> None:
+    dlfs.format_volume(two_paths.uri)
+    with dlfs.open(two_paths.uri) as volume:
+        add_large(volume)
+    done = threading.Event()
+    bad = ["inaccessible", "non_optimized"]
+
+    def toggle() -> None:
+        try:
+            with opened(two_paths.uri) as device:
+                for turn in range(TOGGLES):
+                    here = device.status().path
+                    two_paths.set_state(1 - here, "optimized")
+                    two_paths.set_state(here, bad[turn % 2])
+                    until(device, lambda s, here=here: s.connected and s.path != here)
+                    if turn % 10 == 0:
+                        two_paths.target.freeze()
+                        time.sleep(0.2)
+                        two_paths.target.thaw()
+                assert device.status().ana_state == "optimized"
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=toggle)
+    thread.start()
+    epochs = 0
+    with (
+        dlfs.open(two_paths.uri, memory_bytes=MEMORY_BYTES) as volume,
+        volume.dataset("large") as large,
+    ):
+        while not done.is_set():
+            assert_whole(read_epoch(large, epochs), LARGE)
+            epochs += 1
+    thread.join()
+    assert epochs > 0
+    print(f"{TOGGLES} toggles, {epochs} epochs")
+
+
+def test_writes_survive_a_change_of_the_path(two_paths: TwoPaths) -> None:
+    chance = random.Random(1)
+    with opened(two_paths.uri, writable=True) as device:
+        for turn in range(8):
+            here = device.status().path
+            two_paths.set_state(1 - here, "optimized")
+            two_paths.set_state(here, "inaccessible")
+            data = chance.randbytes(64 * PAGE)
+            device.write(0, data)
+            assert device.read(0, len(data)) == data
+            assert device.status().path_moves == turn + 1
+
+
+def test_namespaces_come_and_go(spdk_target: SpdkTarget) -> None:
+    """The volume's namespace stays; others come and go, and one of them is used directly."""
+    names = ["/".join((NQN, str(nsid))) for nsid in range(1, 4)]
+    with spdk_target.subsystem(NQN, [Namespace(), Namespace(), Namespace()]):
+        uri = spdk_target.tcp_uri(NQN)
+        dlfs.format_volume(uri)
+        with dlfs.open(uri) as volume:
+            add_large(volume)
+        done = threading.Event()
+        turns = 0
+
+        def plug() -> None:
+            nonlocal turns
+            end = time.monotonic() + SECONDS
+            try:
+                while time.monotonic() < end:
+                    for nsid in (2, 3):
+                        spdk_target.call("nvmf_subsystem_remove_ns", nqn=NQN, nsid=nsid)
+                    for nsid in (3, 2):
+                        namespace = {"bdev_name": names[nsid - 1], "nsid": nsid}
+                        spdk_target.call("nvmf_subsystem_add_ns", nqn=NQN, namespace=namespace)
+                    turns += 1
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=plug)
+        epochs = reads = losses = 0
+        with (
+            dlfs.open(uri, memory_bytes=MEMORY_BYTES) as volume,
+            volume.dataset("large") as large,
+            opened(uri) as watched,
+            opened(spdk_target.tcp_uri(NQN, 2)) as plugged,
+        ):
+            thread.start()
+            while not done.is_set():
+                assert_whole(read_epoch(large, epochs), LARGE)
+                epochs += 1
+                began = time.monotonic()
+                try:
+                    assert plugged.read(0, PAGE) == bytes(PAGE)
+                    reads += 1
+                except DeviceLostError:
+                    losses += 1
+                assert time.monotonic() - began < 5
+            thread.join()
+            status = watched.status()
+            while True:  # the namespace is back
+                with suppress(DeviceLostError):
+                    assert plugged.read(0, PAGE) == bytes(PAGE)
+                    break
+                time.sleep(0.01)
+        assert status.namespace_events > 0
+        assert (status.reconnects, status.protocol_errors, status.timeouts) == (0, 0, 0)
+        print(f"{turns} turns, {epochs} epochs, {reads} reads, {losses} losses, {status}")
