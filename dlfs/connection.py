@@ -35,6 +35,7 @@ from dlfs.errors import (
     StaleError,
     UsageError,
 )
+from dlfs.fabric.watching import DiscoveryWatch, watch_discovery
 from dlfs.fields import FieldSpan
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import DataSpace, Geometry
@@ -255,7 +256,8 @@ class LocalConnection:
         """Open the members and find the newest generation."""
         options = self.options
         uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
-        volume = LocalVolume(self._open_generation(uris), options)
+        generation = self._open_generation(uris)
+        volume = LocalVolume(generation, options, watch_discovery(self.uris))
         _log.debug(
             "opened volume %s at generation %d: %s, %s",
             volume.superblock.volume_uuid,
@@ -365,11 +367,15 @@ class LocalVolume:
     Args:
         generation: the loaded generation; this object owns its devices from now on.
         options: options with which the devices were opened.
+        watch: gives the devices the paths that are discovered later; closed with them.
     """
 
-    def __init__(self, generation: Generation, options: OpenOptions) -> None:
+    def __init__(
+        self, generation: Generation, options: OpenOptions, watch: DiscoveryWatch | None = None
+    ) -> None:
         self.generation = generation
         self.options = options
+        self._watch = watch
 
     @property
     def superblock(self) -> Superblock:
@@ -430,6 +436,8 @@ class LocalVolume:
 
     def close(self) -> None:
         """Close the devices."""
+        if self._watch is not None:
+            self._watch.close()
         close_devices(self.generation.devices)
 
 

@@ -166,6 +166,24 @@ def _read_log_at(
         return address, read_log(association, str(address))
 
 
+def read_paths(
+    association: NvmeTcpAssociation, request: NvmeTcpDiscoverUri
+) -> dict[str, list[Address]]:
+    """Read the log of a connected discovery controller; return addresses by subsystem NQN.
+
+    Raises:
+        DeviceError: the controller was lost or refuses to answer.
+        FormatError: the log has an unknown format.
+        LimitError: the log has too many records.
+    """
+    here = Address(request.host, request.port)
+    found: dict[str, _Listed] = {}
+    for record in read_log(association, str(here)):
+        if record.kind is RecordKind.SUBSYSTEM:
+            found.setdefault(record.subsystem_nqn, []).append((record, here))
+    return {nqn: _candidates(listed)[0] for nqn, listed in found.items()}
+
+
 def namespace_uri(
     request: NvmeTcpDiscoverUri, nqn: str, paths: Sequence[Address], *, nsid: int
 ) -> NvmeTcpUri:

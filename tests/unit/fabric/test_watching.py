@@ -1,0 +1,81 @@
+"""Volumes by discovery whose nodes join, leave and warn while they are open."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.block import open_nvme_devices
+from dlfs.fabric import watching
+from tests.support.nvme import DiscoveryRecord, ScriptedTarget
+from tests.unit.store.nodes import SAMPLES, asking, make_volume, nqn, serve, subsystem
+
+pytestmark = pytest.mark.timeout(60)
+
+TIMEOUT_S = 20
+QUICK = "timeout_ms=5000&connect_ms=1000&reconnect_ms=20000"
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOK_S", 0.01)
+    monkeypatch.setattr(watching, "RETRY_S", 0.05)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_path_that_is_discovered_later_takes_over(tmp_path: Path) -> None:
+    _, (path,) = make_volume(tmp_path, "v", 1)
+    shared = subsystem("a", [serve(path)])
+    with ScriptedTarget([shared]) as first, ScriptedTarget([shared]) as second:
+        with dlfs.open(asking(first, options=QUICK)) as volume, volume["small"] as dataset:
+            assert all(len(device.address.paths) == 1 for device in open_nvme_devices())
+            first.list_also([DiscoveryRecord(nqn("a"), "127.0.0.1", second.port)])
+            until(lambda: all(len(device._paths) == 2 for device in open_nvme_devices()))
+            first.kill()
+            assert {path: dataset.get(path) for path in SAMPLES} == SAMPLES
+            (moved, *_) = [d for d in open_nvme_devices() if d.status().path_moves]
+            assert moved.status().path == 1
+        assert open_nvme_devices() == []
+
+
+def test_a_discovery_controller_that_returns_is_read_again(tmp_path: Path) -> None:
+    _, (path,) = make_volume(tmp_path, "v", 1)
+    shared = subsystem("a", [serve(path)])
+    with (
+        ScriptedTarget([shared]) as first,
+        ScriptedTarget([shared]) as second,
+        dlfs.open(asking(first, options=QUICK)),
+    ):
+        first.kill()
+        first._extra_records.append(DiscoveryRecord(nqn("a"), "127.0.0.1", second.port))
+        first._update_discovery()
+        first.restart()
+        until(lambda: all(len(device._paths) == 2 for device in open_nvme_devices()))
+
+
+def test_health_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "dlfs")
+    _, (path,) = make_volume(tmp_path, "v", 1)
+    with (
+        ScriptedTarget([subsystem("a", [serve(path)])]) as target,
+        dlfs.open(asking(target, options=QUICK)),
+    ):
+        target._call(lambda: target._notify(1 << 1, 0x020101))
+        until(lambda: "reports health warning (0x020101)" in caplog.text)
+
+
+def test_a_volume_without_discovery_has_no_watch() -> None:
+    assert (
+        watching.watch_discovery(["nvme-tcp://127.0.0.1/nqn.2024-01.org.example:a?nsid=1"]) is None
+    )
