@@ -7,10 +7,12 @@ connections, targets that do not answer, and several paths.
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import astuple
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import ref
 
 from dlfs._native.device import Kind, NativeDevice, NativeQueue
 from dlfs._native.nvme import NvmeStatus, open_nvme, read_status, run_command, set_paths
@@ -26,6 +28,7 @@ from dlfs.errors import (
     DeviceLostError,
     DeviceTimeoutError,
 )
+from dlfs.forks import OwnerProcess
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -43,12 +46,19 @@ _TARGET_ERRNOS = (
 
 __all__ = ["NvmeStatus", "NvmeTcpAssociation", "NvmeTcpDevice", "open_nvme_devices"]
 
-_open_devices: WeakSet[NvmeTcpDevice] = WeakSet()
+_open_devices: dict[int, ref[NvmeTcpDevice]] = {}
+"""The devices that were not freed yet, by their ``id``. Any threads at once: each use is atomic."""
 
 
 def open_nvme_devices() -> list[NvmeTcpDevice]:
     """Return the devices of this process that are open over NVMe/TCP."""
-    return [device for device in list(_open_devices) if device._native is not None]
+    found = [reference() for reference in list(_open_devices.values())]
+    return [device for device in found if device is not None and device._native is not None]
+
+
+def _register(device: NvmeTcpDevice) -> None:
+    key = id(device)
+    _open_devices[key] = ref(device, lambda _reference: _open_devices.pop(key, None))
 
 
 def _open(
@@ -180,7 +190,9 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         identity = name or f"{address.subsystem_nqn}:{address.nsid}"
         super().__init__(native, uri=uri, identity=f"nvme:{identity}", writable=writable)
         self._paths = address.paths
-        _open_devices.add(self)
+        self._process = OwnerProcess()
+        self._closing = threading.Lock()
+        _register(self)
 
     @property
     def nsid(self) -> int:
@@ -221,20 +233,39 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         """
         return read_status(self.native)
 
-    def offer_paths(self, paths: Sequence[tuple[str, int]]) -> None:
+    def offer_paths(self, paths: Sequence[tuple[str, int]]) -> NvmeStatus:
         """Use these hosts and ports of the subsystem too, when the path in use is lost.
 
         A device has at most four paths. These come first; others that it had fill the remainder.
 
+        Args:
+            paths: hosts and ports; without any, the paths stay.
+
+        Returns:
+            The same as ``status``.
+
         Raises:
             ClosedError: the device is closed.
+
+        Threads: any, also while another one closes the device.
         """
+        with self._closing:
+            if paths:
+                self._add_paths(paths)
+            return self.status()
+
+    def _add_paths(self, paths: Sequence[tuple[str, int]]) -> None:
         present = [path for path in self._paths if path in paths]
         others = [path for path in self._paths if path not in paths]
         chosen = tuple(dict.fromkeys((*present, *paths, *others)))[:PATHS_MAX]
         if chosen != self._paths:
             set_paths(self.native, chosen)
             self._paths = chosen
+
+    def _close_native(self, native: NativeDevice) -> None:
+        # In a forked child the lock may be taken by a thread that exists in the parent only.
+        with self._closing if self._process.is_current() else nullcontext():
+            super()._close_native(native)
 
     # ---- errors with their causes --------------------------------------------------------------
 

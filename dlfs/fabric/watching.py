@@ -27,7 +27,7 @@ from dlfs.block import (
     open_nvme_devices,
     parse_uri,
 )
-from dlfs.errors import ClosedError, DlfsError
+from dlfs.errors import DlfsError
 from dlfs.fabric.discovery import DISCOVERY_NQN, read_paths
 from dlfs.forks import OwnerProcess
 
@@ -107,7 +107,7 @@ class DiscoveryWatch:
                 with contextlib.suppress(DlfsError):
                     follower.look()
             for device in open_nvme_devices():
-                with contextlib.suppress(ClosedError):
+                with contextlib.suppress(DlfsError):  # it may be closed meanwhile
                     self._serve(device)
         for follower in self._followers:
             follower.close()
@@ -115,9 +115,7 @@ class DiscoveryWatch:
     def _serve(self, device: NvmeTcpDevice) -> None:
         nqn = device.address.subsystem_nqn
         found = [path for follower in self._followers for path in follower.paths.get(nqn, ())]
-        if found:
-            device.offer_paths(found)
-        status = device.status()
+        status = device.offer_paths(found)
         if status.health_events > self._warned.get(device.uri, 0):
             _log.warning(
                 "%s: the controller reports %s, critical warnings %#04x",
