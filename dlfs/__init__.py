@@ -15,13 +15,16 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   volume          Volume: datasets, writing, removing; the public API's home
 #   views           several datasets, or some of their samples, read as one: concat, mix, split
 #   comparison      the differences of two datasets
+#   member_changes  growing a volume by devices, and shrinking it
 #   catalog_changes removing, pruning and renaming datasets
 #   verification    checking a whole volume
+#   resizing        adding and removing groups of members, moving data between them
 #   redundancy      repairing a volume that has replicas
 #   dataset         Dataset: samples of one sealed dataset
 #   writer          the dataset writer: packs, seals, commits
 #   previous_version  samples that an appended version has from the one before
 #   connection      opens volumes and datasets, from devices or from a service
+#   identity        which version of which dataset is meant
 #   reader          plan, read, prefetch, cache; Batch
 #   sequence        the epoch's order: permutation, sharding, resume
 #   selection       the samples that an epoch goes over, and their weights

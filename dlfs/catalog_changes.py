@@ -11,11 +11,11 @@ from collections.abc import Collection
 from uuid import UUID
 
 from dlfs.arguments import check_integer
-from dlfs.connection import no_such_dataset
 from dlfs.errors import StaleError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, new_dataset_name
 from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.store.records import no_such_dataset
 from dlfs.store.renaming import rename_records
 from dlfs.store.transaction import Transaction
 from dlfs.wording import quote

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
-from uuid import UUID
 
 import numpy as np
 
@@ -41,9 +41,12 @@ from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock
+from dlfs.identity import DatasetIdentity
 from dlfs.reader import (
     DEPTH_MAX,
+    MOVES_MAX,
     FieldReaders,
+    MovedError,
     ReaderOptions,
     SampleReader,
     Where,
@@ -54,11 +57,23 @@ from dlfs.reader.field_readers import OpenParts
 from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_into
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
+from dlfs.store.located import open_located, open_members
 from dlfs.store.losses import report_loss, report_members, report_return
-from dlfs.store.members import Opener, close_devices, find_foreign, open_members
-from dlfs.store.transaction import Generation, load_generation
+from dlfs.store.members import (
+    Opener,
+    close_devices,
+    describe_swapped,
+)
+from dlfs.store.records import find_record
+from dlfs.store.transaction import (
+    Generation,
+    close_departed,
+    is_moved,
+    load_generation,
+    newest_generation,
+    without_departed,
+)
 from dlfs.units import MIB, format_bytes, format_count
-from dlfs.wording import list_names, list_numbers, quote
 
 _log = logging.getLogger("dlfs")
 
@@ -89,36 +104,6 @@ class OpenOptions:
             value = getattr(self, option)
             number = check_integer(value, low, high, option=option, action="open a volume")
             object.__setattr__(self, option, number)
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetIdentity:
-    """Identity of one version of a dataset, with its name for error messages."""
-
-    uuid: UUID
-    name: str
-    version: int
-    volume_uuid: UUID | None = None
-    """UUID of the dataset's volume; None if it is unknown and must not be checked."""
-
-    @classmethod
-    def of(cls, record: DatasetRecord, volume_uuid: UUID | None = None) -> DatasetIdentity:
-        """Return the identity of a dataset in a catalog."""
-        return cls(record.uuid, display(record.name), record.version, volume_uuid)
-
-    def stale(self, reason: str = "it was removed") -> StaleError:
-        """Return the error for a dataset that no longer exists."""
-        return StaleError(
-            f"read dataset {self.name!r} version {self.version} ({self.uuid}): {reason}"
-        )
-
-    def missing_from(self, devices: Sequence[BlockDevice]) -> StaleError:
-        """Return the error, with its cause, for a dataset that the devices do not have."""
-        other = None if self.volume_uuid is None else _swapped(devices, self.volume_uuid)
-        return self.stale() if other is None else self.stale(other)
-
-
-# ---- sessions -----------------------------------------------------------------------------------
 
 
 class VolumeSession(Protocol):
@@ -276,11 +261,12 @@ class LocalConnection:
         except BaseException as error:
             other = None
             if isinstance(error, UsageError) and identity is not None and identity.volume_uuid:
-                other = _swapped(devices, identity.volume_uuid)
+                other = describe_swapped(devices, identity.volume_uuid)
             close_devices(devices)
             if identity is not None and other is not None:
                 raise identity.stale(other) from error
             raise
+        close_departed(generation, devices)
         report_members(generation)
         return generation
 
@@ -288,15 +274,31 @@ class LocalConnection:
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
         """Open the members for this dataset alone, its directory and a reader."""
+        for _ in range(MOVES_MAX):
+            with suppress(MovedError):  # while it was opened
+                return self._open_dataset(identity, directory)
+        return self._open_dataset(identity, directory)
+
+    def _open_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetSession:
         generation = self._open_generation(self.uris, identity)
+        moves: list[MovedError] = []
+
+        def diagnose() -> DlfsError | None:
+            assert record is not None
+            found = self._diagnose(generation, record, identity)
+            moves.extend([found] if isinstance(found, MovedError) else [])
+            return found
+
         try:
             record = find_record(generation.catalog, identity.uuid)
             if record is None:
                 raise identity.missing_from(generation.devices)
             directory = directory or load_segment(
-                generation, record, shared=not self.options.shared
+                generation, record, shared=not self.options.shared, options=self.options
             )
-            reader = self._make_reader(generation, record, identity, directory)
+            reader = self._make_reader(generation, identity, directory, record, diagnose)
             _log.debug(
                 "opened dataset %s@%d: %s, at most %s of memory for them, %d operations in flight",
                 identity.name,
@@ -315,16 +317,17 @@ class LocalConnection:
             directory=directory,
             reader=reader,
             open_parts=lambda parts, span: self._make_reader(
-                generation, record, identity, parts, span
+                generation, identity, parts, record, diagnose, span
             ),
             sources=generation.sources,
             release=lambda: close_devices(generation.devices),
+            is_lost=lambda: bool(moves),
             load_attributes=lambda: load_attributes(
                 generation.sources,
                 generation.geometry,
                 record,
                 volume_uuid=generation.superblock.volume_uuid,
-                diagnose=lambda: _diagnose(generation.devices, identity),
+                diagnose=diagnose,
                 root=None if self.options.shared else SHARED_ROOT,
             ),
         )
@@ -332,9 +335,10 @@ class LocalConnection:
     def _make_reader(
         self,
         generation: Generation,
-        record: DatasetRecord,
         identity: DatasetIdentity,
         directory: FrozenDirectory,
+        record: DatasetRecord,
+        diagnose: Callable[[], DlfsError | None],
         span: FieldSpan = (),
     ) -> SampleReader:
         native = make_native_reader(
@@ -356,9 +360,32 @@ class LocalConnection:
             generation.geometry,
             directory,
             Where(identity.name, tuple(device.uri for device in generation.devices), span),
-            lambda: _diagnose(generation.devices, identity),
+            diagnose,
             lambda number, reason: _report(generation, number, reason),
         )
+
+    def _diagnose(
+        self, opened: Generation, record: DatasetRecord, identity: DatasetIdentity
+    ) -> DlfsError | None:
+        """Return the error that explains failed reads: dataset removed or moved, device swapped.
+
+        Args:
+            opened: generation at which the dataset was opened.
+            record: its record in that generation.
+            identity: the dataset.
+        """
+        devices = opened.devices
+        try:
+            with newest_generation(opened, self.options.engine, self.options.opener) as newest:
+                found = find_record(newest.catalog, identity.uuid)
+                if found is not None:
+                    return identity.moved() if is_moved(opened, record, newest, found) else None
+        except (FormatError, DeviceError, NotFoundError, UsageError):
+            other = None
+            if identity.volume_uuid is not None:
+                other = describe_swapped(devices, identity.volume_uuid)
+            return None if other is None else identity.stale(other)  # the samples' errors
+        return identity.missing_from(devices)
 
 
 class LocalVolume:
@@ -401,10 +428,14 @@ class LocalVolume:
         before = self.generation.devices
         devices = [self._reopen(device) for device in before]
         try:
-            self.generation = self._newest(devices)
+            devices += open_located(
+                devices, writable=False, engine=self.options.engine, opener=self.options.opener
+            )
+            self.generation = self._newest(without_departed(self.generation, devices))
         except BaseException:
             close_devices([device for device in devices if device not in before])
             raise
+        close_departed(self.generation, devices)
         report_members(self.generation)
 
     def _newest(self, devices: Sequence[BlockDevice]) -> Generation:
@@ -419,11 +450,11 @@ class LocalVolume:
             if newest.superblock.volume_uuid == expected:
                 return newest
         except UsageError as error:
-            other = _swapped(devices, expected)
+            other = describe_swapped(devices, expected)
             if other is None:
                 raise
             raise StaleError(f"refresh volume {expected}: {other}") from error
-        raise StaleError(f"refresh volume {expected}: {_swapped(devices, expected)}")
+        raise StaleError(f"refresh volume {expected}: {describe_swapped(devices, expected)}")
 
     def _reopen(self, device: BlockDevice) -> BlockDevice:
         """Return a device; a missing one is opened if it is back."""
@@ -441,31 +472,6 @@ class LocalVolume:
         close_devices(self.generation.devices)
 
 
-def _diagnose(devices: Sequence[BlockDevice], identity: DatasetIdentity) -> DlfsError | None:
-    """Return the error that explains failed reads: dataset removed, or device swapped."""
-    try:
-        newest = load_generation(devices)
-        if find_record(newest.catalog, identity.uuid) is not None:
-            return None
-    except (FormatError, DeviceError, NotFoundError, UsageError):
-        other = None
-        if identity.volume_uuid is not None:
-            other = _swapped(devices, identity.volume_uuid)
-        return None if other is None else identity.stale(other)  # the samples' errors
-    return identity.missing_from(devices)
-
-
-def _swapped(devices: Sequence[BlockDevice], volume_uuid: UUID) -> str | None:
-    """Return an error text if a device holds another volume than expected; None if none does."""
-    foreign = find_foreign(devices, volume_uuid)
-    if foreign is None:
-        return None
-    return (
-        f"{foreign.device.uri} now holds volume {foreign.newest.volume_uuid}, expected volume "
-        f"{volume_uuid}: it was formatted again, or is another device; open the volume anew"
-    )
-
-
 def _report(generation: Generation, number: int, reason: str | None) -> None:
     """Log that a member was lost or is back."""
     if reason is None:
@@ -477,50 +483,45 @@ def _report(generation: Generation, number: int, reason: str | None) -> None:
 # ---- directories ---------------------------------------------------------------------------------
 
 
-def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:
-    """Return the catalog record of a dataset; None if it was removed."""
-    return next((r for r in catalog.datasets if r.uuid == uuid), None)
-
-
-NO_DATASETS = "the volume has none yet; 'dlfs import' makes one"
-
-
-def no_such_dataset(
-    records: Sequence[DatasetRecord], name: bytes, version: int | None, *, where: str
-) -> NotFoundError:
-    """Return the error for a dataset or version that does not exist; it lists existing ones.
+def _read_moved(
+    opened: Generation,
+    record: DatasetRecord,
+    options: OpenOptions,
+    read: Callable[[Generation, DatasetRecord], None],
+) -> bool:
+    """Read a directory where it is now, unless it is where it was when it was opened.
 
     Args:
-        records: datasets of the catalog.
-        name: name of the dataset that was requested.
-        version: version that was requested; None: any.
-        where: name of the volume for users.
-    """
-    number = "" if version is None else f" version {version}"
-    what = f"find dataset {quote(name)}{number} on {where}"
-    versions = [record.version for record in records if record.name == name]
-    if versions:
-        return NotFoundError(f"{what}: no such version; there are: {list_numbers(versions)}")
-    if not records:
-        return NotFoundError(f"{what}: {NO_DATASETS}")
-    names = [display(record.name) for record in records]
-    there = list_names(names, wanted=display(name))
-    return NotFoundError(f"{what}: no such dataset; there are: {there}")
+        opened: generation at which the dataset was opened.
+        record: record of the dataset in it.
+        options: options for opening further members.
+        read: reads the directory of a record.
 
-
-def check_present(devices: Sequence[BlockDevice], record: DatasetRecord, volume_uuid: UUID) -> None:
-    """Check that a dataset still exists, so that bytes just read are the dataset's.
+    Returns:
+        True if the dataset was moved; the directory has been read.
 
     Raises:
         StaleError: the newest generation no longer has the dataset.
         DlfsError: the same errors as ``load_generation``.
     """
-    if find_record(load_generation(devices).catalog, record.uuid) is None:
-        raise DatasetIdentity.of(record, volume_uuid).missing_from(devices)
+    with newest_generation(opened, options.engine, options.opener) as newest:
+        found = find_record(newest.catalog, record.uuid)
+        if found is None:
+            identity = DatasetIdentity.of(record, opened.superblock.volume_uuid)
+            raise identity.missing_from(newest.devices)
+        moved = is_moved(opened, record, newest, found)
+        if moved:
+            read(newest, found)
+        return moved
 
 
 def load_segment(
-    generation: Generation, record: DatasetRecord, *, shared: bool = True, locked: bool = False
+    generation: Generation,
+    record: DatasetRecord,
+    *,
+    shared: bool = True,
+    locked: bool = False,
+    options: OpenOptions | None = None,
 ) -> FrozenDirectory:
     """Load a dataset's directory.
 
@@ -528,7 +529,9 @@ def load_segment(
         generation: generation with the open devices.
         record: catalog record of the dataset.
         shared: use the copy of other processes of the node, if any; otherwise read the media.
-        locked: True if no writer can remove the dataset meanwhile; then this is not checked.
+        locked: True if no writer can remove or move the dataset meanwhile; then this is not
+            checked.
+        options: options for opening members that the volume gets later.
 
     Raises:
         FormatError: the directory is malformed (ChecksumError if its checksum is wrong). The
@@ -545,10 +548,23 @@ def load_segment(
 
     def read_part(choice: CopyOrder, address: int, memory: memoryview) -> None:
         part = np.frombuffer(memory, np.uint8)
-        read_into(generation.sources, space, address, part, choice)
+
+        def read(source: Generation, found: DatasetRecord) -> None:
+            space = DataSpace(source.geometry, found.directory_runs)
+            read_into(source.sources, space, address, part, choice)
+
+        if locked or not address:
+            read(generation, record)
+            return
         # Names are read on first use; by then another dataset may have the chunks.
-        if address and not locked:
-            check_present(generation.devices, record, generation.superblock.volume_uuid)
+        problem: DlfsError | None = None
+        try:
+            read(generation, record)
+        except (DeviceError, FormatError) as error:
+            problem = error
+        moved = _read_moved(generation, record, options or OpenOptions(), read)
+        if problem is not None and not moved:
+            raise problem
 
     readers = [partial(read_part, choice) for choice in copy_orders(generation.geometry)]
     try:
@@ -560,9 +576,10 @@ def load_segment(
             root=SHARED_ROOT if shared else None,
         )
     except FormatError:
-        if locked:
-            raise
-        check_present(generation.devices, record, generation.superblock.volume_uuid)
+        if not locked and _read_moved(
+            generation, record, options or OpenOptions(), lambda _newest, _found: None
+        ):
+            raise DatasetIdentity.of(record).moved() from None
         raise
     if (len(directory), directory.data_bytes) != (record.sample_count, record.data_bytes):
         got = len(directory), directory.data_bytes

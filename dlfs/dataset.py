@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import UUID
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer
 from dlfs.attributes import AttributeTable
 from dlfs.closing import Closing
-from dlfs.connection import Connection, DatasetIdentity, DatasetSession, find_record
+from dlfs.connection import Connection, DatasetSession
 from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside, near_paths
 from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
@@ -29,15 +29,19 @@ from dlfs.forks import OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
-from dlfs.reader import Batch, ColumnAccess, Epoch, pick_fields, read_into, read_pieces
+from dlfs.identity import DatasetIdentity
+from dlfs.reader import Batch, ColumnAccess, Epoch, follow, pick_fields, read_into, read_pieces
 from dlfs.selection import select
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, SampleInfo, describe_dataset
+from dlfs.store.records import find_record
 from dlfs.units import format_bytes, format_count
 from dlfs.wording import quote, show_value
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+T = TypeVar("T")
 
 
 class Dataset(ColumnAccess, Closing):
@@ -109,6 +113,10 @@ class Dataset(ColumnAccess, Closing):
                 self._session = self._connection.open_dataset(self._identity, known)
             return self._session
 
+    def _follow(self, use: Callable[[DatasetSession], T]) -> T:
+        """Use the session of this process; if the samples are moved meanwhile, a new one."""
+        return follow(self._opened, use)
+
     @property
     def session(self) -> DatasetSession:
         """Session of this process: the open reader, directory and devices, for the node service."""
@@ -161,7 +169,7 @@ class Dataset(ColumnAccess, Closing):
     @property
     def attributes(self) -> AttributeTable:
         """Columns of attributes as stored; users call ``columns`` and ``column``."""
-        return self._opened().attributes()
+        return self._follow(lambda session: session.attributes())
 
     def __len__(self) -> int:
         return self._opened().record.sample_count
@@ -189,7 +197,8 @@ class Dataset(ColumnAccess, Closing):
         if isinstance(index, slice):
             return self.read(np.arange(*index.indices(len(self)), dtype=np.int64))
         if _is_scalar(index):
-            return self._opened().reader.get(self._position(index))
+            position = self._position(index)
+            return self._follow(lambda session: session.reader.get(position))
         wanted = as_array(index, option="indices", action="read samples")
         if wanted.dtype == np.bool_:
             if wanted.shape != (len(self),):
@@ -253,7 +262,8 @@ class Dataset(ColumnAccess, Closing):
             NotFoundError: there is no such sample.
             DlfsError: as ``read``.
         """
-        return self._opened().reader.get(self.index(path))
+        index = self.index(path)
+        return self._follow(lambda session: session.reader.get(index))
 
     def get_if_cached(self, index: int) -> bytes | None:
         """Return a sample of at most 1 MiB if it is cached; None if it must be read first."""
@@ -284,7 +294,9 @@ class Dataset(ColumnAccess, Closing):
             StaleError: the dataset was removed.
             DeviceError: a device failed.
         """
-        batch = self._opened().readers.reader(fields).read(indices, on_error=on_error)
+        batch = self._follow(
+            lambda session: session.readers.reader(fields).read(indices, on_error=on_error)
+        )
         return batch if fields is None else batch.with_fields(fields)
 
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:
@@ -314,7 +326,7 @@ class Dataset(ColumnAccess, Closing):
                 f"read sample {position} of dataset {self.name!r}: expected an offset of 0 bytes "
                 f"or more, got {show_value(offset_bytes)}"
             )
-        return read_into(self._opened().reader, position, buffer, number)
+        return self._follow(lambda session: read_into(session.reader, position, buffer, number))
 
     def read_pieces(self, index: int) -> Iterator[memoryview]:
         """Read a sample in pieces of up to 8 MiB, in bounded memory.

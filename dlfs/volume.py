@@ -19,25 +19,25 @@ from uuid import UUID
 from dlfs.arguments import Engine, Layout
 from dlfs.catalog_changes import CatalogChanges, matches
 from dlfs.closing import Closing
-from dlfs.connection import (
-    NO_DATASETS,
-    Connection,
-    DatasetIdentity,
-    LocalConnection,
-    LocalVolume,
-    OpenOptions,
-    VolumeSession,
-    no_such_dataset,
-)
+from dlfs.connection import Connection, LocalConnection, LocalVolume, OpenOptions, VolumeSession
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, NotFoundError, UsageError
 from dlfs.forks import OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
+from dlfs.identity import DatasetIdentity
+from dlfs.member_changes import MemberChanges
 from dlfs.previous_version import PreviousVersion, load_previous_version
-from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
+from dlfs.store.info import (
+    DatasetInfo,
+    MemberInfo,
+    VolumeInfo,
+    describe_dataset,
+    free_bytes,
+)
 from dlfs.store.members import Members, split_uris
+from dlfs.store.records import NO_DATASETS, no_such_dataset
 from dlfs.store.transaction import Generation, Transaction, check_writable
 from dlfs.store.usage import VolumeUsage, measure_usage
 from dlfs.units import parse_bytes
@@ -94,7 +94,7 @@ def _default_memory_bytes() -> int:
         raise UsageError(f"read the environment variable {MEMORY_VARIABLE}: {error}") from error
 
 
-class Volume(CatalogChanges, Closing):
+class Volume(CatalogChanges, MemberChanges, Closing):
     """An open volume. A context manager; ``dlfs.open`` makes one.
 
     Memory: each ``Dataset`` object has ``memory_bytes`` of sample memory in each process that reads
@@ -193,6 +193,7 @@ class Volume(CatalogChanges, Closing):
         session = self._opened()  # in a forked child, with a lock of its own
         with self._mutex:
             session.refresh()
+            self._connection = session.connection  # members may have come and gone
 
     @property
     def session(self) -> VolumeSession:
@@ -248,7 +249,8 @@ class Volume(CatalogChanges, Closing):
     @property
     def free_bytes(self) -> int:
         """Size of the unused chunks, in bytes."""
-        return self._opened().catalog.free_chunks * self.chunk_bytes
+        session = self._opened()
+        return free_bytes(session.superblock.geometry, session.catalog)
 
     def info(self) -> VolumeInfo:
         """Describe the volume, with the state of every superblock copy as found at opening."""

@@ -179,6 +179,15 @@ class Extent(Structure):
     _fields_ = (("first_chunk", c_uint64), ("chunk_count", c_uint64))
 
 
+class ChunkGroup(Structure):
+    """``dlfs_chunk_group``."""
+
+    _fields_ = fields(
+        (c_uint64, "first_chunk band_rows"),
+        (c_uint32, "first_member member_count"),
+    )
+
+
 class ReaderConfig(Structure):
     """``dlfs_reader_config``."""
 
@@ -192,6 +201,8 @@ class ReaderConfig(Structure):
         (c_uint64, "memory_bytes gap_bytes"),
         (c_uint32, "retry_count timeout_ms flags replicas"),
         (c_uint64, "band_rows"),
+        (POINTER(ChunkGroup), "groups"),
+        (c_uint32, "group_count reserved"),
     )
 
 

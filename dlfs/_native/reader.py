@@ -122,7 +122,8 @@ class NativeReader(Collected):
         data_offset_bytes: offset of chunk 0 on each member.
         memory_bytes, gap_bytes, depth, retry_count, timeout_ms: see ``ReaderOptions``.
         replicas: copies of each chunk.
-        band_rows: rows of chunks that one copy occupies on each member.
+        groups: ``(first_chunk, band_rows, first_member, member_count)`` of each group of members;
+            none: all members are one group without replicas.
         shared: True if other processes can map the sample memory (``dlfs._native.channel``).
         parts: True if the directory has parts of samples: whole chunks are not kept in memory.
 
@@ -152,7 +153,7 @@ class NativeReader(Collected):
         retry_count: int,
         timeout_ms: int,
         replicas: int = 1,
-        band_rows: int = 0,
+        groups: Sequence[tuple[int, int, int, int]] = (),
         shared: bool = False,
         parts: bool = False,
     ) -> None:
@@ -162,6 +163,7 @@ class NativeReader(Collected):
             *(None if device is None else device.handle for device in devices)
         )
         runs = (abi.Extent * max(1, len(extents)))(*(abi.Extent(*run) for run in extents))
+        group_array = (abi.ChunkGroup * max(1, len(groups)))(*(abi.ChunkGroup(*g) for g in groups))
         config = abi.ReaderConfig(
             devices=ctypes.cast(handles, POINTER(c_void_p)),
             member_count=len(devices),
@@ -178,7 +180,8 @@ class NativeReader(Collected):
             timeout_ms=timeout_ms,
             flags=(abi.READER_SHARED if shared else 0) | (abi.READER_PARTS if parts else 0),
             replicas=replicas,
-            band_rows=band_rows,
+            groups=ctypes.cast(group_array, POINTER(abi.ChunkGroup)),
+            group_count=len(groups),
         )
         handle = c_void_p()
         message = f"make a reader with {memory_bytes} bytes of memory for chunks of {chunk_bytes}"

@@ -20,13 +20,13 @@ from dlfs._native.device import aligned_buffer
 from dlfs.attributes.table import AttributeTable
 from dlfs.block import BlockDevice
 from dlfs.directory.sharing import LOADER_WAIT_S, SHARED_ROOT, Part, open_part
-from dlfs.errors import DlfsError, FormatError
+from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.attributes import AttributeHead, decode_head
 from dlfs.format.catalog import AttributeExtent, DatasetRecord
 from dlfs.format.constants import ATTRIBUTE_BLOCK_BYTES
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.format.paths import display
-from dlfs.store.chunk_reader import copy_orders, read_into
+from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_into
 
 Bytes = NDArray[np.uint8]
 
@@ -146,13 +146,22 @@ class _Segment:
         """Read the head from the first copies that have it intact, and decode it."""
         problem: FormatError | None = None
         for choice in copy_orders(self.space.geometry):
-            read_into(self._sources, self.space, 0, memory, choice)
+            self._read(0, memory, choice)
             try:
                 return self.check_head(memory)
             except FormatError as error:
                 problem = problem or error
         assert problem is not None
         raise self._diagnose() or problem
+
+    def _read(self, address: int, memory: Bytes, choice: CopyOrder) -> None:
+        try:
+            read_into(self._sources, self.space, address, memory, choice)
+        except (DeviceError, FormatError) as error:
+            cause = self._diagnose()
+            if cause is None:
+                raise
+            raise cause from error
 
     def fill_whole(self, memory: Bytes) -> None:
         """Read the whole segment, each part from the first copies that have it intact."""
@@ -166,13 +175,13 @@ class _Segment:
         """Read a column, each block from the first copy that has it intact."""
         offset, _ = head.extent(number)
         choices = copy_orders(self.space.geometry)
-        read_into(self._sources, self.space, offset, memory, choices[0])
+        self._read(offset, memory, choices[0])
         wrong = head.wrong_blocks(number, memory)
         if not len(wrong):
             return
         other = aligned_buffer(memory.nbytes, ATTRIBUTE_BLOCK_BYTES)
         for choice in choices[1:]:
-            read_into(self._sources, self.space, offset, other, choice)
+            self._read(offset, other, choice)
             still = np.intersect1d(wrong, head.wrong_blocks(number, other))
             right = np.setdiff1d(wrong, still)
             _blocks(memory)[right] = _blocks(other)[right]

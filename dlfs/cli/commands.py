@@ -37,6 +37,7 @@ from dlfs.cli.verbs import (
     du,
     export,
     format,  # noqa: A004
+    grow,
     import_,
     incoming,
     info,
@@ -48,6 +49,7 @@ from dlfs.cli.verbs import (
     rm,
     seal,
     serve,
+    shrink,
     stall,
     stat,
     target,
@@ -200,6 +202,8 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "info": info.info,
         "verify": verify.verify,
         "repair": repair.repair,
+        "grow": grow.grow,
+        "shrink": shrink.shrink,
     },
     "Datasets": {
         "import": import_.import_dataset,

@@ -19,6 +19,14 @@ EXAMPLES = {
         "dlfs repair a.img,b.img",
         "dlfs repair a.img --member 1 --with new.img",
     ),
+    "grow": (
+        "dlfs grow photos.img more.img --size 64GiB",
+        "dlfs grow a.img,b.img /dev/nvme2n1 /dev/nvme3n1",
+    ),
+    "shrink": (
+        "dlfs shrink photos.img,more.img photos.img",
+        "dlfs shrink a.img,b.img,c.img 2 --json",
+    ),
     "import": (
         "dlfs import photos photos.img --name photos",
         "dlfs import 'train-{000..099}.tar' photos.img -n train",

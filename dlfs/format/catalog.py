@@ -40,7 +40,7 @@ from dlfs.format.constants import (
     TAG_ATTRIBUTES,
     TIME_NS_MAX,
 )
-from dlfs.format.geometry import ChunkRun, split_runs, unite_runs
+from dlfs.format.geometry import ChunkRun, Geometry, split_runs, unite_runs
 from dlfs.format.names import dataset_name_problem
 from dlfs.format.superblock import Superblock
 from dlfs.wording import quote
@@ -57,6 +57,7 @@ _RUN = struct.Struct("<QQ")
 _ATTRIBUTE = struct.Struct("<HHI")
 _EXTENT = struct.Struct("<QQQ")
 _U64_MAX = (1 << 64) - 1
+NO_GROUP = "chunk numbers of no group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +457,7 @@ def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
         name = f"dataset {quote(record.name)} version {record.version}"
         owned += [(run, f"the data of {name}", True) for run in record.data_runs]
         owned += [(run, f"the directory of {name}", False) for run in record.directory_runs]
+    owned += [(run, NO_GROUP, False) for run in _gaps(superblock.geometry)]
     owned.sort(key=lambda entry: entry[0].first_chunk)
     end, owner, owner_is_data = 0, "the start", False
     for run, name, is_data in owned:
@@ -471,9 +473,18 @@ def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
                 f"{min(end, run.first_chunk)} between {owner} and {name}"
             )
         end, owner, owner_is_data = run.end_chunk, name, is_data
-    total = superblock.geometry.chunk_total
+    total = superblock.geometry.all_groups[-1].end_chunk
     if end != total:
         raise UsageError(f"expected runs up to chunk {total}, got {owner} up to chunk {end}")
+
+
+def _gaps(geometry: Geometry) -> Iterator[ChunkRun]:
+    """Yield the numbers of chunks below and between the groups, which are of no chunk."""
+    end = 0
+    for group in geometry.all_groups:
+        if group.first_chunk > end:
+            yield ChunkRun(end, group.first_chunk - end)
+        end = group.end_chunk
 
 
 def _check_own_data(record: DatasetRecord) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dlfs.units import KIB, MIB
 
 VERSION_MAJOR = 1
-VERSION_MINOR = 4
+VERSION_MINOR = 5
 """Newest minor version that this code knows. Volumes that do not need it get an older one."""
 VERSION_MINOR_REPLICAS = 1
 VERSION_MINOR_ATTRIBUTES = 2
 VERSION_MINOR_REMOVED = 3
 VERSION_MINOR_SHARED = 4
+VERSION_MINOR_GROUPS = 5
 INCOMPAT_REPLICAS = 1 << 0
 """Feature bit: every chunk is stored more than once; since 1.1."""
 INCOMPAT_SHARED = 1 << 1
 """Feature bit: a chunk of samples belongs to more than one dataset; since 1.4."""
-INCOMPAT_KNOWN = INCOMPAT_REPLICAS | INCOMPAT_SHARED
+INCOMPAT_GROUPS = 1 << 2
+"""Feature bit: the superblock has a table of the groups of members; since 1.5."""
+INCOMPAT_KNOWN = INCOMPAT_REPLICAS | INCOMPAT_SHARED | INCOMPAT_GROUPS
 """Known feature bits without which a volume cannot be read."""
 RO_COMPAT_ATTRIBUTES = 1 << 0
 """Feature bit: a dataset has an attribute segment, which a repair must preserve; since 1.2."""
@@ -36,6 +39,9 @@ LEASE_BYTES = 4096
 JOINING_OFFSET_BYTES = 192 * KIB
 JOINING_BYTES = 4096
 JOINING_MAGIC = b"DLFSJOIN"
+LOCATION_RECORD_OFFSET_BYTES = 256 * KIB
+LOCATION_RECORD_BYTES_MAX = 64 * KIB
+LOCATION_RECORD_MAGIC = b"DLFSLOCN"
 DATA_OFFSET_BYTES_MIN = 1 * MIB
 
 CHUNK_BYTES_DEFAULT = 256 * KIB
@@ -46,6 +52,10 @@ BLOCK_BYTES_MIN = 512
 BLOCK_BYTES_MAX = 64 * KIB
 
 MEMBERS_MAX = 64
+GROUPS_MAX = 20
+"""Most groups of members: as many as the superblock's table has room for."""
+CHUNK_END_MAX = 1 << 63
+"""Bound of the numbers of chunks."""
 REPLICAS_MAX = 4
 """Most copies of a chunk."""
 CHUNKS_MIN = 4

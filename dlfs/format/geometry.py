@@ -1,16 +1,20 @@
 """Maps volume chunks to members and offsets, and dataset addresses to volume chunks.
 
-A volume's chunks are numbered round-robin over its members: chunk L is on member L % M, in row
-L // M. With replicas, that is its copy 0; copy c is on member (L % M + c) % M, in row L // M of the
-c-th of as many equal bands of rows. A dataset numbers its own chunks 0..C-1; its runs, in order,
-say which volume chunks they are. All values here are plain and immutable; any thread may use them.
+A volume has groups of members; ``dlfs format`` makes one group. The chunks of a group are numbered
+round-robin over its members: chunk L of the group is on its member L % M, in row L // M. With
+replicas, that is its copy 0; copy c is on member (L % M + c) % M, in row L // M of the c-th of as
+many equal bands of rows. A volume chunk is a group's chunk plus the number of the group's first
+chunk. Between the numbers of two groups at least one is unused, so no run of chunks joins groups.
+
+A dataset numbers its own chunks 0..C-1; its runs, in order, say which volume chunks they are. All
+values here are plain and immutable; any thread may use them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from dlfs.errors import UsageError
@@ -54,16 +58,18 @@ class MemberRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """The distribution of a volume's chunks over its members."""
+class MemberGroup:
+    """Consecutive members that share their own range of the volume's chunks."""
 
+    first_chunk: int
+    """Number of the group's first volume chunk."""
+    first_member: int
     member_count: int
-    chunk_bytes: int
-    block_bytes: int
-    data_offset_bytes: int
     row_count: int
+    """Rows of chunks on each member of the group, of all copies together."""
     replicas: int = 1
-    """Copies of each chunk, on different members."""
+    evacuating: bool = False
+    """True while the chunks of the group are moved to other groups; then none is allocated."""
 
     @property
     def band_rows(self) -> int:
@@ -71,14 +77,94 @@ class Geometry:
         return self.row_count // self.replicas
 
     @property
+    def chunk_count(self) -> int:
+        """Number of chunks of the group, not counting further copies."""
+        return self.band_rows * self.member_count
+
+    @property
+    def end_chunk(self) -> int:
+        """Number of the volume chunk after the group's last one."""
+        return self.first_chunk + self.chunk_count
+
+    def has(self, run: ChunkRun) -> bool:
+        """Return True if the group has all chunks of a run, of which there is at least one."""
+        return run.chunk_count > 0 and self.first_chunk <= run.first_chunk <= (
+            self.end_chunk - run.chunk_count
+        )
+
+    @property
+    def members(self) -> range:
+        """Numbers of the group's members."""
+        return range(self.first_member, self.first_member + self.member_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The distribution of a volume's chunks over its members.
+
+    Args:
+        member_count: members of all groups.
+        chunk_bytes: length of a chunk.
+        block_bytes: unit of I/O, in bytes.
+        data_offset_bytes: offset of row 0 on each member.
+        row_count: rows of chunks on each member of the first group.
+        replicas: copies of each chunk, on different members.
+        groups: all groups, in member order; empty for one group of all members at chunk 0.
+    """
+
+    member_count: int
+    chunk_bytes: int
+    block_bytes: int
+    data_offset_bytes: int
+    row_count: int
+    replicas: int = 1
+    groups: tuple[MemberGroup, ...] = ()
+
+    @property
+    def all_groups(self) -> tuple[MemberGroup, ...]:
+        """All groups of members, in order of their chunks; at least one."""
+        if self.groups:
+            return self.groups
+        return (MemberGroup(0, 0, self.member_count, self.row_count, self.replicas),)
+
+    @property
     def chunk_total(self) -> int:
         """Number of chunks of the volume, not counting further copies."""
-        return self.band_rows * self.member_count
+        return sum(group.chunk_count for group in self.all_groups)
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes of all chunks together, not counting further copies."""
         return self.chunk_total * self.chunk_bytes
+
+    def group_of(self, volume_chunk: int) -> MemberGroup | None:
+        """Return the group that has a volume chunk; None if no group has it."""
+        return next(
+            (g for g in self.all_groups if g.first_chunk <= volume_chunk < g.end_chunk), None
+        )
+
+    def group_of_member(self, member: int) -> MemberGroup:
+        """Return the group of a member of the volume."""
+        return next(group for group in self.all_groups if member in group.members)
+
+    def contains(self, run: ChunkRun) -> bool:
+        """Return True if one group has all chunks of a run, of which there is at least one."""
+        return any(group.has(run) for group in self.all_groups)
+
+    def with_groups(self, groups: Sequence[MemberGroup]) -> Geometry:
+        """Return the geometry of a volume with these groups, of which there is at least one.
+
+        The members are numbered through in the order of the groups.
+        """
+        numbered: list[MemberGroup] = []
+        count = 0
+        for group in groups:
+            numbered.append(replace(group, first_member=count))
+            count += group.member_count
+        first = numbered[0]
+        alone = len(numbered) == 1 and not first.first_chunk and not first.evacuating
+        table = () if alone else tuple(numbered)
+        return replace(self, member_count=count, row_count=first.row_count, groups=table)
 
     def locate(self, volume_chunk: int, copy: int = 0) -> tuple[int, int]:
         """Find a copy of a chunk.
@@ -93,14 +179,19 @@ class Geometry:
         Raises:
             UsageError: the volume has no such chunk or copy.
         """
-        if not 0 <= volume_chunk < self.chunk_total or not 0 <= copy < self.replicas:
+        group = self.group_of(volume_chunk)
+        if group is None or not 0 <= copy < self.replicas:
             raise UsageError(
-                f"locate a chunk: expected 0..{self.chunk_total - 1}, in {self.replicas} copies, "
+                f"locate a chunk: expected {self._chunk_numbers()}, in {self.replicas} copies, "
                 f"got copy {copy} of chunk {volume_chunk}"
             )
-        row, member = divmod(volume_chunk, self.member_count)
-        row += copy * self.band_rows
-        return (member + copy) % self.member_count, self.data_offset_bytes + row * self.chunk_bytes
+        row, member = divmod(volume_chunk - group.first_chunk, group.member_count)
+        row += copy * group.band_rows
+        member = group.first_member + (member + copy) % group.member_count
+        return member, self.data_offset_bytes + row * self.chunk_bytes
+
+    def _chunk_numbers(self) -> str:
+        return " or ".join(f"{g.first_chunk}..{g.end_chunk - 1}" for g in self.all_groups)
 
     @classmethod
     def for_members(
@@ -273,7 +364,8 @@ class DataSpace:
         """Return a number of bytes from an address on that are consecutive on its member."""
         chunk_bytes = self.geometry.chunk_bytes
         chunk, offset = divmod(address, chunk_bytes)
-        if self.geometry.member_count > 1:
+        group = self.geometry.group_of(self.volume_chunk(chunk))
+        if group is None or group.member_count > 1:
             return chunk_bytes - offset
         number = bisect_right(self._starts, chunk)
         return (self._starts[number] - chunk) * chunk_bytes - offset

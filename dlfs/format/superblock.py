@@ -24,9 +24,12 @@ from dlfs.format.constants import (
     CATALOG_BYTES_MAX,
     CATALOG_EXTENTS_MAX,
     CATALOG_HEADER_BYTES,
+    CHUNK_END_MAX,
     CHUNKS_MIN,
     DATA_OFFSET_BYTES_MIN,
     GENERATION_MAX,
+    GROUPS_MAX,
+    INCOMPAT_GROUPS,
     INCOMPAT_KNOWN,
     INCOMPAT_REPLICAS,
     INCOMPAT_SHARED,
@@ -44,6 +47,7 @@ from dlfs.format.constants import (
     VERSION_MAJOR,
     VERSION_MINOR,
     VERSION_MINOR_ATTRIBUTES,
+    VERSION_MINOR_GROUPS,
     VERSION_MINOR_REMOVED,
     VERSION_MINOR_REPLICAS,
     VERSION_MINOR_SHARED,
@@ -51,6 +55,7 @@ from dlfs.format.constants import (
 from dlfs.format.geometry import (
     ChunkRun,
     Geometry,
+    MemberGroup,
     check_sizes,
     superblock_offsets,
     usable_bytes,
@@ -74,6 +79,11 @@ __all__ = [
 # catalog CRC, label bytes, label
 _HEAD = struct.Struct("<8sHHIQQ16s16sIIIIQQQQQIIQII64s")
 _INCOMPAT_OFFSET = 16
+_GROUP_COUNT_OFFSET = 208
+_GROUP_COUNT = struct.Struct("<I")
+_GROUPS_OFFSET = 3584
+_GROUP = struct.Struct("<QQIHH")
+"""First chunk, rows, members, state, reserved."""
 _RUNS_OFFSET = 256
 _RUN = struct.Struct("<QQ")
 _MEMBERS_OFFSET = 512
@@ -109,6 +119,7 @@ class Superblock:
     def incompat(self) -> int:
         """Feature bits that a reader of the volume must know."""
         bits = INCOMPAT_REPLICAS if self.geometry.replicas > 1 else 0
+        bits |= INCOMPAT_GROUPS if self.geometry.groups else 0
         return bits | (INCOMPAT_SHARED if self.shared_chunks else 0)
 
     @property
@@ -164,6 +175,8 @@ def version_for(
         removed: whether a dataset was removed from it.
         shared_chunks: whether a chunk of samples belongs to more than one of its datasets.
     """
+    if geometry.groups:
+        return VERSION_MAJOR, VERSION_MINOR_GROUPS
     if shared_chunks:
         return VERSION_MAJOR, VERSION_MINOR_SHARED
     if removed:
@@ -244,6 +257,11 @@ def encode_superblock(superblock: Superblock) -> bytes:
         block[at : at + 16] = uuid.bytes
     if sb.removed:
         _REMOVED.pack_into(block, _REMOVED_OFFSET, *sb.removed)
+    _GROUP_COUNT.pack_into(block, _GROUP_COUNT_OFFSET, len(geo.groups))
+    for number, group in enumerate(geo.groups):
+        at = _GROUPS_OFFSET + _GROUP.size * number
+        values = group.first_chunk, group.row_count, group.member_count, group.evacuating
+        _GROUP.pack_into(block, at, *values, 0)
     _CRC.pack_into(block, _CRC_OFFSET, crc32c(bytes(block[:_CRC_OFFSET])))
     return bytes(block)
 
@@ -347,6 +365,7 @@ def _parse(block: bytes) -> Superblock:
         raise ValueError(f"expected at most {CATALOG_EXTENTS_MAX} catalog runs, got {run_count}")
     if label_bytes > LABEL_BYTES_MAX:
         raise ValueError(f"expected a label of at most {LABEL_BYTES_MAX} bytes, got {label_bytes}")
+    groups = _parse_groups(block, replicas) if incompat & INCOMPAT_GROUPS else ()
     runs = _RUN.iter_unpack(block[_RUNS_OFFSET : _RUNS_OFFSET + 16 * run_count])
     uuids = block[_MEMBERS_OFFSET : _MEMBERS_OFFSET + 16 * count]
     return Superblock(
@@ -354,7 +373,7 @@ def _parse(block: bytes) -> Superblock:
         member_uuids=tuple(UUID(bytes=uuids[at : at + 16]) for at in range(0, 16 * count, 16)),
         member_number=number,
         member_bytes=member_bytes,
-        geometry=Geometry(count, chunk_bytes, block_bytes, data_offset, rows, replicas),
+        geometry=Geometry(count, chunk_bytes, block_bytes, data_offset, rows, replicas, groups),
         generation=generation,
         created_ns=created_ns,
         catalog_runs=tuple(ChunkRun(first, length) for first, length in runs),
@@ -368,6 +387,25 @@ def _parse(block: bytes) -> Superblock:
         else (),
         shared_chunks=bool(incompat & INCOMPAT_SHARED),
     )
+
+
+def _parse_groups(block: bytes, replicas: int) -> tuple[MemberGroup, ...]:
+    """Decode the table of groups. Raises ValueError if it cannot be represented."""
+    (count,) = _GROUP_COUNT.unpack_from(block, _GROUP_COUNT_OFFSET)
+    if not 1 <= count <= GROUPS_MAX:
+        raise ValueError(f"expected 1..{GROUPS_MAX} groups of members, got {count}")
+    groups: list[MemberGroup] = []
+    first_member = 0
+    for number in range(count):
+        at = _GROUPS_OFFSET + _GROUP.size * number
+        first_chunk, rows, members, state, _ = _GROUP.unpack_from(block, at)
+        if state > 1:
+            raise ValueError(f"expected group {number} to have state 0 or 1, got {state}")
+        groups.append(
+            MemberGroup(first_chunk, first_member, members, rows, max(1, replicas), state == 1)
+        )
+        first_member += members
+    return tuple(groups)
 
 
 def _problem(sb: Superblock) -> str | None:
@@ -393,10 +431,11 @@ def _problem(sb: Superblock) -> str | None:
         return f"expected removed versions exactly with the feature {RO_COMPAT_REMOVED:#x}"
     if len(set(sb.member_uuids)) != sb.geometry.member_count:
         return "expected a different UUID for each member, got one twice"
-    return _geometry_problem(sb.geometry, sb.member_bytes) or _catalog_problem(sb)
+    problem = _geometry_problem(sb.geometry, sb.member_number, sb.member_bytes)
+    return problem or _catalog_problem(sb)
 
 
-def _geometry_problem(geo: Geometry, member_bytes: int) -> str | None:
+def _geometry_problem(geo: Geometry, member_number: int, member_bytes: int) -> str | None:
     """Return the reason why a geometry does not fit a member of this size, or None."""
     try:
         check_sizes(geo.chunk_bytes, geo.block_bytes)
@@ -407,12 +446,40 @@ def _geometry_problem(geo: Geometry, member_bytes: int) -> str | None:
             f"expected a data offset of at least {DATA_OFFSET_BYTES_MIN} bytes, a multiple of "
             f"{geo.chunk_bytes}, got {geo.data_offset_bytes}"
         )
+    problem = _groups_problem(geo)
+    if problem is not None:
+        return problem
     usable = usable_bytes(member_bytes, geo.data_offset_bytes)
-    if geo.chunk_total < CHUNKS_MIN or geo.row_count * geo.chunk_bytes > usable:
+    row_count = geo.group_of_member(member_number).row_count
+    if geo.chunk_total < CHUNKS_MIN or row_count * geo.chunk_bytes > usable:
         return (
             f"expected at least {CHUNKS_MIN} chunks, in rows within {usable} usable bytes, "
-            f"got {geo.row_count} rows of {geo.chunk_bytes} bytes"
+            f"got {row_count} rows of {geo.chunk_bytes} bytes"
         )
+    return None
+
+
+def _groups_problem(geo: Geometry) -> str | None:
+    """Return the reason why a table of groups is invalid, or None; also if there is no table."""
+    if len(geo.groups) > GROUPS_MAX:
+        return f"expected at most {GROUPS_MAX} groups of members, got {len(geo.groups)}"
+    if geo.groups and geo.row_count != geo.groups[0].row_count:
+        return f"expected {geo.groups[0].row_count} rows as in group 0, got {geo.row_count}"
+    next_chunk = next_member = 0
+    for number, group in enumerate(geo.groups):
+        if group.first_chunk < next_chunk or group.first_member != next_member:
+            return f"expected group {number} from chunk {next_chunk} on, got {group.first_chunk}"
+        if group.member_count < geo.replicas or group.chunk_count < 1:
+            return (
+                f"expected group {number} to have chunks in {geo.replicas} copies, got "
+                f"{group.row_count} rows on {group.member_count} members"
+            )
+        if group.end_chunk >= CHUNK_END_MAX:
+            return f"expected chunks up to {CHUNK_END_MAX}, got {group.end_chunk}"
+        next_chunk = group.end_chunk + 1  # an unused number keeps runs of two groups apart
+        next_member = group.first_member + group.member_count
+    if geo.groups and next_member != geo.member_count:
+        return f"expected groups of {geo.member_count} members, got {next_member}"
     return None
 
 
@@ -421,7 +488,7 @@ def _catalog_problem(sb: Superblock) -> str | None:
     total = sb.geometry.chunk_total
     end = 0
     for run in sorted(sb.catalog_runs):
-        if run.chunk_count < 1 or run.first_chunk < end or run.end_chunk > total:
+        if run.first_chunk < end or not sb.geometry.contains(run):
             return (
                 f"expected catalog runs apart from each other within {total} chunks, "
                 f"got {run.chunk_count} chunks from {run.first_chunk}"

@@ -37,6 +37,7 @@ from dlfs.mount.view import (
     ShownVolume,
     VolumeView,
 )
+from dlfs.reader import MovedError
 from dlfs.volume import Volume
 
 THREADS_MAX = 32
@@ -226,12 +227,17 @@ class NativeMount:
 
     async def _report_failure(self, upcall: native.Upcall) -> dict[str, Any]:
         """Raise the error of a failure, which logs it."""
-        loaded = await self._view.load(self._view.dataset(upcall.dataset))
+        dataset = self._view.dataset(upcall.dataset)
+        loaded = await self._view.load(dataset)
         failure = upcall.failure
         reader = loaded.dataset.session.reader
         if failure.member == native.NO_MEMBER:
-            raise await trio.to_thread.run_sync(reader.explain_code, failure.code)
-        raise await trio.to_thread.run_sync(reader.explain, failure)
+            error = await trio.to_thread.run_sync(reader.explain_code, failure.code)
+        else:
+            error = await trio.to_thread.run_sync(reader.explain, failure)
+        if isinstance(error, MovedError):
+            self._view.show_anew(dataset)
+        raise error
 
     # ---- datasets --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from dlfs.reader.epoch import Epoch, EpochReader, EpochStream
 from dlfs.reader.failures import SampleFailure, Where
 from dlfs.reader.field_readers import FieldReaders
 from dlfs.reader.fields import pick_fields
+from dlfs.reader.following import MOVES_MAX, MovedError, follow
 from dlfs.reader.parts import LargeSample, read_into, read_pieces
 from dlfs.reader.reader import (
     DEPTH_MAX,
@@ -24,6 +25,7 @@ from dlfs.reader.reader import (
 
 __all__ = [
     "DEPTH_MAX",
+    "MOVES_MAX",
     "Batch",
     "ColumnAccess",
     "Epoch",
@@ -31,10 +33,12 @@ __all__ = [
     "EpochStream",
     "FieldReaders",
     "LargeSample",
+    "MovedError",
     "ReaderOptions",
     "SampleFailure",
     "SampleReader",
     "Where",
+    "follow",
     "make_native_reader",
     "pick_fields",
     "read_into",

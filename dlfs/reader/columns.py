@@ -20,6 +20,7 @@ from dlfs.attributes import AttributeTable
 from dlfs.fields import find_fields
 from dlfs.reader.batch import Batch
 from dlfs.reader.fields import name_types
+from dlfs.reader.following import follow
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,7 +76,7 @@ class ColumnAccess(ABC):
             StaleError: the dataset was removed.
             DeviceError: it cannot be read.
         """
-        return self.attributes.column(name, indices)
+        return follow(lambda: self.attributes, lambda table: table.column(name, indices))
 
     def attributes_to_arrow(self) -> pyarrow.Table:
         """Return all columns as an Arrow table, in index order; only bools are copied.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, Protocol, Self
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from dlfs.errors import ClosedError, UsageError
 from dlfs.forks import OwnerProcess
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure
+from dlfs.reader.following import MOVES_MAX, MovedError
 from dlfs.reader.progress import EpochProgress, Tally
 from dlfs.selection import Selection
 from dlfs.sequence import shard_count
@@ -169,12 +171,8 @@ class Epoch(Closing, Iterator[Batch]):
             self._ended = True
             raise StopIteration
         asked = time.monotonic()
-        stream, reader = self._open_stream()
         try:
-            native = stream.next(min(self._options.batch_size, left))
-            if native is None:
-                raise ClosedError("take the next batch: the epoch's stream ended early")
-            batch: Batch = reader.build_batch(native, self._options.on_error)
+            batch = self._take_batch(left)
             if self._options.fields is not None:
                 batch = batch.with_fields(self._options.fields)
             failed = len(batch.failures)
@@ -189,6 +187,23 @@ class Epoch(Closing, Iterator[Batch]):
         self.failures += remembered
         self._next_batch += self._options.workers
         return batch
+
+    def _take_batch(self, left: int) -> Batch:
+        """Return the next batch; if its samples were moved, from a reader that finds them."""
+        for attempt in count():
+            stream, reader = self._open_stream()
+            native = stream.next(min(self._options.batch_size, left))
+            if native is None:
+                raise ClosedError("take the next batch: the epoch's stream ended early")
+            try:
+                batch: Batch = reader.build_batch(native, self._options.on_error)
+            except MovedError:
+                if attempt == MOVES_MAX:
+                    raise
+                self._end_stream()
+            else:
+                return batch
+        raise AssertionError
 
     def state(self) -> dict[str, Any]:
         """Return the position behind the batches taken so far; it is the same on every rank.

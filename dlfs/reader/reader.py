@@ -32,6 +32,7 @@ from dlfs.reader import parts
 from dlfs.reader.backend import ReaderBackend, StreamBackend
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, Where, describe_failures
+from dlfs.reader.following import MovedError
 from dlfs.selection import Selection
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.units import KIB, MIB
@@ -132,7 +133,10 @@ def make_native_reader(
         retry_count=options.retry_count,
         timeout_ms=options.timeout_ms,
         replicas=geometry.replicas,
-        band_rows=geometry.band_rows,
+        groups=[
+            (group.first_chunk, group.band_rows, group.first_member, group.member_count)
+            for group in geometry.all_groups
+        ],
         shared=options.shared,
         parts=options.parts,
     )
@@ -155,6 +159,7 @@ class SampleReader(Closing):
         native: backend that reads.
         directory: sample directory of the dataset.
         chunk_bytes: chunk size of the volume, in bytes.
+        moved: True once it is known that the samples have been moved to other chunks.
         has_copies: True if every chunk lies on several members.
         span: names of the consecutive fields that it reads; empty for whole samples.
         attributes: returns the columns of the dataset, for batches of arrays; None without columns.
@@ -175,6 +180,7 @@ class SampleReader(Closing):
     ) -> None:
         self.directory = directory
         self.chunk_bytes = geometry.chunk_bytes
+        self.moved = False
         self._where = where
         self.span = where.span
         self._diagnose = diagnose
@@ -264,8 +270,13 @@ class SampleReader(Closing):
                 self._on_loss(number, reason)
 
     def diagnose(self) -> DlfsError | None:
-        """Return the error that explains failed samples: StaleError after a removal, else None."""
-        return self._diagnose() if self._diagnose is not None else None
+        """Return the error that explains failed samples: StaleError after a removal, else None.
+
+        MovedError if the samples are elsewhere now; then another reader must be opened.
+        """
+        diagnosis = self._diagnose() if self._diagnose is not None else None
+        self.moved |= isinstance(diagnosis, MovedError)
+        return diagnosis
 
     def explain(self, failure: NativeFailure) -> DlfsError:
         """Return the error for a failed sample that libdlfs reported to another caller."""
@@ -319,8 +330,8 @@ class SampleReader(Closing):
 
     @property
     def closing(self) -> bool:
-        """True once ``close`` has been called."""
-        return self.native.closing
+        """True once ``close`` has been called, or the samples were moved: open another reader."""
+        return self.native.closing or self.moved
 
     def close(self, on_closed: Callable[[], None] | None = None) -> None:
         """Free memory and queue pairs when the last batch in use is released. Idempotent.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dlfs.block import BlockDevice, MissingDevice
 from dlfs.errors import FormatError
-from dlfs.format.geometry import ChunkRun, usable_bytes
+from dlfs.format.geometry import ChunkRun, MemberGroup, usable_bytes
 from dlfs.store.members import Member, identify_all, read_copies
 from dlfs.store.transaction import Generation, read_catalog
 
@@ -33,7 +33,7 @@ def adopt(devices: Sequence[BlockDevice]) -> tuple[Generation, int] | None:
     found, refused = identify_all(devices)
     newest = max((member.newest for member in found), key=lambda sb: sb.generation)
     geometry = newest.geometry
-    missing = set(range(geometry.member_count)) - {member.number for member in found}
+    missing = set(newest.member_uuids) - {member.uuid for member in found}
     expected = newest.volume_uuid, newest.generation
     agree = all((m.newest.volume_uuid, m.newest.generation) == expected for m in found)
     if geometry.replicas > 1 or not agree or len(missing) != 1 or len(refused) != 1:
@@ -41,11 +41,11 @@ def adopt(devices: Sequence[BlockDevice]) -> tuple[Generation, int] | None:
     device, reason = refused[0]
     if isinstance(device, MissingDevice) or type(reason) is not FormatError:
         return None  # missing, truncated, or of another version
-    rows_bytes = geometry.row_count * geometry.chunk_bytes
+    uuid = missing.pop()
+    number = newest.member_uuids.index(uuid)
+    rows_bytes = geometry.group_of_member(number).row_count * geometry.chunk_bytes
     if usable_bytes(device.size_bytes, geometry.data_offset_bytes) < rows_bytes:
         return None
-    number = missing.pop()
-    uuid = newest.member_uuids[number]
     taken = Member(number, uuid, device, device.size_bytes, read_copies(device))
     members = tuple(sorted([*found, taken], key=lambda member: member.number))
     return Generation(members, newest, read_catalog(members, newest)[0]), number
@@ -56,9 +56,11 @@ def holds_data(generation: Generation, number: int) -> bool:
     runs = list(generation.superblock.catalog_runs)
     for record in generation.catalog.datasets:
         runs += [*record.data_runs, *record.directory_runs]
-    return any(_touches(run, number, generation.geometry.member_count) for run in runs)
+    group = generation.geometry.group_of_member(number)
+    return any(group.has(run) and _touches(run, number, group) for run in runs)
 
 
-def _touches(run: ChunkRun, number: int, member_count: int) -> bool:
-    """Return True if a run has a chunk on a member: chunk L lies on member L mod M."""
-    return (number - run.first_chunk) % member_count < run.chunk_count
+def _touches(run: ChunkRun, number: int, group: MemberGroup) -> bool:
+    """Return True if a run of a group has a chunk on a member: chunk L lies on member L mod M."""
+    first = run.first_chunk - group.first_chunk
+    return (number - group.first_member - first) % group.member_count < run.chunk_count

@@ -42,6 +42,7 @@ from dlfs.redundancy.copies import RepairState, repair_bytes, repair_samples
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member
+from dlfs.store.located import open_members
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     Member,
@@ -49,7 +50,6 @@ from dlfs.store.members import (
     Opener,
     close_devices,
     identify,
-    open_members,
     split_uris,
 )
 from dlfs.store.segments import read_segment
@@ -248,7 +248,7 @@ class _Repair:
         (uri,) = split_uris([uri])
         parsed = parse_uri(uri)
         absent = isinstance(parsed, FileUri) and not Path(parsed.path).exists()
-        size_bytes = _needed_bytes(generation.geometry) if absent else None
+        size_bytes = _needed_bytes(generation.geometry, number) if absent else None
         prepare_file(uri, size_bytes, force=False, made=[])
         device = self._opener(uri, writable=True, engine=self._engine)
         self._devices.append(device)
@@ -266,9 +266,10 @@ class _Repair:
             device = self._devices[number]
             check_blocks(device, geometry.block_bytes, "repair with")
             usable = usable_bytes(device.size_bytes, geometry.data_offset_bytes)
-            if usable < geometry.row_count * geometry.chunk_bytes:
+            if usable < geometry.group_of_member(number).row_count * geometry.chunk_bytes:
+                needed = _needed_bytes(geometry, number)
                 raise UsageError(
-                    f"repair with {device.uri}: expected at least {_needed_bytes(geometry)} bytes, "
+                    f"repair with {device.uri}: expected at least {needed} bytes, "
                     f"got {device.size_bytes}"
                 )
             if not self._force and _joining_record(device, number, generation) is None:
@@ -431,9 +432,9 @@ def _bad_superblocks(found: Generation) -> int:
     )
 
 
-def _needed_bytes(geometry: Geometry) -> int:
+def _needed_bytes(geometry: Geometry, member: int) -> int:
     """Return the smallest possible size of a member, in bytes."""
-    rows_bytes = geometry.row_count * geometry.chunk_bytes
+    rows_bytes = geometry.group_of_member(member).row_count * geometry.chunk_bytes
     return geometry.data_offset_bytes + rows_bytes + SUPERBLOCK_BYTES
 
 
@@ -444,9 +445,10 @@ def _is_member(device: BlockDevice, number: int, generation: Generation) -> bool
     except (DeviceError, FormatError):
         return False
     superblock = generation.superblock
-    same = (member.newest.volume_uuid, member.number) == (superblock.volume_uuid, number)
-    ahead = member.newest.generation > superblock.generation
-    return same and (ahead or member.uuid == superblock.member_uuids[number])
+    if member.newest.volume_uuid != superblock.volume_uuid:
+        return False
+    ahead = member.newest.generation > superblock.generation and member.number == number
+    return ahead or member.uuid == superblock.member_uuids[number]
 
 
 def _joining_record(

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from dlfs._native.channel import ChannelDescriptors, ClientReader
 from dlfs.attributes import AttributeTable
-from dlfs.connection import DatasetIdentity, DatasetSession, find_record
+from dlfs.connection import DatasetSession
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import (
     DeviceError,
@@ -48,6 +48,7 @@ from dlfs.errors import (
 )
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.superblock import Superblock
+from dlfs.identity import DatasetIdentity
 from dlfs.reader import SampleReader, Where
 from dlfs.service.control import TIMEOUT_S, ControlConnection
 from dlfs.service.generation_file import read_generation
@@ -75,6 +76,7 @@ from dlfs.service.protocol import (
 from dlfs.service.sockets import SCHEME, path_of
 from dlfs.store.info import VolumeInfo
 from dlfs.store.members import Members, split_uris
+from dlfs.store.records import find_record
 from dlfs.volume import Volume
 from dlfs.wording import quote, show_value
 
@@ -279,7 +281,7 @@ class ServiceConnection:
             reader=reader,
             release=control.close,
             load_attributes=lambda: self._load_attributes(record, identity),
-            is_lost=lambda: native.lost or control.is_lost,
+            is_lost=lambda: native.lost or control.is_lost or reader.moved,
         )
 
     # ---- segments in shared memory ---------------------------------------------------------------
@@ -335,6 +337,8 @@ def _diagnose(control: ControlConnection, identity: DatasetIdentity) -> DlfsErro
         answer, _ = control.request(Diagnose(identity.uuid), Diagnosis)
     except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
         return None  # the errors of the samples say more
+    if answer.moved:
+        return identity.moved()
     return None if answer.reason is None else StaleError(answer.reason)
 
 

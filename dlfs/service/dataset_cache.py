@@ -25,21 +25,16 @@ from uuid import UUID
 
 from dlfs.attributes import load_attributes_whole
 from dlfs.closing import Closing
-from dlfs.connection import (
-    DatasetIdentity,
-    LocalConnection,
-    LocalVolume,
-    OpenOptions,
-    find_record,
-    no_such_dataset,
-)
+from dlfs.connection import LocalConnection, LocalVolume, OpenOptions
 from dlfs.dataset import Dataset
 from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
+from dlfs.identity import DatasetIdentity
 from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
+from dlfs.store.records import find_record, no_such_dataset
 from dlfs.store.transaction import Generation
 from dlfs.units import GIB, MIB
 from dlfs.volume import Volume

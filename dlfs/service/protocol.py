@@ -186,6 +186,8 @@ class Diagnosis(Message, frozen=True):
     """The reason why a dataset can no longer be read; None if it can."""
 
     reason: str | None
+    moved: bool = False
+    """True if its samples were moved to other chunks; the client opens it again."""
 
 
 class Statistics(Message, frozen=True):

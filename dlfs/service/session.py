@@ -53,6 +53,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
+from dlfs.reader import MovedError, SampleReader
 from dlfs.service.dataset_cache import ServedVolume
 from dlfs.service.generation_file import generation_file
 from dlfs.service.protocol import (
@@ -241,6 +242,7 @@ class _ClientDataset:
 
     volume: UUID
     dataset: Dataset
+    samples: SampleReader
     reader: NativeReader
     share: Share
     memory: Share
@@ -455,14 +457,17 @@ class Session:
         dataset = await self._state.run_for_volume(volume.uuid, acquire)
         with ExitStack() as undone:
             undone.callback(dataset.close)
-            native = dataset.session.reader.native
+            samples = dataset.session.reader
+            native = samples.native
             assert isinstance(native, NativeReader)
             arena, arena_bytes = native.arena()
             reply = Reply(DatasetState(dataset.session.members, arena_bytes, native.timeout_ms))
             shares = self._shares(request.dataset, arena_bytes, dataset)
             generation = self._attach_generation(reply, volume.generation())
             reply.descriptors = [generation, arena]
-            self._datasets[request.dataset] = _ClientDataset(volume.uuid, dataset, native, *shares)
+            self._datasets[request.dataset] = _ClientDataset(
+                volume.uuid, dataset, samples, native, *shares
+            )
             undone.pop_all()
         return reply
 
@@ -537,9 +542,9 @@ class Session:
 
     async def _diagnose(self, request: Diagnose) -> Reply:
         opened = self._opened(request.dataset)
-        reader = opened.dataset.session.reader
-        found = await self._state.run_for_volume(opened.volume, reader.diagnose)
-        return Reply(Diagnosis(None if found is None else str(found)))
+        found = await self._state.run_for_volume(opened.volume, opened.samples.diagnose)
+        reason = None if found is None else str(found)
+        return Reply(Diagnosis(reason, isinstance(found, MovedError)))
 
     async def _get_statistics(self, _request: GetStatistics) -> Reply:
         return Reply(Statistics(await trio.to_thread.run_sync(self._state.snapshot)))

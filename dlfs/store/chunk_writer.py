@@ -49,6 +49,7 @@ class ChunkWriter(Closing):
         geometry: geometry of the volume.
         take: allocates at most that many chunks in one run; called for each window.
         runs: chunks that are written already, before the first window, in data order.
+        copies: numbers of the copies to write; all by default.
 
     Attributes:
         take: the allocator; another one serves the windows from then on.
@@ -64,9 +65,11 @@ class ChunkWriter(Closing):
         geometry: Geometry,
         take: Callable[[int], ChunkRun],
         runs: Sequence[ChunkRun] = (),
+        copies: Sequence[int] = (),
     ) -> None:
         self._devices = devices
         self._geometry = geometry
+        self._copies = copies or range(geometry.replicas)
         self.take = take
         self.runs: list[ChunkRun] = list(runs)
         self.chunk_count = count_chunks(runs)
@@ -163,7 +166,7 @@ class ChunkWriter(Closing):
         bytes_each = step * self._geometry.chunk_bytes
         for i in range(run.chunk_count // step):
             piece = window.memory[start + i * bytes_each : start + (i + 1) * bytes_each]
-            for copy in range(self._geometry.replicas):
+            for copy in self._copies:
                 chunk = run.first_chunk + i * step
                 member, offset_bytes = self._geometry.locate(chunk, copy)
                 self._submit(window, member, piece, offset_bytes)

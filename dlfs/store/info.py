@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from dlfs.format.catalog import DatasetRecord
+from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock, slot_for
 from dlfs.store.losses import loss_of
 from dlfs.store.members import Member, SuperblockCopy
+from dlfs.store.space import allocatable_runs, count_chunks
 from dlfs.store.transaction import Generation
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -186,6 +187,11 @@ def _describe_copy(copy: SuperblockCopy, generation: int) -> SuperblockInfo:
     return SuperblockInfo(copy.name, copy.offset_bytes, found, state, problem)
 
 
+def free_bytes(geometry: Geometry, catalog: Catalog) -> int:
+    """Return the bytes of the free chunks that a writer may allocate."""
+    return count_chunks(allocatable_runs(geometry, catalog.free)) * geometry.chunk_bytes
+
+
 def describe_member(member: Member, superblock: Superblock) -> MemberInfo:
     """Return the public description of a member of the volume of a superblock."""
     lost = loss_of(superblock.volume_uuid, member.uuid)
@@ -215,7 +221,7 @@ def describe_volume(generation: Generation) -> VolumeInfo:
         chunk_bytes=generation.geometry.chunk_bytes,
         block_bytes=generation.geometry.block_bytes,
         capacity_bytes=generation.geometry.capacity_bytes,
-        free_bytes=generation.catalog.free_chunks * generation.geometry.chunk_bytes,
+        free_bytes=free_bytes(generation.geometry, generation.catalog),
         dataset_count=len({record.name for record in generation.catalog.datasets}),
         replicas=generation.geometry.replicas,
         unproven=generation.unproven,

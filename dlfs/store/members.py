@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -43,7 +44,14 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.format.constants import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC
+from dlfs.format.constants import (
+    LOCATION_RECORD_BYTES_MAX,
+    LOCATION_RECORD_OFFSET_BYTES,
+    SUPERBLOCK_BYTES,
+    SUPERBLOCK_MAGIC,
+)
+from dlfs.format.geometry import Geometry
+from dlfs.format.locations import LocationRecord
 from dlfs.format.superblock import (
     Superblock,
     UnknownSuperblock,
@@ -61,6 +69,10 @@ COPY_NAMES = ("A", "B", "tail")
 
 LAG_MAX = 1
 """Generations by which a valid member may lag: a crash between the superblocks of a commit."""
+
+
+class DepartedError(FormatError):
+    """The device was a member of the volume until an earlier generation."""
 
 
 class Opener(Protocol):
@@ -190,33 +202,14 @@ def open_devices(
     return devices
 
 
-def open_members(
-    uris: Sequence[str],
-    *,
-    writable: bool = False,
-    engine: Engine = "auto",
-    opener: Opener = open_device,
-) -> list[BlockDevice]:
-    """Open the devices of a volume; a ``MissingDevice`` replaces each that cannot be opened.
-
-    ``assemble`` decides whether the volume can be read without those.
-
-    Raises:
-        UsageError: two URIs name the same device, or one is malformed.
-        DlfsError: no device can be opened; it is the error of the first.
-    """
-
-    def tolerant(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
-        try:
-            return opener(uri, writable=writable, engine=engine)
-        except (DeviceError, NotFoundError) as error:
-            return MissingDevice(uri, error)
-
-    devices = open_devices(uris, writable=writable, engine=engine, opener=tolerant)
-    absent = [device for device in devices if isinstance(device, MissingDevice)]
-    if len(absent) == len(devices):
-        raise absent[0].reason
-    return devices
+def read_locations(device: BlockDevice) -> LocationRecord | None:
+    """Return the location record of a device, or None."""
+    if device.size_bytes < LOCATION_RECORD_OFFSET_BYTES + LOCATION_RECORD_BYTES_MAX:
+        return None
+    with suppress(DeviceError):
+        content = device.read(LOCATION_RECORD_OFFSET_BYTES, LOCATION_RECORD_BYTES_MAX)
+        return LocationRecord.decode(content)
+    return None
 
 
 def close_devices(devices: Sequence[BlockDevice]) -> None:
@@ -286,6 +279,11 @@ def identify(device: BlockDevice) -> Member:
         newest = max(whole, key=lambda superblock: superblock.generation)
         check_known(copies, newest)
         return Member(newest.member_number, newest.member_uuid, device, newest.member_bytes, copies)
+    if copies[0].foreign and copies[1].foreign and (locations := read_locations(device)):
+        raise DepartedError(
+            f"open {device.uri}: it was a member of volume {locations.volume_uuid} until the "
+            f"volume was shrunk"
+        )
     if all(copy.foreign for copy in copies):
         raise FormatError(
             f"open {device.uri}: this is no DLFS volume: expected a superblock at its head "
@@ -338,6 +336,17 @@ def find_foreign(devices: Sequence[BlockDevice], volume_uuid: UUID) -> Member | 
     return None
 
 
+def describe_swapped(devices: Sequence[BlockDevice], volume_uuid: UUID) -> str | None:
+    """Return an error text if a device holds another volume than expected; None if none does."""
+    foreign = find_foreign(devices, volume_uuid)
+    if foreign is None:
+        return None
+    return (
+        f"{foreign.device.uri} now holds volume {foreign.newest.volume_uuid}, expected volume "
+        f"{volume_uuid}: it was formatted again, or is another device; open the volume anew"
+    )
+
+
 def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superblock]:
     """Assemble a volume from its devices, given in any order.
 
@@ -363,7 +372,7 @@ def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superb
         if isinstance(checked, DlfsError):
             refused.append((member.device, checked))
             continue
-        twin = by_number.setdefault(member.number, checked)
+        twin = by_number.setdefault(checked.number, checked)
         if twin is not checked:
             raise UsageError(
                 f"open {member.device.uri}: expected each member once, got number {member.number} "
@@ -412,18 +421,21 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
             f"open {member.device.uri}: expected a member of volume {newest.volume_uuid}, "
             f"got one of volume {own.volume_uuid}; name the members of one volume"
         )
-    agrees = own.generation < newest.generation or own == superblock_for(member, newest)
-    if not agrees or own.geometry != newest.geometry:
+    older = own.generation < newest.generation
+    agrees = older or own == superblock_for(member, newest)
+    if not agrees or not _same_sizes(own.geometry, newest.geometry):
         raise FormatError(
             f"open {member.device.uri}: its superblock contradicts that of the volume's newest "
             f"generation, {newest.generation}, in the members, the layout or the catalog: they "
             f"were written apart from each other"
         )
-    if member.uuid != newest.member_uuids[member.number]:
-        return FormatError(
-            f"open {member.device.uri}: it was member {member.number} until generation "
-            f"{own.generation}, and was replaced"
-        )
+    if member.uuid not in newest.member_uuids:
+        text = f"open {member.device.uri}: it was member {member.number} until generation "
+        group = own.geometry.group_of_member(own.member_number)
+        if group.first_chunk in [g.first_chunk for g in newest.geometry.all_groups]:
+            return FormatError(f"{text}{own.generation}, and was replaced")
+        return DepartedError(f"{text}{own.generation}, and was removed")
+    member = replace(member, number=newest.member_uuids.index(member.uuid))
     if newest.geometry.replicas > 1 and own.generation + LAG_MAX < newest.generation:
         reason = FormatError(
             f"open {member.device.uri}: it is stale: expected generation {newest.generation}, "
@@ -431,6 +443,13 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
         )
         return replace(member, reason=reason)
     return member
+
+
+def _same_sizes(one: Geometry, other: Geometry) -> bool:
+    """Compare the sizes that never change; members and groups may differ between generations."""
+    return replace(one, member_count=0, row_count=0, groups=()) == replace(
+        other, member_count=0, row_count=0, groups=()
+    )
 
 
 def _complete(
@@ -444,6 +463,8 @@ def _complete(
     """
     count = newest.geometry.member_count
     missing = [number for number in range(count) if number not in by_number]
+    if len(refused) > len(missing):  # members that were removed are no mistake of the caller
+        refused = [pair for pair in refused if not isinstance(pair[1], DepartedError)]
     if len(refused) > len(missing):
         device, reason = refused[-1]
         raise same_kind(

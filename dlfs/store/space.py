@@ -18,7 +18,7 @@ from operator import attrgetter
 from sortedcontainers import SortedKeyList
 
 from dlfs.errors import SpaceError
-from dlfs.format.geometry import ChunkRun
+from dlfs.format.geometry import ChunkRun, Geometry
 
 
 def merge_runs(runs: Iterable[ChunkRun]) -> list[ChunkRun]:
@@ -51,6 +51,12 @@ def append_run(runs: list[ChunkRun], run: ChunkRun) -> None:
 def count_chunks(runs: Iterable[ChunkRun]) -> int:
     """Return the total number of chunks in some runs."""
     return sum(run.chunk_count for run in runs)
+
+
+def allocatable_runs(geometry: Geometry, free: Iterable[ChunkRun]) -> list[ChunkRun]:
+    """Return the free runs of the groups of members that are not being evacuated."""
+    evacuating = [group for group in geometry.groups if group.evacuating]
+    return [run for run in free if not any(group.has(run) for group in evacuating)]
 
 
 def _by_first_chunk(runs: Iterable[ChunkRun]) -> SortedKeyList[ChunkRun]:

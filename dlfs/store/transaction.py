@@ -16,7 +16,8 @@ Chunks that its base generation freed are then durably free.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 from uuid import UUID
@@ -49,6 +50,7 @@ from dlfs.format.superblock import (
 )
 from dlfs.store.chunk_reader import copy_orders, read_blocks
 from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.located import open_located, open_members
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     COPY_NAMES,
@@ -56,10 +58,16 @@ from dlfs.store.members import (
     Opener,
     assemble,
     close_devices,
-    open_members,
+    identify_all,
     superblock_for,
 )
-from dlfs.store.space import FreeSpace, TakenRuns, merge_runs
+from dlfs.store.space import (
+    FreeSpace,
+    TakenRuns,
+    allocatable_runs,
+    count_chunks,
+    merge_runs,
+)
 
 CATALOG_GROWTH_BYTES = 4096
 """Bytes that stay free in addition to the size of the catalog: the next commit may have more free
@@ -145,6 +153,65 @@ def load_generation(devices: Sequence[BlockDevice]) -> Generation:
                 raise
             newest = again
     return Generation(members, newest, read_catalog(members, newest)[0])
+
+
+def without_departed(before: Generation, devices: Sequence[BlockDevice]) -> list[BlockDevice]:
+    """Return the devices without those of members that the volume no longer has.
+
+    Args:
+        before: an earlier generation of the volume.
+        devices: devices of its members, in order, and any others.
+    """
+    newest = max(
+        (member.newest for member in identify_all(devices)[0]), key=lambda sb: sb.generation
+    )
+    if newest.volume_uuid != before.superblock.volume_uuid:
+        return list(devices)
+    if len(devices) <= newest.geometry.member_count:
+        return list(devices)
+    departed = [m.number for m in before.members if m.uuid not in newest.member_uuids]
+    return [device for number, device in enumerate(devices) if number not in departed]
+
+
+@contextmanager
+def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Iterator[Generation]:
+    """Load the newest generation of an open volume, also if it has other members by now.
+
+    Raises:
+        DlfsError: as ``load_generation``.
+    """
+    devices = opened.devices
+    located = open_located(devices, writable=False, engine=engine, opener=opener)
+    try:
+        yield load_generation(without_departed(opened, [*devices, *located]))
+    finally:
+        close_devices(located)
+
+
+def is_moved(
+    opened: Generation, record: DatasetRecord, newest: Generation, found: DatasetRecord
+) -> bool:
+    """Return True if a dataset has other chunks, or these are on other members.
+
+    Args:
+        opened: an earlier generation.
+        record: record of the dataset in it.
+        newest: newest generation of the volume.
+        found: record of the dataset in that.
+    """
+    runs = (*record.data_runs, *record.directory_runs)
+    if (*found.data_runs, *found.directory_runs) != runs:
+        return True
+    used = [g for g in opened.geometry.all_groups if any(g.has(run) for run in runs)]
+    present = set(newest.superblock.member_uuids)
+    uuids = opened.superblock.member_uuids
+    return any(present.isdisjoint(uuids[n] for n in group.members) for group in used)
+
+
+def close_departed(generation: Generation, devices: Sequence[BlockDevice]) -> None:
+    """Close the devices that are no member of a generation."""
+    members = {id(device) for device in generation.devices}
+    close_devices([device for device in devices if id(device) not in members])
 
 
 def read_catalog(
@@ -321,11 +388,13 @@ class Transaction(Closing):
         self.base = base
         self.devices = base.devices
         self.geometry = base.geometry
-        self.space = FreeSpace(base.catalog.free, reserve=self.catalog_chunks(1))
+        free = allocatable_runs(self.geometry, base.catalog.free)
+        self.space = FreeSpace(free, reserve=self.catalog_chunks(1))
 
     def _check_volume(self, volume_uuid: UUID) -> None:
         check_volume(self.base, volume_uuid)
-        if self.base.devices[0] is not self._devices[0]:
+        current = [device for device in self._devices if device in self.base.devices]
+        if self.base.devices[0] is not current[0]:
             raise UsageError(
                 f"write to volume {volume_uuid}: its devices are now in another order; "
                 f"open it again"
@@ -466,21 +535,24 @@ class Transaction(Closing):
             catalog_crc32c=crc32c(encoded),
         )
         check_catalog(catalog, superblock)
-        if catalog.free_chunks < count:
+        free_count = count_chunks(allocatable_runs(superblock.geometry, catalog.free))
+        if free_count < count:
             raise SpaceError(
                 f"commit: expected {count} chunks to stay free for the next commit, "
-                f"got {catalog.free_chunks}"
+                f"got {free_count}"
             )
         return superblock, np.frombuffer(encoded, np.uint8)
 
     def _complement(self, used: Sequence[ChunkRun]) -> list[ChunkRun]:
         """Return the runs of all chunks that are not used."""
         free = []
-        end = 0
-        for run in [*merge_runs(used), ChunkRun(self.geometry.chunk_total, 0)]:
-            if run.first_chunk > end:
-                free.append(ChunkRun(end, run.first_chunk - end))
-            end = run.end_chunk
+        merged = merge_runs(used)
+        for group in self.geometry.all_groups:
+            end = group.first_chunk
+            for run in [*filter(group.has, merged), ChunkRun(group.end_chunk, 0)]:
+                if run.first_chunk > end:
+                    free.append(ChunkRun(end, run.first_chunk - end))
+                end = run.end_chunk
         return free
 
     def _check_open(self) -> None:

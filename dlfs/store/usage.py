@@ -19,7 +19,7 @@ from uuid import UUID
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.superblock import Superblock
-from dlfs.store.info import describe_dataset
+from dlfs.store.info import describe_dataset, free_bytes
 from dlfs.store.space import count_chunks
 
 
@@ -120,7 +120,7 @@ def measure_usage(
         replicas=geometry.replicas,
         catalog_bytes=count_chunks(superblock.catalog_runs) * geometry.chunk_bytes,
         capacity_bytes=geometry.capacity_bytes,
-        free_bytes=catalog.free_chunks * geometry.chunk_bytes,
+        free_bytes=free_bytes(geometry, catalog),
     )
 
 

@@ -21,8 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 
 static void check_run(const dlfs_extent *run, const struct volume_superblock *superblock)
 {
-    if (run->chunk_count == 0 || run->first_chunk >= superblock->chunk_total ||
-        run->chunk_count > superblock->chunk_total - run->first_chunk) {
+    if (!volume_has_run(superblock, run)) {
         abort();
     }
 }

@@ -63,13 +63,21 @@ def runs_at(data: bytes, at: int, count: int) -> Runs:
 # ---- sections 2 and 3 ----------------------------------------------------------------------------
 
 
+class Group(NamedTuple):
+    base: int
+    rows: int
+    first_member: int
+    members: int
+    total: int
+
+
 class Superblock(NamedTuple):
     volume: bytes
     member: int
     members: list[bytes]
     chunk_bytes: int
     data_offset: int
-    rows: int
+    groups: list[Group]
     replicas: int
     member_bytes: int
     generation: int
@@ -84,7 +92,7 @@ def decode_superblock(block: bytes) -> Superblock:
     expect(len(block) == BLOCK and block[:8] == b"DLFSVOL1", "no superblock")
     expect(crc32c(block[:4092]) == struct.unpack_from("<I", block, 4092)[0], "superblock checksum")
     major, minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
-    expect(major == 1 and size == BLOCK and incompat & ~3 == 0, "superblock version")
+    expect(major == 1 and size == BLOCK and incompat & ~7 == 0, "superblock version")
     ro_compat = struct.unpack_from("<Q", block, 24)[0]
     expect(ro_compat <= 3 and (not ro_compat or minor >= 2 + ro_compat // 2), "ro_compat")
     removed = struct.unpack_from("<512I", block, 1536) if ro_compat & 2 else (0,) * 512
@@ -101,14 +109,37 @@ def decode_superblock(block: bytes) -> Superblock:
     for value, low, high in ((chunk_bytes, 4096, 64 << 20), (block_bytes, 512, 64 << 10)):
         expect(low <= value <= high and value & value - 1 == 0, "superblock sizes")
     expect(data_offset >= 1 << 20 and data_offset % chunk_bytes == 0, "data offset")
-    expect(data_offset + rows * chunk_bytes <= tail_offset(member_bytes), "rows")
+    expect(not incompat & 4 or minor >= 5, "superblock minor version")
+    entries = [(0, rows, count, 0)]
+    if incompat & 4:
+        group_count = struct.unpack_from("<I", block, 208)[0]
+        expect(1 <= group_count <= 20, "number of groups")
+        entries = [struct.unpack_from("<QQIH", block, 3584 + 24 * i) for i in range(group_count)]
+        expect(len(entries) > 1 or entries[0][0] > 0 or entries[0][3] == 1, "needless groups")
+    groups = decode_groups(entries, replicas)
+    expect(sum(group.members for group in groups) == count, "members of groups")
+    expect(groups[0].rows == rows and sum(group.total for group in groups) >= 4, "rows, chunks")
+    own = next(g for g in groups if g.first_member <= number < g.first_member + g.members)
+    expect(data_offset + own.rows * chunk_bytes <= tail_offset(member_bytes), "rows")
     expect(generation >= 1 and 1 <= run_count <= 16, "generation, catalog runs")
     return Superblock(
-        block[32:48], number, members, chunk_bytes, data_offset, rows, replicas, member_bytes,
+        block[32:48], number, members, chunk_bytes, data_offset, groups, replicas, member_bytes,
         generation,
         runs_at(block, 256, run_count), catalog_bytes, catalog_crc, removed,
         bool(incompat & 2),
     )  # fmt: skip
+
+
+def decode_groups(entries: list[tuple[int, ...]], replicas: int) -> list[Group]:
+    groups: list[Group] = []
+    end, member = -1, 0
+    for base, rows, members, state in entries:
+        expect(base > end and state in (0, 1), "base or state of a group")
+        total = rows // replicas * members
+        expect(members >= replicas and total >= 1 and base + total < 1 << 63, "size of a group")
+        groups.append(Group(base, rows, member, members, total))
+        end, member = base + total, member + members
+    return groups
 
 
 def tail_offset(member_bytes: int) -> int:
@@ -123,7 +154,7 @@ def unknown_generation(block: bytes, volume: bytes) -> int:
         return 0
     major, _, _, incompat = struct.unpack_from("<HHIQ", block, 8)
     generation: int = struct.unpack_from("<Q", block, 104)[0]
-    return generation if major == 1 and incompat & ~3 else 0
+    return generation if major == 1 and incompat & ~7 else 0
 
 
 def copies(image: bytes) -> list[Superblock]:
@@ -151,28 +182,31 @@ class Volume:
         found = [max(copies(image), key=lambda sb: sb.generation) for image in images]
         self.superblock = max(found, key=lambda sb: sb.generation)
         expect(len({sb.volume for sb in found}) == 1, "members of several volumes")
-        members = {sb.member: image for sb, image in zip(found, images, strict=True)}
+        numbers = {uuid: number for number, uuid in enumerate(self.superblock.members)}
+        uuids = [sb.members[sb.member] for sb in found]
+        expect(set(uuids) <= set(numbers), "a member that left the volume")
+        members = {numbers[uuid]: image for uuid, image in zip(uuids, images, strict=True)}
         missing = len(self.superblock.members) - len(members)
         expect(missing < self.superblock.replicas and len(members) == len(images), "members")
         self.images = members
 
-    @property
-    def band_rows(self) -> int:
-        return self.superblock.rows // self.superblock.replicas
-
-    @property
-    def chunk_total(self) -> int:
-        return self.band_rows * len(self.superblock.members)
+    def chunks(self) -> list[int]:
+        """The numbers of all chunks of all groups, in order."""
+        groups = self.superblock.groups
+        return [n for group in groups for n in range(group.base, group.base + group.total)]
 
     def chunk(self, number: int) -> bytes:
         """A chunk, of which all copies that are there are alike."""
         sb = self.superblock
-        count = len(sb.members)
-        expect(number < self.chunk_total, "a chunk outside the volume")
+        group = next((g for g in sb.groups if g.base <= number < g.base + g.total), None)
+        expect(group is not None, "a chunk outside the volume")
+        assert group is not None
+        row, first = divmod(number - group.base, group.members)
         found = set()
         for copy in range(sb.replicas):
-            image = self.images.get((number % count + copy) % count)
-            at = sb.data_offset + (copy * self.band_rows + number // count) * sb.chunk_bytes
+            image = self.images.get(group.first_member + (first + copy) % group.members)
+            band = copy * (group.rows // sb.replicas)
+            at = sb.data_offset + (band + row) * sb.chunk_bytes
             if image is not None:
                 found.add(image[at : at + sb.chunk_bytes])
         expect(len(found) == 1, f"the copies of chunk {number}")
@@ -260,7 +294,7 @@ def decode_catalog(volume: Volume) -> list[Record]:
         owned = owned + record.directory_runs
     expect((data_count > len(data)) == sb.shares_chunks, "shared chunks")
     chunks = sorted([*chunks_of(owned), *data])
-    expect(chunks == list(range(volume.chunk_total)), "chunks with no owner or with two")
+    expect(chunks == volume.chunks(), "chunks with no owner or with two")
     keys = [(record.name, record.version) for record in records]
     expect(keys == sorted(set(keys)), "order of datasets")
     return records

@@ -59,17 +59,21 @@ v1_1 = _module("make_v1_1")
 v1_2 = _module("make_v1_2")
 v1_3 = _module("make_v1_3")
 v1_4 = _module("make_v1_4")
+v1_5 = _module("make_v1_5")
 MAKERS = {"one": v1, "three": v1, "pair": v1_1, "trio": v1_1, "solo": v1_2, "twins": v1_2,
           "heir": v1_3, "heirs": v1_3,
-          "grown": v1_4, "growns": v1_4}  # fmt: skip
+          "grown": v1_4, "growns": v1_4,
+          "group": v1_5, "groups": v1_5}  # fmt: skip
 FOLDERS = {
     "one": "v1", "three": "v1", "pair": "v1.1", "trio": "v1.1", "solo": "v1.2", "twins": "v1.2",
     "heir": "v1.3", "heirs": "v1.3", "grown": "v1.4", "growns": "v1.4",
+    "group": "v1.5", "groups": "v1.5",
 }  # fmt: skip
-REPLICATED = ("pair", "trio", "twins", "heirs", "growns")
+REPLICATED = ("pair", "trio", "twins", "heirs", "growns", "groups")
 WITH_ATTRIBUTES = ("solo", "twins")
 WITH_REMOVED = ("heir", "heirs")
 WITH_SHARED_CHUNKS = ("grown", "growns")
+WITH_GROUPS = ("group", "groups")
 
 Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
 AllColumns = dict[tuple[bytes, int], dict[str, list[Any]]]
@@ -277,6 +281,8 @@ def test_volumes_are_of_the_oldest_version_that_has_what_they_need(
     features = int(kind in REPLICATED), 1 if without else 2
     if kind in WITH_SHARED_CHUNKS:
         minor, features = 4, (features[0] | 2, 3)
+    if kind in WITH_GROUPS:
+        minor, features = 5, (features[0] | 4, features[1])
     assert image.superblock.version == (1, minor)
     newest = image.offsets(0)[2]
     with open(image.members[0], "rb") as file:
@@ -544,7 +550,7 @@ def test_damaged_attributes_are_reported(image: Image, offset: int) -> None:
 DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
     ("no superblock", no_superblock, FormatError, "superblock"),
     ("major version", lambda i: i.patch_superblocks("H", 8, 2), VersionError, "version 1, got 2"),
-    ("incompat", lambda i: i.patch_superblocks("Q", 16, 4), VersionError, "newer"),
+    ("incompat", lambda i: i.patch_superblocks("Q", 16, 8), VersionError, "newer"),
     ("replicas", lambda i: i.patch_superblocks("I", 120, 5), FormatError, "replicas"),
     ("chunk size", lambda i: i.patch_superblocks("I", 72, 0), FormatError, "chunk of a power"),
     ("rows", lambda i: i.patch_superblocks("Q", 88, 1 << 40), FormatError, "rows"),
@@ -602,7 +608,7 @@ def test_an_older_copy_is_not_read_instead_of_one_with_unknown_features(
     assert [sb.generation for sb in image.copies(0)].count(newest - 1) == 1
     members = range(len(image.members) - 1 if last else 0, len(image.members))
     image.patch_superblocks("Q", 104, newest + 1, only=newest, members=members)
-    features = image.superblock.incompat | 4
+    features = image.superblock.incompat | 8
     image.patch_superblocks("Q", 16, features, only=newest + 1, members=members)
     with pytest.raises(VersionError, match="a newer dlfs made this volume"):
         read_all(image.members)

@@ -18,7 +18,8 @@ from dlfs.block import BlockDevice, MemoryDevice, open_device
 from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import superblock_offsets
-from dlfs.store.members import close_devices, open_members
+from dlfs.store.located import open_members
+from dlfs.store.members import close_devices
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import KIB, MIB
 from dlfs.volume import Volume

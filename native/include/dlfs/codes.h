@@ -19,6 +19,7 @@ extern "C" {
 
 #define DLFS_MEMBERS_MAX 64u          /* members of one volume */
 #define DLFS_REPLICAS_MAX 4u          /* copies of one chunk */
+#define DLFS_GROUPS_MAX 20u           /* groups of members of one volume */
 #define DLFS_DEPTH_MAX 4096u          /* operations in flight on one queue pair */
 #define DLFS_PATH_BYTES_MAX 4095u     /* length of a sample's path, in bytes */
 #define DLFS_COMPONENT_BYTES_MAX 255u /* length of one component of a path, in bytes */

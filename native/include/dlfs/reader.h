@@ -17,10 +17,20 @@ extern "C" {
  * order.
  */
 typedef struct dlfs_extent {
-    uint64_t first_chunk; /* volume chunk number; copy c of chunk n lies on member (n + c) %
-                             member_count, in row c * band_rows + n / member_count */
+    uint64_t first_chunk; /* volume chunk number */
     uint64_t chunk_count;
 } dlfs_extent;
+
+/*
+ * Consecutive members that share their own range of the volume's chunks. Copy c of the group's
+ * chunk n lies on its member (n + c) % member_count, in row c * band_rows + n / member_count.
+ */
+typedef struct dlfs_chunk_group {
+    uint64_t first_chunk; /* number of the group's chunk 0 in the volume's chunk space */
+    uint64_t band_rows;   /* rows of the band that holds one copy of each chunk */
+    uint32_t first_member;
+    uint32_t member_count;
+} dlfs_chunk_group;
 
 #define DLFS_READER_SHARED 1u /* other processes can map the sample memory (channel.h) */
 #define DLFS_READER_PARTS \
@@ -49,8 +59,11 @@ typedef struct dlfs_reader_config {
                              slowly */
     uint32_t flags;       /* DLFS_READER_* */
     uint32_t replicas;    /* copies of each chunk, 1..DLFS_REPLICAS_MAX, at most member_count */
-    uint64_t
-        band_rows; /* rows of the band that holds one copy of each chunk; unused with one copy */
+    uint64_t band_rows; /* rows of the band that holds one copy of each chunk; unused with one copy,
+                           or with groups */
+    const dlfs_chunk_group *groups; /* [group_count] in order of their chunks, copied */
+    uint32_t group_count;           /* 0: all members are one group; at most DLFS_GROUPS_MAX */
+    uint32_t reserved;
 } dlfs_reader_config;
 
 /*

@@ -15,6 +15,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "reader/chunk_map.h"
+
 #define FAILURES_MAX 8u               /* in a row, until a member is lost */
 #define PROBE_NS UINT64_C(1000000000) /* from the loss of a member to the first probe */
 #define PROBE_DOUBLINGS_MAX 6u        /* of the interval between probes: about a minute */
@@ -40,32 +42,10 @@ int members_create(dlfs_reader *reader)
     return 0;
 }
 
-/* Returns the volume's chunk that holds an address of the data space. */
-static uint64_t volume_chunk(const dlfs_reader *reader, uint64_t address)
-{
-    uint64_t chunk = address >> reader->chunk_shift;
-    uint64_t low = 0;
-    uint64_t high = reader->config.extent_count;
-    while (high - low > 1) {
-        uint64_t middle = low + (high - low) / 2;
-        if (reader->extent_starts[middle] <= chunk) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return reader->extents[low].first_chunk + chunk - reader->extent_starts[low];
-}
-
 void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, uint32_t *member,
                    uint64_t *offset_bytes)
 {
-    const dlfs_reader_config *config = &reader->config;
-    uint64_t chunk = volume_chunk(reader, address);
-    uint64_t row = copy * config->band_rows + chunk / config->member_count;
-    *member = (uint32_t)((chunk + copy) % config->member_count);
-    *offset_bytes = config->data_offset_bytes + (row << reader->chunk_shift) +
-                    (address & (config->chunk_bytes - 1));
+    chunk_map_locate(reader->map, address, copy, member, offset_bytes);
 }
 
 void member_succeeded(dlfs_reader *reader, uint32_t number)

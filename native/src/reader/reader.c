@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "device/device.h"
+#include "reader/chunk_map.h"
 #include "reader/members.h"
 
 #define ORDER_STEP 256u                         /* samples whose indices are looked up at a time */
@@ -40,28 +41,14 @@ static int config_check(const dlfs_reader_config *config)
     return 0;
 }
 
-static int copy_extents(dlfs_reader *reader)
+static int create_map(dlfs_reader *reader)
 {
-    uint64_t count = reader->config.extent_count;
-    reader->extents = calloc(count + 1, sizeof(dlfs_extent));
-    reader->extent_starts = calloc(count + 1, sizeof(uint64_t));
-    if (reader->extents == NULL || reader->extent_starts == NULL) {
-        return -ENOMEM;
+    int code = chunk_map_create(&reader->config, &reader->map);
+    if (code < 0) {
+        return code;
     }
-    uint64_t total = 0;
-    uint64_t band = reader->config.band_rows * reader->config.member_count;
-    for (uint64_t i = 0; i < count; i++) {
-        reader->extents[i] = reader->config.extents[i];
-        if (reader->config.replicas > 1 &&
-            (reader->extents[i].chunk_count > band ||
-             reader->extents[i].first_chunk > band - reader->extents[i].chunk_count)) {
-            return -EINVAL; /* the bands of two copies would overlap */
-        }
-        reader->extent_starts[i] = total;
-        total += reader->extents[i].chunk_count;
-    }
-    reader->extent_starts[count] = total;
-    return reader->data_bytes <= total << reader->chunk_shift ? 0 : -EINVAL;
+    uint64_t chunks = reader->map->starts[reader->map->extent_count];
+    return reader->data_bytes <= chunks << reader->chunk_shift ? 0 : -EINVAL;
 }
 
 static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
@@ -85,7 +72,7 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     }
     memcpy(reader->devices, config->devices, (size_t)config->member_count * sizeof(dlfs_device *));
     int code = members_create(reader);
-    return code < 0 ? code : copy_extents(reader);
+    return code < 0 ? code : create_map(reader);
 }
 
 static void free_list(struct fetch **list)
@@ -115,8 +102,7 @@ static void reader_free(dlfs_reader *reader)
     arena_free(reader);
     pthread_cond_destroy(&reader->released);
     pthread_mutex_destroy(&reader->lock);
-    free(reader->extents);
-    free(reader->extent_starts);
+    chunk_map_destroy(reader->map);
     free(reader->devices);
     free(reader->members);
     free(reader->member_stats);

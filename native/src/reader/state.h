@@ -51,10 +51,9 @@ struct member {
 struct dlfs_reader {
     dlfs_reader_config config;
     dlfs_device **devices;
-    struct member *members;        /* [member_count] */
-    _Atomic uint64_t lost_members; /* as bits */
-    dlfs_extent *extents;
-    uint64_t *extent_starts;        /* [extent_count + 1] first dataset chunk of each extent */
+    struct member *members;         /* [member_count] */
+    _Atomic uint64_t lost_members;  /* as bits */
+    struct chunk_map *map;          /* the chunks of the dataset on the members */
     const dlfs_location *locations; /* [sample_count] as the directory stores them */
     uint64_t sample_count;
     uint64_t data_bytes;

@@ -74,10 +74,8 @@ static const dlfs_extent *take_runs(struct parser *parser, uint64_t at, uint32_t
         return NULL;
     }
     const dlfs_extent *runs = (const dlfs_extent *)(const void *)(parser->bytes + at);
-    uint64_t total = parser->superblock->chunk_total;
     for (uint32_t i = 0; i < count; i++) {
-        if (runs[i].chunk_count < 1 || runs[i].first_chunk >= total ||
-            runs[i].chunk_count > total - runs[i].first_chunk) {
+        if (!volume_has_run(parser->superblock, &runs[i])) {
             return NULL;
         }
         add_run(parser, &runs[i], is_data);
@@ -242,6 +240,20 @@ static bool parse_free_runs(struct parser *parser, uint32_t count)
     return true;
 }
 
+/* Returns the first chunk of the group after the one that ends at a chunk; else the same chunk. */
+static uint64_t next_group_chunk(const struct volume_superblock *superblock, uint64_t end)
+{
+    uint64_t previous_end = 0;
+    for (uint32_t i = 0; i < superblock->group_count; i++) {
+        const dlfs_chunk_group *group = &superblock->groups[i];
+        if (previous_end == end) {
+            return group->first_chunk;
+        }
+        previous_end = group->first_chunk + group->band_rows * group->member_count;
+    }
+    return end;
+}
+
 /*
  * Returns true if every chunk of the volume has exactly one owner, or belongs to the data of
  * several datasets, which is so exactly if the superblock says it.
@@ -259,13 +271,14 @@ static bool check_owners(struct parser *parser)
             end = run->end_chunk > end ? run->end_chunk : end;
             continue;
         }
-        if (run->first_chunk != end) {
+        if (run->first_chunk != end &&
+            run->first_chunk != next_group_chunk(parser->superblock, end)) {
             return false;
         }
         end = run->end_chunk;
         end_is_data = run->is_data;
     }
-    return end == parser->superblock->chunk_total && shares == parser->superblock->shared_chunks;
+    return end == parser->superblock->chunk_end && shares == parser->superblock->shared_chunks;
 }
 
 static bool check_header(const uint8_t *bytes, const struct volume_superblock *superblock)

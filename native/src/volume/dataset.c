@@ -156,7 +156,8 @@ static int make_reader(dlfs_dataset *dataset, const dlfs_open_options *options)
         .timeout_ms =
             options->timeout_ms ? options->timeout_ms : default_timeout_ms(dataset->volume),
         .replicas = sb->replicas,
-        .band_rows = sb->band_rows,
+        .groups = sb->groups,
+        .group_count = sb->group_count,
     };
     return dlfs_reader_create(&config, &dataset->reader);
 }

@@ -187,11 +187,24 @@ static bool agrees(const uint8_t *a, const uint8_t *b)
                   CRC32C_FIRST_BYTE - MEMBER_SIZE_END_BYTE) == 0;
 }
 
-static bool same_geometry(const struct volume_superblock *a, const struct volume_superblock *b)
+/* Compares the sizes that never change; members and groups may differ in an older generation. */
+static bool same_sizes(const struct volume_superblock *a, const struct volume_superblock *b)
 {
-    return a->member_count == b->member_count && a->chunk_bytes == b->chunk_bytes &&
-           a->block_bytes == b->block_bytes && a->data_offset_bytes == b->data_offset_bytes &&
-           a->row_count == b->row_count && a->replicas == b->replicas;
+    return a->chunk_bytes == b->chunk_bytes && a->block_bytes == b->block_bytes &&
+           a->data_offset_bytes == b->data_offset_bytes && a->replicas == b->replicas;
+}
+
+/* Returns the number of a member in the generation in force; its member_count if it has none. */
+static uint32_t number_in(const struct volume_superblock *newest,
+                          const struct volume_superblock *member)
+{
+    uint32_t number = 0;
+    while (number < newest->member_count &&
+           memcmp(newest->member_uuids[number], member->member_uuid, sizeof member->member_uuid) !=
+               0) {
+        number++;
+    }
+    return number;
 }
 
 /*
@@ -201,8 +214,7 @@ static bool same_geometry(const struct volume_superblock *a, const struct volume
 static void check_age(struct candidate *candidate, const struct volume_superblock *newest)
 {
     const struct volume_superblock *own = &candidate->superblock;
-    if (memcmp(newest->member_uuids[own->member_number], own->member_uuid,
-               sizeof own->member_uuid) != 0) {
+    if (number_in(newest, own) == newest->member_count) {
         candidate->code = DLFS_E_FORMAT;
         volume_message(candidate->reason, REASON_BYTES,
                        "open %s: it was member %u until generation %llu, and was replaced",
@@ -228,7 +240,7 @@ static int check_candidate(struct mounting *mounting, uint32_t number)
         return -EINVAL;
     }
     bool behind = own->generation < newest->generation;
-    if (!same_geometry(own, newest) ||
+    if (!same_sizes(own, newest) ||
         (!behind && !agrees(candidate->block, mounting->newest->block))) {
         volume_message(
             mounting->message, mounting->message_bytes,
@@ -245,7 +257,7 @@ static int check_candidate(struct mounting *mounting, uint32_t number)
 static int take_member(const struct mounting *mounting, const struct candidate *candidate,
                        dlfs_volume *volume)
 {
-    uint32_t number = candidate->superblock.member_number;
+    uint32_t number = number_in(&mounting->newest->superblock, &candidate->superblock);
     if (volume->devices[number] != NULL) {
         volume_message(
             mounting->message, mounting->message_bytes,

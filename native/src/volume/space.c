@@ -26,9 +26,11 @@ uint32_t volume_choice_count(const struct volume_superblock *superblock)
 static struct volume_location place_of(const struct volume_superblock *sb, uint64_t chunk,
                                        uint32_t copy)
 {
-    uint64_t row = copy * sb->band_rows + chunk / sb->member_count;
+    const dlfs_chunk_group *group = volume_group_of(sb, chunk); /* decoding checked every run */
+    uint64_t of_group = chunk - group->first_chunk;
+    uint64_t row = copy * group->band_rows + of_group / group->member_count;
     return (struct volume_location){
-        .member = (uint32_t)((chunk % sb->member_count + copy) % sb->member_count),
+        .member = group->first_member + (uint32_t)((of_group + copy) % group->member_count),
         .offset_bytes = sb->data_offset_bytes + row * sb->chunk_bytes,
     };
 }

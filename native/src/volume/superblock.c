@@ -11,7 +11,10 @@
 #define VERSION_MAJOR 1u
 #define INCOMPAT_REPLICAS UINT64_C(1)
 #define INCOMPAT_SHARED UINT64_C(2)
-#define INCOMPAT_KNOWN (INCOMPAT_REPLICAS | INCOMPAT_SHARED)
+#define INCOMPAT_GROUPS UINT64_C(4)
+#define INCOMPAT_KNOWN (INCOMPAT_REPLICAS | INCOMPAT_SHARED | INCOMPAT_GROUPS)
+#define GROUP_BYTES 24u
+#define GROUP_STATE_MAX 1u
 
 /* Offsets of fields. */
 enum {
@@ -34,9 +37,19 @@ enum {
     AT_CATALOG_BYTES = 128,
     AT_CATALOG_CRC32C = 136,
     AT_LABEL_BYTES = 140,
+    AT_GROUP_COUNT = 208,
     AT_CATALOG_RUNS = 256,
     AT_MEMBER_UUIDS = 512,
+    AT_GROUPS = 3584,
     AT_CRC32C = 4092,
+};
+
+/* Offsets in an entry of the table of groups. */
+enum {
+    AT_GROUP_FIRST_CHUNK = 0,
+    AT_GROUP_ROW_COUNT = 8,
+    AT_GROUP_MEMBER_COUNT = 16,
+    AT_GROUP_STATE = 20,
 };
 
 static bool is_size(uint32_t value, uint32_t low, uint32_t high)
@@ -110,9 +123,89 @@ static bool parse(const uint8_t *block, struct volume_superblock *out)
     return true;
 }
 
-static bool check_geometry(struct volume_superblock *superblock)
+/* Returns true if a group's chunks are possible. */
+static bool check_group(const struct volume_superblock *sb, const dlfs_chunk_group *group)
 {
-    const struct volume_superblock *sb = superblock;
+    uint64_t room = VOLUME_CHUNK_END_MAX - 1;
+    return group->band_rows >= 1 && group->first_chunk < room &&
+           group->member_count >= sb->replicas && group->member_count <= DLFS_MEMBERS_MAX &&
+           group->band_rows <= (room - group->first_chunk) / group->member_count;
+}
+
+/* Takes a group; its chunks end before those of the next one begin. */
+static bool take_group(struct volume_superblock *sb, const dlfs_chunk_group *group,
+                       uint64_t row_count)
+{
+    if (!check_group(sb, group) || (sb->group_count > 0 && group->first_chunk <= sb->chunk_end) ||
+        group->first_member > sb->member_count - group->member_count) {
+        return false;
+    }
+    uint32_t number = sb->member_number;
+    uint64_t tail = volume_tail_offset(sb->member_bytes);
+    if (number >= group->first_member && number - group->first_member < group->member_count &&
+        (tail < sb->data_offset_bytes ||
+         row_count > (tail - sb->data_offset_bytes) / sb->chunk_bytes)) {
+        return false; /* this member is too small */
+    }
+    sb->groups[sb->group_count++] = *group;
+    sb->chunk_end = group->first_chunk + group->band_rows * group->member_count;
+    return true;
+}
+
+/* Parses the table of groups, or makes the one group of a volume without a table. */
+static bool parse_groups(const uint8_t *block, struct volume_superblock *sb)
+{
+    if ((volume_u64(block + AT_INCOMPAT) & INCOMPAT_GROUPS) == 0) {
+        const dlfs_chunk_group group = {.band_rows = sb->row_count / sb->replicas,
+                                        .member_count = sb->member_count};
+        return take_group(sb, &group, sb->row_count);
+    }
+    uint32_t count = volume_u32(block + AT_GROUP_COUNT);
+    uint32_t first_member = 0;
+    if (count < 1 || count > DLFS_GROUPS_MAX) {
+        return false;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *entry = block + AT_GROUPS + (size_t)i * GROUP_BYTES;
+        uint64_t row_count = volume_u64(entry + AT_GROUP_ROW_COUNT);
+        const dlfs_chunk_group group = {
+            .first_chunk = volume_u64(entry + AT_GROUP_FIRST_CHUNK),
+            .band_rows = row_count / sb->replicas,
+            .first_member = first_member,
+            .member_count = volume_u32(entry + AT_GROUP_MEMBER_COUNT),
+        };
+        if (group.member_count > sb->member_count ||
+            volume_u16(entry + AT_GROUP_STATE) > GROUP_STATE_MAX ||
+            (i == 0 && row_count != sb->row_count) || !take_group(sb, &group, row_count)) {
+            return false;
+        }
+        first_member += group.member_count;
+    }
+    return first_member == sb->member_count;
+}
+
+const dlfs_chunk_group *volume_group_of(const struct volume_superblock *superblock, uint64_t chunk)
+{
+    for (uint32_t i = 0; i < superblock->group_count; i++) {
+        const dlfs_chunk_group *group = &superblock->groups[i];
+        if (chunk >= group->first_chunk &&
+            chunk - group->first_chunk < group->band_rows * group->member_count) {
+            return group;
+        }
+    }
+    return NULL;
+}
+
+bool volume_has_run(const struct volume_superblock *superblock, const dlfs_extent *run)
+{
+    const dlfs_chunk_group *group = volume_group_of(superblock, run->first_chunk);
+    return group != NULL && run->chunk_count >= 1 &&
+           run->chunk_count <=
+               group->first_chunk + group->band_rows * group->member_count - run->first_chunk;
+}
+
+static bool check_geometry(const uint8_t *block, struct volume_superblock *sb)
+{
     if (!is_size(sb->chunk_bytes, DLFS_CHUNK_BYTES_MIN, DLFS_CHUNK_BYTES_MAX) ||
         !is_size(sb->block_bytes, VOLUME_BLOCK_BYTES_MIN, VOLUME_BLOCK_BYTES_MAX) ||
         sb->block_bytes > sb->chunk_bytes) {
@@ -123,17 +216,15 @@ static bool check_geometry(struct volume_superblock *superblock)
         sb->member_bytes > VOLUME_MEMBER_BYTES_MAX) {
         return false;
     }
-    uint64_t tail = volume_tail_offset(sb->member_bytes);
-    if (tail < sb->data_offset_bytes ||
-        sb->row_count > (tail - sb->data_offset_bytes) / sb->chunk_bytes) {
+    if (sb->replicas < 1 || sb->replicas > DLFS_REPLICAS_MAX || sb->replicas > sb->member_count ||
+        !parse_groups(block, sb)) {
         return false;
     }
-    if (sb->replicas < 1 || sb->replicas > DLFS_REPLICAS_MAX || sb->replicas > sb->member_count) {
-        return false;
+    uint64_t chunks = 0;
+    for (uint32_t i = 0; i < sb->group_count; i++) {
+        chunks += sb->groups[i].band_rows * sb->groups[i].member_count;
     }
-    superblock->band_rows = sb->row_count / sb->replicas;
-    superblock->chunk_total = sb->band_rows * sb->member_count;
-    return sb->chunk_total >= VOLUME_CHUNKS_MIN;
+    return chunks >= VOLUME_CHUNKS_MIN;
 }
 
 static bool check_members(const struct volume_superblock *sb)
@@ -161,8 +252,7 @@ static bool check_catalog_runs(const struct volume_superblock *sb)
     }
     for (uint32_t i = 0; i < sb->catalog_run_count; i++) {
         const dlfs_extent *run = &sb->catalog_runs[i];
-        if (run->chunk_count < 1 || run->first_chunk >= sb->chunk_total ||
-            run->chunk_count > sb->chunk_total - run->first_chunk) {
+        if (!volume_has_run(sb, run)) {
             return false;
         }
         for (uint32_t j = 0; j < i; j++) {
@@ -184,7 +274,7 @@ int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out
     if (code < 0) {
         return code;
     }
-    if (!parse(block, &sb) || !check_geometry(&sb) || !check_members(&sb) ||
+    if (!parse(block, &sb) || !check_geometry(block, &sb) || !check_members(&sb) ||
         !check_catalog_runs(&sb)) {
         return DLFS_E_FORMAT;
     }

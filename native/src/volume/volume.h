@@ -24,6 +24,7 @@ _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 #define VOLUME_BLOCK_BYTES_MIN 512u
 #define VOLUME_BLOCK_BYTES_MAX 65536u
 #define VOLUME_CHUNKS_MIN 4u
+#define VOLUME_CHUNK_END_MAX (UINT64_C(1) << 63)
 #define VOLUME_LABEL_BYTES_MAX 64u
 #define VOLUME_CATALOG_RUNS_MAX 16u
 #define VOLUME_CATALOG_HEADER_BYTES 64u
@@ -52,8 +53,9 @@ struct volume_superblock {
     uint32_t catalog_run_count;
     uint64_t catalog_bytes;
     uint32_t catalog_crc32c;
-    uint64_t band_rows;
-    uint64_t chunk_total;
+    uint32_t group_count;                     /* at least 1 */
+    dlfs_chunk_group groups[DLFS_GROUPS_MAX]; /* in order of their chunks and members */
+    uint64_t chunk_end;                       /* number of the chunk after the last one */
     dlfs_extent catalog_runs[VOLUME_CATALOG_RUNS_MAX];
     uint8_t member_uuids[DLFS_MEMBERS_MAX][16];
 };
@@ -132,6 +134,10 @@ static inline uint64_t volume_tail_offset(uint64_t member_bytes)
  * major version or a feature that this code does not know).
  */
 int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out);
+/* Returns the group that has a chunk; NULL if no group has it. */
+const dlfs_chunk_group *volume_group_of(const struct volume_superblock *superblock, uint64_t chunk);
+/* Returns true if one group has all chunks of a run, of which there is at least one. */
+bool volume_has_run(const struct volume_superblock *superblock, const dlfs_extent *run);
 /* Returns true if a block begins with the magic of superblocks. */
 bool volume_superblock_has_magic(const uint8_t *block);
 /*

@@ -19,7 +19,8 @@ from dlfs.attributes import (
 )
 from dlfs.errors import ChecksumError, FormatError
 from dlfs.format.geometry import DataSpace
-from dlfs.store.members import close_devices, open_members
+from dlfs.store.located import open_members
+from dlfs.store.members import close_devices
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import KIB, MIB
 

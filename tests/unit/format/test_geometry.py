@@ -41,7 +41,8 @@ def test_the_smallest_member_decides_the_rows() -> None:
 
 def test_copies_lie_on_other_members_in_bands_of_their_own() -> None:
     got = Geometry(3, 4096, 512, MIB, 11, replicas=2)
-    assert (got.band_rows, got.chunk_total, got.capacity_bytes) == (5, 15, 15 * 4096)
+    assert (got.all_groups[0].band_rows, got.chunk_total) == (5, 15)
+    assert got.capacity_bytes == 15 * 4096
     assert [got.locate(chunk, 1) for chunk in range(4)] == [
         (1, MIB + 5 * 4096),
         (2, MIB + 5 * 4096),

@@ -15,7 +15,8 @@ import dlfs
 from dlfs.errors import ChecksumError
 from dlfs.format.geometry import DataSpace
 from dlfs.reader import field_readers
-from dlfs.store.members import close_devices, open_members
+from dlfs.store.located import open_members
+from dlfs.store.members import close_devices
 from dlfs.store.transaction import load_generation
 from dlfs.units import KIB, MIB
 

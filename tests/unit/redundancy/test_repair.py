@@ -14,7 +14,8 @@ from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES
 from dlfs.format.geometry import DataSpace
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.superblock import superblock_offsets
-from dlfs.store.members import close_devices, open_members
+from dlfs.store.located import open_members
+from dlfs.store.members import close_devices
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import KIB, MIB
 from tests.support.devices import Faults, FaultyDevice

@@ -128,16 +128,16 @@ def test_a_member_with_a_newer_generation_of_unknown_features_is_not_left_out(
             block = bytearray(file.read(4096))
             (generation,) = struct.unpack_from("<Q", block, 104)
             if generation == 2:
-                struct.pack_into("<Q", block, 16, 1 | 4)
+                struct.pack_into("<Q", block, 16, 1 | 8)
                 struct.pack_into("<Q", block, 104, 3)
                 struct.pack_into("<I", block, 4092, crc32c(bytes(block[:4092])))
                 file.seek(offset)
                 file.write(block)
     namespaces = [serve(path, number) for number, path in enumerate(paths, 1)]
-    expected = pytest.raises(VersionError, match="got 0x5; a newer dlfs")
+    expected = pytest.raises(VersionError, match="got 0x9; a newer dlfs")
     with ScriptedTarget([subsystem("x", namespaces)]) as target, expected:
         resolve_uris([asking(target)])
-    with pytest.raises(VersionError, match="got 0x5; a newer dlfs"):
+    with pytest.raises(VersionError, match="got 0x9; a newer dlfs"):
         dlfs.open(paths)
 
 

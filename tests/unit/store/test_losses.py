@@ -9,8 +9,9 @@ import pytest
 
 import dlfs
 from dlfs.block import MemoryDevice
+from dlfs.store.located import open_members
 from dlfs.store.losses import loss_of, report_loss, report_members, report_return
-from dlfs.store.members import close_devices, open_members
+from dlfs.store.members import close_devices
 from dlfs.store.transaction import load_generation
 
 

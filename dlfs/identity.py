@@ -1,0 +1,52 @@
+"""``DatasetIdentity``: which version of which dataset is meant, whatever happens to its volume."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from dlfs.block import BlockDevice
+from dlfs.errors import StaleError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.paths import display
+from dlfs.reader import MovedError
+from dlfs.store.members import describe_swapped
+from dlfs.wording import quote
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetIdentity:
+    """Identity of one version of a dataset, with its name for error messages."""
+
+    uuid: UUID
+    name: str
+    version: int
+    volume_uuid: UUID | None = None
+    """UUID of the dataset's volume; None if it is unknown and must not be checked."""
+
+    @classmethod
+    def of(cls, record: DatasetRecord, volume_uuid: UUID | None = None) -> DatasetIdentity:
+        """Return the identity of a dataset in a catalog."""
+        return cls(record.uuid, display(record.name), record.version, volume_uuid)
+
+    def stale(self, reason: str = "it was removed") -> StaleError:
+        """Return the error for a dataset that no longer exists."""
+        return StaleError(
+            f"read dataset {self.name!r} version {self.version} ({self.uuid}): {reason}"
+        )
+
+    def moved(self) -> MovedError:
+        """Return the error for a dataset that must be read from other chunks."""
+        return MovedError(
+            f"read dataset {quote(self.name)} version {self.version}: it was moved to other "
+            "chunks of its volume; open it again"
+        )
+
+    def missing_from(self, devices: Sequence[BlockDevice]) -> StaleError:
+        """Return the error, with its cause, for a dataset that the devices do not have."""
+        other = None if self.volume_uuid is None else describe_swapped(devices, self.volume_uuid)
+        return self.stale() if other is None else self.stale(other)
+
+
+# ---- sessions -----------------------------------------------------------------------------------

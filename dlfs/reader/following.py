@@ -1,0 +1,37 @@
+"""Follows a dataset whose samples are moved to other chunks of the volume while it is read.
+
+A reader knows the chunks of its dataset when it was opened. If samples cannot be read, the newest
+generation says whether the dataset has other chunks now. The reader then reports ``MovedError``,
+and the caller opens another reader and reads the same samples again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from dlfs.errors import StaleError
+
+MOVES_MAX = 100
+"""Most times that one call follows a dataset to other chunks."""
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class MovedError(StaleError):
+    """The samples were moved to other chunks of the volume; another reader finds them."""
+
+
+def follow(open_session: Callable[[], S], use: Callable[[S], T]) -> T:
+    """Use a session; while the samples are moved, open another one and use that.
+
+    Args:
+        open_session: returns the session, or another one after a ``MovedError`` of the last.
+        use: reads samples with a session.
+    """
+    for _ in range(MOVES_MAX):
+        with suppress(MovedError):
+            return use(open_session())
+    return use(open_session())

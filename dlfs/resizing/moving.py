@@ -1,0 +1,128 @@
+"""Moves data of datasets to other chunks of the volume, while readers go on (FORMAT.md, 8.7).
+
+A step copies some chunks to free ones, flushes, and commits the datasets with the new runs. Paths,
+addresses and checksums of samples stay. A chunk that datasets share is copied once. Each copy of a
+chunk is made from the same copy of the old one. So a step never replaces a correct copy by a
+damaged one, and needs no checksum.
+
+Memory: the windows of a scan and of a chunk writer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.geometry import ChunkRun, DataSpace, MemberGroup, split_runs, unite_runs
+from dlfs.store.chunk_reader import CopyOrder, scan_space
+from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.space import TakenRuns, append_run, count_chunks
+from dlfs.store.transaction import Generation, Transaction, flush_all
+from dlfs.units import MIB
+
+STEP_BYTES = 512 * MIB
+"""Data that is moved between two commits. A crash loses at most this much of the work."""
+
+
+def used_runs(catalog: Catalog, group: MemberGroup) -> list[ChunkRun]:
+    """Return the chunks of a group that datasets have, sorted, each shared chunk once."""
+    runs = unite_runs(
+        run for record in catalog.datasets for run in (*record.data_runs, *record.directory_runs)
+    )
+    return [run for run in runs if group.has(run)]
+
+
+def move_chunks(
+    transaction: Transaction,
+    old: Sequence[ChunkRun],
+    allocate: Callable[[int], list[ChunkRun]],
+    progress: Callable[[int], None],
+) -> Generation:
+    """Move some chunks of datasets, and commit.
+
+    Args:
+        transaction: lock of the volume; its devices are of all members.
+        old: chunks to move, each in a run of a dataset.
+        allocate: allocates that many free chunks.
+        progress: called with the number of chunks that have been copied since the last call.
+
+    Raises:
+        SpaceError: there are too few free chunks, or no room for another catalog.
+        DeviceError: a device failed, or no copy of a chunk can be read.
+    """
+    new = allocate(count_chunks(old))
+    geometry = transaction.geometry
+    space = DataSpace(geometry, tuple(old))
+    for copy in range(geometry.replicas):
+        taken = TakenRuns(new)
+        sources = transaction.base.sources
+        with ChunkWriter(transaction.devices, geometry, taken.take, copies=(copy,)) as writer:
+            with closing(scan_space(sources, space, CopyOrder(copy=copy))) as windows:
+                for window in windows:
+                    if window.failures:
+                        raise window.failures[0].error
+                    writer.write_parts([window.memory])
+                    if copy == 0:
+                        progress(window.memory.nbytes // geometry.chunk_bytes)
+            writer.drain()
+    flush_all(transaction.devices)
+    moves = _Moves(old, new)
+    return transaction.commit([moves.apply(record) for record in transaction.base.catalog.datasets])
+
+
+class _Moves:
+    """The new chunk of every chunk that is moved."""
+
+    def __init__(self, old: Sequence[ChunkRun], new: Sequence[ChunkRun]) -> None:
+        pieces: list[tuple[ChunkRun, int]] = []
+        remaining = list(new)
+        for run in old:
+            first = run.first_chunk
+            while first < run.end_chunk:
+                target = remaining.pop(0)
+                count = min(run.end_chunk - first, target.chunk_count)
+                pieces.append((ChunkRun(first, count), target.first_chunk))
+                first += count
+                if count < target.chunk_count:
+                    left = ChunkRun(target.first_chunk + count, target.chunk_count - count)
+                    remaining.insert(0, left)
+        pieces.sort()
+        self._pieces = pieces
+        self._starts = [piece.first_chunk for piece, _ in pieces]
+
+    def apply(self, record: DatasetRecord) -> DatasetRecord:
+        """Return a record with the new runs."""
+        data, directory = self._moved(record.data_runs), self._moved(record.directory_runs)
+        if (data, directory) == (record.data_runs, record.directory_runs):
+            return record
+        return replace(record, data_runs=data, directory_runs=directory)
+
+    def _moved(self, runs: tuple[ChunkRun, ...]) -> tuple[ChunkRun, ...]:
+        moved: list[ChunkRun] = []
+        for run in runs:
+            first = run.first_chunk
+            while first < run.end_chunk:
+                piece = self._next(first, run.end_chunk)
+                append_run(moved, piece[1])
+                first += piece[0]
+        return tuple(moved)
+
+    def _next(self, first: int, end: int) -> tuple[int, ChunkRun]:
+        """Return the number of chunks from one on that stay together, and where they are now."""
+        number = bisect_right(self._starts, first) - 1
+        if number >= 0:
+            piece, target = self._pieces[number]
+            if first < piece.end_chunk:
+                count = min(end, piece.end_chunk) - first
+                return count, ChunkRun(target + first - piece.first_chunk, count)
+        if number + 1 < len(self._starts):
+            end = min(end, self._starts[number + 1])
+        return end - first, ChunkRun(first, end - first)
+
+
+def step_of(runs: Sequence[ChunkRun], chunk_bytes: int, chunks_max: int) -> tuple[ChunkRun, ...]:
+    """Return the first of some runs, as many chunks as one step moves."""
+    return split_runs(runs, max(1, min(STEP_BYTES // chunk_bytes, chunks_max)))[0]

@@ -1,0 +1,187 @@
+"""Moves all data off groups of members, and removes them from a volume (FORMAT.md, section 8.7).
+
+1. A commit marks the groups, so that no writer allocates chunks of them any more.
+2. Their data is moved to the other groups, step by step (``moving``), each step one commit.
+3. A commit leaves the groups out. The URIs of the members that stay are recorded, also on those
+   that left: programs that were given only these find the volume. Then the superblocks of the
+   members that left are erased.
+
+After a crash at any point, shrinking again continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dlfs.errors import SpaceError, UsageError
+from dlfs.format.constants import CHUNKS_MIN
+from dlfs.format.geometry import ChunkRun, MemberGroup
+from dlfs.resizing.growing import write_locations
+from dlfs.resizing.moving import move_chunks, step_of, used_runs
+from dlfs.store.formatting import wipe
+from dlfs.store.members import Member
+from dlfs.store.space import allocatable_runs, count_chunks
+from dlfs.store.transaction import Generation, Transaction, flush_all
+from dlfs.units import format_bytes, format_count
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShrinkReport:
+    """Result of removing members.
+
+    Attributes:
+        removed: URIs of the devices that are no members any more.
+        moved_bytes: bytes of data that were moved to other members, further copies not counted.
+    """
+
+    removed: tuple[str, ...]
+    moved_bytes: int
+
+
+def shrink_volume(
+    transaction: Transaction, members: Sequence[int | str], progress: Progress
+) -> ShrinkReport:
+    """Move all data off the groups of some members, and remove the groups.
+
+    Args:
+        transaction: lock of the volume.
+        members: numbers or URIs of members; all members of their groups are removed.
+        progress: called with the bytes moved and the total bytes.
+
+    Raises:
+        UsageError: there is no such member, or no member would be left.
+        SpaceError: the data does not fit on the other members; nothing was changed.
+        DeviceError: a device failed; shrinking again continues.
+    """
+    base = transaction.base
+    groups = _find_groups(base, members)
+    _check_space(transaction, groups)
+    leaving = {group.first_chunk for group in groups}
+    if any(not group.evacuating for group in groups):
+        base = _mark(base, leaving)
+    total = sum(count_chunks(_used(base, group)) for group in _groups_at(base, leaving))
+    chunk_bytes = base.geometry.chunk_bytes
+    done = 0
+
+    def advance(chunks: int) -> None:
+        nonlocal done
+        done += chunks
+        progress(done * chunk_bytes, total * chunk_bytes)
+
+    advance(0)
+    while True:
+        runs = [run for group in _groups_at(base, leaving) for run in _used(base, group)]
+        if not runs:
+            break
+        step = Transaction.over(base)
+        free = step.space.chunk_count - step.space.reserve
+        if free <= 0:
+            raise _no_space(base, count_chunks(runs), free)
+        old = step_of(runs, chunk_bytes, free)
+        base = move_chunks(step, old, step.space.take_all, advance)
+    return ShrinkReport(removed=_remove(base, leaving), moved_bytes=done * chunk_bytes)
+
+
+def _used(base: Generation, group: MemberGroup) -> list[ChunkRun]:
+    return used_runs(base.catalog, group)
+
+
+def _groups_at(base: Generation, first_chunks: set[int]) -> list[MemberGroup]:
+    return [group for group in base.geometry.all_groups if group.first_chunk in first_chunks]
+
+
+def _find_groups(base: Generation, members: Sequence[int | str]) -> list[MemberGroup]:
+    """Return the groups of some members."""
+    name = f"shrink volume {base.superblock.volume_uuid}"
+    uris = {member.device.uri: member.number for member in base.members}
+    groups: dict[int, MemberGroup] = {}
+    for member in members:
+        number = uris.get(member) if isinstance(member, str) else member
+        if number is None or not 0 <= number < len(base.members):
+            known = ", ".join(f"{m.number} ({m.device.uri})" for m in base.members)
+            raise UsageError(f"{name}: expected one of its members, {known}, got {member}")
+        group = base.geometry.group_of_member(number)
+        groups[group.first_chunk] = group
+    if not groups:
+        raise UsageError(f"{name}: expected the members to remove, got none")
+    remaining = [g for g in base.geometry.all_groups if g.first_chunk not in groups]
+    if not any(not group.evacuating for group in remaining):
+        raise UsageError(
+            f"{name}: expected another group of members that keeps the data, but the volume has "
+            f"{format_count(len(base.geometry.all_groups), 'group')} of members, and members leave "
+            "with their whole group; 'dlfs grow' adds a group"
+        )
+    return list(groups.values())
+
+
+def _check_space(transaction: Transaction, groups: Sequence[MemberGroup]) -> None:
+    """Check that the data of the groups fits on the others.
+
+    Raises:
+        SpaceError: it does not; the message has the numbers.
+    """
+    base = transaction.base
+    leaving = {group.first_chunk for group in groups}
+    used = sum(count_chunks(_used(base, group)) for group in groups)
+    free = sum(
+        run.chunk_count
+        for run in allocatable_runs(base.geometry, base.catalog.free)
+        if not any(group.has(run) for group in groups)
+    )
+    free -= 2 * transaction.catalog_chunks(1)
+    remaining = [g for g in base.geometry.all_groups if g.first_chunk not in leaving]
+    if used > free or sum(group.chunk_count for group in remaining) < CHUNKS_MIN:
+        raise _no_space(base, used, free)
+
+
+def _no_space(base: Generation, used: int, free: int) -> SpaceError:
+    chunk_bytes = base.geometry.chunk_bytes
+    needed, available = used * chunk_bytes, max(0, free) * chunk_bytes
+    return SpaceError(
+        f"shrink volume {base.superblock.volume_uuid}: its members have {needed} bytes "
+        f"({format_bytes(needed)}) of data to move, and the others have room for {available} bytes "
+        f"({format_bytes(available)}); remove datasets, or 'dlfs grow' the volume first"
+    )
+
+
+def _mark(base: Generation, leaving: set[int]) -> Generation:
+    """Commit that the groups are being evacuated."""
+    geometry = base.geometry.with_groups(
+        [
+            replace(group, evacuating=group.evacuating or group.first_chunk in leaving)
+            for group in base.geometry.all_groups
+        ]
+    )
+    superblock = replace(base.superblock, geometry=geometry)
+    marked = Generation(base.members, superblock, base.catalog)
+    return Transaction.over(marked).commit(base.catalog.datasets)
+
+
+def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
+    """Commit without the groups, and erase the superblocks of their members."""
+    geometry = base.geometry
+    removed = {n for group in _groups_at(base, leaving) for n in group.members}
+    remaining = [group for group in geometry.all_groups if group.first_chunk not in leaving]
+    staying = [member for member in base.members if member.number not in removed]
+    members = tuple(replace(member, number=number) for number, member in enumerate(staying))
+    superblock = replace(
+        base.superblock,
+        member_uuids=tuple(member.uuid for member in members),
+        geometry=geometry.with_groups(remaining),
+    )
+    catalog = replace(
+        base.catalog,
+        free=tuple(run for run in base.catalog.free if any(g.has(run) for g in remaining)),
+    )
+    Transaction.over(Generation(members, superblock, catalog)).commit(catalog.datasets)
+    uris = {member.uuid: member.device.uri for member in members}
+    volume_uuid, generation = base.superblock.volume_uuid, base.superblock.generation + 1
+    write_locations(base.members, volume_uuid, generation, uris)
+    departed: list[Member] = [m for m in base.members if m.number in removed]
+    for member in departed:
+        wipe(member.device)
+    flush_all([member.device for member in departed])
+    return tuple(member.device.uri for member in departed)

@@ -1,0 +1,42 @@
+"""Finds datasets in a catalog, and describes those that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from dlfs.errors import NotFoundError
+from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.paths import display
+from dlfs.wording import list_names, list_numbers, quote
+
+
+def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:
+    """Return the catalog record of a dataset; None if it was removed."""
+    return next((r for r in catalog.datasets if r.uuid == uuid), None)
+
+
+NO_DATASETS = "the volume has none yet; 'dlfs import' makes one"
+
+
+def no_such_dataset(
+    records: Sequence[DatasetRecord], name: bytes, version: int | None, *, where: str
+) -> NotFoundError:
+    """Return the error for a dataset or version that does not exist; it lists existing ones.
+
+    Args:
+        records: datasets of the catalog.
+        name: name of the dataset that was requested.
+        version: version that was requested; None: any.
+        where: name of the volume for users.
+    """
+    number = "" if version is None else f" version {version}"
+    what = f"find dataset {quote(name)}{number} on {where}"
+    versions = [record.version for record in records if record.name == name]
+    if versions:
+        return NotFoundError(f"{what}: no such version; there are: {list_numbers(versions)}")
+    if not records:
+        return NotFoundError(f"{what}: {NO_DATASETS}")
+    names = [display(record.name) for record in records]
+    there = list_names(names, wanted=display(name))
+    return NotFoundError(f"{what}: no such dataset; there are: {there}")

@@ -1,0 +1,160 @@
+"""Readers that are open while their dataset is moved to other members, which then go away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dlfs
+from dlfs.units import KIB, MIB
+from tests.unit.resizing.test_growing import read
+
+SIZE = 3 * MIB
+COUNT = 40
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    made = [str(tmp_path / f"member{number}") for number in range(3)]
+    dlfs.format_volume(made[0], size_bytes=SIZE, chunk_bytes=16 * KIB)
+    with dlfs.open(made[0]) as volume, volume.writer("data") as writer:
+        for i in range(COUNT):
+            writer.add(b"%02d" % i, sample(i), attributes={"number": i})
+        writer.add(b"large", LARGE, attributes={"number": COUNT})
+    return made
+
+
+LARGE = np.arange(200_000, dtype=np.uint8).tobytes()
+
+
+def sample(index: int) -> bytes:
+    return bytes([index]) * (1000 + 500 * index)
+
+
+def overwrite(file: str) -> None:
+    """Overwrite the chunks of a device that was removed, as its next user does."""
+    size = os.path.getsize(file)
+    with open(file, "r+b") as opened:
+        opened.seek(1 * MIB)
+        opened.write(os.urandom(size - 1 * MIB))
+
+
+def move(files: list[str], end: Callable[[str], None]) -> None:
+    """Move the dataset to other members; the first one goes away."""
+    with dlfs.open(files[0]) as volume:
+        volume.grow(files[1], size_bytes=SIZE)
+        report = volume.shrink([0])
+        assert report.removed == (files[0],)
+        assert report.moved_bytes > 0
+    end(files[0])
+
+
+def lose(file: str) -> None:
+    os.truncate(file, 512 * KIB)
+
+
+@pytest.mark.parametrize("end", [overwrite, lose])
+def test_reads_follow(files: list[str], end: Callable[[str], None]) -> None:
+    with dlfs.open(files[0]) as volume, volume["data"] as dataset, volume["data"] as other:
+        assert dataset[3] == sample(3)
+        move(files, end)
+        assert dataset.get(b"07") == sample(7)
+        assert dataset[COUNT] == LARGE
+        with dataset.read(range(COUNT)) as batch:
+            assert batch.to_list() == [sample(i) for i in range(COUNT)]
+        assert other.column("number").tolist() == list(range(COUNT + 1))
+        buffer = bytearray(len(LARGE))
+        assert other.read_into(COUNT, buffer) == len(LARGE)
+        assert buffer == LARGE
+        assert b"".join(other.read_pieces(COUNT)) == LARGE
+
+
+@pytest.mark.parametrize("plan", ["direct", "chunks"])
+def test_an_epoch_is_exact_while_its_dataset_moves_twice(files: list[str], plan: str) -> None:
+    with dlfs.open(files[0], memory_bytes=1 * MIB) as volume, volume["data"] as dataset:
+        batches = dataset.batches(4, seed=1, plan=plan)
+        seen: list[int] = []
+
+        def take(count: int) -> None:
+            for _ in range(count):
+                with next(batches) as batch:
+                    for index, data in zip(batch.indices.tolist(), batch.to_list(), strict=True):
+                        assert data == (sample(index) if index < COUNT else LARGE)
+                        seen.append(index)
+
+        take(2)
+        move(files, overwrite)
+        take(3)
+        with dlfs.open(files[1]) as other:
+            other.grow(files[2], size_bytes=SIZE)
+            other.shrink([files[1]])
+        overwrite(files[1])
+        take(len(batches))
+        assert sorted(seen) == list(range(COUNT + 1))
+
+
+def test_the_uri_of_a_removed_member_leads_to_the_volume(files: list[str]) -> None:
+    with dlfs.open(files[0]) as late:
+        move(files, overwrite)
+        late.refresh()
+        assert late.uri == files[1]
+        expected = read(late, "data")
+    for uris in (files[0], files[:2]):
+        with dlfs.open(uris) as volume:
+            assert volume.uri == files[1]
+            assert read(volume, "data") == expected
+    with dlfs.open(files[1]) as volume:
+        volume.grow(files[0])  # it holds no other data
+        assert len(volume.members) == 2
+
+
+def test_damage_is_not_taken_for_a_move(files: list[str]) -> None:
+    with dlfs.open(files[0]) as volume, volume["data"] as dataset:
+        volume.grow(files[1], size_bytes=SIZE)
+        overwrite(files[0])
+        with pytest.raises(dlfs.DlfsError):
+            dataset.read(range(COUNT))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_shared_chunks_stay_shared(tmp_path: Path, replicas: int) -> None:
+    files = [str(tmp_path / f"m{number}") for number in range(2 * replicas)]
+    old, new = files[:replicas], files[replicas:]
+    dlfs.format_volume(old, size_bytes=SIZE, chunk_bytes=16 * KIB, replicas=replicas)
+    with dlfs.open(old) as volume:
+        with volume.writer("data") as writer:
+            writer.add(b"first", LARGE)
+        with volume.append("data") as writer:
+            writer.add(b"second", LARGE[::-1])
+        before = volume.usage().stored_bytes
+        volume.grow(new, size_bytes=SIZE)
+        volume.shrink(old)
+        assert volume.usage().stored_bytes == before
+        with volume.dataset("data", 1) as dataset:
+            assert dataset.get(b"first") == LARGE
+        assert read(volume, "data") == {b"first": LARGE, b"second": LARGE[::-1]}
+        assert list(volume.verify()) == []
+
+
+def test_a_volume_is_not_shrunk_beyond_its_data(files: list[str]) -> None:
+    with dlfs.open(files[0]) as volume:
+        with pytest.raises(dlfs.UsageError, match="another group"):
+            volume.shrink([0])
+        volume.grow(files[1], size_bytes=1 * MIB + 256 * KIB)
+        generation = volume.generation
+        with pytest.raises(dlfs.SpaceError, match=r"have \d+ bytes .* room for \d+ bytes"):
+            volume.shrink([0])
+        with pytest.raises(dlfs.UsageError, match="expected one of its members"):
+            volume.shrink([2])
+        with pytest.raises(dlfs.UsageError, match="expected one of its members"):
+            volume.shrink(["elsewhere"])
+        with pytest.raises(dlfs.UsageError, match="another group"):
+            volume.shrink([0, 1])
+        volume.refresh()
+        assert volume.generation == generation
+        assert volume.shrink([1]).moved_bytes >= 0
+        assert volume.uri == files[0]
