@@ -4,6 +4,7 @@
 #
 #     sh export.sh start      export the device; its contents do not change
 #     sh export.sh verify     print if it is exported, and to which hosts
+#     sh export.sh rotate     use the keys that are in their files now (a recipe with --auth)
 #     sh export.sh undo       undo what start did, and nothing else
 #
 # Several exports may share a node, its ports and its hosts; each needs a different NQN.
@@ -17,6 +18,7 @@ family=ipv4
 address=10.0.0.11
 ports='4420 8009'
 allowed_hosts=nqn.2024-01.org.example:trainer
+keys=''
 # ------------------------------------------------------------------------------------------------
 
 nvmet=${NVMET_CONFIGFS:-/sys/kernel/config/nvmet}
@@ -80,6 +82,28 @@ in_use() {
         [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
 }
 
+# key_text FILE: print a key without its end of line, after checks of its permissions and form.
+key_text() {
+    [ -f "$1" ] || fail "$1: there is no such key"
+    case $(stat -c %a "$1") in
+    600 | 400) ;;
+    *) fail "$1: other users have access to it: chmod 0600 $1 first" ;;
+    esac
+    tr -d '\n' <"$1" | grep -Ex 'DHHC-1:0[0-3]:[A-Za-z0-9+/]{48,}=*:' || fail "$1: it contains no DHHC-1 key"
+}
+# set_keys HOST: connections of the host need its key from now on; open ones stay.
+set_keys() {
+    [ -n "$keys" ] || return 0
+    [ -f "$nvmet/hosts/$1/dhchap_key" ] || fail "this kernel has no DH-HMAC-CHAP (Linux 6.0 or newer has)"
+    text=$(key_text "$keys/$1") || exit 1
+    printf %s "$text" >"$nvmet/hosts/$1/dhchap_key"
+    echo 'hmac(sha256)' >"$nvmet/hosts/$1/dhchap_hash"
+    echo ffdhe2048 >"$nvmet/hosts/$1/dhchap_dhgroup"
+    [ -f "$keys/$nqn" ] || return 0
+    text=$(key_text "$keys/$nqn") || exit 1
+    printf %s "$text" >"$nvmet/hosts/$1/dhchap_ctrl_key"
+}
+
 check_device() {
     [ -b "$device" ] || [ -f "$device" ] || fail "$device: there is no such block device or file"
     [ -b "$device" ] || return 0
@@ -99,6 +123,7 @@ start() {
     for host in $allowed_hosts; do
         [ -d "$nvmet/hosts/$host" ] || mkdir "$nvmet/hosts/$host"
         ln -s "$nvmet/hosts/$host" "$subsystem/allowed_hosts/$host"
+        set_keys "$host" # before a port leads to the subsystem
     done
     mkdir "$namespace"
     printf '%s\n' "$device" >"$namespace/device_path"
@@ -120,6 +145,7 @@ verify() {
     [ "$(cat "$subsystem/attr_allow_any_host")" = 0 ] || fail "$nqn: any host may connect"
     for host in $allowed_hosts; do
         [ -d "$subsystem/allowed_hosts/$host" ] || fail "$nqn: host $host may not connect"
+        [ -z "$keys" ] || [ -n "$(cat "$nvmet/hosts/$host/dhchap_key")" ] || fail "$nqn: host $host needs no key"
     done
     for number in $ports; do
         [ -d "$nvmet/ports/$number/subsystems/$nqn" ] || fail "$nqn: nothing listens at port $number"
@@ -128,11 +154,18 @@ verify() {
     ls "$subsystem/allowed_hosts"
 }
 
+rotate() {
+    [ -n "$keys" ] || fail "this export demands no keys"
+    for host in $allowed_hosts; do
+        set_keys "$host"
+    done
+}
+
 undo() {
     remove_export
 }
 
 case ${1-} in
-start | verify | undo) "$1" ;;
-*) fail "expected start, verify or undo" ;;
+start | verify | rotate | undo) "$1" ;;
+*) fail "expected start, verify, rotate or undo" ;;
 esac

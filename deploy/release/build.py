@@ -110,6 +110,7 @@ def _cmake(libraries: Path) -> list[str]:
         f"CMAKE_SYSTEM_PROCESSOR={architecture}",
         f"CMAKE_C_STANDARD_LIBRARIES={libgcc}",
         "DLFS_FUSE=ON",
+        "DLFS_SECURITY=OFF",  # OpenSSL is not among the unpacked libraries
         f"DLFS_URING_LIBRARY={libraries / 'liburing.a'}",
         f"DLFS_URING_INCLUDE={libraries.parents[1] / 'include'}",
     ]

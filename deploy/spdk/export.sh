@@ -5,6 +5,7 @@
 #
 #     sh export.sh start      export the device; its contents do not change
 #     sh export.sh verify     print if it is exported, and to which hosts
+#     sh export.sh rotate     use the keys that are in their files now (a recipe with --auth)
 #     sh export.sh undo       undo what start did, and nothing else
 #
 # Several exports may share one nvmf_tgt; each needs a different NQN. nvmf_tgt loses all exports when
@@ -20,6 +21,7 @@ family=ipv4
 address=10.0.0.11
 ports='4420 8009'
 allowed_hosts=nqn.2024-01.org.example:trainer
+keys=''
 bdev=dlfs-313393dd339f
 port=4420
 discovery_port=8009
@@ -43,6 +45,43 @@ in_use() {
     cut -d' ' -f3 /proc/self/mountinfo | grep -qxF "$(cat "/sys/class/block/$1/dev")" ||
         cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF "/dev/$1" ||
         [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
+}
+
+# key_text FILE: print a key without its end of line, after checks of its permissions and form.
+key_text() {
+    [ -f "$1" ] || fail "$1: there is no such key"
+    case $(stat -c %a "$1") in
+    600 | 400) ;;
+    *) fail "$1: other users have access to it: chmod 0600 $1 first" ;;
+    esac
+    tr -d '\n' <"$1" | grep -Ex 'DHHC-1:0[0-3]:[A-Za-z0-9+/]{48,}=*:' || fail "$1: it contains no DHHC-1 key"
+}
+# add_keys HOST: make the present keys known to nvmf_tgt; sets $key_options for a host's command.
+add_keys() {
+    key_options=
+    [ -n "$keys" ] || return 0
+    key_text "$keys/$1" >/dev/null || exit 1
+    name=$bdev-$(printf %s "$1" | cksum | cut -d' ' -f1)-$(date +%s%N)
+    rpc keyring_file_add_key "$name-host" "$keys/$1" >/dev/null
+    key_options="--dhchap-key $name-host"
+    [ -f "$keys/$nqn" ] || return 0
+    key_text "$keys/$nqn" >/dev/null || exit 1
+    rpc keyring_file_add_key "$name-ctrlr" "$keys/$nqn" >/dev/null
+    key_options="$key_options --dhchap-ctrlr-key $name-ctrlr"
+}
+
+# remove_keys KEEP: remove this export's keys from nvmf_tgt but those whose names KEEP lists.
+remove_keys() {
+    [ -n "$keys" ] || return 0
+    for name in $(rpc keyring_get_keys | python3 -c '
+import json, sys
+print(*(key["name"] for key in json.load(sys.stdin) if key["name"].startswith(sys.argv[1])))
+' "$bdev-"); do
+        case " $1 " in
+        *" $name "*) ;;
+        *) rpc keyring_file_remove_key "$name" >/dev/null ;;
+        esac
+    done
 }
 
 check_device() {
@@ -98,7 +137,8 @@ start() {
     rpc bdev_aio_create -u "$uuid" "$device" "$bdev" $block_bytes >/dev/null
     rpc nvmf_create_subsystem "$nqn"
     for host in $allowed_hosts; do
-        rpc nvmf_subsystem_add_host "$nqn" "$host"
+        add_keys "$host"
+        rpc nvmf_subsystem_add_host "$nqn" "$host" $key_options
     done
     rpc nvmf_subsystem_add_ns -n 1 -u "$uuid" "$nqn" "$bdev" >/dev/null
     add_listener "$nqn" "$port"
@@ -113,16 +153,28 @@ verify() {
     printf '%s\n' $allowed_hosts
 }
 
+rotate() {
+    [ -n "$keys" ] || fail "this export demands no keys"
+    present=
+    for host in $allowed_hosts; do
+        add_keys "$host"
+        rpc nvmf_subsystem_set_keys "$nqn" "$host" $key_options
+        present="$present $key_options"
+    done
+    remove_keys "$present"
+}
+
 undo() {
     if exported discovery && ! exported shared; then
         rpc nvmf_subsystem_remove_listener "$discovery" -t TCP -f "$family" -a "$address" \
             -s "$discovery_port"
     fi
     ! exported started || rpc nvmf_delete_subsystem "$nqn"
+    remove_keys ""
     ! rpc bdev_get_bdevs -b "$bdev" >/dev/null 2>&1 || rpc bdev_aio_delete "$bdev"
 }
 
 case ${1-} in
-start | verify | undo) "$1" ;;
-*) fail "expected start, verify or undo" ;;
+start | verify | rotate | undo) "$1" ;;
+*) fail "expected start, verify, rotate or undo" ;;
 esac

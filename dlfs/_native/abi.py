@@ -121,7 +121,8 @@ class NvmeConfig(Structure):
         (c_char_p, "subsystem_nqn host_nqn"),
         (c_uint8 * 16, "host_id"),
         (c_uint32, "digests timeout_ms connect_ms keepalive_ms reconnect_ms busy_poll_us flags"),
-        (c_uint32, "reserved"),
+        (c_uint32, "reauth_s"),
+        (c_char_p, "dhchap_key dhchap_ctrl_key tls_psk"),
     )
 
 
@@ -355,6 +356,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int,
         (c_void_p, POINTER(c_char_p), POINTER(c_uint32), c_uint32),
     ),
+    "dlfs_nvme_authenticate": (c_int, (c_void_p,)),
     "dlfs_nvme_get_generation": (c_int, (c_void_p, POINTER(c_uint64))),
     "dlfs_nvme_limit_writes": (c_int, (c_void_p, c_uint64, c_uint64)),
     "dlfs_nvme_get_status": (c_int, (c_void_p, POINTER(NvmeStatus))),

@@ -91,6 +91,10 @@ def open_nvme(
     reconnect_ms: int,
     busy_poll_us: int,
     writable: bool,
+    dhchap_key: str | None = None,
+    dhchap_ctrl_key: str | None = None,
+    tls_psk: str | None = None,
+    reauth_s: int = 0,
 ) -> NativeDevice:
     """Open a namespace over NVMe/TCP, or with ``nsid`` 0 a controller without a namespace.
 
@@ -109,8 +113,13 @@ def open_nvme(
         reconnect_ms: time for attempts to reconnect to a lost target; 0: none are made.
         busy_poll_us: idle time after which a waiting thread stops busy-polling and sleeps.
         writable: True to open it for writing too.
+        dhchap_key: name of this host's key; None: no authentication.
+        dhchap_ctrl_key: name of the controller's key; None: it need not prove its identity.
+        tls_psk: name of the pre-shared key for TLS; None: no TLS.
+        reauth_s: period after which the admin queue is authenticated anew; 0: never.
 
     Raises:
+        AuthenticationError: a key was refused or not found.
         DeviceLostError: the connection is refused.
         DeviceTimeoutError: the target does not answer.
         NotFoundError: there is no such host, subsystem or namespace.
@@ -131,6 +140,10 @@ def open_nvme(
         reconnect_ms=reconnect_ms,
         busy_poll_us=busy_poll_us,
         flags=abi.OPEN_WRITE if writable else 0,
+        reauth_s=reauth_s,
+        dhchap_key=_key_name(dhchap_key),
+        dhchap_ctrl_key=_key_name(dhchap_ctrl_key),
+        tls_psk=_key_name(tls_psk),
     )
     for number, (host, port) in enumerate(paths[:PATHS_MAX]):
         config.hosts[number] = host.encode("ascii")
@@ -142,6 +155,22 @@ def open_nvme(
         reason = message.value.decode("utf-8", "replace")
         raise error_for(code, f"open {uri}", reason=reason)
     return NativeDevice(handle, uri, writable=writable)
+
+
+def _key_name(name: str | None) -> bytes | None:
+    return None if name is None else name.encode("ascii")
+
+
+def authenticate(device: NativeDevice) -> None:
+    """Authenticate a device's admin queue anew, with the present keys.
+
+    Raises:
+        AuthenticationError: a key was refused or not found.
+        DeviceError: the device has no key, or lost its connection.
+        ClosedError: the device is closed.
+    """
+    code = library().dlfs_nvme_authenticate(device.handle)
+    check(code, f"authenticate {device.uri}")
 
 
 def run_command(

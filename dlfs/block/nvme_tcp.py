@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from dlfs._native.device import Kind, NativeDevice, NativeQueue
-from dlfs._native.nvme import NvmeStatus, open_nvme, read_status, run_command, set_paths
+from dlfs._native.nvme import (
+    NvmeStatus,
+    authenticate,
+    open_nvme,
+    read_status,
+    run_command,
+    set_paths,
+)
 from dlfs.block.host import host_id, host_nqn
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
@@ -84,6 +91,10 @@ def _open(
         keepalive_ms=options.keepalive_ms,
         reconnect_ms=options.reconnect_ms,
         busy_poll_us=options.busy_poll_us,
+        dhchap_key=options.dhchap_key,
+        dhchap_ctrl_key=options.dhchap_ctrl_key,
+        tls_psk=options.tls_psk,
+        reauth_s=options.reauth_s,
         writable=writable,
     )
 
@@ -261,6 +272,16 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         if chosen != self._paths:
             set_paths(self.native, chosen)
             self._paths = chosen
+
+    def authenticate(self) -> None:
+        """Authenticate the connected controller anew, with the present keys.
+
+        Raises:
+            AuthenticationError: a key was refused or not found; the device then reconnects.
+            DeviceError: the URI names no key, or the connection was lost.
+            ClosedError: the device is closed.
+        """
+        authenticate(self.native)
 
     def _close_native(self, native: NativeDevice) -> None:
         # In a forked child the lock may be taken by a thread that exists in the parent only.

@@ -41,11 +41,13 @@ NQN_BYTES_MAX = 223
 NSID_MAX = 0xFFFFFFFE
 NVME_TCP_PORT = 4420
 DISCOVERY_PORT = 8009
+KEY_NAME_FORM = "1 to 64 of A-Z a-z 0-9 . _ -"
 PATHS_MAX = 4
 """Most paths to one subsystem."""
 
 _DURATION_MS_MAX = 3_600_000
 _BUSY_POLL_US_MAX = 1_000_000
+_REAUTH_S_MAX = 604_800
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -58,6 +60,7 @@ _ZONE = re.compile(r"[A-Za-z0-9._~-]{1,15}")
 """Zone of a link-local address: an interface's name or number."""
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_KEY_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _DECIMAL = re.compile(r"[0-9]{1,10}")
 _PCI = re.compile(r"([0-9a-fA-F]{1,8}[:.])?[0-9a-fA-F]{1,2}[:.][0-9a-fA-F]{1,2}\.[0-7]")
 
@@ -109,6 +112,14 @@ class NvmeTcpOptions:
     """
     busy_poll_us: int = 0
     """Idle time after which a thread that waits for completions stops busy-polling and sleeps."""
+    dhchap_key: str | None = None
+    """Name of this host's key for DH-HMAC-CHAP; None: no authentication (docs/storage-nodes.md)."""
+    dhchap_ctrl_key: str | None = None
+    """Name of the controller's key; None: the controller need not prove its identity."""
+    tls_psk: str | None = None
+    """Name of the pre-shared key for TLS; None: no TLS."""
+    reauth_s: int = 0
+    """Period after which the admin queue is authenticated anew, in seconds; 0: never."""
 
     def __str__(self) -> str:
         words: list[str] = []
@@ -207,7 +218,8 @@ def describe_schemes() -> tuple[SchemeHelp, ...]:
             "nvme-tcp", "nvme-tcp://HOST[:PORT]/NQN?nsid=N[&path=HOST[:PORT]][&OPTION=VALUE]",
             "nvme-tcp://10.0.0.5:4420/nqn.2024-01.org.example:disk0?nsid=1",
             "one namespace of an NVMe/TCP target; options: hostnqn, hostid, hdgst, ddgst, "
-            "timeout_ms, connect_ms, keepalive_ms, reconnect_ms, busy_poll_us",
+            "timeout_ms, connect_ms, keepalive_ms, reconnect_ms, busy_poll_us, dhchap_key, "
+            "dhchap_ctrl_key, tls_psk, reauth_s",
         ),
         SchemeHelp(
             "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?volume=UUID][&OPTION=VALUE]",
@@ -437,8 +449,26 @@ _OPTION_FIELDS: dict[str, tuple[str, tuple[int, int] | None]] = {
     "keepalive_ms": ("keepalive_ms", (0, _DURATION_MS_MAX)),
     "reconnect_ms": ("reconnect_ms", (0, _DURATION_MS_MAX)),
     "busy_poll_us": ("busy_poll_us", (0, _BUSY_POLL_US_MAX)),
+    "dhchap_key": ("dhchap_key", None),
+    "dhchap_ctrl_key": ("dhchap_ctrl_key", None),
+    "tls_psk": ("tls_psk", None),
+    "reauth_s": ("reauth_s", (0, _REAUTH_S_MAX)),
 }
+_KEY_OPTIONS = ("dhchap_key", "dhchap_ctrl_key", "tls_psk")
 _NO_OPTIONS = NvmeTcpOptions()
+
+
+def _key_name(uri: str, text: str) -> str:
+    if not is_key_name(text):
+        # The value is not shown: it may be a key.
+        uri = uri.partition("?")[0]
+        raise _reject(uri, f"the name of a key, {KEY_NAME_FORM}", "something else")
+    return text
+
+
+def is_key_name(text: str) -> bool:
+    """Return True if a text is the name of a key."""
+    return _KEY_NAME.fullmatch(text) is not None
 
 
 def _nvme_options(uri: str, options: dict[str, str]) -> NvmeTcpOptions:
@@ -451,8 +481,12 @@ def _nvme_options(uri: str, options: dict[str, str]) -> NvmeTcpOptions:
             fields[name] = _nqn(uri, text)
         elif key == "hostid":
             fields[name] = _uuid(uri, text)
+        elif key in _KEY_OPTIONS:
+            fields[name] = _key_name(uri, text)
         else:
             fields[name] = _flag(uri, options, key)
+    if "dhchap_ctrl_key" in fields and "dhchap_key" not in fields:
+        raise _reject(uri, "dhchap_key with dhchap_ctrl_key", "dhchap_ctrl_key alone")
     return NvmeTcpOptions(**fields)
 
 

@@ -41,6 +41,7 @@ from dlfs.cli.verbs import (
     import_,
     incoming,
     info,
+    key,
     ls,
     mount,
     mv,
@@ -246,4 +247,5 @@ for _panel, _verbs in _PANELS.items():
     for _name, _verb in _verbs.items():
         add_verb(app, _name, _verb, panel=_panel)
 app.add_typer(target.app, name="target", rich_help_panel="Storage nodes")
+app.add_typer(key.app, name="key", rich_help_panel="Storage nodes")
 app.add_typer(compose.app, name="compose", rich_help_panel="Storage nodes")

@@ -29,6 +29,7 @@ VARIABLES = (
     ),
     ("DLFS_DEBUG", "1: show tracebacks of errors, as --debug does."),
     ("DLFS_LIBRARY", "Path of libdlfs, instead of the one in the package."),
+    ("DLFS_KEYS", "Directory of this host's keys, which the options of NVMe/TCP URIs name."),
     ("DLFS_FUSE_LIBRARY", "Path of libdlfs_fuse, which serves native mounts."),
     ("DLFS_SPDK_LIBRARY", "Path of libdlfs_spdk, which reads 'spdk:' devices."),
 )

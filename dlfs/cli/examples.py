@@ -124,6 +124,9 @@ EXAMPLES = {
         "    --allow nqn.2024-01.org.example:trainer >export.sh",
     ),
     "target hostnqn": ("dlfs target hostnqn",),
+    "key generate": ("dlfs key generate trainer", "dlfs key generate trainer --replace"),
+    "key import": ("dlfs key import node1 </media/keys/node1",),
+    "key list": ("dlfs key list", "dlfs key list --json"),
     "compose create": (
         "dlfs compose create a --size 64GiB --store /srv/nvme \\",
         "    -a 10.0.0.11 --allow nqn.2024-01.org.example:trainer",

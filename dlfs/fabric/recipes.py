@@ -30,6 +30,9 @@ from dlfs.errors import UsageError
 PATH_BYTES_MAX = 4095
 PORT_ID_MAX = 8192
 """Highest port ID of nvmetcli. Recipes use the TCP port as port ID."""
+KEYS = "/etc/dlfs/keys"
+"""Directory of a storage node with a file for each host's key, named as the host, and the
+controller's key, named as the subsystem."""
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 
 # NQNs become folder names in configfs: no slash, and nothing that a shell would interpret.
@@ -47,6 +50,7 @@ class Export:
         nqn: NQN of the subsystem; by default derived from address, port and device.
         port: TCP port for data, 1..65535.
         discovery_port: TCP port for discovery; may be the same.
+        auth: demand the keys that are in ``KEYS`` on the storage node.
 
     Raises:
         UsageError: a value is invalid.
@@ -58,6 +62,7 @@ class Export:
     nqn: str = ""
     port: int = NVME_TCP_PORT
     discovery_port: int = DISCOVERY_PORT
+    auth: bool = False
 
     def __post_init__(self) -> None:
         _check_device(self.device)
@@ -133,6 +138,7 @@ def _settings(export: Export) -> dict[str, str]:
         "address": export.address,
         "ports": " ".join(map(str, export.ports)),
         "allowed_hosts": " ".join(export.allowed_hosts),
+        "keys": KEYS if export.auth else "",
     }
 
 
@@ -145,6 +151,7 @@ def script(template: str, settings: Mapping[str, str]) -> str:
     """
     lines = (f"{name}={shlex.quote(value)}" for name, value in settings.items())
     text = _template(template).replace("@FUNCTIONS@\n", _template("nvmet_functions.sh"))
+    text = text.replace("@KEY_FUNCTIONS@\n", _template("key_functions.sh"))
     return text.replace("@SETTINGS@", "\n".join(lines))
 
 
@@ -174,8 +181,10 @@ def nvmetcli_json(export: Export) -> str:
     """Return the JSON of ``nvmetcli restore`` with the same settings for the kernel's target.
 
     Raises:
-        UsageError: a port is above nvmetcli's highest port number.
+        UsageError: a port is above nvmetcli's highest port number, or keys are demanded.
     """
+    if export.auth:
+        raise UsageError("make a recipe: nvmetcli does not set keys; use nvmet or spdk")
     if max(export.ports) > PORT_ID_MAX:
         raise UsageError(
             f"make a recipe: nvmetcli takes ports up to {PORT_ID_MAX}, got {max(export.ports)}"

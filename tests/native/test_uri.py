@@ -56,6 +56,7 @@ class Uri(Structure):
         ("hosts", (c_char * 254) * abi.NVME_PATHS_MAX),
         ("subsystem_nqn", c_char * 224),
         ("host_nqn", c_char * 224),
+        ("keys", (c_char * 65) * 3),
         ("nvme", abi.NvmeConfig),
     )
 
@@ -115,6 +116,11 @@ def parse(c: ctypes.CDLL, text: bytes) -> DeviceUri:
         nvme.keepalive_ms,
         nvme.reconnect_ms,
         nvme.busy_poll_us,
+        *(
+            None if name is None else name.decode("ascii")
+            for name in (nvme.dhchap_key, nvme.dhchap_ctrl_key, nvme.tls_psk)
+        ),
+        nvme.reauth_s,
     )
     nqn = nvme.subsystem_nqn.decode("ascii")
     return NvmeTcpUri(*paths[0], nqn, nvme.nsid, options, tuple(paths[1:]))

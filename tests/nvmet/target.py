@@ -11,8 +11,8 @@ import contextlib
 import os
 import shlex
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,16 +40,35 @@ class Namespace:
 
 
 @dataclass(frozen=True)
+class Keys:
+    """The keys of a host, and what the target chooses for it.
+
+    Attributes:
+        host: key of the host, in its representation.
+        controller: key of the controller; empty: the target does not prove its identity.
+        hash: name of the hash, as in ``hmac(sha256)``.
+        group: name of the Diffie-Hellman group.
+    """
+
+    host: str
+    controller: str = ""
+    hash: str = "sha256"
+    group: str = "null"
+
+
+@dataclass(frozen=True)
 class Subsystem:
     """A subsystem with namespaces 1, 2, ...
 
     Attributes:
         hosts: NQNs of the hosts that may connect; empty: any may.
+        keys: keys of these hosts, by NQN; a host without keys need not authenticate.
     """
 
     nqn: str
     namespaces: Sequence[Namespace] = (Namespace(),)
     hosts: Sequence[str] = ()
+    keys: Mapping[str, Keys] = field(default_factory=dict)
 
 
 def _write(path: str, value: object) -> str:
@@ -59,6 +78,15 @@ def _write(path: str, value: object) -> str:
 def namespace_uuid(nqn: str, nsid: int) -> UUID:
     """Return the UUID of a namespace."""
     return uuid5(NAMESPACE_URL, f"{nqn}/{nsid}")
+
+
+def _key_lines(host: str, keys: Keys) -> list[str]:
+    lines = [
+        _write(f"{host}/dhchap_hash", f"hmac({keys.hash})"),
+        _write(f"{host}/dhchap_dhgroup", keys.group),
+        _write(f"{host}/dhchap_key", keys.host),
+    ]
+    return [*lines, *([_write(f"{host}/dhchap_ctrl_key", keys.controller)] * bool(keys.controller))]
 
 
 def _subsystem_lines(subsystem: Subsystem, first_disk: int, port: str) -> list[str]:
@@ -72,6 +100,8 @@ def _subsystem_lines(subsystem: Subsystem, first_disk: int, port: str) -> list[s
     for host in subsystem.hosts:
         known = shlex.quote(f"{_CONFIGFS}/hosts/{host}")
         lines += [f"mkdir -p {known}", f"ln -s {known} {quoted}/allowed_hosts/"]
+        if host in subsystem.keys:
+            lines += _key_lines(f"{_CONFIGFS}/hosts/{host}", subsystem.keys[host])
     for nsid in range(1, len(subsystem.namespaces) + 1):
         space = f"{base}/namespaces/{nsid}"
         disk = chr(ord("a") + first_disk + nsid - 1)

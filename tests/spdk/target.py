@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,11 +129,19 @@ class SpdkTarget:
 
     Args:
         cpu: CPU that it keeps busy; None: any.
+        config: settings of ``nvmf_set_config``, which only a target that starts takes.
         options: options of the TCP transport, by the names of ``nvmf_create_transport``.
     """
 
-    def __init__(self, *, cpu: int | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        *,
+        cpu: int | None = None,
+        config: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> None:
         self.port = free_port()
+        self._config = config
         self._cpu = cpu
         self._options = options
         self._folder = Path(tempfile.mkdtemp(prefix="dlfs-spdk-"))
@@ -161,6 +169,7 @@ class SpdkTarget:
         self.rpc_path.unlink(missing_ok=True)
         command = [found, "--lcores", lcores, "--no-huge", "-s", str(_MEMORY_MIB), "--no-pci"]
         command += ["--disable-cpumask-locks", "--silence-noticelog", "-r", str(self.rpc_path)]
+        command += ["--wait-for-rpc"] * (self._config is not None)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
         self._rpc = self._connect(self.rpc_path)
@@ -180,6 +189,9 @@ class SpdkTarget:
             except (FileNotFoundError, ConnectionRefusedError):
                 time.sleep(0.01)  # the target does not report that its socket exists
                 continue
+            if self._config is not None:
+                rpc.call("nvmf_set_config", **self._config)
+                rpc.call("framework_start_init")
             rpc.call("framework_wait_init")
             return rpc
 
@@ -224,6 +236,14 @@ class SpdkTarget:
         """Export namespaces 1, 2, ... as one subsystem."""
         self._make(nqn, namespaces)
         self._subsystems[nqn] = namespaces
+
+    def drop_hosts(self, nqn: str) -> None:
+        """Close all connections of a subsystem: its listener goes and comes back."""
+        address = {
+            "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": str(self.port)
+        }  # fmt: skip
+        self.call("nvmf_subsystem_remove_listener", nqn=nqn, listen_address=address)
+        self.call("nvmf_subsystem_add_listener", nqn=nqn, listen_address=address)
 
     def remove(self, nqn: str) -> None:
         """Remove a subsystem and its RAM disks."""

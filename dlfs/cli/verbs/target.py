@@ -66,6 +66,10 @@ def recipe(
     ] = "",
     port: Annotated[int, typer.Option(help="TCP port of the data.")] = 4420,
     discovery_port: Annotated[int, typer.Option(help="TCP port of discovery.")] = 8009,
+    auth: Annotated[
+        bool,
+        typer.Option("--auth", help="Demand keys; /etc/dlfs/keys on the storage node has them."),
+    ] = False,
 ) -> None:
     """Print how to export DEVICE from a storage node: start, verify, undo."""
     from dlfs.fabric.recipes import RECIPES, Export
@@ -77,6 +81,7 @@ def recipe(
         nqn=nqn,
         port=port,
         discovery_port=discovery_port,
+        auth=auth,
     )
     print(RECIPES[kind](export), end="")
     note(_NEXT[kind])

@@ -61,6 +61,13 @@ extern "C" {
  * has no more queue pairs, readers share the existing ones; other users wait 5 s for one and then
  * get DLFS_E_LIMIT.
  *
+ * Keys. A configuration names keys; libdlfs_security, next to libdlfs, finds and reads them anew at
+ * every connection: in $CREDENTIALS_DIRECTORY, in the directory $DLFS_KEYS (else
+ * ~/.config/dlfs/keys and /etc/dlfs/keys), in /etc/nvme/config.json. With dhchap_key, every queue
+ * is authenticated by DH-HMAC-CHAP, and a target that asks for none is refused. An open fails at
+ * once with DLFS_E_AUTH. A reconnect that fails so is tried again for reconnect_ms, since keys may
+ * be in rotation; then operations end with DLFS_E_AUTH.
+ *
  * Forks. A device in a forked child reconnects when the child creates its first queue pair.
  */
 typedef struct dlfs_nvme_config {
@@ -76,13 +83,16 @@ typedef struct dlfs_nvme_config {
     uint32_t timeout_ms; /* longest wait for the answer to one command, > 0 */
     uint32_t connect_ms; /* longest connection attempt on one path, > 0, not counting the resolution
                             of the host name */
-    uint32_t keepalive_ms; /* longest time without a message to the target; 0: no keep-alive */
-    uint32_t reconnect_ms; /* longest time spent on reconnecting; 0: a device that fails is lost at
-                              once */
-    uint32_t busy_poll_us; /* idle time after which a poll stops spinning and sleeps; 0: it sleeps
-                              at once */
-    uint32_t flags;        /* DLFS_OPEN_WRITE or 0 */
-    uint32_t reserved;
+    uint32_t keepalive_ms;  /* longest time without a message to the target; 0: no keep-alive */
+    uint32_t reconnect_ms;  /* longest time spent on reconnecting; 0: a device that fails is lost at
+                               once */
+    uint32_t busy_poll_us;  /* idle time after which a poll stops spinning and sleeps; 0: it sleeps
+                               at once */
+    uint32_t flags;         /* DLFS_OPEN_WRITE or 0 */
+    uint32_t reauth_s;      /* period after which the admin queue is authenticated anew; 0: never */
+    const char *dhchap_key; /* name of this host's key; NULL: no authentication */
+    const char *dhchap_ctrl_key; /* name of the controller's key; NULL: it need not prove itself */
+    const char *tls_psk;         /* name of the pre-shared key for TLS; NULL: no TLS */
 } dlfs_nvme_config;
 
 /*
@@ -90,9 +100,9 @@ typedef struct dlfs_nvme_config {
  * once. message gets the reason of a failure in words, in message_bytes; it may be NULL. Errors:
  * -EINVAL; -ENOMEM; DLFS_E_LOST, no target listens at the address; DLFS_E_TIMEOUT, the target does
  * not answer; DLFS_E_NOT_FOUND, no such host, subsystem or namespace; -EACCES, the target does not
- * allow this host; -EROFS, the namespace is write-protected; -ENOTSUP, this initiator cannot use
- * the namespace or target; DLFS_E_PROTOCOL, DLFS_E_DIGEST; other codes for the status of a target
- * that refuses.
+ * allow this host; DLFS_E_AUTH, a key was refused or not found; -EROFS, the namespace is
+ * write-protected; -ENOTSUP, this initiator cannot use the namespace or target; DLFS_E_PROTOCOL,
+ * DLFS_E_DIGEST; other codes for the status of a target that refuses.
  */
 DLFS_API int dlfs_device_open_nvme(const dlfs_nvme_config *config, char *message,
                                    uint32_t message_bytes, dlfs_device **out);
@@ -130,6 +140,13 @@ typedef struct dlfs_nvme_result {
 DLFS_API int dlfs_nvme_run(dlfs_device *device, uint32_t queue, const dlfs_nvme_command *command,
                            void *data, uint32_t data_bytes, uint32_t direction,
                            dlfs_nvme_result *result);
+
+/*
+ * Authenticates the admin queue anew, with the present keys, and waits. A failure ends all
+ * connections, and the device reconnects. Errors: DLFS_E_AUTH; -ENOTSUP on other kinds of device
+ * and without dhchap_key; those of a lost connection. Any threads at once.
+ */
+DLFS_API int dlfs_nvme_authenticate(dlfs_device *device);
 
 #define DLFS_NVME_ID_NONE 0u
 #define DLFS_NVME_ID_EUI64 1u

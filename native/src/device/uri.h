@@ -15,6 +15,10 @@
 #define URI_PATH_BYTES_MAX 4095u
 #define URI_HOST_BYTES_MAX 253u
 
+/* The options that name keys: dhchap_key, dhchap_ctrl_key, tls_psk. */
+#define URI_KEYS 3u
+#define URI_KEY_NAME_BYTES_MAX 64u
+
 enum uri_kind { URI_FILE, URI_NVME_TCP };
 
 /* A parsed URI. The fields of nvme point into it, so it must not be copied. */
@@ -25,7 +29,8 @@ struct uri {
     char hosts[DLFS_NVME_PATHS_MAX][URI_HOST_BYTES_MAX + 1];
     char subsystem_nqn[DLFS_NVME_NQN_BYTES_MAX + 1];
     char host_nqn[DLFS_NVME_NQN_BYTES_MAX + 1]; /* empty: not given */
-    dlfs_nvme_config nvme;                      /* for URI_NVME_TCP; host_nqn NULL: not given */
+    char keys[URI_KEYS][URI_KEY_NAME_BYTES_MAX + 1];
+    dlfs_nvme_config nvme; /* for URI_NVME_TCP; host_nqn NULL: not given */
 };
 
 /*

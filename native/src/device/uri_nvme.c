@@ -14,6 +14,7 @@
 #define NSID_MAX 0xfffffffeu
 #define DURATION_MS_MAX 3600000u
 #define BUSY_POLL_US_MAX 1000000u
+#define REAUTH_S_MAX 604800u
 #define TIMEOUT_MS_DEFAULT 5000u
 #define CONNECT_MS_DEFAULT 3000u
 #define KEEPALIVE_MS_DEFAULT 10000u
@@ -212,10 +213,27 @@ static const struct number_option {
     {"keepalive_ms", offsetof(dlfs_nvme_config, keepalive_ms), 0, DURATION_MS_MAX},
     {"reconnect_ms", offsetof(dlfs_nvme_config, reconnect_ms), 0, DURATION_MS_MAX},
     {"busy_poll_us", offsetof(dlfs_nvme_config, busy_poll_us), 0, BUSY_POLL_US_MAX},
+    {"reauth_s", offsetof(dlfs_nvme_config, reauth_s), 0, REAUTH_S_MAX},
 };
 #define NUMBER_OPTIONS (sizeof number_options / sizeof *number_options)
 /* Bits of the other options in the set of options seen, after those of numeric options. */
-enum { SEEN_HOSTNQN = 1 << 16, SEEN_HOSTID = 1 << 17, SEEN_HDGST = 1 << 18, SEEN_DDGST = 1 << 19 };
+enum {
+    SEEN_HOSTNQN = 1 << 16,
+    SEEN_HOSTID = 1 << 17,
+    SEEN_HDGST = 1 << 18,
+    SEEN_DDGST = 1 << 19,
+    SEEN_KEY = 1 << 20, /* and the bits of the other key options */
+};
+
+/* The options that name keys, and the fields that they set. */
+static const struct {
+    const char *key;
+    size_t field; /* offset in dlfs_nvme_config */
+} key_options[URI_KEYS] = {
+    {"dhchap_key", offsetof(dlfs_nvme_config, dhchap_key)},
+    {"dhchap_ctrl_key", offsetof(dlfs_nvme_config, dhchap_ctrl_key)},
+    {"tls_psk", offsetof(dlfs_nvme_config, tls_psk)},
+};
 
 static int take_flag(const struct uri_parser *parser, const char *key, struct slice value,
                      uint32_t digest)
@@ -245,6 +263,29 @@ static int take_number(const struct uri_parser *parser, const struct number_opti
     return 0;
 }
 
+static int take_key(const struct uri_parser *parser, uint32_t number, struct slice value)
+{
+    char *name = parser->out->keys[number];
+    bool valid = value.bytes > 0 && value.bytes <= URI_KEY_NAME_BYTES_MAX && value.at[0] != '.';
+    for (size_t i = 0; valid && i < value.bytes; i++) {
+        char c = value.at[i];
+        valid = is_alpha(c) || is_digit(c) || c == '.' || c == '_' || c == '-';
+    }
+    if (!valid) {
+        /* The options are not shown: the value may be a key. */
+        struct uri_parser shown = *parser;
+        struct slice options;
+        (void)slice_cut(parser->whole, '?', &shown.whole, &options);
+        return uri_reject(&shown, "the name of a key, 1 to 64 of A-Z a-z 0-9 . _ -",
+                          slice_of("something else"));
+    }
+    memcpy(name, value.at, value.bytes);
+    name[value.bytes] = '\0';
+    memcpy((char *)&parser->out->nvme + key_options[number].field, (const void *)&name,
+           sizeof name);
+    return 0;
+}
+
 static int take_host_id(const struct uri_parser *parser, struct slice value)
 {
     if (!uri_read_uuid(value.at, value.bytes, parser->out->nvme.host_id)) {
@@ -262,6 +303,11 @@ static uint32_t option_bit(struct slice key)
             return 1u << i;
         }
     }
+    for (uint32_t i = 0; i < URI_KEYS; i++) {
+        if (slice_equals(key, key_options[i].key)) {
+            return (uint32_t)SEEN_KEY << i;
+        }
+    }
     if (slice_equals(key, "hostnqn")) {
         return SEEN_HOSTNQN;
     }
@@ -276,6 +322,10 @@ static uint32_t option_bit(struct slice key)
 
 static int take_option(const struct uri_parser *parser, uint32_t bit, struct slice value)
 {
+    if (bit >= SEEN_KEY) {
+        return take_key(parser, (uint32_t)__builtin_ctz(bit) - (uint32_t)__builtin_ctz(SEEN_KEY),
+                        value);
+    }
     switch (bit) {
     case SEEN_HOSTNQN:
         parser->out->nvme.host_nqn = parser->out->host_nqn;
@@ -303,7 +353,8 @@ static int parse_pair(const struct uri_parser *parser, struct slice pair, uint32
     if (!is_path && (!has_value || bit == 0 || (*seen & bit))) {
         return uri_reject(parser,
                           "options nsid, hostnqn, hostid, hdgst, ddgst, timeout_ms, connect_ms, "
-                          "keepalive_ms, reconnect_ms, busy_poll_us, path, each once, as key=value",
+                          "keepalive_ms, reconnect_ms, busy_poll_us, dhchap_key, "
+                          "dhchap_ctrl_key, tls_psk, reauth_s, path, each once, as key=value",
                           pair);
     }
     *seen |= bit;
@@ -330,7 +381,14 @@ static int parse_query(const struct uri_parser *parser, struct slice query)
             return code;
         }
     }
-    return parser->out->nvme.nsid ? 0 : uri_reject(parser, "?nsid=N, the namespace", query);
+    const dlfs_nvme_config *nvme = &parser->out->nvme;
+    if (nvme->nsid == 0) {
+        return uri_reject(parser, "?nsid=N, the namespace", query);
+    }
+    if (nvme->dhchap_key == NULL && nvme->dhchap_ctrl_key != NULL) {
+        return uri_reject(parser, "dhchap_key with dhchap_ctrl_key", query);
+    }
+    return 0;
 }
 
 int uri_parse_nvme_tcp(const struct uri_parser *parser, struct slice text)

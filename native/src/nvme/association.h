@@ -63,7 +63,8 @@ struct nvme_admin_request {
     struct nvme_admin_request *next;
     struct nvme_exchange exchange;
     enum { NVME_REQUEST_WAITING, NVME_REQUEST_RUNNING, NVME_REQUEST_DONE } state;
-    bool no_retry; /* its time limit has passed: it is not sent again */
+    bool no_retry;     /* its time limit has passed: it is not sent again */
+    bool authenticate; /* no command: the thread authenticates the admin queue anew */
     int code;
 };
 
@@ -108,16 +109,17 @@ struct nvme_association {
     struct nvme_admin admin;           /* only the thread uses its connection */
     struct nvme_text error;            /* the last error message */
     /* Used by the thread only. */
-    uint64_t connected_ns;    /* when the present generation was connected; 0: never */
-    uint64_t disconnected_ns; /* when the last generation ended */
-    uint64_t keep_alive_ns;   /* when the last keep-alive ended */
-    uint64_t probe_ns;        /* when to look for an optimized path; UINT64_MAX: never */
-    uint64_t random;          /* state of the random numbers that shorten pauses */
-    uint32_t backoff_ms;      /* pause before the next round of attempts */
-    uint32_t first_path;      /* index of the path that a round of attempts begins with */
-    uint32_t transition_ms;   /* longest ANATT if all paths are in the ANA state change; else 0 */
-    uint32_t probe_ms;        /* pause before the probe after that */
-    uint32_t probe_path;      /* index of the path that was probed last */
+    uint64_t connected_ns;     /* when the present generation was connected; 0: never */
+    uint64_t disconnected_ns;  /* when the last generation ended */
+    uint64_t keep_alive_ns;    /* when the last keep-alive ended */
+    uint64_t probe_ns;         /* when to look for an optimized path; UINT64_MAX: never */
+    uint64_t random;           /* state of the random numbers that shorten pauses */
+    uint32_t backoff_ms;       /* pause before the next round of attempts */
+    uint32_t first_path;       /* index of the path that a round of attempts begins with */
+    uint32_t transition_ms;    /* longest ANATT if all paths are in the ANA state change; else 0 */
+    uint32_t probe_ms;         /* pause before the probe after that */
+    uint32_t probe_path;       /* index of the path that was probed last */
+    uint64_t authenticated_ns; /* when the admin queue was last authenticated */
     /* The internal queue pair for flushes and single I/O commands, created on first use. */
     pthread_mutex_t passthrough_lock;
     struct nvme_queue *passthrough_queue;

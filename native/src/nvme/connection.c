@@ -373,6 +373,7 @@ static int single_end_data(void *context, const struct nvme_pdu *pdu, bool diges
         return DLFS_E_DIGEST;
     }
     single->received_bytes += pdu->data_bytes;
+    single->exchange->received_bytes = single->received_bytes;
     single->last_seen = (pdu->flags & NVME_PDU_LAST) != 0;
     if ((pdu->flags & NVME_PDU_SUCCESS) != 0) {
         single->exchange->cqe = (struct nvme_cqe){.cid = single->cid};

@@ -70,7 +70,8 @@ struct nvme_exchange {
     uint8_t entry[NVME_ENTRY_BYTES];
     void *data;
     uint32_t data_bytes;
-    uint32_t direction; /* DLFS_NVME_DATA_* */
+    uint32_t direction;      /* DLFS_NVME_DATA_* */
+    uint32_t received_bytes; /* data bytes that the controller sent */
     struct nvme_cqe cqe;
 };
 /*

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "nvme/authenticate.h"
 #include "nvme/events.h"
 #include "nvme/writes.h"
 #include "platform/clock.h"
@@ -38,6 +39,12 @@ static int copy_text(char *to, size_t to_bytes, const char *from)
     return 0;
 }
 
+/* Copies the name of a key; NULL for none. Returns false if it is empty or too long. */
+static bool copy_key_name(char to[NVME_KEY_NAME_BYTES_MAX + 1], const char *name)
+{
+    return name == NULL || copy_text(to, NVME_KEY_NAME_BYTES_MAX + 1, name) == 0;
+}
+
 int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
 {
     *to = (struct nvme_config){.path_count = from->path_count,
@@ -48,12 +55,17 @@ int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
                                .keepalive_ms = from->keepalive_ms,
                                .reconnect_ms = from->reconnect_ms,
                                .busy_poll_us = from->busy_poll_us,
+                               .reauth_s = from->reauth_s,
                                .writable = (from->flags & DLFS_OPEN_WRITE) != 0};
     memcpy(to->host_id, from->host_id, sizeof to->host_id);
     bool valid = from->path_count >= 1 && from->path_count <= DLFS_NVME_PATHS_MAX &&
                  from->nsid != UINT32_MAX && from->timeout_ms > 0 && from->connect_ms > 0 &&
                  (from->digests & ~(DLFS_NVME_HEADER_DIGEST | DLFS_NVME_DATA_DIGEST)) == 0 &&
-                 (from->flags & ~DLFS_OPEN_WRITE) == 0 && from->reserved == 0;
+                 (from->flags & ~DLFS_OPEN_WRITE) == 0 &&
+                 copy_key_name(to->dhchap_key, from->dhchap_key) &&
+                 copy_key_name(to->dhchap_ctrl_key, from->dhchap_ctrl_key) &&
+                 copy_key_name(to->tls_psk, from->tls_psk) &&
+                 (to->dhchap_key[0] != '\0' || to->dhchap_ctrl_key[0] == '\0');
     if (!valid || copy_text(to->subsystem_nqn, sizeof to->subsystem_nqn, from->subsystem_nqn) < 0 ||
         copy_text(to->host_nqn, sizeof to->host_nqn, from->host_nqn) < 0) {
         return -EINVAL;
@@ -187,13 +199,8 @@ static int connect_queue(struct nvme_connection *connection, const struct nvme_c
         code = nvme_status_code(status);
         return qid > 0 && code == DLFS_E_NOT_FOUND ? -EREMOTEIO : code;
     }
-    if ((exchange.cqe.value & UINT64_C(0x70000)) != 0) { /* AUTHREQ: ATR, ASCR */
-        *refused = true;
-        nvme_text_format(text, "subsystem %s demands authentication", config->subsystem_nqn);
-        return -EACCES;
-    }
     *got_controller_id = (uint16_t)exchange.cqe.value;
-    return 0;
+    return nvme_authenticate_connected(connection, config, exchange.cqe.value, deadline, text);
 }
 
 /* Returns the command set to select in CC, of those that CAP offers. */
@@ -375,6 +382,10 @@ int nvme_controller_open(const struct nvme_config *config, const struct nvme_add
                          struct nvme_text *text)
 {
     struct nvme_admin admin = {.address = *address};
+    if (config->tls_psk[0] != '\0') {
+        nvme_text_format(text, "tls_psk: this release does not speak TLS");
+        return -ENOTSUP;
+    }
     int code = nvme_connection_open(address, config->digests, NULL, ADMIN_STAGING_BYTES, deadline,
                                     &admin.connection, text);
     if (code < 0) {

@@ -9,6 +9,7 @@
 
 #include "nvme/connection.h"
 #include "nvme/notices.h"
+#include "nvme/security.h"
 
 #define NVME_HOST_BYTES 256u
 /* Most data bytes of one command, whatever MDTS allows: some targets have lower limits than they
@@ -36,6 +37,10 @@ struct nvme_config {
     uint32_t keepalive_ms;
     uint32_t reconnect_ms;
     uint32_t busy_poll_us;
+    uint32_t reauth_s;
+    char dhchap_key[NVME_KEY_NAME_BYTES_MAX + 1]; /* names of keys; empty: none */
+    char dhchap_ctrl_key[NVME_KEY_NAME_BYTES_MAX + 1];
+    char tls_psk[NVME_KEY_NAME_BYTES_MAX + 1];
     bool writable;
 };
 

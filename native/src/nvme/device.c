@@ -299,6 +299,18 @@ int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *co
     return 0;
 }
 
+int dlfs_nvme_authenticate(dlfs_device *base)
+{
+    if (base == NULL || base->ops != &nvme_device_ops ||
+        ((const struct nvme_device *)base)->config.dhchap_key[0] == '\0') {
+        return -ENOTSUP;
+    }
+    struct nvme_association *association;
+    struct nvme_admin_request request = {.authenticate = true};
+    int code = own_association((struct nvme_device *)base, &association);
+    return code < 0 ? code : nvme_association_run(association, &request);
+}
+
 int dlfs_nvme_set_paths(dlfs_device *base, const char *const *hosts, const uint32_t *ports,
                         uint32_t path_count)
 {

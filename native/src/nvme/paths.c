@@ -108,6 +108,7 @@ static void publish(struct nvme_association *association, const struct nvme_admi
     association->state = NVME_READY;
     association->connected_ns = now;
     association->keep_alive_ns = now;
+    association->authenticated_ns = now;
     (void)pthread_cond_broadcast(&association->changed);
     (void)pthread_mutex_unlock(&association->lock);
     association->first_path = 0;

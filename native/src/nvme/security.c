@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -58,14 +58,13 @@ static const struct nvme_security *load(char message[NVME_SECURITY_TEXT_BYTES])
 
 int nvme_security_load(const struct nvme_security **out, char message[NVME_SECURITY_TEXT_BYTES])
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static const struct nvme_security *loaded;
-    (void)pthread_mutex_lock(&lock);
-    if (loaded == NULL) {
-        loaded = load(message);
+    /* No lock, which a forked child could find taken; dlopen opens a library once. */
+    static const struct nvme_security *_Atomic loaded;
+    const struct nvme_security *found = atomic_load(&loaded);
+    if (found == NULL) {
+        found = load(message);
+        atomic_store(&loaded, found);
     }
-    const struct nvme_security *found = loaded;
-    (void)pthread_mutex_unlock(&lock);
     if (found == NULL) {
         return -ENOTSUP;
     }

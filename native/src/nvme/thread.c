@@ -9,6 +9,7 @@
  * attempt.
  */
 #include "nvme/association.h"
+#include "nvme/authenticate.h"
 #include "nvme/paths.h"
 #include "nvme/watch.h"
 #include "platform/clock.h"
@@ -118,8 +119,10 @@ static void reconnect(struct nvme_association *association)
     }
     if (single_round || monotonic_ns() >= end_ns) {
         (void)pthread_mutex_lock(&association->lock);
-        /* An open reports the error itself. A device that was connected before is lost. */
-        declare_lost(association, association->connected_ns == 0 ? code : DLFS_E_LOST);
+        /* An open reports the error itself. A device that was connected before is lost, or its key
+         * is not valid any more. */
+        bool is_cause = association->connected_ns == 0 || code == DLFS_E_AUTH;
+        declare_lost(association, is_cause ? code : DLFS_E_LOST);
         (void)pthread_mutex_unlock(&association->lock);
     }
 }
@@ -180,7 +183,8 @@ static void link_connect_failed(struct nvme_association *association, struct nvm
     uint64_t now = monotonic_ns();
     uint64_t budget_ns = association->config.reconnect_ms * NVME_NANOSECONDS_PER_MS;
     if ((refused && !link->was_connected) || now - link->since_ns >= budget_ns) {
-        fail_link(association, link, refused && !link->was_connected ? code : DLFS_E_LOST);
+        bool is_cause = (refused && !link->was_connected) || code == DLFS_E_AUTH;
+        fail_link(association, link, is_cause ? code : DLFS_E_LOST);
         return;
     }
     link->backoff_ms = nvme_next_backoff_ms(link->backoff_ms);
@@ -270,8 +274,31 @@ static bool is_idempotent(const struct nvme_admin_request *request)
            opcode == NVME_ADMIN_GET_FEATURES;
 }
 
+/* Authenticates the admin queue anew, with the present keys. */
+static int authenticate(struct nvme_association *association)
+{
+    const struct nvme_config *config = &association->config;
+    struct nvme_deadline deadline = nvme_association_deadline(association, config->connect_ms);
+    struct nvme_text text = {.bytes = ""};
+    int code = nvme_authenticate(association->admin.connection, config, &deadline, &text);
+    association->authenticated_ns = monotonic_ns();
+    if (code < 0 && code != DLFS_E_CLOSED) {
+        fail_locked(association, code, text.bytes);
+    }
+    return code;
+}
+
 static void run_request(struct nvme_association *association, struct nvme_admin_request *request)
 {
+    if (request->authenticate) {
+        int result = authenticate(association);
+        (void)pthread_mutex_lock(&association->lock);
+        request->code = result;
+        request->state = NVME_REQUEST_DONE;
+        (void)pthread_cond_broadcast(&association->changed);
+        (void)pthread_mutex_unlock(&association->lock);
+        return;
+    }
     struct nvme_deadline deadline =
         nvme_association_deadline(association, association->config.timeout_ms);
     struct nvme_text text;
@@ -315,6 +342,13 @@ static void check_admin_socket(struct nvme_association *association)
     }
 }
 
+static uint64_t authentication_due_ns(const struct nvme_association *association)
+{
+    uint64_t period_ns = association->config.reauth_s * UINT64_C(1000000000);
+    bool has_key = association->config.dhchap_key[0] != '\0';
+    return has_key && period_ns > 0 ? association->authenticated_ns + period_ns : UINT64_MAX;
+}
+
 static uint64_t keep_alive_due_ns(const struct nvme_association *association)
 {
     const struct nvme_config *config = &association->config;
@@ -325,11 +359,14 @@ static uint64_t keep_alive_due_ns(const struct nvme_association *association)
 
 /* Handles an event, if there is one, and a failure, else sends a due keep-alive, else runs an admin
  * command, else connects a link, else sleeps. At most one event is handled in a call, so that many
- * events delay nothing else. */
+ * events delay nothing else. Authentications are due as keep-alives are. */
 static void serve_one(struct nvme_association *association)
 {
     nvme_watch_serve(association);
     uint64_t until_ns = keep_alive_due_ns(association);
+    uint64_t authentication_ns = authentication_due_ns(association);
+    bool keeps_alive = until_ns <= authentication_ns;
+    until_ns = keeps_alive ? until_ns : authentication_ns;
     bool due = monotonic_ns() >= until_ns;
     until_ns = association->probe_ns < until_ns ? association->probe_ns : until_ns;
     struct nvme_link *link = NULL;
@@ -345,7 +382,7 @@ static void serve_one(struct nvme_association *association)
     }
     struct nvme_admin_request *request = due ? NULL : association->requests;
     if (due) {
-        /* The keep-alive comes before requests and links. */
+        /* Keep-alives and authentications come before requests and links. */
     } else if (request != NULL) {
         association->requests = request->next;
         request->state = NVME_REQUEST_RUNNING;
@@ -353,8 +390,10 @@ static void serve_one(struct nvme_association *association)
         link = next_link(association, &until_ns);
     }
     (void)pthread_mutex_unlock(&association->lock);
-    if (due) {
+    if (due && keeps_alive) {
         keep_alive(association);
+    } else if (due) {
+        (void)authenticate(association);
     } else if (request != NULL) {
         run_request(association, request);
     } else if (link != NULL) {

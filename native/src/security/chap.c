@@ -3,6 +3,7 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 #include "security/crypto.h"
 #include "security/secret.h"
 
+#define CHALLENGES_NOTED 256u
 #define KEY_PURPOSE "NVMe-over-Fabrics"
 
 int chap_transform_key(const struct security_key *key, const char *nqn,
@@ -149,6 +151,25 @@ static int challenge_controller(struct nvme_chap *session, struct chap_response 
     return code < 0 ? code : chap_compute_response(&input, session->expected);
 }
 
+/*
+ * Returns true if a challenge is one of the last ones that this process answered: a target makes
+ * each one at random, so it was recorded and is replayed. Threads may note challenges at once.
+ */
+static bool was_used(const uint8_t *value)
+{
+    static _Atomic uint64_t used[CHALLENGES_NOTED];
+    static _Atomic uint32_t next;
+    uint64_t first; /* 64 random bits do not repeat by chance */
+    memcpy(&first, value, sizeof first);
+    for (size_t i = 0; i < CHALLENGES_NOTED; i++) {
+        if (atomic_load(&used[i]) == first) {
+            return true;
+        }
+    }
+    atomic_store(&used[atomic_fetch_add(&next, 1) % CHALLENGES_NOTED], first);
+    return false;
+}
+
 int chap_answer(struct nvme_chap *session, const struct nvme_chap_challenge *challenge,
                 struct nvme_chap_answer *answer)
 {
@@ -157,6 +178,9 @@ int chap_answer(struct nvme_chap *session, const struct nvme_chap_challenge *cha
     session->session_key_bytes = 0;
     if (session->hash_bytes == 0) {
         return -ENOTSUP;
+    }
+    if (was_used(challenge->value)) {
+        return DLFS_E_AUTH;
     }
     answer->hash_bytes = session->hash_bytes;
     memcpy(session->host_challenge, challenge->value, session->hash_bytes);

@@ -19,7 +19,7 @@ struct nvme_chap {
     char subsystem_nqn[224];
     uint8_t transformed_host_key[NVME_HASH_BYTES_MAX];
     uint8_t transformed_controller_key[NVME_HASH_BYTES_MAX];
-    /* Of the last exchange. */
+    /* The following fields are set by each exchange. */
     uint32_t hash_bytes;
     uint32_t session_key_bytes; /* 0 without a Diffie-Hellman group */
     uint8_t session_key[NVME_HASH_BYTES_MAX];

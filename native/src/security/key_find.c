@@ -119,7 +119,7 @@ static int look_into(struct search *search, const char *folder, bool check)
     if (file >= 0 && code == 0) {
         code = read_file(search, file, path, check);
     } else if (error != 0 && error != ENOENT) {
-        code = refuse(search, path, strerrordesc_np(error));
+        code = refuse(search, path, error == EACCES ? "permission denied" : "it cannot be opened");
     }
     if (file >= 0) {
         (void)close(file);

@@ -1,7 +1,7 @@
 /* Memory for keys; see security/secret.h. */
 #include "security/secret.h"
 
-#include <openssl/crypto.h>
+#include <string.h>
 #include <sys/mman.h>
 
 void *secret_allocate(size_t bytes)
@@ -29,5 +29,5 @@ void secret_free(void *secret, size_t bytes)
 
 void secret_wipe(void *secret, size_t bytes)
 {
-    OPENSSL_cleanse(secret, bytes);
+    explicit_bzero(secret, bytes);
 }

@@ -16,7 +16,10 @@ static void test_devices(dlfs_device *inner)
                              .host_nqn = "nqn.2024-01.org.example:host",
                              .timeout_ms = 100,
                              .connect_ms = 100,
-                             .reserved = 1};
+                             .dhchap_key = ""};
+    CHECK_EQ(dlfs_device_open_nvme(&nvme, NULL, 0, &device), -EINVAL);
+    nvme.dhchap_key = NULL;
+    nvme.dhchap_ctrl_key = "controller"; /* without a key of this host */
     CHECK_EQ(dlfs_device_open_nvme(&nvme, NULL, 0, &device), -EINVAL);
 }
 

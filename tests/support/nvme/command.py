@@ -35,6 +35,8 @@ class Event(Enum):
     PROPERTY_GET = "property get"
     PROPERTY_SET = "property set"
     DISCONNECT = "disconnect"
+    AUTHENTICATION_SEND = "authentication send"
+    AUTHENTICATION_RECEIVE = "authentication receive"
     IDENTIFY = "identify"
     FEATURES = "features"
     LOG_PAGE = "log page"
@@ -79,6 +81,8 @@ class Fabrics(IntEnum):
     PROPERTY_SET = 0x00
     CONNECT = 0x01
     PROPERTY_GET = 0x04
+    AUTHENTICATION_SEND = 0x05
+    AUTHENTICATION_RECEIVE = 0x06
     DISCONNECT = 0x08
 
 
@@ -110,6 +114,7 @@ class Status(IntEnum):
     ANA_PERSISTENT_LOSS = 0x301
     ANA_INACCESSIBLE = 0x302
     ANA_TRANSITION = 0x303
+    AUTHENTICATION_REQUIRED = 0x191
 
 
 # Statuses with DNR: the command would fail again.
@@ -206,6 +211,8 @@ _FABRICS_EVENTS: dict[int, Event] = {
     Fabrics.PROPERTY_GET: Event.PROPERTY_GET,
     Fabrics.PROPERTY_SET: Event.PROPERTY_SET,
     Fabrics.DISCONNECT: Event.DISCONNECT,
+    Fabrics.AUTHENTICATION_SEND: Event.AUTHENTICATION_SEND,
+    Fabrics.AUTHENTICATION_RECEIVE: Event.AUTHENTICATION_RECEIVE,
 }
 _ADMIN_EVENTS: dict[int, Event] = {
     Admin.GET_LOG_PAGE: Event.LOG_PAGE,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from tests.support.nvme.authentication import Responder
 from tests.support.nvme.command import (
     FABRICS,
     SGL_IN_CAPSULE,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 ADMIN_IN_CAPSULE_BYTES = 8192
 CONNECT_BYTES = 1024
 DYNAMIC = 0xFFFF
+_AUTHENTICATION_DEMANDED = 1 << 17  # AUTHREQ.ATR of a Connect's result
 _IN_DATA = 1 << 16  # the invalid parameter of a Connect is in its data
 
 
@@ -83,6 +85,7 @@ class Queue:
         self._event_requests: list[int] = []
         self._events: list[int] = []
         self._last_tag = 0
+        self._responder: Responder | None = None
 
     @property
     def is_admin(self) -> bool:
@@ -144,20 +147,40 @@ class Queue:
         controller = self._connection.controller
         return None if controller is None else controller.check_io(command)
 
-    def _execute(self, command: Command, data: bytes) -> Answer:
-        controller = self._connection.controller
+    def _authenticate(self, command: Command, data: bytes) -> Answer | None:
+        """Return the answer of authentication; None if the command may run."""
+        if self._responder is None:
+            return None
         if command.opcode == FABRICS:
             if command.fabrics_type == Fabrics.CONNECT:
-                return self._connect(command, data)
-            if controller is None:
-                return Answer(Status.SEQUENCE_ERROR)
-            if command.fabrics_type == Fabrics.DISCONNECT and self.number:
-                return Answer()
-            if command.fabrics_type == Fabrics.PROPERTY_GET and self.is_admin:
-                return controller.property_get(command)
-            if command.fabrics_type == Fabrics.PROPERTY_SET and self.is_admin:
-                return controller.property_set(command)
-            return Answer(Status.INVALID_FIELD)
+                return None
+            if command.fabrics_type == Fabrics.AUTHENTICATION_SEND:
+                return Answer() if self._responder.send(data) else Answer(Status.INVALID_FIELD)
+            if command.fabrics_type == Fabrics.AUTHENTICATION_RECEIVE:
+                return Answer(data=self._responder.receive(command.length))
+        return None if self._responder.done else Answer(Status.AUTHENTICATION_REQUIRED)
+
+    def _fabrics(self, command: Command, data: bytes) -> Answer:
+        controller = self._connection.controller
+        if command.fabrics_type == Fabrics.CONNECT:
+            return self._connect(command, data)
+        if controller is None:
+            return Answer(Status.SEQUENCE_ERROR)
+        if command.fabrics_type == Fabrics.DISCONNECT and self.number:
+            return Answer()
+        if command.fabrics_type == Fabrics.PROPERTY_GET and self.is_admin:
+            return controller.property_get(command)
+        if command.fabrics_type == Fabrics.PROPERTY_SET and self.is_admin:
+            return controller.property_set(command)
+        return Answer(Status.INVALID_FIELD)
+
+    def _execute(self, command: Command, data: bytes) -> Answer:
+        controller = self._connection.controller
+        refused = self._authenticate(command, data)
+        if refused is not None:
+            return refused
+        if command.opcode == FABRICS:
+            return self._fabrics(command, data)
         if controller is None:
             return Answer(Status.SEQUENCE_ERROR)
         if not self.is_admin:
@@ -223,7 +246,10 @@ class Queue:
         self.number, self._entries, self._head = queue, entries, 1 % entries
         self._flow_control = not command.cdw11 >> 16 & 4
         self._connection.attach(controller)
-        return Answer(value=controller.number)
+        if subsystem.authentication is None:
+            return Answer(value=controller.number)
+        self._responder = Responder(subsystem.authentication, host_nqn, subsystem.nqn)
+        return Answer(value=controller.number | _AUTHENTICATION_DEMANDED)
 
     def _refuse_queue(
         self, controller: Controller | None, queue: int, host_id: bytes, host_nqn: str

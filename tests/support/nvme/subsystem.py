@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from tests.support.nvme.authentication import Authentication
 from tests.support.nvme.identify import Settings
 from tests.support.nvme.namespace import Namespace
 
@@ -27,6 +28,7 @@ class Subsystem:
         namespaces: its namespaces.
         hosts: NQNs of the hosts that may connect; None: any.
         settings: properties of its controllers.
+        authentication: the keys that hosts need; None: none.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class Subsystem:
         *,
         hosts: Iterable[str] | None = None,
         settings: Settings | None = None,
+        authentication: Authentication | None = None,
     ) -> None:
         self.nqn = nqn
         self.namespaces = {namespace.nsid: namespace for namespace in namespaces}
         self.hosts = None if hosts is None else frozenset(hosts)
         self.settings = settings or Settings()
+        self.authentication = authentication
         self.controllers: dict[int, Controller] = {}
         self.mutex = threading.Lock()
         self._last_number = 0

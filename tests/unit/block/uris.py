@@ -55,6 +55,16 @@ ACCEPTED: list[tuple[str, DeviceUri]] = [
             "a", 4420, NQN, 1, NvmeTcpOptions(None, UUID(HOST_ID), False, False, 1, 2, 0, 0, 50)
         ),
     ),
+    (
+        f"nvme-tcp://a/{NQN}?nsid=1&dhchap_key=host.1&dhchap_ctrl_key=A_-z&tls_psk=p&reauth_s=60",
+        NvmeTcpUri(
+            "a",
+            4420,
+            NQN,
+            1,
+            NvmeTcpOptions(dhchap_key="host.1", dhchap_ctrl_key="A_-z", tls_psk="p", reauth_s=60),
+        ),
+    ),
     (f"nvme-tcp://[fe80::1]:4420/{NQN}?nsid=1", NvmeTcpUri("fe80::1", 4420, NQN, 1)),
     (f"nvme-tcp://[fe80::1%eth0]/{NQN}?nsid=1", NvmeTcpUri("fe80::1%eth0", 4420, NQN, 1)),
     (
@@ -177,6 +187,13 @@ REFUSED: list[tuple[str, str]] = [
     (f"nvme-tcp://host/{NQN}?nsid=+1", "nsid"),
     (f"nvme-tcp://host/{NQN}?nsid=00000000001", "nsid"),
     (f"nvme-tcp://host/{NQN}?nsid=1&timeout_ms=3600001", "timeout_ms 1..3600000"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&dhchap_key=", "the name of a key"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&dhchap_key=../a", "the name of a key"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&dhchap_key=.a", "the name of a key"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&tls_psk={'a' * 65}", "the name of a key"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&dhchap_key=DHHC-1:00:c2VjcmV0:", "the name of a key"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&dhchap_ctrl_key=a", "dhchap_key with dhchap_ctrl_key"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&reauth_s=604801", "reauth_s 0..604800"),
     (f"nvme-tcp://host/{NQN}?nsid=1&busy_poll_us=1000001", "busy_poll_us 0..1000000"),
     (f"nvme-tcp://host/{NQN}?nsid=1&hostnqn=host", "NQN"),
     (f"nvme-tcp://host/{NQN}?nsid=1&hostid={HOST_ID}0", "UUID"),

@@ -23,6 +23,7 @@ EXPECTED = {
     "SpaceError": 6,
     "StaleError": 1,
     "LimitError": 1,
+    "AuthenticationError": 7,
     "DegradedError": 7,
     "DeviceError": 7,
     "DeviceLostError": 7,

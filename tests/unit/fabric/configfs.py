@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NODES = {
-    "hosts": ((), ()),
+    "hosts": (("dhchap_key", "dhchap_ctrl_key", "dhchap_hash", "dhchap_dhgroup"), ()),
     "ports": (
         ("addr_adrfam", "addr_trtype", "addr_traddr", "addr_trsvcid"),
         ("subsystems", "referrals"),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlfs.errors import UsageError
+from dlfs.fabric.keys import generate_key
 from dlfs.fabric.recipes import RECIPES, Export, nvmet_script, nvmetcli_json, spdk_script
 from tests.unit.fabric.configfs import FakeConfigfs
 
@@ -107,7 +108,7 @@ def test_a_verb_is_needed(script, configfs: FakeConfigfs) -> None:
     for verb in ("", "stop", "fail"):
         done = configfs.run(script(export_of("/dev/x")), verb)
         assert done.code == 1
-        assert "expected start, verify or undo" in done.out
+        assert "expected start, verify, rotate or undo" in done.out
 
 
 # ---- the kernel's target -------------------------------------------------------------------------
@@ -154,6 +155,46 @@ def test_a_start_that_fails_is_undone(configfs: FakeConfigfs, device: Path) -> N
     assert done.code == 1
     assert "port 4420 is in use at 10.0.0.11" in done.out
     assert configfs.content() == content
+
+
+def test_keys_are_demanded_and_rotated(
+    configfs: FakeConfigfs, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys of hosts"
+    keys.mkdir()
+    monkeypatch.setattr("dlfs.fabric.recipes.KEYS", str(keys))
+    script = nvmet_script(export_of(device, auth=True))
+    empty = configfs.content()
+    missing = configfs.run(script, "start")
+    assert (missing.code, "there is no such key" in missing.out) == (1, True)
+    assert configfs.content() == empty
+    texts = {name: generate_key() for name in (HOST, OTHER_HOST, NQN)}
+    for name, text in texts.items():
+        (keys / name).write_text(text + "\n")
+    exposed = configfs.run(script, "start")
+    assert (exposed.code, "chmod 0600" in exposed.out) == (1, True)
+    for name in texts:
+        (keys / name).chmod(0o600)
+    started = configfs.run(script, "start")
+    assert started.code == 0, started.out
+    assert not any(text in started.out for text in texts.values())
+    assert configfs.content()[f"hosts/{HOST}/dhchap_key"] == texts[HOST]
+    assert configfs.content()[f"hosts/{OTHER_HOST}/dhchap_ctrl_key"] == texts[NQN]
+    (keys / HOST).write_text(new := generate_key(hash_id=3))
+    assert configfs.run(script, "rotate").code == 0
+    assert configfs.content()[f"hosts/{HOST}/dhchap_key"] == new
+    (keys / HOST).write_text("DHHC-1:00:AAAA:")  # which the kernel would accept
+    damaged = configfs.run(script, "rotate")
+    assert (damaged.code, "no DHHC-1 key" in damaged.out) == (1, True)
+    assert configfs.content()[f"hosts/{HOST}/dhchap_key"] == new
+    assert configfs.run(script, "undo").code == 0
+    assert configfs.content() == empty
+
+
+def test_a_recipe_without_keys_rotates_none(configfs: FakeConfigfs, device: Path) -> None:
+    assert "demands no keys" in configfs.run(nvmet_script(export_of(device)), "rotate").out
+    with pytest.raises(UsageError, match="nvmetcli does not set keys"):
+        nvmetcli_json(export_of(device, auth=True))
 
 
 def mounted_disks() -> list[Path]:
@@ -245,7 +286,8 @@ def test_nvmetcli_restores_what_the_script_does(configfs: FakeConfigfs, device: 
         name: value
         for name, value in content.items()
         if name not in empty and (value or name.startswith("hosts/"))
-        if not name.endswith(("/attr_model", "/revalidate_size"))  # recipes leave these alone
+        # recipes without keys leave these alone
+        if "/dhchap_" not in name and not name.endswith(("/attr_model", "/revalidate_size"))
     }
     assert interpret(json.loads(nvmetcli_json(export))) == written
 

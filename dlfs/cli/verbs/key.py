@@ -1,0 +1,108 @@
+"""``dlfs key``: makes, imports and lists the keys with which this host proves its identity.
+
+A key is never an argument and never printed.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from dlfs.cli.options import JsonOption
+from dlfs.cli.output import Table, human_date, note, print_data, print_json
+from dlfs.cli.verb import VerbGroup, add_verb
+
+app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
+
+_NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the key, as in ?dhchap_key=NAME of a URI.")
+]
+_ReplaceOption = Annotated[bool, typer.Option("--replace", help="Rotate a key of that name.")]
+
+
+@app.callback()
+def key() -> None:
+    """Keep the keys with which hosts and storage nodes prove their identity."""
+
+
+def generate(
+    name: _NameArgument,
+    hash_id: Annotated[
+        int,
+        typer.Option(
+            "--hash", metavar="1|2|3", help="SHA-256, -384 or -512: a key of 32, 48 or 64 bytes."
+        ),
+    ] = 1,
+    tls: Annotated[bool, typer.Option("--tls", help="A pre-shared key for TLS.")] = False,
+    replace: _ReplaceOption = False,
+) -> None:
+    """Make a random key; its file is printed, the key is not."""
+    from dlfs.fabric.keys import KeyKind, generate_key, write_key
+
+    kind = KeyKind.TLS if tls else KeyKind.DHCHAP
+    print(write_key(name, generate_key(kind, hash_id=hash_id), replace=replace))
+    note("copy this file to the storage node over a safe channel")
+
+
+def import_(
+    name: _NameArgument,
+    file: Annotated[
+        str, typer.Argument(metavar="[FILE]", help="File with the key; -: standard input.")
+    ] = "-",
+    replace: _ReplaceOption = False,
+) -> None:
+    """Import a key, such as one of 'nvme gen-dhchap-key', from standard input or a file."""
+    from dlfs.errors import DeviceError, UsageError
+    from dlfs.fabric.keys import TEXT_BYTES_MAX, write_key
+
+    try:
+        if file == "-":
+            text = sys.stdin.read(TEXT_BYTES_MAX + 2)
+        else:
+            with open(file, encoding="ascii") as source:
+                text = source.read(TEXT_BYTES_MAX + 2)
+    except OSError as error:
+        raise DeviceError(f"read {file}: {error.strerror}", error.errno or 0) from error
+    except UnicodeDecodeError:
+        raise UsageError("read a key: expected ASCII") from None
+    print(write_key(name, text.strip(), replace=replace))
+
+
+def list_(json: JsonOption = False) -> None:
+    """List the keys of this user: their names, kinds and ages, and what is wrong with a file."""
+    from dlfs.fabric.keys import key_directory, list_keys
+
+    found = list_keys()
+    if json:
+        print_json(
+            {
+                "directory": str(key_directory()),
+                "keys": [
+                    {
+                        "name": one.name,
+                        "kind": one.kind,
+                        "bits": one.bits,
+                        "modified": datetime.fromtimestamp(one.modified_s, UTC),
+                        "problem": one.problem or None,
+                    }
+                    for one in found
+                ],
+            }
+        )
+        return
+    if not found:
+        note(f"no key is in {key_directory()}")
+        return
+    rows = Table("name", "kind", "bits", "modified", "problem", right=("bits",))
+    for one in found:
+        modified = human_date(datetime.fromtimestamp(one.modified_s, UTC))
+        rows.add_row(one.name, one.kind or "-", str(one.bits or "-"), modified, one.problem)
+    print_data(rows)
+
+
+add_verb(app, "generate", generate)
+add_verb(app, "import", import_)
+add_verb(app, "list", list_)

@@ -1,0 +1,100 @@
+"""``dlfs key``: files with the right modes, and no key in any output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlfs.fabric.keys import KeyKind, check_key, generate_key, key_directory, list_keys
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep keys in a directory of the test, which does not exist yet."""
+    folder = tmp_path / "a" / "keys"
+    monkeypatch.setenv("DLFS_KEYS", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(("options", "kind", "bits"), [
+    ((), KeyKind.DHCHAP, 256),
+    (("--hash", 3), KeyKind.DHCHAP, 512),
+    (("--tls", "--hash", 2), KeyKind.TLS, 384),
+])  # fmt: skip
+def test_generate(
+    run, directory: Path, options: tuple[object, ...], kind: KeyKind, bits: int
+) -> None:
+    done = run("key", "generate", "trainer", *options)
+    path = directory / "trainer"
+    assert (done.code, done.out.decode()) == (0, f"{path}\n")
+    text = path.read_text().strip()
+    assert check_key(text) == (kind, bits)
+    assert text.split(":")[2] not in done.out.decode() + done.err
+    assert (directory.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert [entry.name for entry in directory.iterdir()] == ["trainer"]
+
+
+def test_a_key_is_replaced_on_request_only(run, directory: Path) -> None:
+    assert run("key", "generate", "trainer").code == 0
+    before = (directory / "trainer").read_text()
+    done = run("key", "generate", "trainer")
+    assert done.code == 1
+    assert "--replace" in done.err
+    assert (directory / "trainer").read_text() == before
+    assert run("key", "generate", "trainer", "--replace").code == 0
+    assert (directory / "trainer").read_text() != before
+
+
+def test_import_from_a_file(run, directory: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    text = generate_key(hash_id=2)
+    source.write_text(text + "\n")
+    assert run("key", "import", "node", source).code == 0
+    assert (directory / "node").read_text() == text + "\n"
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: text[:-1], lambda text: text[1:], lambda text: text.replace(":01:", ":02:"),
+    lambda text: text[:12] + ("A" if text[12] != "A" else "B") + text[13:],
+    lambda text: text[:20] + "!" + text[21:], lambda _text: "", lambda _text: "\u00e9",
+])  # fmt: skip
+def test_a_malformed_key_is_refused_and_not_shown(
+    run, directory: Path, tmp_path: Path, change
+) -> None:
+    source = tmp_path / "source"
+    text = generate_key()
+    source.write_text(change(text))
+    done = run("key", "import", "node", source)
+    assert done.code == 2
+    assert text.split(":")[2][1:-1] not in done.err
+    assert not (directory / "node").exists()
+
+
+@pytest.mark.parametrize("name", ["../node", ".node", "a b", "", "x" * 65])
+def test_a_malformed_name_is_refused(run, name: str) -> None:
+    assert run("key", "generate", name).code == 2
+
+
+def test_list_names_what_would_be_refused(run, directory: Path) -> None:
+    assert run("key", "list").code == 3
+    for name in ("fine", "open", "damaged"):
+        assert run("key", "generate", name).code == 0
+    (directory / "open").chmod(0o644)
+    (directory / "damaged").write_text("DHHC-1:00:AAAA:")
+    (directory / "folder").mkdir()
+    found = {one.name: one.problem for one in list_keys()}
+    assert found["fine"] == ""
+    assert "chmod 0600" in found["open"]
+    assert "length" in found["damaged"]
+    assert found["folder"] == "not a regular file"
+    done = run("key", "list", "--json")
+    listed = json.loads(done.out)
+    assert listed["directory"] == str(key_directory())
+    assert {one["name"]: one["bits"] for one in listed["keys"]}["fine"] == 256
+    assert "fine" in run("key", "list").out.decode()
+    secret = (directory / "fine").read_text().split(":")[2]
+    assert secret not in done.out.decode()
