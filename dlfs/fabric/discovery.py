@@ -11,8 +11,8 @@ NVMe/TCP reaches, and lists its namespaces. It reads no data of a namespace.
   address means the host of the discovery controller.
 - Several records of one subsystem are several paths to it. The first that answers is used; the
   others follow in the URIs of its namespaces and are used when the first is lost.
-- A subsystem that cannot be reached is listed with the reason: another transport, encrypted
-  connections only, or other allowed hosts.
+- A subsystem that cannot be reached is listed with the reason: another transport, TLS for which no
+  key is named, or other allowed hosts.
 
 Limits: 1024 records of a log, 16 referrals, 256 subsystems with 1023 namespaces each, 4 paths, 8
 addresses tried for one subsystem.
@@ -146,13 +146,13 @@ def _follow(
     """Read the log of the discovery controller that a referral names."""
     name = f"{record.address} {record.service_id}"
     here = Address(request.host, request.port)
-    problem = _why_unreachable([record])
+    problem = _why_unreachable(request, [record])
     if problem is None and followed >= REFERRALS_MAX:
         problem = f"only {REFERRALS_MAX} referrals are followed"
     if problem is not None:
         return ReferralInfo(name, problem), []
     try:
-        there, records = _read_log_at(request, _candidates([(record, here)])[0])
+        there, records = _read_log_at(request, _candidates(request, [(record, here)])[0])
     except Unusable as error:
         return ReferralInfo(name, str(error)), []
     return ReferralInfo(name, None), [(found, there) for found in records]
@@ -181,7 +181,7 @@ def read_paths(
     for record in read_log(association, str(here)):
         if record.kind is RecordKind.SUBSYSTEM:
             found.setdefault(record.subsystem_nqn, []).append((record, here))
-    return {nqn: _candidates(listed)[0] for nqn, listed in found.items()}
+    return {nqn: _candidates(request, listed)[0] for nqn, listed in found.items()}
 
 
 def namespace_uri(
@@ -217,7 +217,7 @@ def _subsystems(request: NvmeTcpDiscoverUri, listed: _Listed) -> list[SubsystemI
 
 def _describe(request: NvmeTcpDiscoverUri, nqn: str, found: _Listed) -> SubsystemInfo:
     records = [record for record, _ in found]
-    problem = _why_unreachable(records)
+    problem = _why_unreachable(request, records)
     paths: tuple[Address, ...] = ()
     namespaces: tuple[NamespaceInfo, ...] = ()
     if problem is None:
@@ -232,7 +232,7 @@ def _describe(request: NvmeTcpDiscoverUri, nqn: str, found: _Listed) -> Subsyste
 def _connect_and_list(
     request: NvmeTcpDiscoverUri, nqn: str, found: _Listed
 ) -> tuple[tuple[Address, ...], tuple[NamespaceInfo, ...]]:
-    recorded, alternatives = _candidates(found)
+    recorded, alternatives = _candidates(request, found)
     parse_uri(str(namespace_uri(request, nqn, recorded, nsid=1)))  # checks the record's NQN
     association, address = _connect(request, [*recorded, *alternatives][:TRIED_MAX], nqn)
     with association:
@@ -242,14 +242,14 @@ def _connect_and_list(
     return (address, *others), tuple(namespaces)
 
 
-def _why_unreachable(records: Sequence[DiscoveryRecord]) -> str | None:
+def _why_unreachable(request: NvmeTcpDiscoverUri, records: Sequence[DiscoveryRecord]) -> str | None:
     """Return why this initiator cannot reach a subsystem over NVMe/TCP; None if it may."""
     over_tcp = [record for record in records if record.transport == "tcp"]
     if not over_tcp:
         names = ", ".join(dict.fromkeys(record.transport for record in records))
         return f"reached by {names} only, not by tcp"
-    if all(record.secure_channel for record in over_tcp):
-        return "accepts only encrypted connections"
+    if request.options.tls_psk is None and all(record.secure_channel for record in over_tcp):
+        return "accepts only connections with TLS 1.3: name a key for them with tls_psk"
     if not any(_parse_address(record) for record in over_tcp):
         return f"{over_tcp[0].address} {over_tcp[0].service_id} is no address of NVMe/TCP"
     return None
@@ -269,13 +269,14 @@ def _parse_address(record: DiscoveryRecord) -> Address | None:
     return Address(host, int(digits))
 
 
-def _candidates(found: _Listed) -> tuple[list[Address], list[Address]]:
+def _candidates(request: NvmeTcpDiscoverUri, found: _Listed) -> tuple[list[Address], list[Address]]:
     """Return the recorded addresses of a subsystem, and alternatives to try if none answers."""
+    has_key = request.options.tls_psk is not None
     recorded: dict[Address, None] = {}
     alternatives: dict[Address, None] = {}
     for record, source in found:
         address = _parse_address(record)
-        if address is None or record.secure_channel:
+        if address is None or (record.secure_channel and not has_key):
             continue
         here = Address(source.host, address.port)
         if ipaddress.ip_address(address.host).is_unspecified:

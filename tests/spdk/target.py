@@ -31,6 +31,8 @@ from tests.nvmet.guest import free_port
 _MEMORY_MIB = 512
 _ANSWER_SECONDS = 30.0
 _STOP_SECONDS = 20.0
+# With the default of 4 KiB, a read of 64 KiB over TLS takes 44 ms.
+_TLS_BUFFER_BYTES = 2 * MIB
 
 
 def program() -> str | None:
@@ -169,7 +171,7 @@ class SpdkTarget:
         self.rpc_path.unlink(missing_ok=True)
         command = [found, "--lcores", lcores, "--no-huge", "-s", str(_MEMORY_MIB), "--no-pci"]
         command += ["--disable-cpumask-locks", "--silence-noticelog", "-r", str(self.rpc_path)]
-        command += ["--wait-for-rpc"] * (self._config is not None)
+        command += ["--wait-for-rpc"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
         self._rpc = self._connect(self.rpc_path)
@@ -189,9 +191,13 @@ class SpdkTarget:
             except (FileNotFoundError, ConnectionRefusedError):
                 time.sleep(0.01)  # the target does not report that its socket exists
                 continue
+            rpc.call(
+                "sock_impl_set_options", impl_name="ssl",
+                recv_buf_size=_TLS_BUFFER_BYTES, send_buf_size=_TLS_BUFFER_BYTES,
+            )  # fmt: skip
             if self._config is not None:
                 rpc.call("nvmf_set_config", **self._config)
-                rpc.call("framework_start_init")
+            rpc.call("framework_start_init")
             rpc.call("framework_wait_init")
             return rpc
 

@@ -294,6 +294,17 @@ int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
     return 0;
 }
 
+bool nvme_connection_demands_tls(const struct nvme_address *address,
+                                 const struct nvme_deadline *deadline)
+{
+    struct nvme_connection connection = {.descriptor = -1};
+    struct nvme_text ignored;
+    bool answers = open_socket(&connection, address, deadline, &ignored) == 0 &&
+                   nvme_answers_tls(connection.descriptor, deadline);
+    close_socket(&connection);
+    return answers;
+}
+
 void nvme_connection_abort(struct nvme_connection *connection, bool in_child)
 {
     if (connection == NULL) {

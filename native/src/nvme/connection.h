@@ -53,6 +53,12 @@ int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
                          const struct nvme_deadline *deadline, struct nvme_connection **out,
                          struct nvme_text *text);
 /*
+ * Returns true if a port answers a TLS handshake: it demands TLS of a connection that it ended
+ * before an ICResp. Sends no byte of NVMe.
+ */
+bool nvme_connection_demands_tls(const struct nvme_address *address,
+                                 const struct nvme_deadline *deadline);
+/*
  * Resets the connection, drops what was not sent yet and frees it. in_child: it belongs to the
  * parent process; only this process's copy of the descriptor is closed.
  */

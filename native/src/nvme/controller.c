@@ -56,6 +56,7 @@ int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
                                .reconnect_ms = from->reconnect_ms,
                                .busy_poll_us = from->busy_poll_us,
                                .reauth_s = from->reauth_s,
+                               .tls_identity = NVME_TLS_IDENTITY_MAX,
                                .writable = (from->flags & DLFS_OPEN_WRITE) != 0};
     memcpy(to->host_id, from->host_id, sizeof to->host_id);
     bool valid = from->path_count >= 1 && from->path_count <= DLFS_NVME_PATHS_MAX &&
@@ -377,17 +378,40 @@ static int make_ready(const struct nvme_config *config, struct nvme_admin *admin
     return code;
 }
 
+/* Opens a connection, with TLS if the configuration names a key for it. */
+static int open_connection(const struct nvme_config *config, const struct nvme_address *address,
+                           uint32_t staging_bytes, const struct nvme_deadline *deadline,
+                           struct nvme_connection **out, struct nvme_text *text)
+{
+    struct nvme_encryption encryption = {.key = config->tls_psk,
+                                         .host_nqn = config->host_nqn,
+                                         .subsystem_nqn = config->subsystem_nqn,
+                                         .identity = config->tls_identity};
+    bool encrypted = config->tls_psk[0] != '\0';
+    if (encrypted) {
+        int code = nvme_security_load(&encryption.security, text->bytes);
+        if (code < 0) {
+            return code;
+        }
+    }
+    int code = nvme_connection_open(address, config->digests, encrypted ? &encryption : NULL,
+                                    staging_bytes, deadline, out, text);
+    /* At the first attempt only: a target that restarts need not answer this, too. */
+    if (code == DLFS_E_LOST && !encrypted && !config->was_connected &&
+        nvme_connection_demands_tls(address, deadline)) {
+        nvme_text_format(text, "the port demands TLS, and no tls_psk names a key for it");
+        code = DLFS_E_AUTH;
+    }
+    return code;
+}
+
 int nvme_controller_open(const struct nvme_config *config, const struct nvme_address *address,
                          const struct nvme_deadline *deadline, struct nvme_admin *out,
                          struct nvme_text *text)
 {
     struct nvme_admin admin = {.address = *address};
-    if (config->tls_psk[0] != '\0') {
-        nvme_text_format(text, "tls_psk: this release does not speak TLS");
-        return -ENOTSUP;
-    }
-    int code = nvme_connection_open(address, config->digests, NULL, ADMIN_STAGING_BYTES, deadline,
-                                    &admin.connection, text);
+    int code =
+        open_connection(config, address, ADMIN_STAGING_BYTES, deadline, &admin.connection, text);
     if (code < 0) {
         return code;
     }
@@ -408,8 +432,8 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
 {
     *refused = false;
     struct nvme_connection *connection;
-    int code = nvme_connection_open(&admin->address, config->digests, NULL, QUEUE_STAGING_BYTES,
-                                    deadline, &connection, text);
+    int code =
+        open_connection(config, &admin->address, QUEUE_STAGING_BYTES, deadline, &connection, text);
     if (code < 0) {
         return code;
     }

@@ -41,6 +41,8 @@ struct nvme_config {
     char dhchap_key[NVME_KEY_NAME_BYTES_MAX + 1]; /* names of keys; empty: none */
     char dhchap_ctrl_key[NVME_KEY_NAME_BYTES_MAX + 1];
     char tls_psk[NVME_KEY_NAME_BYTES_MAX + 1];
+    uint32_t tls_identity; /* version of the TLS identity that the target accepted last */
+    bool was_connected;    /* a controller was connected with this configuration */
     bool writable;
 };
 

@@ -100,6 +100,10 @@ static void publish(struct nvme_association *association, const struct nvme_admi
     atomic_store(&association->write_protected, admin->ns.write_protected);
     (void)pthread_mutex_lock(&association->lock);
     association->admin = *admin;
+    association->config.was_connected = true;
+    if (admin->connection->tls != NULL) {
+        association->config.tls_identity = admin->connection->tls_identity;
+    }
     association->namespace_bytes = admin->ns.size_bytes;
     if (association->connected_ns != 0) {
         association->admin.ns.size_bytes = size_bytes; /* a device does not grow while open */
