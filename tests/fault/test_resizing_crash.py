@@ -1,4 +1,4 @@
-"""A crash at any write of growing or shrinking a volume loses nothing, and either can be repeated.
+"""A crash at a write of growing or shrinking a volume loses nothing, and either can be repeated.
 
 Power cuts are simulated, as in test_crash.py: the media is rebuilt from a record of every write and
 flush, with unflushed writes lost, torn and reordered.
@@ -29,8 +29,9 @@ MORE = {b"b": random.Random(1).randbytes(9000), b"c/d": random.Random(2).randbyt
 class Media:
     """Devices in memory: a volume on the first half, and as many devices to grow it by."""
 
-    def __init__(self, replicas):
+    def __init__(self, replicas, stride):
         self.replicas = replicas
+        self.stride = stride
         names = [f"resize-{uuid.uuid4().hex}" for _ in range(2 * replicas)]
         self.names = names
         self.uris = [f"mem:{name}?size={MEMBER_BYTES}" for name in names]
@@ -55,9 +56,9 @@ class Media:
 
     def states(self):
         """Yield the images of the media after a crash at events, in one of three ways."""
-        for count in range(0, len(self.log.events) + 1, self.replicas):
+        for count in range(0, len(self.log.events) + 1, self.stride):
             chance = random.Random(SEED + count)
-            way = count // self.replicas % 3
+            way = count // self.stride % 3
             if way == 0:
                 yield self.log.images(count)
             elif way == 1:
@@ -72,9 +73,14 @@ class Media:
                 device.write(0, image)
 
 
-@pytest.fixture(params=[1, 2], ids=["plain", "replicas"])
+@pytest.fixture(
+    params=[
+        pytest.param((1, 5), id="plain"),
+        pytest.param((2, 11), id="replicas"),
+    ]
+)
 def media(request):
-    made = Media(request.param)
+    made = Media(*request.param)
     yield made
     for name in made.names:
         MemoryDevice.forget(name)
