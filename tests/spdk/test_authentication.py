@@ -110,13 +110,13 @@ def test_keys_are_rotated_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     """The target has the new keys first, so that reconnects fail until this host has them."""
     samples = random_samples(1000, seed=8, low=4000, high=40_000)
     with keyed(tmp_path) as found:
-        uri = found.uri(reconnect_ms=60_000)
-        dlfs.format_volume([uri])
-        with dlfs.open(uri, writable=True) as volume, volume.writer("keys", seed=1) as writer:
+        dlfs.format_volume([found.uri()])
+        with dlfs.open(found.uri()) as volume, volume.writer("keys", seed=1) as writer:
             for path, data in samples.items():
                 writer.add(path, data)
         rotations = 0
         seen: dict[bytes, bytes] = {}
+        uri = found.uri(reconnect_ms=60_000)
         with dlfs.open(uri, memory_bytes=2 * MIB) as volume:
             dataset = volume.dataset("keys")
             paths = dataset.paths()
