@@ -33,6 +33,7 @@ class VolumeAttachments:
         cache: cache of their datasets.
         options: options for opening devices.
         sessions_of: returns the sessions whose clients use a volume.
+        has_requests: returns True if a request that uses a volume's devices is under way.
         mounts: mounts of the service; None: it has no mount point.
     """
 
@@ -42,12 +43,14 @@ class VolumeAttachments:
         cache: DatasetCache,
         options: OpenOptions,
         sessions_of: Callable[[UUID], Sequence[Session]],
+        has_requests: Callable[[UUID], bool],
         mounts: ServiceMounts | None,
     ) -> None:
         self._volumes = volumes
         self._cache = cache
         self._options = options
         self._sessions_of = sessions_of
+        self._has_requests = has_requests
         self._mounts = mounts
         self._lock = trio.Lock()
 
@@ -95,7 +98,7 @@ class VolumeAttachments:
         _log.info("detached volume %s (%s)", volume, found.label)
 
     async def _end_use(self, volume: UUID, *, force: bool) -> None:
-        """Unmount a volume and wait until no client uses it."""
+        """Unmount a volume and wait until no client and no request uses it."""
         users = sorted({str(session.peer.pid) for session in self._sessions_of(volume)})
         if users and not force:
             raise DeviceError(
@@ -105,7 +108,7 @@ class VolumeAttachments:
             )
         if self._mounts is not None:
             await self._mounts.remove(volume, force=force)
-        while self._cache.is_used(volume):
+        while self._cache.is_used(volume) or self._has_requests(volume):
             for session in self._sessions_of(volume):
                 session.drop()
             await trio.sleep(_USE_POLL_S)

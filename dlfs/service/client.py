@@ -204,10 +204,14 @@ class ServiceConnection:
     def open_volume(self) -> ServiceVolume:
         """Connect, choose the volume, and load its newest generation."""
         control = self.connect()
-        answer, _ = control.request(ListVolumes(), Volumes)
-        chosen = self.choose(answer.volumes)
-        _log.debug("connected to %s for volume %s", self.uri, chosen.uuid)
-        return ServiceVolume(replace(self, volume=str(chosen.uuid)), control)
+        try:
+            answer, _ = control.request(ListVolumes(), Volumes)
+            chosen = self.choose(answer.volumes)
+            _log.debug("connected to %s for volume %s", self.uri, chosen.uuid)
+            return ServiceVolume(replace(self, volume=str(chosen.uuid)), control)
+        except BaseException:
+            control.close()
+            raise
 
     def choose(self, volumes: Sequence[VolumeName]) -> VolumeName:
         """Return the wanted one of a service's volumes.

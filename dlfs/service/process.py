@@ -124,6 +124,7 @@ class NodeService:
                 self._cache,
                 options.open_options,
                 lambda volume: self.server.sessions_of(volume),
+                lambda volume: self.server.uses(volume),
                 self._mounts,
             )
             self.server = SampleServer(self.volumes, self._cache, options.allow, attachments)

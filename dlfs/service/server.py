@@ -93,6 +93,10 @@ class SampleServer:
         """Return the sessions whose clients have datasets of a volume open."""
         return [session for session in self._sessions if session.uses(volume)]
 
+    def uses(self, volume: UUID) -> bool:
+        """Return True if a request that uses a volume's devices is waiting or running."""
+        return self._state.runs_for_volume(volume)
+
     async def _serve_client(self, stream: trio.SocketStream, group: int) -> None:
         try:
             peer = peer_of(stream.socket)

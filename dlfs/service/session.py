@@ -224,12 +224,28 @@ class ServerState:
     async def refresh(self, volume: ServedVolume) -> None:
         """Load a volume's newest generation."""
         async with self.refresh_locks.setdefault(volume.uuid, trio.Lock()):
-            await self.run_for_volume(volume.uuid, volume.refresh)
+            await self.run_for_volume(volume, volume.refresh)
 
-    async def run_for_volume(self, volume: UUID, call: Callable[[], Result]) -> Result:
-        """Run a call that may wait for a volume's devices in one of the volume's threads."""
-        limiter = self.volume_limiters.setdefault(volume, trio.CapacityLimiter(VOLUME_THREADS_MAX))
+    async def run_for_volume(self, volume: ServedVolume, call: Callable[[], Result]) -> Result:
+        """Run a call that may wait for a volume's devices in one of the volume's threads.
+
+        Raises:
+            NotFoundError: the volume was detached meanwhile.
+        """
+        if self.volume(volume.uuid) is not volume:  # attached again
+            raise NotFoundError(f"use volume {volume.uuid}: it was detached meanwhile")
+        limiter = self.volume_limiters.setdefault(
+            volume.uuid, trio.CapacityLimiter(VOLUME_THREADS_MAX)
+        )
         return await trio.to_thread.run_sync(call, limiter=limiter)
+
+    def runs_for_volume(self, volume: UUID) -> bool:
+        """Return True if a call of ``run_for_volume`` for a volume is waiting or running."""
+        limiter = self.volume_limiters.get(volume)
+        if limiter is None:
+            return False
+        statistics = limiter.statistics()
+        return statistics.borrowed_tokens + statistics.tasks_waiting > 0
 
     async def close(self, close: Callable[[], None]) -> None:
         """Close a channel or dataset of a client in a worker thread."""
@@ -292,27 +308,29 @@ class Session:
         A cancelled session releases nothing, because the process is about to end. One that was
         dropped takes the channels from its client.
         """
-        try:
-            async with self._stream:
-                with self._dropped:
+        with self._dropped:
+            try:
+                async with self._stream:
                     await self._converse()
-            if self._dropped.cancelled_caught:
+            except (trio.BrokenResourceError, OSError) as error:
+                _log.info("%s went away: %s", self.peer, error)
+            except (FormatError, VersionError, trio.TooSlowError) as error:
+                _log.warning("%s breaks the protocol: %s", self.peer, error or "too slow")
                 await self._close_channels(list(self._channels))
-        except (trio.BrokenResourceError, OSError) as error:
-            _log.info("%s went away: %s", self.peer, error)
-        except (FormatError, VersionError, trio.TooSlowError) as error:
-            _log.warning("%s breaks the protocol: %s", self.peer, error or "too slow")
-            await self._close_channels(list(self._channels))
-        except Exception:  # noqa: BLE001  a bug in one session must not end the other sessions
-            _log.exception("serving %s", self.peer)
-            await self._close_channels(list(self._channels))
-        await self._await_channels()
+            except Exception:  # noqa: BLE001  a bug in one session must not end the other sessions
+                _log.exception("serving %s", self.peer)
+                await self._close_channels(list(self._channels))
+            await self._await_channels()
+        await self._close_channels(list(self._channels))  # those of a client that was dropped
         for opened in self._datasets.values():
             await self._state.close(opened.dataset.close)
         self._datasets.clear()
 
     def drop(self) -> None:
-        """End the session, whatever its client does; the client's next call fails."""
+        """End the session, whatever its client does; the client's next call fails.
+
+        This includes a session whose client has closed the connection and still has batches.
+        """
         self._dropped.cancel()
 
     def uses(self, volume: UUID) -> bool:
@@ -454,7 +472,7 @@ class Session:
         volume = self._state.volume(request.volume)
         await self._state.refresh(volume)
         acquire = functools.partial(volume.acquire, request.dataset)
-        dataset = await self._state.run_for_volume(volume.uuid, acquire)
+        dataset = await self._state.run_for_volume(volume, acquire)
         with ExitStack() as undone:
             undone.callback(dataset.close)
             samples = dataset.session.reader
@@ -504,9 +522,7 @@ class Session:
             raise NotFoundError(f"get segment {request.segment!r} of a dataset: no such segment")
 
         with ExitStack() as cleanup:
-            descriptor = await self._state.run_for_volume(
-                volume.uuid, functools.partial(find, cleanup)
-            )
+            descriptor = await self._state.run_for_volume(volume, functools.partial(find, cleanup))
             size_bytes = os.fstat(descriptor).st_size
             return Reply(Segment(size_bytes), [descriptor], cleanup.pop_all())
 
@@ -542,7 +558,8 @@ class Session:
 
     async def _diagnose(self, request: Diagnose) -> Reply:
         opened = self._opened(request.dataset)
-        found = await self._state.run_for_volume(opened.volume, opened.samples.diagnose)
+        volume = self._state.volume(opened.volume)
+        found = await self._state.run_for_volume(volume, opened.samples.diagnose)
         reason = None if found is None else str(found)
         return Reply(Diagnosis(reason, isinstance(found, MovedError)))
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -219,3 +220,53 @@ def test_several_volumes_on_one_mount_point(serve: Serve, tmp_path: Path) -> Non
         assert os.listdir(mountpoint / name) == ["d"]
     service.stop()
     assert os.listdir(mountpoint) == []
+
+
+def test_requests_under_way_end_before_their_volume_is_closed(
+    serve: Serve, first: str, second: str
+) -> None:
+    service = serve(first)
+    ended = Event()
+    refusals: list[DlfsError] = []
+
+    def refresh() -> None:
+        while not ended.is_set():
+            try:
+                with dlfs.connect(service.uri, volume="second", timeout_s=20) as volume:
+                    while not ended.is_set():
+                        volume.refresh()
+            except DlfsError as error:
+                refusals.append(error)
+
+    clients = [Thread(target=refresh) for _ in range(2)]
+    for each in clients:
+        each.start()
+    try:
+        for _ in range(30):
+            attach(service.uri, second)
+            detach(service.uri, "second", force=True)
+    finally:
+        ended.set()
+        for each in clients:
+            each.join()
+    assert {type(error) for error in refusals} == {NotFoundError}
+    wait_for(lambda: not service.clients(), "the refused connections to be closed")
+    assert open_descriptors(service, second) == 0
+    service.stop()
+
+
+def test_batches_of_a_closed_connection_do_not_stop_a_forced_detach(
+    serve: Serve, first: str, second: str
+) -> None:
+    service = serve(first, second)
+    expected = list(OTHER.values())
+    with dlfs.connect(service.uri, volume="second", timeout_s=5) as volume:
+        batch = volume.dataset("d").read(range(20))
+    with pytest.raises(DeviceError, match="processes read it"):
+        detach(service.uri, "second")
+    detach(service.uri, "second", force=True, timeout_s=20)
+    assert names(service) == ["first"]
+    assert batch.to_list() == expected[:20]
+    wait_for(lambda: not service.clients(), "the client to go")
+    attach(service.uri, second)
+    assert read(service, "second") == OTHER

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -183,10 +184,11 @@ def test_statistics_leave_out_datasets_closed_meanwhile(
         assert cache.statistics() == []
 
 
-def test_a_volume_that_does_not_answer_leaves_threads_to_others() -> None:
+def test_a_volume_that_does_not_answer_leaves_threads_to_others(volume: ServedVolume) -> None:
     """More requests than trio has threads hang in one volume, and another one's are answered."""
     released = Event()
-    hanging, healthy = uuid4(), uuid4()
+    hanging, healthy = volume, copy(volume)
+    healthy.uuid = uuid4()
 
     async def crowd(state: ServerState) -> None:
         async with trio.open_nursery() as nursery:
@@ -202,7 +204,8 @@ def test_a_volume_that_does_not_answer_leaves_threads_to_others() -> None:
                 released.set()
 
     async def main() -> None:
-        await crowd(ServerState({}, dict, NoAttachments()))
+        volumes = {each.uuid: each for each in (hanging, healthy)}
+        await crowd(ServerState(volumes, dict, NoAttachments()))
 
     trio.run(main)
 
