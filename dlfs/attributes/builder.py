@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.checksums import crc32c_blocks
-from dlfs.attributes.vectors import component_column
+from dlfs.attributes.vectors import RESERVED_PREFIX, component_column
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.attributes import (
     FIXED,
@@ -45,7 +45,6 @@ Attributes = Mapping[str, ArrayLike]
 
 Rows = NDArray[np.int64]
 
-RESERVED_PREFIX = "dlfs:"
 RESERVED_COLUMNS = ("dlfs:dtype", "dlfs:shape", "dlfs:fields")
 """Names with the reserved prefix that are defined; these columns hold strings."""
 

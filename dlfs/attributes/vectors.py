@@ -15,6 +15,9 @@ import numpy as np
 
 from dlfs.format.attributes import ColumnForm
 
+RESERVED_PREFIX = "dlfs:"
+"""Prefix of the names that users cannot give to columns, vectors included."""
+
 VECTOR_PREFIX = "dlfs:vector:"
 
 
@@ -40,8 +43,8 @@ def vector_dtype(dtype: np.dtype[Any], length: int) -> np.dtype[Any]:
 def find_vectors(columns: Iterable[ColumnForm]) -> dict[str, list[str]]:
     """Return the columns of each vector in the order of its components, by the vector's name.
 
-    Columns that are no complete vector of one type, or whose name is that of another column, are
-    not among them.
+    Columns that are no complete vector of one type, or whose name is reserved or that of another
+    column, are not among them.
     """
     forms = {column.name: column for column in columns}
     found: dict[str, dict[int, str]] = {}
@@ -53,6 +56,7 @@ def find_vectors(columns: Iterable[ColumnForm]) -> dict[str, list[str]]:
         name: [parts[number] for number in range(len(parts))]
         for name, parts in found.items()
         if name not in forms
+        and not name.startswith(RESERVED_PREFIX)
         and parts.keys() == set(range(len(parts)))
         and len({forms[part].dtype for part in parts.values()}) == 1
     }

@@ -10,13 +10,22 @@ import pytest
 
 import dlfs
 from dlfs.attributes import AttributesBuilder, AttributeTable
+from dlfs.attributes.vectors import component_column, find_vectors
 from dlfs.errors import NotFoundError, UsageError
+from dlfs.format.attributes import ColumnForm
 from dlfs.ingest.export.targets import export_dataset
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.units import MIB
 
 COUNT = 12
 TARGETS = np.arange(4 * COUNT, dtype=np.float32).reshape(COUNT, 4) / 8
+
+
+def test_a_vector_with_a_reserved_name_is_none() -> None:
+    """Media may have such components; fields expect single values in reserved columns."""
+    names = ["a", "dlfs:field:x:crc32c", "dlfs:dtype"]
+    components = [ColumnForm(component_column(name, 0), "uint32") for name in names]
+    assert find_vectors(components) == {"a": ["dlfs:vector:a:0"]}
 
 
 @pytest.fixture
