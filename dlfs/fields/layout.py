@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.errors import FormatError, NotFoundError, UsageError
+from dlfs.errors import ClosedError, FormatError, NotFoundError, UsageError
 from dlfs.fields.types import FIELDS_COLUMN, Fields, FieldType, Shape, fields_of_json
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 
@@ -88,12 +88,15 @@ def find_fields(columns: FieldColumns, indices: NDArray[Any], dataset: str) -> F
 
     Raises:
         FormatError: the column is malformed.
+        ClosedError: the dataset was closed before the column was loaded.
         UsageError: the samples have different fields, as those of different datasets.
     """
     if FIELDS_COLUMN not in columns:
         return {}
     try:
         texts, codes = columns.distinct(FIELDS_COLUMN, indices if len(indices) else [0])
+    except ClosedError:
+        raise
     except UsageError as error:
         if not len(indices):  # a dataset without samples
             return {}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.errors import ChecksumError
+from dlfs.errors import ChecksumError, ClosedError
 from dlfs.format.geometry import DataSpace
 from dlfs.reader import field_readers
 from dlfs.store.located import open_members
@@ -294,3 +294,10 @@ def test_fields_without_sound_columns_are_read_whole(
             batch = dataset.read([0], fields=["a"])
             assert batch.lengths.tolist() == [3090]
             assert bytes(batch["a"][0]) == data[:90].tobytes()
+
+
+def test_a_batch_of_a_closed_dataset_names_the_reason(path: str) -> None:
+    with dlfs.open(path) as volume, volume["scenes"] as dataset:
+        batch = dataset.read([3], fields=["label"])
+    with pytest.raises(ClosedError, match="is closed"):
+        _ = batch["label"]
