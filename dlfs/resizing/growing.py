@@ -26,10 +26,15 @@ from dlfs.format.constants import (
 from dlfs.format.geometry import Geometry, MemberGroup, usable_bytes
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.locations import LocationRecord
-from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
+from dlfs.store.formatting import (
+    check_blocks,
+    check_empty,
+    has_other_data,
+    prepare_file,
+    wipe,
+)
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
-    DepartedError,
     Member,
     Members,
     Opener,
@@ -144,19 +149,18 @@ def _check_devices(base: Generation, devices: Sequence[BlockDevice], *, force: b
 
 
 def _was_left(base: Generation, device: BlockDevice) -> bool:
-    """Return True if an interrupted change of this volume's members left the device."""
+    """Return True if a change of this volume's members left the device, and nothing used it since.
+
+    A record outlives a later volume or file system, so other data at the device's beginning counts.
+    """
     superblock = base.superblock
-    content = device.read(JOINING_OFFSET_BYTES, JOINING_BYTES)
-    joining = JoiningRecord.decode(content)
-    if joining is not None and joining.volume_uuid == superblock.volume_uuid:
-        return True
-    locations = read_locations(device)
     try:
         member = identify(device)
-    except DepartedError:
-        return locations is not None and locations.volume_uuid == superblock.volume_uuid
     except (FormatError, DeviceError):
-        return False
+        joining = JoiningRecord.decode(device.read(JOINING_OFFSET_BYTES, JOINING_BYTES))
+        records = joining, read_locations(device)
+        recorded = {record.volume_uuid for record in records if record is not None}
+        return superblock.volume_uuid in recorded and not has_other_data(device)
     same = member.newest.volume_uuid == superblock.volume_uuid
     return same and member.uuid not in superblock.member_uuids
 

@@ -31,9 +31,15 @@ from dlfs.format.catalog import Catalog, encode_catalog
 from dlfs.format.constants import (
     BLOCK_BYTES_DEFAULT,
     CHUNK_BYTES_DEFAULT,
+    DATA_OFFSET_BYTES_MIN,
+    JOINING_BYTES,
+    JOINING_OFFSET_BYTES,
     LEASE_BYTES,
     LEASE_OFFSET_BYTES,
+    LOCATION_RECORD_BYTES_MAX,
+    LOCATION_RECORD_OFFSET_BYTES,
     SUPERBLOCK_BYTES,
+    SUPERBLOCK_MAGIC,
 )
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.superblock import Superblock, superblock_offsets, version_for
@@ -253,6 +259,24 @@ def _without_record(data: bytes, offset_bytes: int) -> bytes:
     if start < 0 or not is_lock_record(data[start : start + LEASE_BYTES]):
         return data
     return data[:start] + data[start + LEASE_BYTES :]
+
+
+def has_other_data(device: BlockDevice) -> bool:
+    """Return True if a device has data before its chunks that no DLFS volume has there.
+
+    Superblocks may be damaged, as a crash leaves them, or zeros.
+    """
+    data = bytearray(device.read(0, min(DATA_OFFSET_BYTES_MIN, device.size_bytes)))
+    for offset in superblock_offsets(device.size_bytes)[:2]:
+        if data.startswith(SUPERBLOCK_MAGIC, offset):
+            data[offset : offset + SUPERBLOCK_BYTES] = bytes(SUPERBLOCK_BYTES)
+    for offset, length in (
+        (LEASE_OFFSET_BYTES, LEASE_BYTES),
+        (JOINING_OFFSET_BYTES, JOINING_BYTES),
+        (LOCATION_RECORD_OFFSET_BYTES, LOCATION_RECORD_BYTES_MAX),
+    ):
+        data[offset : offset + length] = bytes(length)
+    return any(data)
 
 
 def check_blocks(device: BlockDevice, block_bytes: int, action: str) -> None:

@@ -206,7 +206,7 @@ def read_locations(device: BlockDevice) -> LocationRecord | None:
     """Return the location record of a device, or None."""
     if device.size_bytes < LOCATION_RECORD_OFFSET_BYTES + LOCATION_RECORD_BYTES_MAX:
         return None
-    with suppress(DeviceError):
+    with suppress(DeviceError, FormatError):  # it may have become smaller
         content = device.read(LOCATION_RECORD_OFFSET_BYTES, LOCATION_RECORD_BYTES_MAX)
         return LocationRecord.decode(content)
     return None

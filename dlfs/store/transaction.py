@@ -162,15 +162,19 @@ def without_departed(before: Generation, devices: Sequence[BlockDevice]) -> list
         before: an earlier generation of the volume.
         devices: devices of its members, in order, and any others.
     """
-    newest = max(
-        (member.newest for member in identify_all(devices)[0]), key=lambda sb: sb.generation
-    )
+    found = identify_all(devices)[0]
+    newest = max((member.newest for member in found), key=lambda sb: sb.generation)
     if newest.volume_uuid != before.superblock.volume_uuid:
         return list(devices)
     if len(devices) <= newest.geometry.member_count:
         return list(devices)
+    members = [m.device for m in found if m.uuid in newest.member_uuids]  # also under new UUIDs
     departed = [m.number for m in before.members if m.uuid not in newest.member_uuids]
-    return [device for number, device in enumerate(devices) if number not in departed]
+    return [
+        device
+        for number, device in enumerate(devices)
+        if number not in departed or device in members
+    ]
 
 
 @contextmanager

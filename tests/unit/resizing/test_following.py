@@ -112,6 +112,34 @@ def test_the_uri_of_a_removed_member_leads_to_the_volume(files: list[str]) -> No
         assert len(volume.members) == 2
 
 
+def test_a_device_that_left_and_came_back_is_a_member(files: list[str]) -> None:
+    old, returned = files[:2], files[0]
+    dlfs.format_volume(old, size_bytes=SIZE, chunk_bytes=16 * KIB, force=True)
+    with dlfs.open(old) as volume, volume.writer("data") as writer:
+        for i in range(COUNT):
+            writer.add(b"%02d" % i, sample(i))
+    with dlfs.open(old) as late, late["data"] as dataset:
+        with dlfs.open(old) as volume:
+            volume.grow(files[2], size_bytes=SIZE)
+            volume.shrink([0])
+            volume.grow(returned)
+        overwrite(files[1])
+        with dataset.read(range(COUNT)) as batch:
+            assert batch.to_list() == [sample(i) for i in range(COUNT)]
+        late.refresh()
+        assert late.uri == f"{files[2]},{returned}"
+
+
+def test_a_removed_device_that_became_smaller_is_no_error(files: list[str]) -> None:
+    with dlfs.open(files[0]) as volume:
+        volume.grow(files[1], size_bytes=SIZE)
+        with dlfs.open(files[0]) as late:
+            volume.shrink([0])
+            os.truncate(files[0], 0)
+            late.refresh()
+            assert late.uri == files[1]
+
+
 def test_damage_is_not_taken_for_a_move(files: list[str]) -> None:
     with dlfs.open(files[0]) as volume, volume["data"] as dataset:
         volume.grow(files[1], size_bytes=SIZE)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 import dlfs
-from dlfs.format.constants import LOCATION_RECORD_OFFSET_BYTES
+from dlfs.format.constants import JOINING_OFFSET_BYTES, LOCATION_RECORD_OFFSET_BYTES
+from dlfs.format.joining import JoiningRecord
 from dlfs.units import KIB, MIB
 
 SIZE = 2 * MIB
@@ -132,3 +135,33 @@ def test_a_lost_member_of_a_later_group_is_repaired(files: list[str], tmp_path: 
     Path(files[2]).unlink()
     with dlfs.open([*files[:2], new]) as volume:
         assert read(volume, "data") == samples
+
+
+def leave_joining_record(file: str, volume: dlfs.Volume) -> None:
+    """Leave the record of an interrupted growth on a device that is then formatted."""
+    Path(file).write_bytes(bytes(SIZE))
+    with open(file, "r+b") as opened:
+        opened.seek(JOINING_OFFSET_BYTES)
+        opened.write(JoiningRecord(volume.uuid, uuid4(), 1).encode())
+    dlfs.format_volume(file, chunk_bytes=CHUNK, force=True)
+
+
+def leave_location_record(file: str, volume: dlfs.Volume) -> None:
+    """Use a device for something else after it was removed."""
+    volume.grow(file, size_bytes=SIZE)
+    volume.shrink([1])
+    with open(file, "r+b") as opened:
+        opened.seek(4096)
+        opened.write(b"another file system")
+
+
+@pytest.mark.parametrize("leave", [leave_joining_record, leave_location_record])
+def test_records_do_not_permit_to_overwrite_later_data(
+    files: list[str], leave: Callable[[str, dlfs.Volume], None]
+) -> None:
+    with make(files[:1]) as volume:
+        leave(files[1], volume)
+        before = Path(files[1]).read_bytes()
+        with pytest.raises(dlfs.ExistsError):
+            volume.grow(files[1])
+        assert Path(files[1]).read_bytes() == before
