@@ -61,6 +61,8 @@ _ZONE = re.compile(r"[A-Za-z0-9._~-]{1,15}")
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _KEY_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_KEY = re.compile(r"DHHC-1|NVMeTLSkey-1")
+"""How the text of a key begins; some other tools expect the key itself in their options."""
 _DECIMAL = re.compile(r"[0-9]{1,10}")
 _PCI = re.compile(r"([0-9a-fA-F]{1,8}[:.])?[0-9a-fA-F]{1,2}[:.][0-9a-fA-F]{1,2}\.[0-7]")
 
@@ -239,11 +241,14 @@ def describe_schemes() -> tuple[SchemeHelp, ...]:
 
 
 def _reject(uri: str, expected: str, got: str) -> UsageError:
+    if _KEY.search(uri):
+        got = "something else"
     return UsageError(f"parse device URI {_show(uri)}: expected {expected}, got {_show(got)}")
 
 
 def _show(text: str) -> str:
-    return ascii(text if len(text) <= 200 else text[:200] + "...")
+    shown = _KEY.split(text, maxsplit=1)[0][:200]  # no message contains a part of a key
+    return ascii(text if shown == text else shown + "...")
 
 
 def parse_uri(uri: str) -> DeviceUri:
@@ -273,10 +278,11 @@ def parse_uri(uri: str) -> DeviceUri:
         )
     parser = _PARSERS.get(scheme)
     if parser is None:
-        known = ", ".join(f"{name}:" for name in _PARSERS)
+        known = ", ".join(f"{scheme}:" for scheme in _PARSERS)
+        name = "NAME" if _KEY.search(uri) else uri[:50]
         raise _reject(
             uri,
-            f"a path or one of {known} (a file of that name is ./{uri[:50]})",
+            f"a path or one of {known} (a file of that name is ./{name})",
             match[0],
         )
     body = uri[match.end() :]

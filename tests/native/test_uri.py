@@ -32,7 +32,7 @@ from dlfs.block import host
 from dlfs.block.uri import DeviceUri, FileUri, NvmeTcpOptions, NvmeTcpUri, parse_uri
 from dlfs.errors import UsageError
 from tests.native.test_native import ROOT, tool
-from tests.unit.block.uris import ACCEPTED, NQN, REFUSED
+from tests.unit.block.uris import ACCEPTED, NQN, REFUSED, SECRETS
 
 MESSAGE_BYTES = 1024
 SOURCES = [
@@ -158,6 +158,13 @@ def test_refuses_what_python_refuses(c: ctypes.CDLL, text: str, says: str) -> No
         parse(c, text.encode("utf-8", "surrogateescape"))
     assert says in str(caught.value)
     assert len(str(caught.value)) < MESSAGE_BYTES - 1
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS)
+def test_no_message_contains_a_key(c: ctypes.CDLL, text: str, secret: str) -> None:
+    with pytest.raises((UsageError, NotImplementedError)) as caught:
+        parse(c, text.encode())
+    assert secret[:8] not in str(caught.value)
 
 
 def expected_words(message: str) -> str:

@@ -56,8 +56,12 @@ def import_(
 ) -> None:
     """Import a key, such as one of 'nvme gen-dhchap-key', from standard input or a file."""
     from dlfs.errors import DeviceError, UsageError
-    from dlfs.fabric.keys import TEXT_BYTES_MAX, write_key
+    from dlfs.fabric.keys import TEXT_BYTES_MAX, KeyKind, write_key
 
+    if file.startswith(tuple(KeyKind)):  # not shown by the error of a missing file
+        raise UsageError(
+            "read a key: expected a file or -, got a key; it is in the shell's history"
+        )
     try:
         if file == "-":
             text = sys.stdin.read(TEXT_BYTES_MAX + 2)

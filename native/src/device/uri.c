@@ -79,6 +79,7 @@ static int refuse_scheme(const struct uri_parser *parser, const char *scheme, st
     char expected[URI_EXPECTED_BYTES + 64];
     char got[SCHEME_BYTES_MAX + 64];
     char shown[URI_SHOWN_BYTES];
+    struct slice whole = uri_without_key(parser->whole);
     for (size_t i = 0; i < 3; i++) {
         static const char *const of_python[] = {"mem", "nvme-tcp+discover", "spdk"};
         if (strcmp(scheme, of_python[i]) != 0) {
@@ -88,8 +89,7 @@ static int refuse_scheme(const struct uri_parser *parser, const char *scheme, st
             (void)snprintf(parser->message, parser->message_bytes,
                            "open %s: libdlfs opens paths, file: and nvme-tcp:; %s: needs the "
                            "Python package dlfs",
-                           uri_show(parser->whole.at, parser->whole.bytes, shown, sizeof shown),
-                           scheme);
+                           uri_show(whole.at, whole.bytes, shown, sizeof shown), scheme);
         }
         return -ENOTSUP;
     }
@@ -98,14 +98,15 @@ static int refuse_scheme(const struct uri_parser *parser, const char *scheme, st
             (void)snprintf(parser->message, parser->message_bytes,
                            "open '%s': a service is read-only and no device; name its volume's "
                            "devices",
-                           uri_show(parser->whole.at, parser->whole.bytes, shown, sizeof shown));
+                           uri_show(whole.at, whole.bytes, shown, sizeof shown));
         }
         return -EINVAL;
     }
+    bool is_shown = whole.bytes == parser->whole.bytes && is_printable(whole);
     (void)snprintf(expected, sizeof expected,
                    "a path or one of file:, mem:, nvme-tcp:, nvme-tcp+discover:, spdk: (a file of "
                    "that name is ./%.50s)",
-                   is_printable(parser->whole) ? parser->whole.at : "NAME");
+                   is_shown ? parser->whole.at : "NAME");
     (void)snprintf(got, sizeof got, "%.*s:", (int)given.bytes, given.at);
     return uri_reject(parser, expected, slice_of(got));
 }

@@ -68,7 +68,10 @@ int hex_value(char c);
  */
 bool slice_cut(struct slice slice, char separator, struct slice *first, struct slice *after);
 
-/* Writes the message of a malformed URI; returns -EINVAL. */
+/* Cuts a text where a key begins. Some other tools expect the key itself in their options. */
+struct slice uri_without_key(struct slice text);
+
+/* Writes the message of a malformed URI, without any part of a key; returns -EINVAL. */
 int uri_reject(const struct uri_parser *parser, const char *expected, struct slice got);
 
 /* Decodes %-escapes. Text that exceeds `room` is cut; such a long text is never valid. */

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dlfs.block.uri import FileUri, describe_schemes, format_path, parse_uri, split_members
 from dlfs.errors import UsageError
-from tests.unit.block.uris import ACCEPTED, REFUSED
+from tests.unit.block.uris import ACCEPTED, REFUSED, SECRETS
 
 
 @pytest.mark.parametrize(("text", "expected"), ACCEPTED)
@@ -27,6 +27,13 @@ def test_refuses(text: str, says: str) -> None:
     assert says in str(caught.value)
     assert str(caught.value).isascii()
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS)
+def test_no_error_contains_a_key(text: str, secret: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_uri(text)
+    assert secret[:8] not in str(caught.value)
 
 
 @given(st.text(max_size=200))

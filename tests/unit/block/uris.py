@@ -224,3 +224,28 @@ REFUSED: list[tuple[str, str]] = [
     ("spdk:trtype=PCIe traddr=0000:5e:00.0 cores=" + "1+" * 300 + "1", "CPUs"),
 ]
 """Refused texts, each with words of its error."""
+
+_SECRET = "c2VjcmV0" * 4
+_KEYS = (f"DHHC-1:00:{_SECRET}:", f"NVMeTLSkey-1:01:{_SECRET}:", f"DHHC-1%3A00%3A{_SECRET}%3A")
+SECRETS: list[tuple[str, str]] = [
+    *((key, _SECRET) for key in _KEYS[:2]),
+    *(
+        (form.format(key=key, nqn=NQN), _SECRET)
+        for key in _KEYS
+        for form in (
+            "ftp:{key}",
+            "unix:{key}",
+            "nvme-tcp:{key}",
+            "nvme-tcp://{key}",
+            "nvme-tcp://host/{key}",
+            "nvme-tcp://host/{nqn}?nsid=1&dhchap_secret={key}",
+            "nvme-tcp://host/{nqn}?nsid=x&dhchap_key={key}",
+            "nvme-tcp://host/{nqn}?dhchap_key={key}",
+            "nvme-tcp://host/{nqn}?nsid=1&dhchap_key=a&dhchap_key={key}",
+            "nvme-tcp://host/{nqn}?nsid=1&hostnqn={key}",
+            "nvme-tcp+discover://host?tls_key={key}",
+            "spdk:trtype=TCP traddr=10.0.0.5 psk={key}",
+        )
+    ),
+]
+"""Refused texts with a key, each with the part of the key that no message may contain."""

@@ -74,6 +74,15 @@ def test_a_malformed_key_is_refused_and_not_shown(
     assert not (directory / "node").exists()
 
 
+def test_a_key_as_an_argument_is_not_shown(run, directory: Path) -> None:
+    text = generate_key()
+    for arguments in (("node", text), (text, "-")):
+        done = run("key", "import", *arguments)
+        assert done.code == 2
+        assert text.split(":")[2] not in done.out.decode() + done.err
+    assert not directory.exists()
+
+
 @pytest.mark.parametrize("name", ["../node", ".node", "a b", "", "x" * 65])
 def test_a_malformed_name_is_refused(run, name: str) -> None:
     assert run("key", "generate", name).code == 2
