@@ -181,6 +181,47 @@ static void test_streams(uint32_t hash)
     pair_free(&pair);
 }
 
+/* The server asks for a key update while this host has a record that the socket did not take. */
+static void test_key_update_while_full(void)
+{
+    static uint8_t sent[STREAM_BYTES];
+    static uint8_t got[STREAM_BYTES];
+    struct pair pair;
+    const char *reason = "";
+    int room = 30000;
+    size_t given = 0;
+    size_t arrived = 0;
+    uint8_t byte = 0;
+    pair_connect(&pair);
+    CHECK_EQ(setsockopt(pair.ends[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room), 0);
+    for (size_t i = 0; i < sizeof sent; i++) {
+        sent[i] = stream_byte(i);
+    }
+    while (arrived < sizeof sent) {
+        struct iovec vector = {sent + given, sizeof sent - given};
+        ssize_t done = 1;
+        while (done > 0 && vector.iov_len > 0) {
+            done = tls_send(pair.client, &vector, 1, &reason);
+            CHECK(done >= 0);
+            given += (size_t)done;
+            vector = (struct iovec){sent + given, sizeof sent - given};
+        }
+        CHECK_EQ(SSL_key_update(pair.server.ssl, SSL_KEY_UPDATE_REQUESTED), 1);
+        CHECK_EQ(SSL_write(pair.server.ssl, "x", 1), 1);
+        server_give(&pair.server);
+        CHECK_EQ(receive(&pair, &byte, 1, &reason), 1);
+        CHECK_EQ(byte, 'x');
+        server_take(&pair.server);
+        int bytes;
+        while ((bytes = SSL_read(pair.server.ssl, got + arrived, (int)(sizeof got - arrived))) >
+               0) {
+            arrived += (size_t)bytes;
+        }
+    }
+    CHECK(memcmp(sent, got, sizeof sent) == 0);
+    pair_free(&pair);
+}
+
 static void test_buffered(void)
 {
     static uint8_t record[16000];
@@ -298,6 +339,7 @@ int main(void)
     static const uint8_t terminate[24] = {3, 0, 24};
     test_streams(NVME_HASH_SHA256);
     test_streams(NVME_HASH_SHA384);
+    test_key_update_while_full();
     test_buffered();
     test_refusals();
     test_no_tls(terminate, sizeof terminate, "answered a TLS handshake without TLS");
