@@ -13,6 +13,7 @@ from uuid import UUID
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.format.locations import LocationRecord
 from dlfs.store.members import (
     DepartedError,
     Member,
@@ -72,9 +73,10 @@ def open_located(
     records = [record for device in present if (record := read_locations(device)) is not None]
     if not records:
         return []
-    uris = max(records, key=lambda record: record.generation).uris
+    record = max(records, key=lambda record: record.generation)
     given = {device.uri for device in devices}
     found = [member for device in present if (member := _identify_or_none(device)) is not None]
+    uris = (record if found else _newest_record(record, engine, opener)).uris
     superblocks = [member.newest for member in found]
     newest = max(superblocks, key=lambda superblock: superblock.generation, default=None)
     wanted = set(uris if newest is None else newest.member_uuids)
@@ -89,6 +91,33 @@ def open_located(
     absent = [device for device in located if isinstance(device, MissingDevice)]
     surplus = absent[max(0, room - (len(located) - len(absent))) :]
     return [device for device in located if device not in surplus]
+
+
+def _newest_record(record: LocationRecord, engine: Engine, opener: Opener) -> LocationRecord:
+    """Return the newest record that a record of a removed device leads to.
+
+    The members that it names may have been removed later, and then have a newer record.
+    """
+    newer: LocationRecord | None = record
+    while newer is not None:
+        record, newer = newer, None
+        for uri in record.uris.values():
+            found = _read_record(uri, engine, opener)
+            same = found is not None and found.volume_uuid == record.volume_uuid
+            if found is not None and same and found.generation > record.generation:
+                newer = found
+    return record
+
+
+def _read_record(uri: str, engine: Engine, opener: Opener) -> LocationRecord | None:
+    try:
+        device = opener(uri, writable=False, engine=engine)
+    except (DeviceError, FormatError, NotFoundError, UsageError):
+        return None
+    try:
+        return read_locations(device)
+    finally:
+        device.close()
 
 
 def _is_grown(device: BlockDevice) -> bool:

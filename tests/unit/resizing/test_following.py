@@ -130,6 +130,20 @@ def test_a_device_that_left_and_came_back_is_a_member(files: list[str]) -> None:
         assert late.uri == f"{files[2]},{returned}"
 
 
+def test_a_removed_device_leads_to_the_volume_after_further_moves(files: list[str]) -> None:
+    with dlfs.open(files[0]) as late, late["data"] as dataset:
+        move(files, overwrite)
+        with dlfs.open(files[1]) as volume:
+            volume.grow(files[2], size_bytes=SIZE)
+            volume.shrink([0])
+        overwrite(files[1])
+        assert dataset[3] == sample(3)
+        late.refresh()
+        assert late.uri == files[2]
+    with dlfs.open(files[0]) as volume:
+        assert volume.uri == files[2]
+
+
 def test_a_removed_device_that_became_smaller_is_no_error(files: list[str]) -> None:
     with dlfs.open(files[0]) as volume:
         volume.grow(files[1], size_bytes=SIZE)
