@@ -19,6 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dlfs.block import (
     NvmeTcpAssociation,
@@ -57,7 +58,9 @@ class _Follower:
                 return
             self._retry_s = now_s + RETRY_S
             place = (self._uri.host, self._uri.port)
-            self._association = NvmeTcpAssociation([place], DISCOVERY_NQN, self._uri.options)
+            # A command to a lost controller makes one attempt to connect: close() waits for it.
+            options = replace(self._uri.options, reconnect_ms=0)
+            self._association = NvmeTcpAssociation([place], DISCOVERY_NQN, options)
             self._read(self._association)
         status = self._association.status()
         seen = (status.discovery_events, status.reconnects)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.block import open_nvme_devices
+from dlfs.block import NvmeTcpDiscoverUri, open_nvme_devices
 from dlfs.fabric import watching
 from tests.support.nvme import DiscoveryRecord, ScriptedTarget
 from tests.unit.store.nodes import SAMPLES, asking, make_volume, nqn, serve, subsystem
@@ -62,6 +62,30 @@ def test_a_discovery_controller_that_returns_is_read_again(tmp_path: Path) -> No
         first._update_discovery()
         first.restart()
         until(lambda: all(len(device._paths) == 2 for device in open_nvme_devices()))
+
+
+@pytest.mark.timeout(30)
+def test_a_volume_is_closed_without_its_lost_discovery_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (path,) = make_volume(tmp_path, "v", 1)
+    shared = subsystem("a", [serve(path)])
+    made = []
+
+    class Follower(watching._Follower):
+        def __init__(self, uri: NvmeTcpDiscoverUri) -> None:
+            super().__init__(uri)
+            made.append(self)
+
+    monkeypatch.setattr(watching, "_Follower", Follower)
+    with ScriptedTarget([]) as first, ScriptedTarget([shared]) as second:
+        first.list_also([DiscoveryRecord(nqn("a"), "127.0.0.1", second.port)])
+        volume = dlfs.open(asking(first, options="reconnect_ms=60000"))
+        until(lambda: made[0]._association is not None and made[0].paths)
+        first.kill()
+        until(lambda: not made[0]._association.status().connected)
+        time.sleep(0.2)  # a look at the controller begins
+        volume.close()
 
 
 def test_health_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
