@@ -72,7 +72,7 @@ LAG_MAX = 1
 
 
 class DepartedError(FormatError):
-    """The device was a member of the volume until an earlier generation."""
+    """The device was a member until an earlier generation, or its superblocks are lost."""
 
 
 class Opener(Protocol):
@@ -281,8 +281,9 @@ def identify(device: BlockDevice) -> Member:
         return Member(newest.member_number, newest.member_uuid, device, newest.member_bytes, copies)
     if copies[0].foreign and copies[1].foreign and (locations := read_locations(device)):
         raise DepartedError(
-            f"open {device.uri}: it was a member of volume {locations.volume_uuid} until the "
-            f"volume was shrunk"
+            f"open {device.uri}: expected a superblock, got none: it was a member of volume "
+            f"{locations.volume_uuid} until that was shrunk, or it is one whose superblocks are "
+            f"lost, which 'dlfs repair' restores"
         )
     if all(copy.foreign for copy in copies):
         raise FormatError(

@@ -9,7 +9,12 @@ from uuid import uuid4
 import pytest
 
 import dlfs
-from dlfs.format.constants import JOINING_OFFSET_BYTES, LOCATION_RECORD_OFFSET_BYTES
+from dlfs.format.constants import (
+    JOINING_OFFSET_BYTES,
+    LOCATION_RECORD_OFFSET_BYTES,
+    SUPERBLOCK_BYTES,
+)
+from dlfs.format.geometry import superblock_offsets
 from dlfs.format.joining import JoiningRecord
 from dlfs.units import KIB, MIB
 
@@ -165,3 +170,18 @@ def test_records_do_not_permit_to_overwrite_later_data(
         with pytest.raises(dlfs.ExistsError):
             volume.grow(files[1])
         assert Path(files[1]).read_bytes() == before
+
+
+def test_lost_superblocks_of_a_grown_volume_are_repaired(files: list[str]) -> None:
+    with make(files[:1]) as volume:
+        volume.grow(files[1], size_bytes=SIZE)
+        samples = fill(volume, "data", 90)
+    with open(files[1], "r+b") as file:
+        for offset in superblock_offsets(SIZE):
+            file.seek(offset)
+            file.write(bytes(SUPERBLOCK_BYTES))
+    with pytest.raises(dlfs.FormatError, match="superblocks are lost"):
+        dlfs.open(files[:2])
+    assert dlfs.repair(files[:2]).damaged == ()
+    with dlfs.open(files[:2]) as volume:
+        assert read(volume, "data") == samples
