@@ -118,6 +118,7 @@ EXAMPLES = {
     "discover": (
         "dlfs discover 10.0.0.11",
         "dlfs discover storage-a:8009 --json",
+        "dlfs discover storage-a --tls-psk psk",
     ),
     "target recipe": (
         "dlfs target recipe /dev/nvme1n1 -a 10.0.0.11 \\",
@@ -126,6 +127,7 @@ EXAMPLES = {
     "target hostnqn": ("dlfs target hostnqn",),
     "key generate": ("dlfs key generate trainer", "dlfs key generate trainer --replace"),
     "key import": ("dlfs key import node1 </media/keys/node1",),
+    "key identity": ("dlfs key identity psk -n nqn.2024-01.org.example:a",),
     "key list": ("dlfs key list", "dlfs key list --json"),
     "compose create": (
         "dlfs compose create a --size 64GiB --store /srv/nvme \\",

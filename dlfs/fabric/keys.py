@@ -139,7 +139,7 @@ def write_key(name: str, text: str, *, replace: bool = False) -> Path:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "w", encoding="ascii") as file:
-                file.write(text + "\n")
+                file.write(text)  # without a line feed, which SPDK's key files must not have
                 file.flush()
                 os.fsync(file.fileno())
             _rename(temporary, path, replace=replace)
@@ -162,6 +162,32 @@ def _rename(temporary: Path, path: Path, *, replace: bool) -> None:
         path.hardlink_to(temporary)
     except FileExistsError as error:
         raise ExistsError(f"write key {path.name}: {path} exists; --replace rotates it") from error
+
+
+def read_key(name: str) -> str:
+    """Return the representation of a key of the key directory, checked.
+
+    Raises:
+        NotFoundError: there is no such key.
+        UsageError: the name or the file is malformed. The message contains no part of the key.
+        DeviceError: the file cannot be read.
+    """
+    if not is_key_name(name):
+        raise UsageError(f"read a key: expected a name, {KEY_NAME_FORM}, got another text")
+    path = key_directory() / name
+    try:
+        with path.open(encoding="ascii") as file:
+            text = file.read(TEXT_BYTES_MAX + 1).rstrip()
+    except FileNotFoundError as error:
+        raise NotFoundError(f"read key {name}: there is no file {path}") from error
+    except OSError as error:
+        raise write_error(
+            f"read key {name} of {path}: {error.strerror}", error.errno or 0
+        ) from error
+    except UnicodeDecodeError:
+        raise UsageError(f"read key {name}: expected ASCII in {path}") from None
+    check_key(text)
+    return text
 
 
 def list_keys() -> list[KeyFile]:

@@ -28,6 +28,15 @@ def discover(
             metavar="NQN", help="Host NQN to connect with, which the target may filter by."
         ),
     ] = None,
+    dhchap_key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Key with which this host authenticates.")
+    ] = None,
+    dhchap_ctrl_key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Key that the node must prove to have.")
+    ] = None,
+    tls_psk: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Key with which connections are encrypted.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """List the subsystems and namespaces of a storage node, and the volumes they belong to."""
@@ -35,8 +44,14 @@ def discover(
     from dlfs.fabric import discovery
     from dlfs.store.discovered import find_namespaces
 
-    query = f"?hostnqn={hostnqn}" if hostnqn else ""
-    asked = parse_uri(f"nvme-tcp+discover://{host}{query}")
+    given = {
+        "hostnqn": hostnqn,
+        "dhchap_key": dhchap_key,
+        "dhchap_ctrl_key": dhchap_ctrl_key,
+        "tls_psk": tls_psk,
+    }
+    query = "&".join(f"{name}={value}" for name, value in given.items() if value)
+    asked = parse_uri(f"nvme-tcp+discover://{host}{'?' if query else ''}{query}")
     assert isinstance(asked, NvmeTcpDiscoverUri)
     found = discovery.discover(asked)
     namespaces = find_namespaces([(asked, found)])

@@ -107,6 +107,29 @@ def list_(json: JsonOption = False) -> None:
     print_data(rows)
 
 
+def identity(
+    name: _NameArgument,
+    subsystem: Annotated[
+        str, typer.Option("--subsystem", "-n", metavar="NQN", help="NQN of the subsystem.")
+    ],
+    hostnqn: Annotated[
+        str | None, typer.Option(metavar="NQN", help="NQN of the host; by default this one's.")
+    ] = None,
+) -> None:
+    """Print the identities that name a TLS key in a handshake; they are no secret.
+
+    libdlfs offers them in this order. A keyring that is filled by hand needs the first.
+    """
+    from dlfs.block.host import host_nqn
+    from dlfs.fabric.keys import read_key
+    from dlfs.fabric.tls_identity import VERSIONS, tls_identity
+
+    text = read_key(name)
+    for version in VERSIONS:
+        print(tls_identity(text, hostnqn or host_nqn(), subsystem, version=version))
+
+
 add_verb(app, "generate", generate)
 add_verb(app, "import", import_)
 add_verb(app, "list", list_)
+add_verb(app, "identity", identity)

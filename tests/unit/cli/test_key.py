@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlfs.fabric.keys import KeyKind, check_key, generate_key, key_directory, list_keys
+from tests.support.nvme.tls import key_text, psk_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,7 +55,7 @@ def test_import_from_a_file(run, directory: Path, tmp_path: Path) -> None:
     text = generate_key(hash_id=2)
     source.write_text(text + "\n")
     assert run("key", "import", "node", source).code == 0
-    assert (directory / "node").read_text() == text + "\n"
+    assert (directory / "node").read_text() == text, "SPDK refuses a line feed at the end"
 
 
 @pytest.mark.parametrize("change", [
@@ -107,3 +108,24 @@ def test_list_names_what_would_be_refused(run, directory: Path) -> None:
     assert "fine" in run("key", "list").out.decode()
     secret = (directory / "fine").read_text().split(":")[2]
     assert secret not in done.out.decode()
+
+
+@pytest.mark.parametrize("hash_number", [0, 1, 2])
+def test_identity(run, directory: Path, hash_number: int) -> None:
+    key = bytes(range(48 if hash_number == 2 else 32))
+    directory.mkdir(parents=True, mode=0o700)
+    (directory / "psk").write_text(key_text(key, hash_number))
+    host, nqn = "nqn.2024-01.org.example:trainer", "nqn.2024-01.org.example:storage"
+    done = run("key", "identity", "psk", "--subsystem", nqn, "--hostnqn", host)
+    expected = [
+        psk_of(key, hash_number, host, nqn, version=version).identity.decode() for version in (1, 0)
+    ]
+    assert (done.code, done.out.decode().splitlines()) == (0, expected)
+
+
+def test_identity_of_another_kind_of_key(run) -> None:
+    assert run("key", "generate", "trainer").code == 0
+    done = run("key", "identity", "trainer", "-n", "nqn.2024-01.org.example:storage")
+    assert (done.code, done.out) == (2, b"")
+    assert "expected a key NVMeTLSkey-1, got DHHC-1" in done.err
+    assert run("key", "identity", "none", "-n", "nqn.2024-01.org.example:storage").code == 3
