@@ -10,6 +10,7 @@ import pytest
 import dlfs
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, SpaceError
 from dlfs.fabric.composing import ComposingTarget, NamespaceRequest, open_target
+from dlfs.fabric.keys import KeyKind, generate_key, write_key
 from dlfs.units import MIB
 from tests.nvmet.guest import free_port
 from tests.spdk.target import SpdkTarget
@@ -99,6 +100,30 @@ def test_refusals(target: ComposingTarget, spdk_target: SpdkTarget) -> None:
         with pytest.raises(ExistsError, match="was not composed"):
             target.create(request(port, nqn=foreign))
         assert target.list() == []
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_hosts_need_their_keys(
+    target: ComposingTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setenv("DLFS_KEYS", str(tmp_path / "keys"))
+    for name in ("host", "node"):
+        write_key(name, generate_key())
+    write_key("psk", generate_key(KeyKind.TLS))
+    names = {"tls_psk": "psk"} if tls else {"dhchap_key": "host", "dhchap_ctrl_key": "node"}
+    wanted = request(free_port(), **names, discovery_port=free_port())
+    made = target.create(wanted)
+    assert made.authenticated_hosts == (() if tls else (HOST,))
+    uri = f"{made.uri}{wanted.key_options}&hostnqn={HOST}"
+    dlfs.format_volume([uri])
+    with pytest.raises(dlfs.AuthenticationError):
+        dlfs.open(f"{made.uri}&hostnqn={HOST}")
+    if not tls:
+        write_key("host", generate_key(), replace=True)
+        with pytest.raises(dlfs.AuthenticationError):
+            dlfs.open(uri)
+    assert target.create(wanted) == made
+    dlfs.open(uri).close()
 
 
 def test_delete_frees_the_space(target: ComposingTarget) -> None:

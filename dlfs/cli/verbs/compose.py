@@ -57,6 +57,15 @@ def create(
     ] = "",
     port: Annotated[int, typer.Option(help="TCP port of the data.")] = 4420,
     discovery_port: Annotated[int, typer.Option(help="TCP port of discovery.")] = 8009,
+    dhchap_key: Annotated[
+        str, typer.Option(metavar="NAME", help="Key that hosts must prove to have.")
+    ] = "",
+    dhchap_ctrl_key: Annotated[
+        str, typer.Option(metavar="NAME", help="Key that the target proves to have.")
+    ] = "",
+    tls_psk: Annotated[
+        str, typer.Option(metavar="NAME", help="Key that encrypts connections; SPDK only.")
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """Create a namespace and export it, and print its URI.
@@ -75,13 +84,16 @@ def create(
         nqn=nqn,
         port=port,
         discovery_port=discovery_port,
+        dhchap_key=dhchap_key,
+        dhchap_ctrl_key=dhchap_ctrl_key,
+        tls_psk=tls_psk,
     )
     with open_target(target) as opened:
         made = opened.create(request)
     if json:
-        print_json(_plain(made))
+        print_json({**_plain(made), "uri": made.uri + request.key_options})
         return
-    print(made.uri)
+    print(made.uri + request.key_options)
     note(f"{made.name}: {human_size(made.size_bytes)} in {made.backing}")
 
 

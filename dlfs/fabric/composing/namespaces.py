@@ -57,6 +57,10 @@ class NamespaceRequest:
         nqn: NQN of its subsystem; by default derived from address, store and name.
         port: TCP port for data.
         discovery_port: TCP port for discovery; may be the same.
+        dhchap_key: name of the key, of this machine's key directory, that each host must prove to
+            have; empty: none.
+        dhchap_ctrl_key: name of the key that the target proves to have; empty: none.
+        tls_psk: name of the key that encrypts all connections; empty: none. On SPDK only.
 
     Raises:
         UsageError: a value is invalid.
@@ -70,6 +74,9 @@ class NamespaceRequest:
     nqn: str = ""
     port: int = NVME_TCP_PORT
     discovery_port: int = 8009
+    dhchap_key: str = ""
+    dhchap_ctrl_key: str = ""
+    tls_psk: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -79,11 +86,21 @@ class NamespaceRequest:
                 f"compose {self.name}: expected the absolute path of a folder, or the name of an "
                 f"lvol store, of letters, digits, '.', '_', '-' and '/', got {self.store[:100]!a}"
             )
+        if self.dhchap_ctrl_key and not self.dhchap_key:
+            raise UsageError(
+                f"compose {self.name}: expected a dhchap_key with the dhchap_ctrl_key, got none"
+            )
         if not self.nqn:
             place = f"nvme-tcp://{self.address}/{self.store.strip('/')}/{self.name}"
             made = f"nqn.2014-08.org.nvmexpress:uuid:{uuid5(NAMESPACE_URL, place)}"
             object.__setattr__(self, "nqn", made)
         _ = self.export  # which checks the other values
+
+    @property
+    def key_options(self) -> str:
+        """The options that a trainer's URI needs for the keys, each after an ampersand."""
+        names = ("dhchap_key", "dhchap_ctrl_key", "tls_psk")
+        return "".join(f"&{name}={getattr(self, name)}" for name in names if getattr(self, name))
 
     @property
     def export(self) -> Export:
@@ -110,6 +127,7 @@ class ComposedNamespace:
         backing: file or lvol that holds its bytes.
         listeners: addresses and ports of its subsystem, such as ``10.0.0.11:4420``.
         allowed_hosts: NQNs of the hosts that may connect.
+        authenticated_hosts: NQNs of those that must prove to have a key.
     """
 
     name: str
@@ -119,10 +137,11 @@ class ComposedNamespace:
     backing: str
     listeners: tuple[str, ...]
     allowed_hosts: tuple[str, ...]
+    authenticated_hosts: tuple[str, ...] = ()
 
     @property
     def uri(self) -> str:
-        """Device URI of the namespace for trainers; empty if nothing listens."""
+        """Device URI of the namespace, without names of keys; empty if nothing listens."""
         return f"nvme-tcp://{self.listeners[0]}/{self.nqn}?nsid=1" if self.listeners else ""
 
 

@@ -33,6 +33,7 @@ from dlfs.fabric.composing.namespaces import (
     check_resize,
 )
 from dlfs.fabric.composing.target import find
+from dlfs.fabric.keys import read_key
 from dlfs.fabric.recipes import script
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10"
@@ -102,7 +103,7 @@ class NvmetTarget:
 
     def _decode(self, line: str) -> ComposedNamespace:
         try:
-            nqn, uuid, size_bytes, path, listeners, hosts = line.split("\t")
+            nqn, uuid, size_bytes, path, listeners, hosts, proven = line.split("\t")
             places = listeners.split()
             return ComposedNamespace(
                 name=PurePosixPath(path).name.removesuffix(_SUFFIX),
@@ -112,6 +113,7 @@ class NvmetTarget:
                 backing=path,
                 listeners=tuple(map(_listener, places[::2], places[1::2])),
                 allowed_hosts=tuple(hosts.split()),
+                authenticated_hosts=tuple(proven.split()),
             )
         except ValueError as error:
             raise DeviceError(f"{self._what}: expected a namespace, got {line[:200]!a}") from error
@@ -123,14 +125,19 @@ class NvmetTarget:
         """Create and export a namespace, as ``ComposingTarget`` says.
 
         Raises:
-            UsageError: the store is no folder's path.
-            NotFoundError: the storage node has no such folder.
+            UsageError: the store is no folder's path; a key is malformed; there is a ``tls_psk``.
+            NotFoundError: the storage node has no such folder, or this machine no such key.
             SpaceError: the folder's file system has too little space.
         """
         if not request.store.startswith("/"):
             raise UsageError(
                 f"{self._what}: expected the absolute path of a folder to store "
                 f"{request.name}, got {request.store!r}"
+            )
+        if request.tls_psk:
+            raise UsageError(
+                f"{self._what}: nvmet takes TLS keys from its kernel's keyring and needs tlshd; "
+                f"export {request.name} without tls_psk, or on SPDK"
             )
         export = request.export
         store = request.store.rstrip("/")
@@ -145,6 +152,9 @@ class NvmetTarget:
             "address": export.address,
             "ports": " ".join(map(str, export.ports)),
             "allowed_hosts": " ".join(export.allowed_hosts),
+            # The script reaches the storage node on ssh's standard input, never as an argument.
+            "dhchap_key": read_key(request.dhchap_key) if request.dhchap_key else "",
+            "dhchap_ctrl_key": read_key(request.dhchap_ctrl_key) if request.dhchap_ctrl_key else "",
         }
         twins = [each for each in self.list() if each.name == request.name]
         if any(each.nqn != request.nqn for each in twins):

@@ -2,13 +2,15 @@
 
 The calls are those of SPDK's JSON-RPC, made by the client of the package ``spdk``. nvmf_tgt loses
 exports when it ends, but not lvols: ``create`` with the same request exports one again, with the
-same UUID.
+same UUID. nvmf_tgt reads keys from their files, so it must run on this machine, or find them at
+the same paths.
 
 Source: SPDK 26.05's JSON-RPC; ``spdk`` 26.9.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Self
 from uuid import UUID
 
@@ -28,6 +30,7 @@ from dlfs.fabric.composing.namespaces import (
     check_resize,
 )
 from dlfs.fabric.composing.target import find
+from dlfs.fabric.keys import key_directory, read_key
 from dlfs.fabric.recipes import DISCOVERY_NQN, Export
 from dlfs.units import MIB
 
@@ -101,6 +104,9 @@ class SpdkTarget:
             backing=backing,
             listeners=tuple(map(_listener, subsystem["listen_addresses"])),
             allowed_hosts=tuple(sorted(host["nqn"] for host in subsystem["hosts"])),
+            authenticated_hosts=tuple(
+                sorted(host["nqn"] for host in subsystem["hosts"] if host.get("dhchap_key"))
+            ),
         )
 
     def _find(self, name: str) -> ComposedNamespace:
@@ -155,13 +161,36 @@ class SpdkTarget:
                 f"{self._what}: {request.nqn} is exported already, and was not composed"
             )
         self._make_lvol(request, alias)
+        keys = self._add_keys(request)
         try:
-            self._export(request.export, alias, subsystem)
+            self._export(request, alias, subsystem, keys)
         except BaseException:
             if subsystem is None:
                 self._remove_export(request.nqn)
+            self._remove_keys(request.name, set(keys.values()))
             raise
+        self._remove_keys(request.name, keep=set(keys.values()) or None)
         return self._find(request.name)
+
+    def _add_keys(self, request: NamespaceRequest) -> dict[str, str]:
+        """Have nvmf_tgt read the key files; returns the names that they have there.
+
+        Returns:
+            Names of keys, by the parameter of ``nvmf_subsystem_add_host`` that takes each.
+        """
+        keys: dict[str, str] = {}
+        for parameter, name in (
+            ("dhchap_key", request.dhchap_key),
+            ("dhchap_ctrlr_key", request.dhchap_ctrl_key),
+            ("psk", request.tls_psk),
+        ):
+            if name:
+                read_key(name)  # which checks the file
+                # A name of its own for each reading: nvmf_tgt keeps what it has read.
+                keys[parameter] = f"{_key_prefix(request.name)}{secrets.token_hex(4)}"
+                path = str(key_directory().absolute() / name)
+                self._call("keyring_file_add_key", name=keys[parameter], path=path)
+        return keys
 
     def _make_lvol(self, request: NamespaceRequest, alias: str) -> None:
         wanted = self._whole_clusters(request.store, request.size_bytes)
@@ -179,8 +208,26 @@ class SpdkTarget:
                 f"resize changes the size"
             )
 
-    def _export(self, export: Export, alias: str, subsystem: dict[str, Any] | None) -> None:
-        nqn = export.nqn
+    def _remove_keys(
+        self, name: str, doomed: set[str] | None = None, *, keep: set[str] | None = None
+    ) -> None:
+        """Remove keys of a namespace from nvmf_tgt: the given ones, or all others than ``keep``."""
+        if doomed is None and keep is None:
+            return
+        for key in self._call("keyring_get_keys"):
+            known: str = key["name"]
+            own = known.startswith(_key_prefix(name))
+            if own and (known in doomed if doomed is not None else known not in (keep or ())):
+                self._call("keyring_file_remove_key", name=known)
+
+    def _export(
+        self,
+        request: NamespaceRequest,
+        alias: str,
+        subsystem: dict[str, Any] | None,
+        keys: dict[str, str],
+    ) -> None:
+        export, nqn = request.export, request.nqn
         if not any(each["trtype"] == "TCP" for each in self._call("nvmf_get_transports")):
             self._call("nvmf_create_transport", trtype="TCP", max_io_size=_TRANSFER_BYTES_MAX)
         if subsystem is None:
@@ -192,16 +239,19 @@ class SpdkTarget:
         known = {host["nqn"] for host in subsystem["hosts"]}
         for host in export.allowed_hosts:
             if host not in known:
-                self._call("nvmf_subsystem_add_host", nqn=nqn, host=host)
+                self._call("nvmf_subsystem_add_host", nqn=nqn, host=host, **keys)
+            elif "dhchap_key" in keys:
+                chap = {name: key for name, key in keys.items() if name != "psk"}
+                self._call("nvmf_subsystem_set_keys", nqn=nqn, host=host, **chap)
         for host in known - set(export.allowed_hosts):
             self._call("nvmf_subsystem_remove_host", nqn=nqn, host=host)
         if not subsystem["namespaces"]:
             space = {"bdev_name": alias, "nsid": 1, "uuid": str(export.uuid)}
             self._call("nvmf_subsystem_add_ns", nqn=nqn, namespace=space)
-        self._listen(nqn, export, export.port)
+        self._listen(nqn, export, export.port, secure=bool(request.tls_psk))
         self._listen(DISCOVERY_NQN, export, export.discovery_port)
 
-    def _listen(self, nqn: str, export: Export, port: int) -> None:
+    def _listen(self, nqn: str, export: Export, port: int, *, secure: bool = False) -> None:
         subsystem = self._subsystem(nqn)
         listening = subsystem["listen_addresses"] if subsystem is not None else []
         if any((at["traddr"], at["trsvcid"]) == (export.address, str(port)) for at in listening):
@@ -212,7 +262,8 @@ class SpdkTarget:
             "traddr": export.address,
             "trsvcid": str(port),
         }
-        self._call("nvmf_subsystem_add_listener", nqn=nqn, listen_address=place)
+        options = {"secure_channel": True} if secure else {}
+        self._call("nvmf_subsystem_add_listener", nqn=nqn, listen_address=place, **options)
 
     def resize(self, name: str, size_bytes: int, *, shrink: bool = False) -> ComposedNamespace:
         """Change the size of a namespace, as ``ComposingTarget`` says.
@@ -231,6 +282,7 @@ class SpdkTarget:
         """
         found = self._find(name)
         self._remove_export(found.nqn)
+        self._remove_keys(name, keep=set())
         if delete:
             self._call("bdev_lvol_delete", name=found.backing)
         return found
@@ -248,6 +300,10 @@ class SpdkTarget:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _key_prefix(name: str) -> str:
+    return f"dlfs-{name}@"  # a character that no name has; a colon would name a keyring
 
 
 def _names(bdev: dict[str, Any]) -> list[str]:

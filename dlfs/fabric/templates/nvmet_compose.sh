@@ -12,7 +12,8 @@ fail() {
     exit "${code:-1}"
 }
 
-# list: print a line for each composed namespace: NQN, UUID, size in bytes, file, listeners and hosts.
+# list: print a line for each composed namespace: NQN, UUID, size in bytes, file, listeners, hosts, and
+# those with a key.
 list() {
     for each in "$nvmet"/subsystems/*; do
         [ "$(cat "$each/attr_model" 2>/dev/null)" = "$model" ] || continue
@@ -24,7 +25,11 @@ list() {
             [ ! -L "$port/subsystems/${each##*/}" ] || \
                 printf '%s %s ' "$(cat "$port/addr_traddr")" "$(cat "$port/addr_trsvcid")"
         done
-        printf '\t%s\n' "$(ls "$each/allowed_hosts" | tr '\n' ' ')"
+        printf '\t%s\t' "$(ls "$each/allowed_hosts" | tr '\n' ' ')"
+        for host in $(ls "$each/allowed_hosts"); do
+            [ -z "$(cat "$nvmet/hosts/$host/dhchap_key" 2>/dev/null)" ] || printf '%s ' "$host"
+        done
+        printf '\n'
     done
 }
 
@@ -51,6 +56,14 @@ check_owner() {
         code=17 fail "$nqn exports $(cat "$namespace/device_path")"
 }
 
+# set_keys HOST: new connections of the host need the keys; a kernel's host has one for all exports.
+set_keys() {
+    [ -n "$dhchap_key" ] || return 0
+    [ -f "$nvmet/hosts/$1/dhchap_key" ] || fail "this kernel has no DH-HMAC-CHAP (Linux 6.0 or newer has)"
+    printf %s "$dhchap_key" >"$nvmet/hosts/$1/dhchap_key"
+    [ -z "$dhchap_ctrl_key" ] || printf %s "$dhchap_ctrl_key" >"$nvmet/hosts/$1/dhchap_ctrl_key"
+}
+
 create() {
     load_target
     [ -d "$store" ] || code=2 fail "$store: there is no such folder"
@@ -69,6 +82,7 @@ create() {
     echo 0 >"$subsystem/attr_allow_any_host"
     for host in $allowed_hosts; do
         [ -d "$nvmet/hosts/$host" ] || mkdir "$nvmet/hosts/$host"
+        set_keys "$host" # before a port leads to the subsystem
         [ -L "$subsystem/allowed_hosts/$host" ] || \
             ln -s "$nvmet/hosts/$host" "$subsystem/allowed_hosts/$host"
     done

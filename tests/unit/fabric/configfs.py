@@ -28,7 +28,9 @@ _NODES = {
 def _tools() -> dict[str, str]:
     cases = ""
     for parent, (attributes, folders) in _NODES.items():
-        made = "".join(f'echo 0 >"$1/{name}"; ' for name in attributes)
+        made = "".join(
+            f'echo {"" if name.endswith("_key") else "0"} >"$1/{name}"; ' for name in attributes
+        )
         made += "".join(f'/bin/mkdir "$1/{name}"; ' for name in folders)
         cases += f"*/{parent}/*) {made};;\n" if made else f"*/{parent}/*) ;;\n"
     # The innermost parent decides: subsystems/NQN/namespaces/1 is a namespace.

@@ -11,6 +11,7 @@ import pytest
 from dlfs.errors import DeviceLostError, ExistsError, NotFoundError, UsageError
 from dlfs.fabric.composing import ComposedNamespace, NamespaceRequest, open_target
 from dlfs.fabric.composing.nvmet import NvmetTarget
+from dlfs.fabric.keys import generate_key, write_key
 from dlfs.fabric.recipes import Export, nvmet_script
 from dlfs.units import MIB
 from tests.unit.fabric.configfs import FakeConfigfs
@@ -266,6 +267,46 @@ def test_refused_requests(changes: dict[str, object], says: str) -> None:
 def test_refused_targets(where: str) -> None:
     with pytest.raises(UsageError, match="compose"):
         open_target(where)
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DLFS_KEYS", str(tmp_path / "keys"))
+    for name in ("host", "node"):
+        write_key(name, generate_key())
+    return tmp_path / "keys"
+
+
+def test_hosts_need_their_keys(
+    target: NvmetTarget, configfs: FakeConfigfs, store: Path, keys: Path
+) -> None:
+    wanted = request(store, dhchap_key="host", dhchap_ctrl_key="node")
+    assert wanted.key_options == "&dhchap_key=host&dhchap_ctrl_key=node"
+    made = target.create(wanted)
+    assert made.authenticated_hosts == (HOST,)
+    content = configfs.content()
+    assert content[f"hosts/{HOST}/dhchap_key"] == (keys / "host").read_text()
+    assert content[f"hosts/{HOST}/dhchap_ctrl_key"] == (keys / "node").read_text()
+    write_key("host", generate_key(), replace=True)
+    assert target.create(wanted) == made
+    assert configfs.content()[f"hosts/{HOST}/dhchap_key"] == (keys / "host").read_text()
+
+
+def test_keys_that_cannot_be_used(target: NvmetTarget, store: Path, keys: Path) -> None:
+    with pytest.raises(NotFoundError, match="read key none"):
+        target.create(request(store, dhchap_key="none"))
+    with pytest.raises(UsageError, match="expected a dhchap_key with"):
+        request(store, dhchap_ctrl_key="node")
+    with pytest.raises(UsageError, match="needs tlshd"):
+        target.create(request(store, tls_psk="host"))
+    (keys / "host").write_text("DHHC-1:00:secret:")
+    with pytest.raises(UsageError) as caught:
+        target.create(request(store, dhchap_key="host"))
+    assert "secret" not in str(caught.value)
+    assert target.list() == []
 
 
 # ---- over ssh ------------------------------------------------------------------------------------
