@@ -484,7 +484,7 @@ class Transaction(Closing):
             return generation
         try:
             return type(self).over(generation)._commit(generation.catalog.datasets)
-        except SpaceError:  # the free chunks are in too many runs for one more catalog
+        except (SpaceError, LimitError):  # the free chunks are in too many runs for another catalog
             return generation
 
     def _commit(

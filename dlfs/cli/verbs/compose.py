@@ -156,12 +156,13 @@ def withdraw(
                 otherwise=f"withdraw {', '.join(doomed)}: expected --yes to delete the bytes",
                 declined="nothing was withdrawn",
             )
-        gone = [opened.withdraw(name, delete=delete) for name in doomed]
+        gone = []
+        for name in doomed:
+            gone.append(opened.withdraw(name, delete=delete))
+            kept = "deleted" if delete else "kept"
+            note(f"withdrew {name}; {kept} {gone[-1].backing}")
     if json:
         print_json({"withdrawn": [_plain(each) for each in gone]})
-    for each in gone:
-        kept = "deleted" if delete else "kept"
-        note(f"withdrew {each.name}; {kept} {each.backing}")
 
 
 def _plain(made: ComposedNamespace) -> dict[str, Any]:

@@ -83,12 +83,14 @@ class SpdkTarget:
 
     def list(self) -> list[ComposedNamespace]:
         """Return the composed namespaces, by name."""
+        subsystems = self._call("nvmf_get_subsystems")
         lvols = {name: bdev for bdev in self._call("bdev_get_bdevs") for name in _names(bdev)}
         made = [
             self._decode(subsystem, space, lvols[space["bdev_name"]])
-            for subsystem in self._call("nvmf_get_subsystems")
+            for subsystem in subsystems
             if subsystem.get("model_number") == MODEL
             for space in subsystem["namespaces"]
+            if space["bdev_name"] in lvols  # it was not deleted meanwhile
         ]
         return sorted(made, key=lambda each: each.name)
 
