@@ -14,7 +14,7 @@ LIBDLFS = "libdlfs.so"
 
 _DLFS_FILES = (
     ("CRC32C", r"crc32c|crc32intrin|wmmintrin|smmintrin|nmmintrin|vpclmul"),
-    ("NVMe/TCP", r"^nvme/"),
+    ("NVMe/TCP", r"^(nvme|security)/"),
     ("channel to the service", r"^channel/"),
     ("submission and completion", r"^device/|liburing|setup\.c|queue\.c|syscall"),
     ("directory", r"^directory/"),

@@ -333,7 +333,8 @@ def test_arrays_that_are_no_fields_are_counted_or_attributes(
     source = open_source(path, options=options)
     report = import_dataset(volume, source, "n")
     source.close()
-    assert report.skipped == {"array that is no field": 2}
+    # Each member of a compound type could be a field.
+    assert report.skipped == {"array that is no field": 3}
     with volume["n"] as dataset:
         assert dataset.fields == {"x": ">f4[?]"}
         assert sorted(dataset.paths())[2:4] == [b"test/00000002", b"train/00000000"]

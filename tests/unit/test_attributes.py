@@ -279,6 +279,7 @@ class LabelledSource:
     gives_shuffled = False
     skipped: Mapping[str, int] = {}
     empty_directories = 0
+    left_out = 0
 
     def blocks(self, *, layout: str, seed: int) -> Generator[SampleBlock, None, None]:
         for block in range(3):

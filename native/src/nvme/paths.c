@@ -101,7 +101,7 @@ static void publish(struct nvme_association *association, const struct nvme_admi
     (void)pthread_mutex_lock(&association->lock);
     association->admin = *admin;
     association->config.was_connected = true;
-    if (admin->connection->tls != NULL) {
+    if (admin->connection != NULL && admin->connection->tls != NULL) {
         association->config.tls_identity = admin->connection->tls_identity;
     }
     association->namespace_bytes = admin->ns.size_bytes;

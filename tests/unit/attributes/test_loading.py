@@ -115,7 +115,8 @@ def test_a_whole_segment_can_be_lent_by_its_descriptor(generation: Generation) -
     record, plain = generation.catalog.datasets
     extent = record.attribute_extent
     assert extent is not None
-    part = load_attributes_whole(generation.sources, generation.geometry, record)
+    place = (generation.sources, generation.geometry)
+    part = load_attributes_whole(*place, record, diagnose=lambda: None)
     assert part is not None
     copy = os.dup(part.descriptor)
     memory = mmap.mmap(copy, extent.segment_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -124,5 +125,5 @@ def test_a_whole_segment_can_be_lent_by_its_descriptor(generation: Generation) -
     os.close(copy)
     part.release()
     check(AttributeTable.over(np.frombuffer(memory, np.uint8), extent.head_bytes))
-    assert load_attributes_whole(generation.sources, generation.geometry, plain) is None
+    assert load_attributes_whole(*place, plain, diagnose=lambda: None) is None
     assert read_attributes(generation.sources, generation.geometry, plain) is None

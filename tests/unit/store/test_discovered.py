@@ -345,7 +345,7 @@ def test_referrals_are_followed_once(tmp_path: Path, dead_port: int) -> None:
     [
         ({0: b"\x01"}, "reached by rdma only"),
         ({0: b"\x4d"}, "reached by 77 only"),
-        ({3: b"\x01"}, "encrypted"),
+        ({3: b"\x01"}, "only connections with TLS 1.3"),
         ({512: b"storage-a\0"}, "no address of NVMe/TCP"),
         ({32: b"http\0"}, "no address of NVMe/TCP"),
         ({32: b"70000\0"}, "no address of NVMe/TCP"),
