@@ -199,13 +199,20 @@ def list_keys() -> list[KeyFile]:
     folder = key_directory()
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if is_key_name(entry.name))
-        folder_mode = folder.stat().st_mode
+        found = folder.stat()
     except FileNotFoundError as error:
         raise NotFoundError(f"list keys: there is no directory {folder}") from error
     except OSError as error:
         raise write_error(f"list keys of {folder}: {error.strerror}", error.errno or 0) from error
-    problem = f"chmod 0700 {folder}" if folder_mode & 0o077 else ""
+    problem = _exposure(folder, found, 0o700)
     return [_describe(folder / name, problem) for name in names]
+
+
+def _exposure(path: Path, found: os.stat_result, mode: int) -> str:
+    """Return the command that keeps others from a file or directory; empty if nothing does."""
+    if found.st_uid not in (0, os.geteuid()):
+        return f"chown {os.geteuid()} {path}"
+    return f"chmod {mode:04o} {path}" if found.st_mode & 0o077 else ""
 
 
 def _describe(path: Path, problem: str) -> KeyFile:
@@ -214,8 +221,7 @@ def _describe(path: Path, problem: str) -> KeyFile:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             return KeyFile(path.name, None, 0, found.st_mtime, "not a regular file")
-        if found.st_mode & 0o077:
-            problem = problem or f"chmod 0600 {path}"
+        problem = problem or _exposure(path, found, 0o600)
         with path.open(encoding="ascii") as file:
             kind, bits = check_key(file.read(TEXT_BYTES_MAX + 1).rstrip())
     except UsageError as error:

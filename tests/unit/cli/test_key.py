@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,13 @@ def test_identity_of_another_kind_of_key(run) -> None:
     assert (done.code, done.out) == (2, b"")
     assert "expected a key NVMeTLSkey-1, got DHHC-1" in done.err
     assert run("key", "identity", "none", "-n", "nqn.2024-01.org.example:storage").code == 3
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_key_of_another_user_is_a_problem(run, directory: Path, whole: bool) -> None:
+    assert run("key", "generate", "trainer").code == 0
+    place = directory if whole else directory / "trainer"
+    os.chown(place, 1234, -1)
+    (found,) = json.loads(run("key", "list", "--json").out)["keys"]
+    assert found["problem"] == f"chown 0 {place}"
