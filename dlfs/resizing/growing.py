@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice
@@ -176,6 +176,7 @@ def _commit_group(
     ]
     members = (*base.members, *added)
     volume_uuid = base.superblock.volume_uuid
+    locations = encode_locations(base, members)  # fails before anything is written
     for member in added:
         record = JoiningRecord(volume_uuid, member.uuid, member.number).encode()
         member.device.write(JOINING_OFFSET_BYTES, record)
@@ -183,8 +184,7 @@ def _commit_group(
     for device in devices:
         wipe(device)
     flush_all(devices)
-    uris = {member.uuid: member.device.uri for member in members}
-    write_locations(members, volume_uuid, base.superblock.generation + 1, uris)
+    write_locations(members, locations)
     superblock = replace(
         base.superblock,
         member_uuids=tuple(member.uuid for member in members),
@@ -199,12 +199,20 @@ def _commit_group(
     return grown
 
 
-def write_locations(
-    members: Sequence[Member], volume_uuid: UUID, generation: int, uris: dict[UUID, str]
-) -> None:
-    """Write the URIs of all members to each of them, and flush."""
-    content = LocationRecord(volume_uuid, generation, uris).encode()
-    content += bytes(-len(content) % 4096)
+def encode_locations(base: Generation, members: Sequence[Member]) -> bytes:
+    """Encode the record of the URIs that members have after the next commit.
+
+    Raises:
+        LimitError: the URIs are too long.
+    """
+    uris = {member.uuid: member.device.uri for member in members}
+    superblock = base.superblock
+    content = LocationRecord(superblock.volume_uuid, superblock.generation + 1, uris).encode()
+    return content + bytes(-len(content) % 4096)
+
+
+def write_locations(members: Sequence[Member], content: bytes) -> None:
+    """Write the record of URIs to members, and flush."""
     for member in members:
         member.device.write(LOCATION_RECORD_OFFSET_BYTES, content)
     flush_all([member.device for member in members])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
-from dlfs.resizing.growing import write_locations
+from dlfs.resizing.growing import encode_locations, write_locations
 from dlfs.resizing.moving import move_chunks, step_of, used_runs
 from dlfs.store.formatting import wipe
 from dlfs.store.members import Member
@@ -167,6 +167,7 @@ def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
     remaining = [group for group in geometry.all_groups if group.first_chunk not in leaving]
     staying = [member for member in base.members if member.number not in removed]
     members = tuple(replace(member, number=number) for number, member in enumerate(staying))
+    locations = encode_locations(base, members)  # fails before the commit
     superblock = replace(
         base.superblock,
         member_uuids=tuple(member.uuid for member in members),
@@ -177,9 +178,7 @@ def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
         free=tuple(run for run in base.catalog.free if any(g.has(run) for g in remaining)),
     )
     Transaction.over(Generation(members, superblock, catalog)).commit(catalog.datasets)
-    uris = {member.uuid: member.device.uri for member in members}
-    volume_uuid, generation = base.superblock.volume_uuid, base.superblock.generation + 1
-    write_locations(base.members, volume_uuid, generation, uris)
+    write_locations(base.members, locations)
     departed: list[Member] = [m for m in base.members if m.number in removed]
     for member in departed:
         wipe(member.device)

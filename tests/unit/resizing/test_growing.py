@@ -127,6 +127,22 @@ def test_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert list(volume.verify()) == []
 
 
+def test_uris_that_are_too_long_are_refused_before_anything_is_written(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make(files[:1]) as volume:
+        fill(volume, "first", 10)
+        Path(files[1]).write_bytes(b"\1" * SIZE)
+        before = [Path(file).read_bytes() for file in files[:2]]
+        monkeypatch.setattr("dlfs.format.locations.LOCATION_RECORD_BYTES_MAX", 100)
+        with pytest.raises(dlfs.LimitError, match="record the URIs of 2 members: expected at most"):
+            volume.grow(files[1], force=True)
+    for file, content in zip(files, before, strict=False):
+        after = Path(file).read_bytes()
+        assert after[: 128 * KIB] == content[: 128 * KIB]
+        assert after[192 * KIB :] == content[192 * KIB :], "more than the lock record differs"
+
+
 def test_a_lost_member_of_a_later_group_is_repaired(files: list[str], tmp_path: Path) -> None:
     with make(files[:2], replicas=2) as volume:
         volume.grow(files[2:4], size_bytes=3 * MIB)
