@@ -1,5 +1,5 @@
 /*
- * What all code of NVMe/TCP sockets uses: addresses, deadlines of waits, and messages of errors.
+ * Addresses, deadlines of waits and messages of errors, which all code of NVMe/TCP sockets uses.
  *
  * Threads: any.
  */
