@@ -359,7 +359,9 @@ class Connection:
             await self._flush()
 
         assert self._nursery is not None
-        self._nursery.start_soon(later)
+        if not self._closed:  # else the host has left
+            with contextlib.suppress(RuntimeError):  # its tasks are just ending
+                self._nursery.start_soon(later)
 
     async def _flush(self) -> None:
         if self._sending:
