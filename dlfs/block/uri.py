@@ -62,7 +62,7 @@ _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _KEY_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"DHHC-1|NVMeTLSkey-1")
-"""How the text of a key begins; some other tools expect the key itself in their options."""
+"""Beginnings of the texts of keys; some other tools expect the key itself in their options."""
 _DECIMAL = re.compile(r"[0-9]{1,10}")
 _PCI = re.compile(r"([0-9a-fA-F]{1,8}[:.])?[0-9a-fA-F]{1,2}[:.][0-9a-fA-F]{1,2}\.[0-7]")
 

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /*
- * Where one sample lies and its checksum: 16 bytes, little-endian, as on media (FORMAT.md). The
+ * Place and checksum of one sample: 16 bytes, little-endian, as on media (FORMAT.md). The
  * address counts in the dataset's own data space: chunk number * chunk_bytes + offset in the chunk.
  */
 typedef struct dlfs_location {
