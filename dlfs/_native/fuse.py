@@ -41,7 +41,7 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 3
+VERSION = 4
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
 OPEN_REQUESTS = 1
@@ -113,8 +113,8 @@ class CStats(Structure):
     """``dlfs_fuse_stats``."""
 
     _fields_ = fields(
-        (c_uint64, "lookups opens reads read_bytes readahead_samples readahead_hits upcalls"),
-        (c_uint64, "cached_bytes"),
+        (c_uint64, "lookups opens reads read_bytes readahead_samples readahead_hits"),
+        (c_uint64, "pushed_samples upcalls cached_bytes"),
     )
 
 

@@ -27,7 +27,7 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 3u
+#define DLFS_FUSE_VERSION 4u
 #define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
@@ -156,6 +156,7 @@ typedef struct dlfs_fuse_stats {
     uint64_t read_bytes;        /* bytes sent to the kernel */
     uint64_t readahead_samples; /* samples read before they were requested */
     uint64_t readahead_hits;    /* of these, samples that were requested later */
+    uint64_t pushed_samples;    /* of these, samples that the kernel took into its cache at once */
     uint64_t upcalls;
     uint64_t cached_bytes; /* memory that the open-file cache uses now */
 } dlfs_fuse_stats;

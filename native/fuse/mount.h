@@ -56,6 +56,7 @@ struct counters {
     _Atomic uint64_t read_bytes;
     _Atomic uint64_t readahead_samples;
     _Atomic uint64_t readahead_hits;
+    _Atomic uint64_t pushed_samples;
 };
 
 struct dlfs_fuse {
@@ -77,6 +78,7 @@ struct dlfs_fuse {
 
     struct open_file_cache *cache;
     struct readahead readahead;
+    atomic_flag pushing; /* a thread is pushing samples into the kernel's cache */
     struct receivers receivers;
     struct upcall_queue upcalls;
     struct counters counters;

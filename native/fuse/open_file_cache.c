@@ -172,6 +172,20 @@ enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t k
     return result;
 }
 
+struct cached_sample *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key)
+{
+    (void)pthread_mutex_lock(&cache->lock);
+    struct cached_sample *sample = find(cache, key);
+    if (sample != NULL && (!sample->readahead || sample->state != CACHED_READY)) {
+        sample = NULL;
+    }
+    if (sample != NULL) {
+        sample->pin_count++;
+    }
+    (void)pthread_mutex_unlock(&cache->lock);
+    return sample;
+}
+
 static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
                  struct cached_sample **out)
 {

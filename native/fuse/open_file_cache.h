@@ -80,6 +80,9 @@ enum file_cache_result {
 enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t key,
                                        const struct read_request *request, bool *was_readahead,
                                        struct cached_sample **out);
+/* Returns a sample that was read ahead and not requested yet, pinned: call file_cache_unpin. NULL:
+ * there is none. */
+struct cached_sample *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key);
 /*
  * Adds a sample that the caller will read: into copy, or, if copy is NULL, by setting data and
  * batch. Then call file_cache_finish. When memory is short, a read-ahead fails and any other call

@@ -6,6 +6,10 @@
  * until the kernel has all of it. Without OPEN requests nothing says when a program is done, so a
  * sample also leaves the cache when memory is short, or some time after its last use.
  *
+ * Samples that were read ahead for a program that goes from index to index are pushed into the
+ * kernel's cache, which then sends no request for them. The kernel takes them only if their
+ * directory was listed: so this is done with the first request in each directory and each window.
+ *
  * Large samples bypass the reader's own cache: to keep them there would cost fresh pages and a
  * copy, which is more than to read them again.
  */
@@ -145,7 +149,7 @@ static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position
 static void load(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
                  struct cached_sample **samples, uint32_t sample_count)
 {
-    uint64_t indices[READAHEAD_SAMPLES] = {0};
+    uint64_t indices[READAHEAD_SAMPLES_MAX] = {0};
     uint64_t bytes = 0;
     dlfs_batch *batch = NULL;
     for (uint32_t i = 0; i < sample_count; i++) {
@@ -192,7 +196,7 @@ static void load_large(struct dlfs_fuse *fuse, const struct dataset_entry *datas
 static void read_ahead(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t first,
                        uint32_t sample_count)
 {
-    struct cached_sample *samples[READAHEAD_SAMPLES];
+    struct cached_sample *samples[READAHEAD_SAMPLES_MAX];
     uint32_t begun = 0;
     for (uint64_t index = first; index < first + sample_count; index++) {
         uint64_t length = dataset_length(dataset, index);
@@ -208,14 +212,50 @@ static void read_ahead(struct dlfs_fuse *fuse, const struct dataset_entry *datas
     }
 }
 
+/* Pushes a sample into the kernel's cache. Returns false if the kernel does not know its inode. */
+static bool push(struct dlfs_fuse *fuse, struct cached_sample *sample)
+{
+    struct fuse_bufvec content = FUSE_BUFVEC_INIT(sample->bytes);
+    content.buf[0].mem = sample->copy;
+    bool taken = fuse_lowlevel_notify_store(fuse->session, sample->key, 0, &content, 0) == 0;
+    count(&fuse->counters.pushed_samples, taken);
+    file_cache_unpin(fuse->cache, sample, taken ? sample->bytes : 0);
+    return taken;
+}
+
+/*
+ * Pushes samples first..end-1, up to one that is not in memory or that the kernel does not take.
+ * The kernel lets a notification wait while the same page is requested. So one thread pushes at a
+ * time, and the others answer requests.
+ */
+static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                          uint64_t first, uint64_t end)
+{
+    if (fuse->config.threads_max == 1 || first >= end || atomic_flag_test_and_set(&fuse->pushing)) {
+        return;
+    }
+    bool going_on = true;
+    for (uint64_t index = first; index < end && going_on; index++) {
+        struct cached_sample *sample =
+            file_cache_find_unrequested(fuse->cache, key_of(dataset, index));
+        if (sample != NULL) {
+            receivers_release(&fuse->receivers);
+            going_on = push(fuse, sample);
+        } else {
+            going_on = dataset_length(dataset, index) == 0;
+        }
+    }
+    atomic_flag_clear(&fuse->pushing);
+}
+
 static void read_ahead_in_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
                                    uint64_t index)
 {
-    uint64_t first;
-    uint32_t samples = readahead_advance(&fuse->readahead, dataset->info.number, index,
-                                         dataset->locations, dataset->count, &first);
-    if (samples > 0) {
-        read_ahead(fuse, dataset, first, samples);
+    struct readahead_plan plan = readahead_advance(&fuse->readahead, dataset->info.number, index,
+                                                   dataset->locations, dataset->count);
+    push_sequence(fuse, dataset, index + 1, plan.push_end);
+    if (plan.count > 0) {
+        read_ahead(fuse, dataset, plan.first, plan.count);
     }
 }
 

@@ -40,6 +40,14 @@ void readahead_on_read(struct readahead *readahead)
                           memory_order_relaxed);
 }
 
+/* An index continues a run if it is the same again, the next one, or not behind what was read
+ * ahead.
+ */
+static bool continues(const struct sequential_run *run, uint32_t dataset, uint64_t index)
+{
+    return run->dataset == dataset && run->next <= index + 1 && index <= run->end;
+}
+
 /* Returns the run that an index continues, or else a new one in place of the least recently used.
  */
 static struct sequential_run *run_of(struct readahead *readahead, uint32_t dataset, uint64_t index)
@@ -47,23 +55,25 @@ static struct sequential_run *run_of(struct readahead *readahead, uint32_t datas
     struct sequential_run *oldest = &readahead->runs[0];
     for (uint32_t i = 0; i < READAHEAD_RUNS; i++) {
         struct sequential_run *run = &readahead->runs[i];
-        if (run->dataset == dataset && (run->next == index || run->next == index + 1)) {
+        if (continues(run, dataset, index)) {
             return run;
         }
         if (run->used_at < oldest->used_at) {
             oldest = run;
         }
     }
-    *oldest = (struct sequential_run){.dataset = dataset, .next = index + 1};
+    *oldest = (struct sequential_run){
+        .dataset = dataset, .next = index + 1, .samples_max = READAHEAD_SAMPLES_FIRST};
     return oldest;
 }
 
-/* Counts the samples from first on that fit one read-ahead. */
-static uint32_t samples_that_fit(const dlfs_location *locations, uint64_t first, uint64_t count)
+/* Counts the samples from first on that fit one window. */
+static uint32_t samples_that_fit(const dlfs_location *locations, uint64_t first, uint64_t count,
+                                 uint32_t samples_max)
 {
     uint64_t bytes = 0;
     uint32_t samples = 0;
-    while (samples < READAHEAD_SAMPLES && first + samples < count) {
+    while (samples < samples_max && first + samples < count) {
         uint64_t length = dlfs_location_length(&locations[first + samples]);
         bytes += length;
         if (length > READAHEAD_SAMPLE_BYTES_MAX || bytes > READAHEAD_BYTES) {
@@ -74,26 +84,40 @@ static uint32_t samples_that_fit(const dlfs_location *locations, uint64_t first,
     return samples;
 }
 
-uint32_t readahead_advance(struct readahead *readahead, uint32_t dataset, uint64_t index,
-                           const dlfs_location *locations, uint64_t count, uint64_t *first)
+/* Returns the first sample of a window that is not empty: an empty one is never requested. */
+static uint64_t trigger_of(const dlfs_location *locations, uint64_t first, uint64_t end)
 {
-    uint32_t samples = 0;
+    while (first + 1 < end && dlfs_location_length(&locations[first]) == 0) {
+        first++;
+    }
+    return first;
+}
+
+struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t dataset,
+                                        uint64_t index, const dlfs_location *locations,
+                                        uint64_t count)
+{
+    struct readahead_plan plan = {0};
     (void)pthread_mutex_lock(&readahead->lock);
     struct sequential_run *run = run_of(readahead, dataset, index);
     run->used_at = ++readahead->clock;
-    if (run->next == index) {
+    if (run->next <= index) {
         run->next = index + 1;
         run->steps++;
     }
     if (run->end < index + 1) {
         run->end = index + 1;
     }
-    /* The next read-ahead begins when half of the last one has been requested. */
-    if (run->steps >= READAHEAD_STEPS_MIN && run->end - index <= READAHEAD_SAMPLES / 2) {
-        samples = samples_that_fit(locations, run->end, count);
-        *first = run->end;
-        run->end += samples;
+    if (run->steps >= READAHEAD_STEPS_MIN && index >= run->trigger) {
+        plan.first = run->end;
+        plan.count = samples_that_fit(locations, run->end, count, run->samples_max);
+        run->end += plan.count;
+        run->trigger = trigger_of(locations, plan.first, run->end);
+        if (plan.count == run->samples_max && plan.count < READAHEAD_SAMPLES_MAX) {
+            run->samples_max *= 2;
+        }
     }
+    plan.push_end = run->trigger;
     (void)pthread_mutex_unlock(&readahead->lock);
-    return samples;
+    return plan;
 }

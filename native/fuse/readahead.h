@@ -4,7 +4,8 @@
  * Two predictions. First, a program that looks a file up is about to read it, provided that the
  * files looked up lately were read; the device then works while the kernel and the program are
  * still on their way. Second, a program that reads samples in the order of their indices goes on
- * so: a folder is copied, or a training run does not shuffle.
+ * so: a folder is copied, or a training run does not shuffle. Each window of such a run is twice as
+ * long as the one before, and is read when the program enters that one.
  *
  * Pure bookkeeping without I/O. Threads: any at once.
  */
@@ -20,17 +21,27 @@
 
 #define READAHEAD_RUNS 16u                    /* sequential runs that are tracked at once */
 #define READAHEAD_STEPS_MIN 3u                /* steps of a run before it is read ahead */
-#define READAHEAD_SAMPLES 32u                 /* most samples of one read-ahead */
-#define READAHEAD_BYTES (UINT64_C(4) << 20)   /* most bytes of one read-ahead */
+#define READAHEAD_SAMPLES_FIRST 32u           /* samples of a run's first window */
+#define READAHEAD_SAMPLES_MAX 256u            /* most samples of one window */
+#define READAHEAD_BYTES (UINT64_C(16) << 20)  /* most bytes of one window */
 #define READAHEAD_SAMPLE_BYTES_MAX (1u << 20) /* largest sample that is read ahead */
+
+/* What to do after a request for a sample: samples first .. first+count-1 are to be read ahead. */
+struct readahead_plan {
+    uint64_t first;
+    uint32_t count;
+    uint64_t push_end; /* samples between the requested one and this one may be pushed */
+};
 
 /* A program that goes through a dataset from index to index. */
 struct sequential_run {
     uint32_t dataset;
-    uint32_t steps;   /* samples requested in sequence */
-    uint64_t next;    /* index that would continue the run */
-    uint64_t end;     /* index after the last sample read ahead */
-    uint64_t used_at; /* value of the tracker's clock at the last use */
+    uint32_t steps;       /* samples requested in sequence */
+    uint32_t samples_max; /* of the next window, which is twice as long as the last one */
+    uint64_t next;        /* index that would continue the run */
+    uint64_t end;         /* index after the last sample read ahead */
+    uint64_t trigger;     /* the sample whose request begins the next window */
+    uint64_t used_at;     /* value of the tracker's clock at the last use */
 };
 
 struct readahead {
@@ -47,10 +58,14 @@ bool readahead_on_lookup(struct readahead *readahead);
 /* Notes that the first bytes of a file were read. */
 void readahead_on_read(struct readahead *readahead);
 /*
- * Notes that a sample was looked up or read. Returns how many samples from *first on should be read
- * ahead now, mostly 0. locations has the count samples of the dataset.
+ * Notes that a sample was looked up or read. Returns the samples to read ahead now, mostly none.
+ * locations has the count samples of the dataset.
+ *
+ * The kernel requests no sample that was pushed into its cache. So push_end leaves out the first
+ * sample of the newest window, whose request begins the next window.
  */
-uint32_t readahead_advance(struct readahead *readahead, uint32_t dataset, uint64_t index,
-                           const dlfs_location *locations, uint64_t count, uint64_t *first);
+struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t dataset,
+                                        uint64_t index, const dlfs_location *locations,
+                                        uint64_t count);
 
 #endif

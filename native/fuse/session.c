@@ -106,6 +106,7 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     (void)pthread_mutex_init(&fuse->listings_lock, NULL);
     (void)condition_init(&fuse->ended);
     readahead_init(&fuse->readahead);
+    atomic_flag_clear(&fuse->pushing);
     receivers_init(&fuse->receivers, config->busy_poll_us);
     upcall_queue_init(&fuse->upcalls, &fuse->receivers);
     dataset_table_init(&fuse->datasets, &fuse->upcalls);
@@ -303,6 +304,7 @@ DLFS_API void dlfs_fuse_get_stats(dlfs_fuse *fuse, dlfs_fuse_stats *stats)
         .read_bytes = value_of(&counters->read_bytes),
         .readahead_samples = value_of(&counters->readahead_samples),
         .readahead_hits = value_of(&counters->readahead_hits),
+        .pushed_samples = value_of(&counters->pushed_samples),
         .upcalls = value_of(&fuse->upcalls.count),
         .cached_bytes = file_cache_bytes(fuse->cache),
     };

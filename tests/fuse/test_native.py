@@ -6,7 +6,8 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,15 @@ def test_a_removed_name_is_listed_no_more(own_volume: Path, native_mount: Mount)
     wait_for(lambda: os.listdir(native_mount.directory) == ["younger"], "the removal")
 
 
-def test_files_in_path_order(own_volume: Path, native_mount: Mount) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_files_in_path_order(own_volume: Path, native_mount: Mount, listed: bool) -> None:
+    """The kernel knows listed files, so the server pushes them into the kernel's cache."""
     files = {b"%04d" % i: b"%d" % i * (i % 300) for i in range(600)}
     add_dataset(own_volume, "many", files)
     damage(own_volume, "many", b"0333")
     wait_for(lambda: (native_mount / "many").exists(), "the dataset")
+    if listed:
+        assert os.listdir(native_mount / "many") == [os.fsdecode(name) for name in files]
     for name, data in files.items():
         path = native_mount / "many" / os.fsdecode(name)
         if name == b"0333":
@@ -94,6 +99,32 @@ def test_files_in_path_order(own_volume: Path, native_mount: Mount) -> None:
         else:
             assert path.read_bytes() == data
     assert "'0333'" in native_mount.log.read_text()
+
+
+def test_listed_files_are_pushed_ahead_of_a_program(own_volume: Path, native_mount: Mount) -> None:
+    files = {b"%04d" % i: b"%d" % i * 300 for i in range(100)}
+    add_dataset(own_volume, "many", files)
+    wait_for(lambda: (native_mount / "many").exists(), "the dataset")
+    folder = os.open(native_mount / "many", os.O_RDONLY | os.O_DIRECTORY)
+
+    def read(name: str) -> bytes:
+        with open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=folder)) as f:
+            return f.read()
+
+    names = iter(sorted(os.listdir(folder)))
+    for name in islice(names, 6):
+        assert read(name) == files[os.fsencode(name)]
+    with ThreadPoolExecutor(1) as pool:
+
+        def is_pushed(name: str) -> bool:
+            with stopped(native_mount):
+                reading = pool.submit(read, name)
+                done = bool(wait([reading], timeout=0.3).done)
+            assert reading.result() == files[os.fsencode(name)]
+            return done
+
+        wait_for(lambda: is_pushed(next(names)), "a file that needs no server")
+    os.close(folder)
 
 
 def test_an_empty_dataset(own_volume: Path, native_mount: Mount) -> None:

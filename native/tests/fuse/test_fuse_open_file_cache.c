@@ -57,6 +57,22 @@ static void test_hits_until_eviction(struct open_file_cache *cache)
     CHECK_EQ(file_cache_bytes(cache), 0);
 }
 
+static void test_unrequested_samples_are_found(struct open_file_cache *cache)
+{
+    struct cached_sample *sample = NULL;
+    struct cached_sample *again = NULL;
+    CHECK_EQ(file_cache_begin(cache, 1, 400, true, &sample), 0);
+    CHECK(file_cache_find_unrequested(cache, 1) == NULL); /* not read yet */
+    (void)file_cache_finish(cache, sample, true);
+    file_cache_unpin(cache, sample, 0);
+    CHECK(file_cache_find_unrequested(cache, 1) == sample);
+    CHECK_EQ(find(cache, 1, &again), FILE_CACHE_HIT);
+    CHECK(file_cache_find_unrequested(cache, 1) == NULL); /* requested by now */
+    file_cache_unpin(cache, again, 0);
+    file_cache_unpin(cache, sample, 400);
+    CHECK_EQ(file_cache_bytes(cache), 0);
+}
+
 static void test_queued_requests_are_returned(struct open_file_cache *cache)
 {
     struct cached_sample *other;
@@ -220,6 +236,7 @@ int main(void)
     struct open_file_cache *cache;
     CHECK_EQ(file_cache_create(BUDGET, &cache), 0);
     test_hits_until_eviction(cache);
+    test_unrequested_samples_are_found(cache);
     test_queued_requests_are_returned(cache);
     test_failures_are_not_cached(cache);
     test_budget(cache);

@@ -6,9 +6,9 @@
 
 static dlfs_location locations[SAMPLES];
 
-static uint32_t step(struct readahead *readahead, uint32_t dataset, uint64_t index, uint64_t *first)
+static struct readahead_plan step(struct readahead *readahead, uint32_t dataset, uint64_t index)
 {
-    return readahead_advance(readahead, dataset, index, locations, SAMPLES, first);
+    return readahead_advance(readahead, dataset, index, locations, SAMPLES);
 }
 
 static void test_lookup_credit(struct readahead *readahead)
@@ -27,59 +27,102 @@ static void test_lookup_credit(struct readahead *readahead)
 
 static void test_runs(struct readahead *readahead)
 {
-    uint64_t first = 0;
     uint64_t end = 0;
-    uint32_t batches = 0;
+    uint32_t windows = 0;
+    uint32_t longest = 0;
     for (uint64_t index = 100; index < SAMPLES; index++) {
-        uint32_t samples = step(readahead, 1, index, &first);
-        CHECK_EQ(step(readahead, 1, index, &first),
-                 0); /* look-up and read of a sample are one step */
-        if (samples == 0) {
+        struct readahead_plan plan = step(readahead, 1, index);
+        CHECK_EQ(step(readahead, 1, index).count, 0); /* a look-up and a read are one step */
+        if (plan.count == 0) {
             continue;
         }
-        CHECK(first == end || end == 0); /* no sample is skipped or read twice */
-        CHECK(first > index && samples <= READAHEAD_SAMPLES);
-        end = first + samples;
-        batches++;
+        CHECK(plan.first == end || end == 0); /* no sample is skipped or read twice */
+        CHECK(plan.first > index && plan.count <= READAHEAD_SAMPLES_MAX);
+        CHECK(windows > 0 || plan.count == READAHEAD_SAMPLES_FIRST);
+        end = plan.first + plan.count;
+        longest = plan.count > longest ? plan.count : longest;
+        windows++;
     }
     CHECK_EQ(end, SAMPLES);
-    CHECK(batches >= (SAMPLES - 100) / READAHEAD_SAMPLES);
+    CHECK_EQ(longest, READAHEAD_SAMPLES_MAX);
+    CHECK(windows < (SAMPLES - 100) / READAHEAD_SAMPLES_FIRST);
+}
+
+/* The kernel requests only the samples that may not be pushed. */
+static void test_a_run_goes_on_with_what_is_not_pushed(struct readahead *readahead)
+{
+    struct readahead_plan plan = {0};
+    uint64_t end = 0;
+    uint32_t requests = 0;
+    for (uint64_t index = 0; index <= READAHEAD_STEPS_MIN; index++) {
+        plan = step(readahead, 6, index);
+    }
+    while (plan.count > 0) {
+        CHECK(end == 0 || plan.first == end);
+        CHECK_EQ(plan.push_end, plan.first); /* nothing that is being read */
+        end = plan.first + plan.count;
+        plan = step(readahead, 6, plan.push_end);
+        requests++;
+    }
+    CHECK_EQ(end, SAMPLES);
+    CHECK(requests < 10);
+}
+
+/* The first sample of a window was in the kernel's cache, so the next request is for its end. */
+static void test_a_window_that_is_not_requested(struct readahead *readahead)
+{
+    struct readahead_plan plan = {0};
+    for (uint64_t index = 0; index <= READAHEAD_STEPS_MIN; index++) {
+        plan = step(readahead, 7, index);
+    }
+    CHECK(plan.count > 0);
+    uint64_t end = plan.first + plan.count;
+    plan = step(readahead, 7, end);
+    CHECK(plan.first == end + 1 && plan.count > 0);
+}
+
+static void test_an_empty_sample_begins_no_window(struct readahead *readahead)
+{
+    for (uint64_t index = 0; index < SAMPLES; index++) {
+        locations[index].length_low = index % 5 == 0 ? 0 : 100;
+    }
+    for (uint64_t index = 0; index < SAMPLES - 1; index++) {
+        struct readahead_plan plan = step(readahead, 8, index);
+        CHECK(plan.count == 0 || locations[plan.push_end].length_low > 0);
+    }
 }
 
 static void test_random_order_is_not_read_ahead(struct readahead *readahead)
 {
-    uint64_t first;
     for (uint64_t index = 0; index < SAMPLES; index++) {
-        CHECK_EQ(step(readahead, 2, index * 7919 % SAMPLES, &first), 0);
+        CHECK_EQ(step(readahead, 2, index * 7919 % SAMPLES).count, 0);
     }
 }
 
 static void test_runs_side_by_side(struct readahead *readahead)
 {
-    uint64_t first;
-    uint32_t batches = 0;
+    uint32_t windows = 0;
     for (uint64_t index = 0; index < 100; index++) {
         for (uint64_t run = 0; run < READAHEAD_RUNS / 2; run++) {
-            batches += step(readahead, 3, run * 120 + index, &first) > 0;
+            windows += step(readahead, 3, run * 120 + index).count > 0;
         }
     }
-    CHECK(batches >= READAHEAD_RUNS / 2 * 3);
+    CHECK(windows >= READAHEAD_RUNS / 2 * 2);
 }
 
 static void test_large_samples_are_not_read_ahead(struct readahead *readahead)
 {
-    uint64_t first;
     for (uint64_t index = 0; index < SAMPLES; index++) {
         locations[index].length_low = READAHEAD_SAMPLE_BYTES_MAX + 1;
     }
     for (uint64_t index = 0; index < 50; index++) {
-        CHECK_EQ(step(readahead, 4, index, &first), 0);
+        CHECK_EQ(step(readahead, 4, index).count, 0);
     }
     for (uint64_t index = 0; index < SAMPLES; index++) {
         locations[index].length_low = READAHEAD_SAMPLE_BYTES_MAX;
     }
     for (uint64_t index = 0; index < 50; index++) {
-        CHECK(step(readahead, 5, index, &first) <= READAHEAD_BYTES / READAHEAD_SAMPLE_BYTES_MAX);
+        CHECK(step(readahead, 5, index).count <= READAHEAD_BYTES / READAHEAD_SAMPLE_BYTES_MAX);
     }
 }
 
@@ -87,11 +130,17 @@ int main(void)
 {
     struct readahead readahead;
     readahead_init(&readahead);
+    for (uint64_t index = 0; index < SAMPLES; index++) {
+        locations[index].length_low = 100;
+    }
     test_lookup_credit(&readahead);
     test_runs(&readahead);
+    test_a_run_goes_on_with_what_is_not_pushed(&readahead);
+    test_a_window_that_is_not_requested(&readahead);
     test_random_order_is_not_read_ahead(&readahead);
     test_runs_side_by_side(&readahead);
     test_large_samples_are_not_read_ahead(&readahead);
+    test_an_empty_sample_begins_no_window(&readahead);
     readahead_destroy(&readahead);
     return 0;
 }
