@@ -24,6 +24,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   writer          the dataset writer: packs, seals, commits
 #   previous_version  samples that an appended version has from the one before
 #   connection      opens volumes and datasets, from devices or from a service
+#   segment_loading loads the directories of datasets from the devices
 #   identity        which version of which dataset is meant
 #   reader          plan, read, prefetch, cache; Batch
 #   sequence        the epoch's order: permutation, sharding, resume

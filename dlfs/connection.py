@@ -12,19 +12,14 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
-
-import numpy as np
 
 from dlfs.arguments import ENGINES, Engine, check_choice, check_integer
 from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
 from dlfs.block import BlockDevice, MissingDevice, open_device
+from dlfs.closing import Uses
 from dlfs.directory import (
-    DirectoryIdentity,
-    DirectorySizes,
     FrozenDirectory,
-    load_directory,
 )
 from dlfs.directory.sharing import SHARED_ROOT
 from dlfs.errors import (
@@ -38,7 +33,7 @@ from dlfs.errors import (
 from dlfs.fabric.watching import DiscoveryWatch, watch_discovery
 from dlfs.fields import FieldSpan
 from dlfs.format.catalog import Catalog, DatasetRecord
-from dlfs.format.geometry import DataSpace, Geometry
+from dlfs.format.geometry import Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock
 from dlfs.identity import DatasetIdentity
@@ -54,7 +49,7 @@ from dlfs.reader import (
     read_timeout_ms,
 )
 from dlfs.reader.field_readers import OpenParts
-from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_into
+from dlfs.segment_loading import load_segment
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.located import open_located, open_members
@@ -148,6 +143,7 @@ class DatasetSession:
         open_parts: opens a reader of parts of the samples; None if only whole samples can be read.
         sources: devices of the members, in order; empty if a service reads them.
         release: closes the devices or the connection to the service.
+        uses: calls under way that read the directory or the columns from the devices.
         load_attributes: opens the dataset's columns; called once, on their first use.
         is_lost: returns True if the session can no longer be used and must be opened again.
         attributes: the dataset's columns, for the dataset and the batches of its reader.
@@ -161,6 +157,7 @@ class DatasetSession:
     open_parts: OpenParts | None = None
     sources: Sequence[BlockDevice] = ()
     release: Callable[[], None]
+    uses: Uses
     load_attributes: Callable[[], AttributeTable]
     is_lost: Callable[[], bool] = lambda: False
     attributes: AttributesLater = field(init=False)
@@ -177,7 +174,7 @@ class DatasetSession:
         The devices stay open until the last epoch or call that is under way has ended.
         """
         self.attributes.close()
-        self.readers.close(lambda: self._release(with_directory))
+        self.readers.close(lambda: self.uses.close(lambda: self._release(with_directory)))
 
     def _release(self, with_directory: bool) -> None:
         try:
@@ -284,10 +281,12 @@ class LocalConnection:
     ) -> DatasetSession:
         generation = self._open_generation(self.uris, identity)
         moves: list[MovedError] = []
+        uses = Uses(f"use dataset {identity.name!r}: it is closed")
 
         def diagnose() -> DlfsError | None:
             assert record is not None
-            found = self._diagnose(generation, record, identity)
+            with uses:
+                found = self._diagnose(generation, record, identity)
             moves.extend([found] if isinstance(found, MovedError) else [])
             return found
 
@@ -296,7 +295,12 @@ class LocalConnection:
             if record is None:
                 raise identity.missing_from(generation.devices)
             directory = directory or load_segment(
-                generation, record, shared=not self.options.shared, options=self.options
+                generation,
+                record,
+                shared=not self.options.shared,
+                engine=self.options.engine,
+                opener=self.options.opener,
+                uses=uses,
             )
             reader = self._make_reader(generation, identity, directory, record, diagnose)
             _log.debug(
@@ -321,6 +325,7 @@ class LocalConnection:
             ),
             sources=generation.sources,
             release=lambda: close_devices(generation.devices),
+            uses=uses,
             is_lost=lambda: bool(moves),
             load_attributes=lambda: load_attributes(
                 generation.sources,
@@ -328,6 +333,7 @@ class LocalConnection:
                 record,
                 volume_uuid=generation.superblock.volume_uuid,
                 diagnose=diagnose,
+                uses=uses,
                 root=None if self.options.shared else SHARED_ROOT,
             ),
         )
@@ -478,114 +484,3 @@ def _report(generation: Generation, number: int, reason: str | None) -> None:
         report_return(generation, number)
     else:
         report_loss(generation, number, reason)
-
-
-# ---- directories ---------------------------------------------------------------------------------
-
-
-def _read_moved(
-    opened: Generation,
-    record: DatasetRecord,
-    options: OpenOptions,
-    read: Callable[[Generation, DatasetRecord], None],
-) -> bool:
-    """Read a directory where it is now, unless it is where it was when it was opened.
-
-    Args:
-        opened: generation at which the dataset was opened.
-        record: record of the dataset in it.
-        options: options for opening further members.
-        read: reads the directory of a record.
-
-    Returns:
-        True if the dataset was moved; the directory has been read.
-
-    Raises:
-        StaleError: the newest generation no longer has the dataset.
-        DlfsError: the same errors as ``load_generation``.
-    """
-    with newest_generation(opened, options.engine, options.opener) as newest:
-        found = find_record(newest.catalog, record.uuid)
-        if found is None:
-            identity = DatasetIdentity.of(record, opened.superblock.volume_uuid)
-            raise identity.missing_from(newest.devices)
-        moved = is_moved(opened, record, newest, found)
-        if moved:
-            read(newest, found)
-        return moved
-
-
-def load_segment(
-    generation: Generation,
-    record: DatasetRecord,
-    *,
-    shared: bool = True,
-    locked: bool = False,
-    options: OpenOptions | None = None,
-) -> FrozenDirectory:
-    """Load a dataset's directory.
-
-    Args:
-        generation: generation with the open devices.
-        record: catalog record of the dataset.
-        shared: use the copy of other processes of the node, if any; otherwise read the media.
-        locked: True if no writer can remove or move the dataset meanwhile; then this is not
-            checked.
-        options: options for opening members that the volume gets later.
-
-    Raises:
-        FormatError: the directory is malformed (ChecksumError if its checksum is wrong). The
-            message names dataset, member and offset.
-        StaleError: the dataset was removed meanwhile.
-        DeviceError: a read failed.
-    """
-    space = DataSpace(generation.geometry, record.directory_runs)
-    member, offset_bytes = space.resolve(0)
-    label = (
-        f"the directory of dataset {display(record.name)!r} version {record.version}, "
-        f"on {generation.devices[member].uri} from byte {offset_bytes} on"
-    )
-
-    def read_part(choice: CopyOrder, address: int, memory: memoryview) -> None:
-        part = np.frombuffer(memory, np.uint8)
-
-        def read(source: Generation, found: DatasetRecord) -> None:
-            space = DataSpace(source.geometry, found.directory_runs)
-            read_into(source.sources, space, address, part, choice)
-
-        if locked or not address:
-            read(generation, record)
-            return
-        # Names are read on first use; by then another dataset may have the chunks.
-        problem: DlfsError | None = None
-        try:
-            read(generation, record)
-        except (DeviceError, FormatError) as error:
-            problem = error
-        moved = _read_moved(generation, record, options or OpenOptions(), read)
-        if problem is not None and not moved:
-            raise problem
-
-    readers = [partial(read_part, choice) for choice in copy_orders(generation.geometry)]
-    try:
-        directory = load_directory(
-            DirectoryIdentity(generation.superblock.volume_uuid, record.uuid, label),
-            DirectorySizes(record.entries_bytes, record.names_bytes),
-            readers[0],
-            others=readers[1:],
-            root=SHARED_ROOT if shared else None,
-        )
-    except FormatError:
-        if not locked and _read_moved(
-            generation, record, options or OpenOptions(), lambda _newest, _found: None
-        ):
-            raise DatasetIdentity.of(record).moved() from None
-        raise
-    if (len(directory), directory.data_bytes) != (record.sample_count, record.data_bytes):
-        got = len(directory), directory.data_bytes
-        directory.close()
-        raise FormatError(
-            f"open {label}: expected {record.sample_count} samples in {record.data_bytes} bytes, "
-            f"got {got[0]} in {got[1]}"
-        )
-    return directory

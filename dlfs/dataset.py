@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import UUID
 
@@ -22,11 +22,17 @@ from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer
 from dlfs.attributes import AttributeTable
 from dlfs.closing import Closing
 from dlfs.connection import Connection, DatasetSession
-from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside, near_paths
+from dlfs.directory import (
+    Entry,
+    FrozenDirectory,
+    as_array,
+    check_position,
+    find_outside,
+    near_paths,
+)
 from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 from dlfs.forks import OwnerProcess
-from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
 from dlfs.identity import DatasetIdentity
@@ -102,16 +108,25 @@ class Dataset(ColumnAccess, Closing):
         session = self._session
         if session is not None and self._owner.is_current() and not session.is_lost():
             return session
-        if self._closed:
-            raise ClosedError(f"use dataset {self.name!r}: it is closed")
+        self._check_open()
         if not self._owner.is_current():
             self._adopt()
         with self._mutex:
-            if self._session is None or self._session.is_lost():
+            session = self._session
+            if session is None or session.is_lost():
                 # A lost session is not closed: another thread may be in one of its calls.
                 known = self._known_directory()
-                self._session = self._connection.open_dataset(self._identity, known)
-            return self._session
+                self._session = session = self._connection.open_dataset(self._identity, known)
+                try:
+                    self._check_open()
+                except ClosedError:  # closed by another thread, which did not see this session
+                    session.close(with_directory=not self._inherited)
+                    raise
+            return session
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"use dataset {self.name!r}: it is closed")
 
     def _follow(self, use: Callable[[DatasetSession], T]) -> T:
         """Use the session of this process; if the samples are moved meanwhile, a new one."""
@@ -240,20 +255,8 @@ class Dataset(ColumnAccess, Closing):
             IndexError: there is no such sample.
             UsageError: the index is no integer.
         """
-        number = as_integer(index)
-        if number is None:
-            hint = "; get(path) takes paths" if isinstance(index, str | bytes | os.PathLike) else ""
-            raise UsageError(
-                f"look up a sample of dataset {self.name!r}: expected an integer, got "
-                f"{show_value(index)}{hint}"
-            )
-        count = len(self)
-        if not -count <= number < count:
-            raise IndexError(
-                f"look up a sample of dataset {self.name!r}: expected an index "
-                f"{-count}..{count - 1}, got {number}"
-            )
-        return number % count
+        hint = "; get(path) takes paths" if isinstance(index, str | bytes | os.PathLike) else ""
+        return check_position(index, len(self), where=f"dataset {self.name!r}", hint=hint)
 
     def get(self, path: PathLike) -> bytes:
         """Read one sample by its path.
@@ -437,28 +440,11 @@ class Dataset(ColumnAccess, Closing):
 
     def _explain_other(self, uuid: str) -> UsageError:
         """Return the error for a checkpoint of another dataset, named if the volume has it."""
-        expected = f"expected dataset {quote(self.name)} version {self.version} ({self.uuid})"
-        record = self._find_elsewhere(uuid)
-        if record is None:
-            return UsageError(
-                f"resume an epoch: this checkpoint is of another version or dataset: {expected}, "
-                f"got {quote(uuid)}, which is not on {self._connection.uri}"
-            )
-        other = DatasetIdentity.of(record)
-        what = "version" if other.name == self.name else "dataset"
-        return UsageError(
-            f"resume an epoch: this checkpoint is of another {what}: {expected}, got dataset "
-            f"{quote(other.name)} version {other.version} ({other.uuid}); open that {what} to go "
-            "on from it"
-        )
-
-    def _find_elsewhere(self, uuid: str) -> DatasetRecord | None:
-        """Return the record of another dataset of the volume as of now; None if there is none."""
-        try:
-            with closing(self._connection.open_volume()) as volume:
-                return find_record(volume.catalog, UUID(uuid))
-        except (DlfsError, ValueError):
-            return None
+        record = None
+        with suppress(DlfsError, ValueError), closing(self._connection.open_volume()) as volume:
+            record = find_record(volume.catalog, UUID(uuid))
+        other = None if record is None else DatasetIdentity.of(record)
+        return self._identity.other_checkpoint(uuid, other, self._connection.uri)
 
     def sequence(
         self,
@@ -543,6 +529,10 @@ class Dataset(ColumnAccess, Closing):
     def paths(self, first: int = 0, count: int | None = None) -> list[bytes]:
         """Return paths in index order: ``count`` from ``first`` on, or all of them."""
         return self.directory.names(first, count)
+
+    def paths_of(self, indices: ArrayLike) -> list[bytes]:
+        """Return the paths of samples by their indices, in any order, by one call."""
+        return self.directory.names_of(indices)
 
     def lower_bound(self, path: bytes) -> int:
         """Return the index of the first sample whose path is >= path; N if there is none."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from dlfs.block import BlockDevice
-from dlfs.errors import StaleError
+from dlfs.errors import StaleError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.paths import display
 from dlfs.reader import MovedError
@@ -43,10 +43,28 @@ class DatasetIdentity:
             "chunks of its volume; open it again"
         )
 
+    def other_checkpoint(self, uuid: str, other: DatasetIdentity | None, uri: str) -> UsageError:
+        """Return the error for a checkpoint of another dataset.
+
+        Args:
+            uuid: UUID in the checkpoint.
+            other: the dataset that has it; None if the volume has no such dataset.
+            uri: URI of the volume.
+        """
+        expected = f"expected dataset {quote(self.name)} version {self.version} ({self.uuid})"
+        if other is None:
+            return UsageError(
+                f"resume an epoch: this checkpoint is of another version or dataset: {expected}, "
+                f"got {quote(uuid)}, which is not on {uri}"
+            )
+        what = "version" if other.name == self.name else "dataset"
+        return UsageError(
+            f"resume an epoch: this checkpoint is of another {what}: {expected}, got dataset "
+            f"{quote(other.name)} version {other.version} ({other.uuid}); open that {what} to go "
+            "on from it"
+        )
+
     def missing_from(self, devices: Sequence[BlockDevice]) -> StaleError:
         """Return the error, with its cause, for a dataset that the devices do not have."""
         other = None if self.volume_uuid is None else describe_swapped(devices, self.volume_uuid)
         return self.stale() if other is None else self.stale(other)
-
-
-# ---- sessions -----------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.attributes import AttributeTable, read_attributes
-from dlfs.connection import load_segment
 from dlfs.directory import FrozenDirectory
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder, find_fields
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.paths import display
+from dlfs.segment_loading import load_segment
 from dlfs.store.transaction import Generation
 
 

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from dlfs._native.packing import Checker
 from dlfs.attributes import AttributeTable, read_attributes
-from dlfs.connection import load_segment
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
 from dlfs.previous_version import SharedChunks
+from dlfs.segment_loading import load_segment
 from dlfs.store.chunk_reader import CopyOrder, FailedRead, Window, scan_space
 from dlfs.store.info import describe_member
 from dlfs.store.records import find_record

@@ -397,6 +397,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int64,
         (c_void_p, c_uint64, c_uint64, c_void_p, c_uint64, _U64S),
     ),
+    "dlfs_directory_names_of": (
+        c_int64,
+        (c_void_p, c_void_p, c_uint64, c_void_p, c_uint64, _U64S),
+    ),
     "dlfs_paths_sort": (c_int, (c_void_p, _U64S, c_uint64, _U64S)),
     "dlfs_pack_order": (c_int, (POINTER(Packing), c_void_p, c_uint64, _U64S, c_uint64)),
     "dlfs_pack": (

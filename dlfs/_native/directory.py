@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint8, c_uint64, c_void_p
 from dataclasses import dataclass
 from itertools import pairwise
@@ -157,6 +157,21 @@ def _close(handle: int) -> None:
     library().dlfs_directory_close(handle)
 
 
+class _Handle(c_void_p):
+    """A ``dlfs_directory *``, freed with this object: after the last call that it was passed to.
+
+    So another thread may close the directory during a call.
+    """
+
+    def __init__(self, handle: c_void_p, entries: NDArray[np.uint8], *others: object) -> None:
+        super().__init__(handle.value)
+        self.entries = entries
+        """The bytes that the directory was opened over."""
+        self.others = others
+        """Further objects that must outlive the handle."""
+        weakref.finalize(self, _close, handle.value or 0).atexit = False
+
+
 class NativeDirectory:
     """A ``dlfs_directory`` over the bytes of its entries part.
 
@@ -168,12 +183,11 @@ class NativeDirectory:
         FormatError: the part is malformed (ChecksumError, TruncatedError, VersionError).
         UsageError: the memory is misaligned.
 
-    Threads: any at once; ``close`` when no other thread is in a call.
+    Threads: any at once.
     """
 
     def __init__(self, entries: NDArray[np.uint8], *, label: str) -> None:
         self._label = label
-        self._references: tuple[object, ...] = ()  # outlive the handle
         self._entries = entries
         self._names: NDArray[np.uint8] | None = None
         handle = c_void_p()
@@ -185,11 +199,9 @@ class NativeDirectory:
         check(code, f"open {label}")
         self._own(handle)
 
-    def _own(self, handle: c_void_p) -> None:
-        """Take a new handle."""
-        self._handle: c_void_p | None = handle
-        self._finalizer = weakref.finalize(self, _close, handle.value or 0)
-        self._finalizer.atexit = False  # an epoch that was not closed still reads ahead with it
+    def _own(self, handle: c_void_p, *others: object) -> None:
+        """Take a new handle, and the objects besides the entries that must outlive it."""
+        self._handle: _Handle | None = _Handle(handle, self._entries, *others)
         self.count: int = library().dlfs_directory_count(handle)
         self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
         self.names_bytes: int = library().dlfs_directory_names_bytes(handle)
@@ -224,7 +236,6 @@ class NativeDirectory:
         made._entries, made._names = locations, None
         dtype = np.uint32 if whole.count < _WIDE_INDICES_MIN else np.uint64
         stored = None if order is None else np.ascontiguousarray(order, dtype)
-        made._references = whole, stored
         handle = c_void_p()
         code = library().dlfs_directory_open_parts(
             whole.handle,
@@ -233,12 +244,12 @@ class NativeDirectory:
             byref(handle),
         )
         check(code, f"open {label}")
-        made._own(handle)
+        made._own(handle, whole, stored)
         return made
 
     @property
-    def handle(self) -> c_void_p:
-        """The ``dlfs_directory *``; code that passes it to C keeps this object alive.
+    def handle(self) -> _Handle:
+        """The ``dlfs_directory *``; code that C keeps it in keeps this object open meanwhile.
 
         Raises:
             ClosedError: the directory is closed.
@@ -264,10 +275,12 @@ class NativeDirectory:
             FormatError: it is shorter than the header says (TruncatedError).
             UsageError: there is one already, or the memory is misaligned.
         """
-        code = library().dlfs_directory_attach_names(self.handle, names.ctypes.data, names.nbytes)
+        handle = self.handle
+        code = library().dlfs_directory_attach_names(handle, names.ctypes.data, names.nbytes)
         if code == -errno.EALREADY:
             raise UsageError(f"attach names to {self._label}: it has its names")
         check(code, f"attach {names.nbytes} bytes of names to {self._label}")
+        handle.others += (names,)
         self._names = names
 
     def verify(self, part: int, memory: NDArray[np.uint8]) -> None:
@@ -305,9 +318,10 @@ class NativeDirectory:
 
     def locations(self) -> NDArray[np.uint8]:
         """Return the locations in the entries part: ``uint8[16 * count]``, read-only."""
-        base = library().dlfs_directory_locations(self.handle) or 0
-        first = base - self._entries.ctypes.data
-        view = self._entries[first : first + LOCATION_BYTES * self.count]
+        handle = self.handle
+        base = library().dlfs_directory_locations(handle) or 0
+        first = base - handle.entries.ctypes.data
+        view = handle.entries[first : first + LOCATION_BYTES * self.count]
         view.flags.writeable = False
         return view
 
@@ -381,29 +395,55 @@ class NativeDirectory:
         """
         self._check_range("list names", first, count)
         self._check_names()
+
+        def decode(done: int, *out: int) -> int:
+            return library().dlfs_directory_names(self.handle, first + done, count - done, *out)  # type: ignore[no-any-return]
+
+        return self._decode(count, decode, f"list the names of {self._label} from index {first}")
+
+    def names_of(self, indices: NDArray[np.uint64]) -> list[bytes]:
+        """Return the paths of samples by their indices, in any order.
+
+        Args:
+            indices: ``uint64[n]``, contiguous.
+
+        Raises:
+            UsageError: an index is out of range, or names are not attached.
+            FormatError: the names are malformed.
+        """
+        self._check_names()
+
+        def decode(done: int, *out: int) -> int:
+            rest = indices[done:]
+            return library().dlfs_directory_names_of(  # type: ignore[no-any-return]
+                self.handle, rest.ctypes.data, len(rest), *out
+            )
+
+        return self._decode(len(indices), decode, f"list {len(indices)} names of {self._label}")
+
+    def _decode(self, count: int, decode: Callable[..., int], action: str) -> list[bytes]:
+        """Return paths that a function decodes, as many at a time as its text has room for.
+
+        Args:
+            count: number of paths.
+            decode: called with the number of paths decoded so far, address and length of the text,
+                and address of the offsets; returns how many paths it has decoded.
+            action: what is done, for errors.
+        """
         paths: list[bytes] = []
         text = np.empty(min(_TEXT_BYTES, count * PATH_BYTES_MAX), np.uint8)
         offsets = np.empty(count + 1, np.uint64)
         while len(paths) < count:
-            at = first + len(paths)
-            fitted = library().dlfs_directory_names(
-                self.handle,
-                at,
-                count - len(paths),
-                text.ctypes.data,
-                text.nbytes,
-                offsets.ctypes.data,
-            )
-            check(fitted, f"list the names of {self._label} from index {at}")
+            fitted = decode(len(paths), text.ctypes.data, text.nbytes, offsets.ctypes.data)
+            check(fitted, action)
             ends = offsets[: fitted + 1].tolist()
             decoded = text[: ends[-1]].tobytes()
             paths += [decoded[start:end] for start, end in pairwise(ends)]
         return paths
 
     def close(self) -> None:
-        """Free the handle and release the parts. Idempotent."""
+        """Free the handle and release the parts, or let the last call do so. Idempotent."""
         self._handle = None
-        self._finalizer()
         self._entries = np.empty(0, np.uint8)
         self._names = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from dlfs._native.device import aligned_buffer
 from dlfs.attributes.table import AttributeTable
 from dlfs.block import BlockDevice
+from dlfs.closing import Uses
 from dlfs.directory.sharing import LOADER_WAIT_S, SHARED_ROOT, Part, open_part
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.attributes import AttributeHead, decode_head
@@ -38,6 +40,7 @@ def load_attributes(
     *,
     volume_uuid: UUID,
     diagnose: Callable[[], DlfsError | None] = lambda: None,
+    uses: Uses | None = None,
     root: Path | None = SHARED_ROOT,
 ) -> AttributeTable:
     """Open a dataset's attributes.
@@ -48,6 +51,7 @@ def load_attributes(
         record: record of the dataset.
         volume_uuid: UUID of the volume.
         diagnose: called when the bytes read are malformed; returns a better error, or None.
+        uses: calls under way that use the sources; reading a column becomes one of them.
         root: where shared memory is mounted; None keeps the columns private.
 
     Raises:
@@ -58,9 +62,11 @@ def load_attributes(
     if extent is None:
         return AttributeTable.empty(record.uuid, record.sample_count)
     segment = _Segment(sources, geometry, record, extent, diagnose)
-    head, raw = segment.read_head()
+    used = uses or nullcontext()
+    with used:
+        head, raw = segment.read_head()
     digest = hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()
-    columns = _Columns(segment, head, f"{volume_uuid.hex}-{record.uuid.hex}-{digest}", root)
+    columns = _Columns(segment, head, f"{volume_uuid.hex}-{record.uuid.hex}-{digest}", root, used)
     return AttributeTable(head, columns.load, where=segment.where, release=columns.release)
 
 
@@ -222,6 +228,7 @@ class _Columns:
     head: AttributeHead
     key: str
     root: Path | None
+    used: AbstractContextManager[None]
     parts: list[Part] = field(default_factory=list)
 
     def load(self, number: int) -> Bytes:
@@ -233,7 +240,8 @@ class _Columns:
             self.segment.fill_column(self.head, number, np.frombuffer(memory, np.uint8))
 
         name = f"{self.key}-column{number}"
-        part = open_part(self.root, name, length, fill, LOADER_WAIT_S)
+        with self.used:
+            part = open_part(self.root, name, length, fill, LOADER_WAIT_S)
         self.parts.append(part)
         return part.memory
 

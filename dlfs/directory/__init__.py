@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts, Location
 from dlfs.directory.frozen import DirectoryChild, Entry, FrozenDirectory
-from dlfs.directory.indices import as_array, as_indices, check_indices, find_outside
+from dlfs.directory.indices import as_array, as_indices, check_indices, check_position, find_outside
 from dlfs.directory.neighbours import near_paths
 from dlfs.directory.parts import PartDirectory
 from dlfs.directory.sharing import DirectoryIdentity, DirectorySizes, load_directory
@@ -27,6 +27,7 @@ __all__ = [
     "as_array",
     "as_indices",
     "check_indices",
+    "check_position",
     "find_outside",
     "load_directory",
     "near_paths",

@@ -156,6 +156,18 @@ class FrozenDirectory(Closing):
         """
         return self._named().names(first, len(self) - first if count is None else count)
 
+    def names_of(self, indices: ArrayLike) -> list[bytes]:
+        """Return the paths of samples by their indices, in any order.
+
+        Raises:
+            UsageError: an index is out of range, or no integer.
+            FormatError: the names are malformed.
+        """
+        action = "look paths up by index"
+        return self._named().names_of(
+            check_indices(indices, len(self), option="indices", action=action)
+        )
+
     # ---- indices to locations ------------------------------------------------------------------
 
     @property

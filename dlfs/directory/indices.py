@@ -88,6 +88,31 @@ def check_indices(values: ArrayLike, count: int, *, option: str, action: str) ->
     return array
 
 
+def check_position(index: object, count: int, *, where: str, hint: str = "") -> int:
+    """Return the index 0..count-1 of a sample for an index that may count from the end.
+
+    Args:
+        index: an integer, negative from the end.
+        count: number of samples.
+        where: name of the dataset or view, for the message.
+        hint: end of the message for an index of another type.
+
+    Raises:
+        IndexError: there is no such sample.
+        UsageError: the index is no integer.
+    """
+    number = as_integer(index)
+    if number is None:
+        raise UsageError(
+            f"look up a sample of {where}: expected an integer, got {show_value(index)}{hint}"
+        )
+    if not -count <= number < count:
+        raise IndexError(
+            f"look up a sample of {where}: expected an index {-count}..{count - 1}, got {number}"
+        )
+    return number % count
+
+
 def find_outside(values: ArrayLike, low: int, end: int, *, option: str) -> str | None:
     """Describe the first index out of range, as it was given.
 

@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 
 from dlfs._native.device import aligned_buffer
 from dlfs._native.directory import NativeDirectory
+from dlfs.closing import Uses
 from dlfs.directory.frozen import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.format.constants import DIRECTORY_BLOCK_BYTES
@@ -91,6 +92,7 @@ def load_directory(
     others: Sequence[ReadInto] = (),
     root: Path | None = SHARED_ROOT,
     wait_s: float = LOADER_WAIT_S,
+    uses: Uses | None = None,
 ) -> FrozenDirectory:
     """Open a dataset's directory, shared with the user's other processes where possible.
 
@@ -103,6 +105,7 @@ def load_directory(
         others: read the same from other copies; called in turn while the bytes are malformed.
         root: where shared memory is mounted; None keeps the directory private.
         wait_s: longest wait for another process that is loading the same, in seconds.
+        uses: calls under way after which the directory may be closed; loading the names is one.
 
     Raises:
         FormatError: the segment is malformed (ChecksumError), or not the dataset's.
@@ -111,7 +114,7 @@ def load_directory(
     header = aligned_buffer(DIRECTORY_BLOCK_BYTES, DIRECTORY_BLOCK_BYTES)
     read_into(0, header.data)
     readers = (read_into, *others)
-    loader = _Loader(root, _key(identity, header), identity, sizes, readers, wait_s)
+    loader = _Loader(root, _key(identity, header), identity, sizes, readers, wait_s, uses)
     try:
         directory = FrozenDirectory(
             loader.load_entries(),
@@ -137,13 +140,15 @@ class _Loader:
     sizes: DirectorySizes
     readers: Sequence[ReadInto]
     wait_s: float
+    uses: Uses | None
     parts: list[Part] = field(default_factory=list)
 
     def load_entries(self) -> NDArray[np.uint8]:
         return self._load("entries", self.sizes.entries_bytes, self._fill_entries)
 
     def load_names(self) -> NDArray[np.uint8]:
-        return self._load("names", self.sizes.names_bytes, self._fill_names)
+        with self.uses or contextlib.nullcontext():
+            return self._load("names", self.sizes.names_bytes, self._fill_names)
 
     def release(self) -> None:
         while self.parts:

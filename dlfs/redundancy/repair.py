@@ -29,7 +29,6 @@ import numpy as np
 from dlfs.arguments import Engine
 from dlfs.attributes import read_attributes
 from dlfs.block import BlockDevice, FileUri, MissingDevice, open_device, parse_uri
-from dlfs.connection import load_segment
 from dlfs.errors import DegradedError, DeviceError, DeviceLostError, FormatError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES, SUPERBLOCK_BYTES
@@ -39,6 +38,7 @@ from dlfs.format.paths import display
 from dlfs.previous_version import SharedChunks
 from dlfs.redundancy.adoption import adopt, holds_data
 from dlfs.redundancy.copies import RepairState, repair_bytes, repair_samples
+from dlfs.segment_loading import load_segment
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member

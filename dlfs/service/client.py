@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from dlfs._native.channel import ChannelDescriptors, ClientReader
 from dlfs.attributes import AttributeTable
+from dlfs.closing import Uses
 from dlfs.connection import DatasetSession
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import (
@@ -284,6 +285,7 @@ class ServiceConnection:
             directory=directory,
             reader=reader,
             release=control.close,
+            uses=Uses(f"use dataset {identity.name!r}: it is closed"),
             load_attributes=lambda: self._load_attributes(record, identity),
             is_lost=lambda: native.lost or control.is_lost or reader.moved,
         )

@@ -13,8 +13,8 @@ from uuid import UUID, uuid5
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import OnError, as_integer
-from dlfs.directory import check_indices
+from dlfs.arguments import OnError
+from dlfs.directory import check_indices, check_position
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
 from dlfs.reader import Batch, Epoch, pick_fields
@@ -23,7 +23,6 @@ from dlfs.units import format_count
 from dlfs.views.order import Division, Interleaving, Succession, ViewOrder
 from dlfs.views.reading import ViewReader
 from dlfs.views.sources import Sources, ViewColumns
-from dlfs.wording import show_value
 
 _NAMESPACE = UUID("6f0c7d5e-3a55-5b0a-9d43-8c1a2c6c1f6e")
 """Namespace of the UUIDs of views."""
@@ -130,6 +129,15 @@ class DatasetView:
         part = next(self.sources.split(np.array([self._position(index)], np.uint64)))
         return self.sources.sources[part.source].dataset.path(int(part.indices[0]))
 
+    def paths_of(self, indices: ArrayLike) -> list[bytes]:
+        """Return the paths of samples in their datasets, by the view's indices in any order.
+
+        Raises:
+            UsageError: an index is out of range.
+        """
+        found = self.sources.gather(self._check(indices), _paths, object)
+        return found.tolist()  # type: ignore[no-any-return]
+
     def lengths(self, indices: ArrayLike | None = None) -> NDArray[np.int64]:
         """Return the lengths of some or all samples in bytes, ``int64[n_samples]``.
 
@@ -195,17 +203,7 @@ class DatasetView:
         return check_indices(indices, len(self), option="indices", action=action)
 
     def _position(self, index: object) -> int:
-        number, count = as_integer(index), len(self)
-        if number is None:
-            raise UsageError(
-                f"look up a sample of {self.name}: expected an integer, got {show_value(index)}"
-            )
-        if not -count <= number < count:
-            raise IndexError(
-                f"look up a sample of {self.name}: expected an index {-count}..{count - 1}, "
-                f"got {number}"
-            )
-        return number % count
+        return check_position(index, len(self), where=self.name)
 
     # ---- epochs ----------------------------------------------------------------------------------
 
@@ -308,6 +306,11 @@ class DatasetView:
         """Close the datasets. Batches given out stay valid. Idempotent."""
         for source in self.sources.sources:
             source.dataset.close()
+
+
+def _paths(dataset: Any, indices: NDArray[np.uint64]) -> list[bytes]:
+    paths: list[bytes] = dataset.paths_of(indices)
+    return paths
 
 
 def _lengths(dataset: Any, indices: NDArray[np.uint64]) -> NDArray[np.int64]:

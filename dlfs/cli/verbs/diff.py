@@ -140,28 +140,17 @@ def _items(found: DatasetDiff, datasets: tuple[Dataset, Dataset]) -> Iterator[_I
 
 def _one_sided(dataset: Dataset, indices: NDArray[Any], kind: str) -> Iterator[_Item]:
     for page in _pages(indices):
-        for path, size in zip(_paths(dataset, page), dataset.lengths(page).tolist(), strict=True):
+        for path, size in zip(dataset.paths_of(page), dataset.lengths(page).tolist(), strict=True):
             sizes = (None, size) if kind == "added" else (size, None)
             yield path, kind, *sizes
 
 
 def _two_sided(a: Dataset, b: Dataset, indices: NDArray[Any], kind: str) -> Iterator[_Item]:
     for page in _pages(indices):
-        paths = _paths(a, page)
+        paths = a.paths_of(page)
         sizes = a.lengths(page).tolist(), b.lengths(b.index_of(paths)).tolist()
         for path, here, there in zip(paths, *sizes, strict=True):
             yield path, kind, here, there
-
-
-def _paths(dataset: Dataset, page: NDArray[Any]) -> list[bytes]:
-    """Return the paths of rising indices; all between them are looked up if these are few."""
-    from dlfs.comparison import PAGE_SAMPLES
-
-    first, last = int(page[0]), int(page[-1])
-    if last - first >= 4 * PAGE_SAMPLES:
-        return [dataset.path(index) for index in page.tolist()]
-    paths = dataset.paths(first, last - first + 1)
-    return [paths[index] for index in (page - first).tolist()]
 
 
 def _pages(indices: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -86,7 +86,7 @@ class ExportedSamples:
                 with batch:
                     for failure in batch.failures:
                         self._leave_out(failure.error())
-                    paths = [self._path(index) for index in batch.indices.tolist()]
+                    paths = self._paths(batch.indices.tolist())
                     yield batch, paths
                     good = [path is not None for path in paths]
                     self._meter.add(sum(good), int(batch.lengths[good].sum()))
@@ -103,9 +103,15 @@ class ExportedSamples:
         meter = self._meter
         return ExportReport(meter.samples, meter.bytes, meter.seconds, self._bad_count)
 
-    def _path(self, index: int) -> bytes | None:
+    def _paths(self, indices: list[int]) -> list[bytes | None]:
+        found: list[bytes | None] = [None] * len(indices)
+        with contextlib.suppress(FormatError):  # raised again for its own sample
+            found[:] = self.dataset.paths_of(indices)
+        return [self._path(index, path) for index, path in zip(indices, found, strict=True)]
+
+    def _path(self, index: int, path: bytes | None) -> bytes | None:
         try:
-            return checked_path(self.dataset.path(index))
+            return checked_path(self.dataset.path(index) if path is None else path)
         except FormatError as error:
             name = self.dataset.name
             self._leave_out(

@@ -116,6 +116,13 @@ DLFS_API int dlfs_directory_lower_bound(const dlfs_directory *directory, const u
 DLFS_API int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first,
                                       uint64_t count, uint8_t *text, uint64_t text_bytes,
                                       uint64_t *offsets);
+/*
+ * Decodes the paths of the samples indices[0..count), in any order, as dlfs_directory_names does
+ * for a range. Fastest for rising indices.
+ */
+DLFS_API int64_t dlfs_directory_names_of(const dlfs_directory *directory, const uint64_t *indices,
+                                         uint64_t count, uint8_t *text, uint64_t text_bytes,
+                                         uint64_t *offsets);
 
 #ifdef __cplusplus
 }

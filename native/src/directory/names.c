@@ -302,6 +302,64 @@ int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, ui
     return (int64_t)fitted;
 }
 
+/*
+ * Moves to the name with this index: onwards from the name of `before` if that is in the same block
+ * and not behind it, else from the start of the block. `before` is UINT64_MAX at first.
+ */
+static int cursor_seek(const dlfs_directory *directory, const uint8_t *names, uint64_t before,
+                       uint64_t index, dlfs_name_cursor *cursor)
+{
+    uint64_t block = index / DLFS_DIRECTORY_NODE_KEYS;
+    uint64_t at = block * DLFS_DIRECTORY_NODE_KEYS;
+    if (before / DLFS_DIRECTORY_NODE_KEYS == block && before <= index) {
+        at = before + 1;
+    }
+    for (; at <= index; at++) {
+        int code = cursor_advance(directory, names, at, cursor);
+        if (code < 0) {
+            return code;
+        }
+    }
+    return 0;
+}
+
+int64_t dlfs_directory_names_of(const dlfs_directory *directory, const uint64_t *indices,
+                                uint64_t count, uint8_t *text, uint64_t text_bytes,
+                                uint64_t *offsets)
+{
+    const uint8_t *names = attached_names(directory);
+    dlfs_name_cursor cursor;
+
+    if (count > INT64_MAX) {
+        return -EINVAL;
+    }
+    if (names == NULL) {
+        return -EAGAIN;
+    }
+    cursor_init(&cursor);
+    uint64_t used = 0;
+    uint64_t before = UINT64_MAX;
+    uint64_t i = 0;
+    for (; i < count; i++) {
+        if (indices[i] >= directory->layout.sample_count) {
+            return -EINVAL;
+        }
+        int code = cursor_seek(directory, names, before, indices[i], &cursor);
+        if (code < 0) {
+            return code;
+        }
+        before = indices[i];
+        if (cursor.bytes > text_bytes - used) {
+            break;
+        }
+        offsets[i] = used;
+        memcpy(text + used, cursor.name, cursor.bytes);
+        used += cursor.bytes;
+    }
+    offsets[i] = used;
+    return (int64_t)i;
+}
+
 /* ---- order ----------------------------------------------------------------------------------- */
 
 /* Compares like memcmp over the shorter length, then by length: <0, 0, >0. */

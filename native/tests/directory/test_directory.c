@@ -28,9 +28,17 @@ static void check_found(const dlfs_directory *directory, const sample_set *set)
 
 static void check_names(const dlfs_directory *directory, const sample_set *set)
 {
-    uint8_t *text = malloc(set->offsets[set->count] + DLFS_PATH_BYTES_MAX);
-    uint64_t *offsets = malloc((set->count + 1) * sizeof(uint64_t));
-    uint64_t bytes = set->offsets[set->count] + DLFS_PATH_BYTES_MAX;
+    uint64_t bytes = set->offsets[set->count] + 2 * DLFS_PATH_BYTES_MAX;
+    uint8_t *text = malloc(bytes);
+    uint64_t *offsets = malloc((set->count + 2) * sizeof(uint64_t));
+    uint64_t index = set->count;
+    while (index-- > 0) { /* backwards, and each name twice */
+        const uint64_t twice[2] = {index, index};
+        CHECK_EQ(dlfs_directory_names_of(directory, twice, 2, text, bytes, offsets), 2);
+        CHECK_EQ(offsets[1], set->offsets[index + 1] - set->offsets[index]);
+        CHECK(memcmp(text, set->text + set->offsets[index], offsets[1]) == 0);
+        CHECK(memcmp(text + offsets[1], text, offsets[2] - offsets[1]) == 0);
+    }
     for (uint64_t first = 0; first <= set->count; first += 13) {
         uint64_t count = set->count - first;
         CHECK_EQ(dlfs_directory_names(directory, first, count, text, bytes, offsets), count);
@@ -163,10 +171,12 @@ static void test_names_come_later(void)
     uint64_t out[20];
     uint8_t text[TEXT_MAX];
     uint64_t offsets[21];
+    const uint64_t indices[4] = {19, 3, 3, 20};
     CHECK_EQ(dlfs_directory_open(made.entries, made.plan.entries_bytes, &directory), 0);
     CHECK_EQ(dlfs_directory_find(directory, set.text, set.offsets, 20, out), -EAGAIN);
     CHECK_EQ(dlfs_directory_lower_bound(directory, set.text, 1, out), -EAGAIN);
     CHECK_EQ(dlfs_directory_names(directory, 0, 1, text, TEXT_MAX, offsets), -EAGAIN);
+    CHECK_EQ(dlfs_directory_names_of(directory, indices, 1, text, TEXT_MAX, offsets), -EAGAIN);
     CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes - 1),
              DLFS_E_TRUNCATED);
     CHECK_EQ(dlfs_directory_attach_names(directory, made.names + 1, made.plan.names_bytes),
@@ -177,6 +187,9 @@ static void test_names_come_later(void)
     CHECK_EQ(dlfs_directory_names(directory, 3, 17, text, TEXT_MAX, offsets), 2);
     CHECK_EQ(dlfs_directory_names(directory, 3, 17, text, 5, offsets), 0);
     CHECK_EQ(dlfs_directory_names(directory, 3, 18, text, TEXT_MAX, offsets), -EINVAL);
+    CHECK_EQ(dlfs_directory_names_of(directory, indices, 3, text, TEXT_MAX, offsets), 2);
+    CHECK_EQ(dlfs_directory_names_of(directory, indices, 3, text, 5, offsets), 0);
+    CHECK_EQ(dlfs_directory_names_of(directory, indices + 3, 1, text, TEXT_MAX, offsets), -EINVAL);
     dlfs_directory_close(directory);
     free_segment(&made);
     free_samples(&set);
@@ -426,6 +439,8 @@ static void ask_everything(segment *made, const sample_set *set)
     }
     int64_t got = dlfs_directory_names(directory, 0, set->count, text, UINT64_C(1) << 16, out);
     CHECK(got <= (int64_t)set->count);
+    const uint64_t last = set->count - 1;
+    CHECK(dlfs_directory_names_of(directory, &last, 1, text, UINT64_C(1) << 16, out) <= 1);
     for (uint64_t i = 0; i < set->count; i += 17) {
         uint64_t index;
         CHECK(dlfs_directory_rank_at(directory, i * 100) <= set->count);

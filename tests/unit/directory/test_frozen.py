@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import uuid
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from dlfs._native.checksums import crc32c
+from dlfs._native.library import library
 from dlfs.directory import DirectoryBuilder, Entry, FrozenDirectory, FrozenParts
 from dlfs.errors import (
     ChecksumError,
@@ -73,10 +75,36 @@ def test_names(directory: FrozenDirectory) -> None:
             directory.names(first, count)
 
 
+def test_names_of_scattered_indices(directory: FrozenDirectory) -> None:
+    random = np.random.default_rng(3)
+    for indices in ([], [17], [5, 6, 40, 6, 6, 5, 0], random.integers(0, len(PATHS), 200).tolist()):
+        assert directory.names_of(indices) == [PATHS[index] for index in indices]
+    assert directory.names_of(range(len(PATHS))) == PATHS
+    for wrong in ([len(PATHS)], [-1], [0.5], ["a"]):
+        with pytest.raises(UsageError):
+            directory.names_of(wrong)
+
+
+def test_a_directory_closed_during_a_call_stays_in_memory(parts: FrozenParts) -> None:
+    directory = FrozenDirectory(parts.entries, lambda: parts.names)
+    directory.find_one(PATHS[0])
+    handle = directory.native.handle  # as a call that is under way has it
+    freed = weakref.finalize(handle, bool)
+    directory.close()
+    assert library().dlfs_directory_count(handle) == len(PATHS)
+    assert freed.alive
+    del handle
+    assert not freed.alive
+    with pytest.raises(ClosedError):
+        directory.find_one(PATHS[0])
+
+
 def test_long_names_come_in_pieces() -> None:
     paths = sorted(b"/".join([b"%03d" % n + b"x" * 250] * 16) for n in range(600))
     parts = freeze(paths)
-    assert FrozenDirectory(parts.entries, lambda: parts.names).names() == paths
+    directory = FrozenDirectory(parts.entries, lambda: parts.names)
+    assert directory.names() == paths
+    assert directory.names_of(range(599, -1, -1)) == paths[::-1]
 
 
 def test_lower_bound(directory: FrozenDirectory) -> None:

@@ -135,7 +135,7 @@ def test_a_target_that_is_no_folder_is_an_error(dataset: Dataset, tmp_path: Path
 def test_paths_that_would_escape_are_refused(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: bytes
 ) -> None:
-    monkeypatch.setattr(Dataset, "path", lambda _self, _index: path)
+    monkeypatch.setattr(Dataset, "paths_of", lambda _self, indices: [path] * len(indices))
     with pytest.raises(FormatError, match="export the sample"):
         export_dataset(dataset, tmp_path / "out", kind="folder")
     assert tree(tmp_path) == {}
