@@ -18,6 +18,7 @@ from bench.contenders.initiators import BareInitiator, Idle, Initiator, SpdkPerf
 from bench.contenders.mounts import MountFiles
 from bench.contenders.samples import DEPTH, WHOLE, Batches, Cached, Epoch, Get
 from bench.contenders.service import ServiceCached, ServiceClients
+from bench.contenders.walks import COMMANDS, Walk
 from bench.measurement import Contender, Measurement
 from dlfs.units import KIB, MIB
 
@@ -202,6 +203,17 @@ def _mount(dataset: str) -> Case:
     return Case(f"mount-{dataset}", dataset, about, contenders, floors)
 
 
+def _walk(dataset: str) -> Case:
+    about = "all files in the order of a directory tree, cold"
+    contenders: list[Contender] = []
+    floors = []
+    for program in COMMANDS:
+        ours, plain = Walk(program, mounted=True), Walk(program, mounted=False)
+        contenders += [ours, plain]
+        floors.append(Floor(f"{program}: 5x plain files", ours, 5.0, rate, (plain,)))
+    return Case(f"walk-{dataset}", dataset, about, tuple(contenders), tuple(floors))
+
+
 def _nvme(dataset: str, block_bytes: int, depth: int) -> Case:
     about = f"initiators on one core against one target (--target), depth {depth}"
     schemes = ("nvme-tcp", "spdk")
@@ -309,6 +321,7 @@ CASES: tuple[Case, ...] = (
     _import("4k"),
     _import("110k"),
     _mount("4k"),
+    _walk("4k"),
     _nvme("nvme-4k", 4 * KIB, 32),
     _nvme("nvme-128k", 128 * KIB, 16),
     Case(
@@ -329,4 +342,5 @@ CASES: tuple[Case, ...] = (
     _cached("corpus"),
     _import("corpus"),
     _mount("corpus"),
+    _walk("corpus"),
 )

@@ -30,7 +30,11 @@ from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 NAMESPACE_BYTES = 96 * MIB
 LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000)
 NAMES = [
-    pytest.param(case, id=case.name, marks=pytest.mark.fuse if "mount" in case.name else ())
+    pytest.param(
+        case,
+        id=case.name,
+        marks=pytest.mark.fuse if case.name.startswith(("mount", "walk")) else (),
+    )
     for case in CASES
 ]
 
