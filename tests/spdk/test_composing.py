@@ -119,9 +119,11 @@ def test_hosts_need_their_keys(
     with pytest.raises(dlfs.AuthenticationError):
         dlfs.open(f"{made.uri}&hostnqn={HOST}")
     if not tls:
-        write_key("host", generate_key(), replace=True)
+        write_key("other", generate_key())
         with pytest.raises(dlfs.AuthenticationError):
-            dlfs.open(uri)
+            dlfs.open(uri.replace("dhchap_key=host", "dhchap_key=other"))
+        write_key("host", generate_key(), replace=True)
+        dlfs.open(uri).close()  # nvmf_tgt has read the file again
     assert target.create(wanted) == made
     dlfs.open(uri).close()
 

@@ -3,7 +3,8 @@
 The calls are those of SPDK's JSON-RPC, made by the client of the package ``spdk``. nvmf_tgt loses
 exports when it ends, but not lvols: ``create`` with the same request exports one again, with the
 same UUID. nvmf_tgt reads keys from their files, so it must run on this machine, or find them at
-the same paths.
+the same paths. It reads a key for authentication whenever a host proves that it has it, and a TLS
+key when the host is added.
 
 Source: SPDK 26.05's JSON-RPC; ``spdk`` 26.9.
 """
@@ -188,7 +189,7 @@ class SpdkTarget:
         ):
             if name:
                 read_key(name)  # which checks the file
-                # A name of its own for each reading: nvmf_tgt keeps what it has read.
+                # The names differ each time, since the host uses the present ones until it is set.
                 keys[parameter] = f"{_key_prefix(request.name)}{secrets.token_hex(4)}"
                 path = str(key_directory().absolute() / name)
                 self._call("keyring_file_add_key", name=keys[parameter], path=path)
