@@ -59,15 +59,15 @@ from dlfs.store.members import (
     close_devices,
     describe_swapped,
 )
-from dlfs.store.records import find_record
-from dlfs.store.transaction import (
-    Generation,
+from dlfs.store.newest import (
     close_departed,
     is_moved,
-    load_generation,
+    load_joined,
     newest_generation,
     without_departed,
 )
+from dlfs.store.records import find_record
+from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import MIB, format_bytes, format_count
 
 _log = logging.getLogger("dlfs")
@@ -252,9 +252,10 @@ class LocalConnection:
     def _open_generation(
         self, uris: Sequence[str], identity: DatasetIdentity | None = None
     ) -> Generation:
-        devices = open_members(uris, engine=self.options.engine, opener=self.options.opener)
+        options = self.options
+        devices = open_members(uris, engine=options.engine, opener=options.opener)
         try:
-            generation = load_generation(devices)
+            generation = load_joined(devices, engine=options.engine, opener=options.opener)
         except BaseException as error:
             other = None
             if isinstance(error, UsageError) and identity is not None and identity.volume_uuid:
@@ -280,14 +281,16 @@ class LocalConnection:
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
         generation = self._open_generation(self.uris, identity)
-        moves: list[MovedError] = []
+        moved = False
         uses = Uses(f"use dataset {identity.name!r}: it is closed")
 
         def diagnose() -> DlfsError | None:
+            nonlocal moved
             assert record is not None
             with uses:
                 found = self._diagnose(generation, record, identity)
-            moves.extend([found] if isinstance(found, MovedError) else [])
+            # The error itself would keep the reader, and so the devices, through its traceback.
+            moved = moved or isinstance(found, MovedError)
             return found
 
         try:
@@ -326,7 +329,7 @@ class LocalConnection:
             sources=generation.sources,
             release=lambda: close_devices(generation.devices),
             uses=uses,
-            is_lost=lambda: bool(moves),
+            is_lost=lambda: moved,
             load_attributes=lambda: load_attributes(
                 generation.sources,
                 generation.geometry,
@@ -434,10 +437,16 @@ class LocalVolume:
         before = self.generation.devices
         devices = [self._reopen(device) for device in before]
         try:
+            options = self.options
             devices += open_located(
-                devices, writable=False, engine=self.options.engine, opener=self.options.opener
+                devices, writable=False, engine=options.engine, opener=options.opener
             )
-            self.generation = self._newest(without_departed(self.generation, devices))
+            self.generation = load_joined(
+                devices,
+                engine=options.engine,
+                opener=options.opener,
+                load=lambda devices: self._newest(without_departed(self.generation, devices)),
+            )
         except BaseException:
             close_devices([device for device in devices if device not in before])
             raise

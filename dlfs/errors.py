@@ -165,3 +165,14 @@ def write_error(message: str, code: int) -> SpaceError | DeviceError:
     if code in (errno.ENOSPC, errno.EDQUOT):
         return SpaceError(message)
     return DeviceError(message, code or errno.EIO)
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Remove the tracebacks of an error that will be stored, and of its causes.
+
+    A traceback keeps the variables of its functions and of all their callers alive, and so devices.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__

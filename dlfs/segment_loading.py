@@ -30,8 +30,9 @@ from dlfs.format.paths import display
 from dlfs.identity import DatasetIdentity
 from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_into
 from dlfs.store.members import Opener
+from dlfs.store.newest import is_moved, newest_generation
 from dlfs.store.records import find_record
-from dlfs.store.transaction import Generation, is_moved, newest_generation
+from dlfs.store.transaction import Generation
 
 
 def _read_moved(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from dlfs.closing import Closing
-from dlfs.errors import DeviceLostError, DlfsError
+from dlfs.errors import DeviceLostError, DlfsError, drop_tracebacks
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike, NativeDevice
@@ -36,6 +36,7 @@ class MissingDevice(Closing):
 
     def __init__(self, uri: str, reason: DlfsError, *, given: bool = True) -> None:
         self.uri = uri
+        drop_tracebacks(reason)
         self.reason = reason
         self.given = given
 

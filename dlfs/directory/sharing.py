@@ -148,7 +148,9 @@ class _Loader:
 
     def load_names(self) -> NDArray[np.uint8]:
         with self.uses or contextlib.nullcontext():
-            return self._load("names", self.sizes.names_bytes, self._fill_names)
+            names = self._load("names", self.sizes.names_bytes, self._fill_names)
+        self.readers = ()  # which keep devices open
+        return names
 
     def release(self) -> None:
         while self.parts:

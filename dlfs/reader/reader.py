@@ -237,7 +237,10 @@ class SampleReader(Closing):
             return self._batch(native)
         diagnosis = self.diagnose()  # first, as a removed dataset may have lost its names, too
         if diagnosis is not None:
-            raise diagnosis
+            try:
+                raise diagnosis
+            finally:
+                del diagnosis  # or it would keep this reader through its traceback
         failures = describe_failures(native.failures, self.directory, self._where)
         if on_error == "raise":
             raise failures[0].error(others=len(failures) - 1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dlfs.block import parse_uri
 from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
@@ -96,10 +97,10 @@ def _groups_at(base: Generation, first_chunks: set[int]) -> list[MemberGroup]:
 def _find_groups(base: Generation, members: Sequence[int | str]) -> list[MemberGroup]:
     """Return the groups of some members."""
     name = f"shrink volume {base.superblock.volume_uuid}"
-    uris = {member.device.uri: member.number for member in base.members}
+    uris = {parse_uri(member.device.uri): member.number for member in base.members}
     groups: dict[int, MemberGroup] = {}
     for member in members:
-        number = uris.get(member) if isinstance(member, str) else member
+        number = uris.get(parse_uri(member)) if isinstance(member, str) else member
         if number is None or not 0 <= number < len(base.members):
             known = ", ".join(f"{m.number} ({m.device.uri})" for m in base.members)
             raise UsageError(f"{name}: expected one of its members, {known}, got {member}")

@@ -12,7 +12,14 @@ from uuid import UUID
 
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice, open_device
-from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    FormatError,
+    NotFoundError,
+    UsageError,
+    drop_tracebacks,
+)
 from dlfs.format.locations import LocationRecord
 from dlfs.store.members import (
     DepartedError,
@@ -149,6 +156,7 @@ def _open_member(
             return device
         problem: DlfsError = NotFoundError(f"open {uri}: it is member {member.uuid}")
     except (DeviceError, FormatError, NotFoundError, UsageError) as error:
+        drop_tracebacks(error)
         problem = error
     if device is not None:
         device.close()

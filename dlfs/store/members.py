@@ -43,6 +43,7 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
     VersionError,
+    drop_tracebacks,
 )
 from dlfs.format.constants import (
     LOCATION_RECORD_BYTES_MAX,
@@ -261,6 +262,7 @@ def _read_copy(device: BlockDevice, name: str, offset_bytes: int) -> SuperblockC
         superblock = decode_superblock(data, where)
     except (FormatError, DeviceError) as error:
         foreign = bool(data) and not data.startswith(SUPERBLOCK_MAGIC)
+        drop_tracebacks(error)
         return SuperblockCopy(name, offset_bytes, None, error, foreign, decode_unknown(data))
     return SuperblockCopy(name, offset_bytes, superblock, None)
 
@@ -400,6 +402,7 @@ def identify_all(
         try:
             found.append(identify(device))
         except (DeviceError, FormatError) as error:
+            drop_tracebacks(error)
             refused.append((device, error))
     if not found:
         raise refused[0][1]

@@ -16,8 +16,7 @@ Chunks that its base generation freed are then durably free.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 from uuid import UUID
@@ -29,7 +28,14 @@ from dlfs._native.checksums import crc32c
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.closing import Closing
-from dlfs.errors import ClosedError, DegradedError, FormatError, LimitError, SpaceError, UsageError
+from dlfs.errors import (
+    ClosedError,
+    DegradedError,
+    FormatError,
+    LimitError,
+    SpaceError,
+    UsageError,
+)
 from dlfs.format.catalog import (
     Catalog,
     DatasetRecord,
@@ -50,7 +56,7 @@ from dlfs.format.superblock import (
 )
 from dlfs.store.chunk_reader import copy_orders, read_blocks
 from dlfs.store.chunk_writer import ChunkWriter
-from dlfs.store.located import open_located, open_members
+from dlfs.store.located import open_members
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     COPY_NAMES,
@@ -58,7 +64,6 @@ from dlfs.store.members import (
     Opener,
     assemble,
     close_devices,
-    identify_all,
     superblock_for,
 )
 from dlfs.store.space import (
@@ -153,69 +158,6 @@ def load_generation(devices: Sequence[BlockDevice]) -> Generation:
                 raise
             newest = again
     return Generation(members, newest, read_catalog(members, newest)[0])
-
-
-def without_departed(before: Generation, devices: Sequence[BlockDevice]) -> list[BlockDevice]:
-    """Return the devices without those of members that the volume no longer has.
-
-    Args:
-        before: an earlier generation of the volume.
-        devices: devices of its members, in order, and any others.
-    """
-    found = identify_all(devices)[0]
-    newest = max((member.newest for member in found), key=lambda sb: sb.generation)
-    if newest.volume_uuid != before.superblock.volume_uuid:
-        return list(devices)
-    if len(devices) <= newest.geometry.member_count:
-        return list(devices)
-    members = [m.device for m in found if m.uuid in newest.member_uuids]  # also under new UUIDs
-    departed = [m.number for m in before.members if m.uuid not in newest.member_uuids]
-    return [
-        device
-        for number, device in enumerate(devices)
-        if number not in departed or device in members
-    ]
-
-
-@contextmanager
-def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Iterator[Generation]:
-    """Load the newest generation of an open volume, also if it has other members by now.
-
-    Raises:
-        DlfsError: as ``load_generation``.
-    """
-    devices = opened.devices
-    located = open_located(devices, writable=False, engine=engine, opener=opener)
-    try:
-        yield load_generation(without_departed(opened, [*devices, *located]))
-    finally:
-        close_devices(located)
-
-
-def is_moved(
-    opened: Generation, record: DatasetRecord, newest: Generation, found: DatasetRecord
-) -> bool:
-    """Return True if a dataset has other chunks, or these are on other members.
-
-    Args:
-        opened: an earlier generation.
-        record: record of the dataset in it.
-        newest: newest generation of the volume.
-        found: record of the dataset in that.
-    """
-    runs = (*record.data_runs, *record.directory_runs)
-    if (*found.data_runs, *found.directory_runs) != runs:
-        return True
-    used = [g for g in opened.geometry.all_groups if any(g.has(run) for run in runs)]
-    present = set(newest.superblock.member_uuids)
-    uuids = opened.superblock.member_uuids
-    return any(present.isdisjoint(uuids[n] for n in group.members) for group in used)
-
-
-def close_departed(generation: Generation, devices: Sequence[BlockDevice]) -> None:
-    """Close the devices that are no member of a generation."""
-    members = {id(device) for device in generation.devices}
-    close_devices([device for device in devices if id(device) not in members])
 
 
 def read_catalog(

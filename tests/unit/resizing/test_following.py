@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,11 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.arguments import Engine
+from dlfs.block import BlockDevice, MemoryDevice, open_device
+from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.units import KIB, MIB
+from tests.support.devices import WrappingDevice
 from tests.unit.resizing.test_growing import read
 
 SIZE = 3 * MIB
@@ -97,6 +102,31 @@ def test_an_epoch_is_exact_while_its_dataset_moves_twice(files: list[str], plan:
         assert sorted(seen) == list(range(COUNT + 1))
 
 
+def test_devices_that_are_not_read_any_more_are_closed(files: list[str]) -> None:
+    def descriptors() -> int:
+        links = (os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink())
+        return sum(link == files[0] for link in links)
+
+    gc.disable()  # the devices must not wait for it
+    try:
+        with dlfs.open(files[0], memory_bytes=64 * KIB) as volume:
+            dataset, other = volume["data"], volume["data"]
+        with dataset, other:
+            paths = other.paths()
+            batches = dataset.batches(4, seed=1)
+            next(batches).release()
+            assert descriptors() == 2
+            move(files, overwrite)
+            assert other.get(paths[3]) == sample(3)
+            assert descriptors() == 1
+            dataset.paths()
+            for batch in batches:
+                batch.release()
+            assert descriptors() == 0
+    finally:
+        gc.enable()
+
+
 def test_the_uri_of_a_removed_member_leads_to_the_volume(files: list[str]) -> None:
     with dlfs.open(files[0]) as late:
         move(files, overwrite)
@@ -154,6 +184,44 @@ def test_a_removed_device_that_became_smaller_is_no_error(files: list[str]) -> N
             assert late.uri == files[1]
 
 
+class NoticedDevice(WrappingDevice):
+    """A device that calls a function before each read."""
+
+    def __init__(self, inner: BlockDevice, notice: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.before_read = notice  # type: ignore[method-assign]
+
+
+def test_a_volume_may_grow_at_any_read_of_its_opening(files: list[str]) -> None:
+    """Each time, the volume grows before another one of the reads."""
+    before = Path(files[0]).read_bytes()
+    reads = grown_at = 0
+
+    def grow() -> None:
+        nonlocal reads
+        reads += 1
+        if reads == grown_at:
+            with dlfs.open(files[0]) as volume:
+                volume.grow(files[1], size_bytes=SIZE)
+
+    def opener(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
+        return NoticedDevice(open_device(uri, writable=writable, engine=engine), grow)
+
+    while True:
+        Path(files[0]).write_bytes(before)
+        Path(files[1]).unlink(missing_ok=True)
+        reads, grown_at = 0, grown_at + 1
+        options = OpenOptions(opener=opener)
+        with dlfs.Volume(LocalConnection((files[0],), options)) as volume:
+            volume.refresh()
+            assert len(volume.members) in (1, 2)
+            if reads < grown_at:
+                break
+            volume.refresh()
+            assert len(volume.members) == 2
+    assert grown_at > 10
+
+
 def test_damage_is_not_taken_for_a_move(files: list[str]) -> None:
     with dlfs.open(files[0]) as volume, volume["data"] as dataset:
         volume.grow(files[1], size_bytes=SIZE)
@@ -200,3 +268,16 @@ def test_a_volume_is_not_shrunk_beyond_its_data(files: list[str]) -> None:
         assert volume.generation == generation
         assert volume.shrink([1]).moved_bytes >= 0
         assert volume.uri == files[0]
+
+
+def test_members_to_remove_are_named_by_any_form_of_their_uri() -> None:
+    names = [f"shrink-{number}" for number in range(2)]
+    try:
+        dlfs.format_volume(f"mem:{names[0]}?size={SIZE}", chunk_bytes=16 * KIB)
+        with dlfs.open(f"mem:{names[0]}") as volume:
+            volume.grow(f"mem:{names[1]}?size={SIZE}")
+            report = volume.shrink([f"mem:{names[1]}?size={SIZE // KIB}KiB"])
+            assert report.removed == (f"mem:{names[1]}?size={SIZE}",)
+    finally:
+        for name in names:
+            MemoryDevice.forget(name)

@@ -1,0 +1,115 @@
+"""Loads the newest generation of an open volume, whose members may have changed since.
+
+A volume gets members when it grows, and members leave it when it shrinks (FORMAT.md, 8.6 and 8.7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from dlfs.arguments import Engine
+from dlfs.block import BlockDevice, MissingDevice
+from dlfs.errors import NotFoundError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.store.located import open_located
+from dlfs.store.members import Opener, close_devices, identify_all
+from dlfs.store.transaction import Generation, load_generation
+
+
+def load_joined(
+    devices: list[BlockDevice],
+    *,
+    engine: Engine,
+    opener: Opener,
+    load: Callable[[Sequence[BlockDevice]], Generation] = load_generation,
+) -> Generation:
+    """Load the newest generation, also if members join the volume after its devices were opened.
+
+    Args:
+        devices: devices of the volume; those of members that joined are added to it, also if this
+            fails.
+        engine: engine for file devices.
+        opener: function that opens devices.
+        load: function that loads a generation of devices.
+
+    Raises:
+        DlfsError: as ``load``.
+    """
+    while True:
+        try:
+            return load(devices)
+        except NotFoundError:
+            located = open_located(devices, writable=False, engine=engine, opener=opener)
+            joined = [device for device in located if not isinstance(device, MissingDevice)]
+            if not joined:
+                raise
+            devices += joined
+
+
+def without_departed(before: Generation, devices: Sequence[BlockDevice]) -> list[BlockDevice]:
+    """Return the devices without those of members that the volume no longer has.
+
+    Args:
+        before: an earlier generation of the volume.
+        devices: devices of its members, in order, and any others.
+    """
+    found = identify_all(devices)[0]
+    newest = max((member.newest for member in found), key=lambda sb: sb.generation)
+    if newest.volume_uuid != before.superblock.volume_uuid:
+        return list(devices)
+    if len(devices) <= newest.geometry.member_count:
+        return list(devices)
+    members = [m.device for m in found if m.uuid in newest.member_uuids]  # also under new UUIDs
+    departed = [m.number for m in before.members if m.uuid not in newest.member_uuids]
+    return [
+        device
+        for number, device in enumerate(devices)
+        if number not in departed or device in members
+    ]
+
+
+@contextmanager
+def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Iterator[Generation]:
+    """Load the newest generation of an open volume, also if it has other members by now.
+
+    Raises:
+        DlfsError: as ``load_generation``.
+    """
+    count = len(opened.devices)
+    devices = opened.devices
+    devices += open_located(devices, writable=False, engine=engine, opener=opener)
+
+    def load(devices: Sequence[BlockDevice]) -> Generation:
+        return load_generation(without_departed(opened, devices))
+
+    try:
+        yield load_joined(devices, engine=engine, opener=opener, load=load)
+    finally:
+        close_devices(devices[count:])
+
+
+def is_moved(
+    opened: Generation, record: DatasetRecord, newest: Generation, found: DatasetRecord
+) -> bool:
+    """Return True if a dataset has other chunks, or these are on other members.
+
+    Args:
+        opened: an earlier generation.
+        record: record of the dataset in it.
+        newest: newest generation of the volume.
+        found: record of the dataset in that.
+    """
+    runs = (*record.data_runs, *record.directory_runs)
+    if (*found.data_runs, *found.directory_runs) != runs:
+        return True
+    used = [g for g in opened.geometry.all_groups if any(g.has(run) for run in runs)]
+    present = set(newest.superblock.member_uuids)
+    uuids = opened.superblock.member_uuids
+    return any(present.isdisjoint(uuids[n] for n in group.members) for group in used)
+
+
+def close_departed(generation: Generation, devices: Sequence[BlockDevice]) -> None:
+    """Close the devices that are no member of a generation."""
+    members = {id(device) for device in generation.devices}
+    close_devices([device for device in devices if id(device) not in members])
