@@ -18,9 +18,7 @@ from dlfs.arguments import ENGINES, Engine, check_choice, check_integer
 from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
 from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.closing import Uses
-from dlfs.directory import (
-    FrozenDirectory,
-)
+from dlfs.directory import FrozenDirectory, PartDirectory
 from dlfs.directory.sharing import SHARED_ROOT
 from dlfs.errors import (
     DeviceError,
@@ -85,6 +83,8 @@ class OpenOptions:
         opener: function that opens a device.
         shared: place directories and sample memory in unnamed files, whose descriptors a service
             can pass to clients.
+        part_memory: returns the sample memory of a reader of some fields in bytes, given the names
+            of the fields and the directory of the parts; None for ``memory_bytes``.
     """
 
     memory_bytes: int = 256 * MIB
@@ -92,6 +92,7 @@ class OpenOptions:
     engine: Engine = "auto"
     opener: Opener = open_device
     shared: bool = False
+    part_memory: Callable[[FieldSpan, PartDirectory], int] | None = None
 
     def __post_init__(self) -> None:
         check_choice(self.engine, ENGINES, option="engine", action="open a volume")
@@ -140,7 +141,7 @@ class DatasetSession:
         members: URIs of the volume's members, in order.
         directory: the sample directory.
         reader: the reader of the samples.
-        open_parts: opens a reader of parts of the samples; None if only whole samples can be read.
+        open_parts: opens a reader of parts of the samples.
         sources: devices of the members, in order; empty if a service reads them.
         release: closes the devices or the connection to the service.
         uses: calls under way that read the directory or the columns from the devices.
@@ -154,7 +155,7 @@ class DatasetSession:
     members: tuple[str, ...]
     directory: FrozenDirectory
     reader: SampleReader
-    open_parts: OpenParts | None = None
+    open_parts: OpenParts
     sources: Sequence[BlockDevice] = ()
     release: Callable[[], None]
     uses: Uses
@@ -350,13 +351,16 @@ class LocalConnection:
         diagnose: Callable[[], DlfsError | None],
         span: FieldSpan = (),
     ) -> SampleReader:
+        memory_bytes = self.options.memory_bytes
+        if self.options.part_memory is not None and isinstance(directory, PartDirectory):
+            memory_bytes = self.options.part_memory(span, directory)
         native = make_native_reader(
             [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
             generation.geometry,
             record.data_runs,
             directory,
             ReaderOptions(
-                memory_bytes=self.options.memory_bytes,
+                memory_bytes=memory_bytes,
                 depth=self.options.depth,
                 gap_bytes=max(device.gap_bytes for device in generation.sources),
                 timeout_ms=read_timeout_ms(generation.sources),

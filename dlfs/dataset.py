@@ -288,8 +288,7 @@ class Dataset(ColumnAccess, Closing):
             on_error: policy for samples that cannot be read: ``raise``; ``skip`` leaves them out;
                 ``replace`` reads the next readable sample of the dataset in path order.
             fields: names of the fields that the batch has; by default all. Only the part of each
-                sample from the first of them to the last one is read and verified; a node service
-                reads whole samples.
+                sample from the first of them to the last one is read and verified.
 
         Raises:
             UsageError: an index is out of range, or there is no such policy or field.

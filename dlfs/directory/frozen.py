@@ -204,6 +204,15 @@ class FrozenDirectory(Closing):
         )
         return min(max(found, default=0), self.data_bytes)
 
+    @cached_property
+    def sample_bytes(self) -> int:
+        """Sum of the lengths of all samples in bytes."""
+        pieces = range(0, len(self), _PIECE_SAMPLES)
+        return sum(
+            int(unpack_locations(self.locations[first : first + _PIECE_SAMPLES])[1].sum())
+            for first in pieces
+        )
+
     def crcs(self, indices: ArrayLike | None = None) -> NDArray[np.uint32]:
         """Return the CRC32C of some samples, or of all, ``uint32[n]``.
 

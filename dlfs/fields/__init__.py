@@ -14,7 +14,14 @@ Source: FORMAT.md, section 6.3.
 from __future__ import annotations
 
 from dlfs.fields.encoding import FieldEncoder
-from dlfs.fields.layout import FieldColumns, FieldPlaces, FieldSpan, find_fields, place_fields
+from dlfs.fields.layout import (
+    FieldColumns,
+    FieldPlaces,
+    FieldSpan,
+    find_fields,
+    measure_field,
+    place_fields,
+)
 from dlfs.fields.spans import find_span, has_checksums, locate_span
 from dlfs.fields.types import (
     FIELDS_COLUMN,
@@ -41,6 +48,7 @@ __all__ = [
     "find_span",
     "has_checksums",
     "locate_span",
+    "measure_field",
     "parse_fields",
     "place_fields",
 ]

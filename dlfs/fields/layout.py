@@ -169,20 +169,29 @@ def place_each(
     for name, kind in fields.items():
         alignment = kind.alignment_bytes
         starts = ends if alignment == 1 else -(-ends // alignment) * alignment
-        where = f"dataset {dataset!r}: read field {name!r}"
-        shapes = None
-        if not kind.varies:
-            sizes = np.full(len(indices), kind.length_bytes, np.int64)
-        elif kind.kind == "array":
-            shapes = _shapes(columns, name, kind, indices, where)
-            sizes = shapes.prod(axis=1) * kind.dtype.itemsize
-        else:
-            sizes = _sizes(columns, name, indices, where)
+        sizes, shapes = measure_field(columns, name, kind, indices, dataset)
         ends = starts + sizes
         places[name] = FieldPlaces(kind, starts, sizes, shapes)
         if name == last:
             break
     return places
+
+
+def measure_field(
+    columns: FieldColumns, name: str, kind: FieldType, indices: NDArray[Any], dataset: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the length of a field of some samples in bytes, and the shapes of varying arrays.
+
+    Raises:
+        FormatError: a column is missing or malformed.
+    """
+    where = f"dataset {dataset!r}: read field {name!r}"
+    if not kind.varies:
+        return np.full(len(indices), kind.length_bytes, np.int64), None
+    if kind.kind == "array":
+        shapes = _shapes(columns, name, kind, indices, where)
+        return shapes.prod(axis=1) * kind.dtype.itemsize, shapes
+    return _sizes(columns, name, indices, where), None
 
 
 def misfit(

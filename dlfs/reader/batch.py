@@ -169,6 +169,15 @@ class Batch:
         fields, _ = self._placed()
         return name_types(fields if self._chosen is None else {n: fields[n] for n in self._chosen})
 
+    def field_bytes(self, name: str) -> Batch:
+        """Return the bytes of one field of each sample, of any type, over the same memory.
+
+        Raises:
+            UsageError: there is no such field.
+            FormatError: as ``batch[name]``.
+        """
+        return Batch(self._part(self._place(name)), dataset=self._dataset)
+
     def ragged(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Copy the arrays of a field that differ in the first dimension one after the other.
 

@@ -17,9 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import OnError
 from dlfs.attributes import AttributeTable
-from dlfs.fields import find_fields
+from dlfs.directory import check_indices
+from dlfs.fields import find_fields, measure_field
 from dlfs.reader.batch import Batch
-from dlfs.reader.fields import name_types
+from dlfs.reader.fields import name_types, pick_fields
 from dlfs.reader.following import follow
 
 if TYPE_CHECKING:
@@ -100,6 +101,24 @@ class ColumnAccess(ABC):
             DlfsError: as ``column``.
         """
         return name_types(find_fields(self.attributes, np.empty(0, np.uint64), self.name))
+
+    def field_lengths(self, name: str, indices: ArrayLike) -> NDArray[np.int64]:
+        """Return the length of a field of some samples in bytes, ``int64[n_samples]``.
+
+        Raises:
+            UsageError: there is no such field, or an index is out of range.
+            FormatError: the columns of the fields are malformed.
+            DlfsError: as ``column``.
+        """
+
+        def measure(table: AttributeTable) -> NDArray[np.int64]:
+            fields = find_fields(table, np.empty(0, np.uint64), self.name)
+            pick_fields(fields, (name,), self.name)
+            action = f"read fields of dataset {self.name!r}"
+            chosen = check_indices(indices, len(table), option="indices", action=action)
+            return measure_field(table, name, fields[name], chosen, self.name)[0]
+
+        return follow(lambda: self.attributes, measure)
 
     def sample(self, index: int) -> dict[str, Any]:
         """Read the fields of one sample: ``memoryview``, ``str`` or read-only array by name.

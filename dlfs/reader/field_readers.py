@@ -4,7 +4,10 @@ A reader of some fields is opened when they are first read. It has a directory w
 sample that has these fields (``dlfs.fields.locate_span``), and sample memory of its own, so that
 its bytes are not taken for whole samples. It reads and verifies the part as other readers do whole
 samples. Whole samples are read instead where that saves little, where the CRC32C of a field is not
-stored, where the columns of the fields are malformed, and through a node service.
+stored, and where the columns of the fields are malformed.
+
+A node service has such readers for its clients. Each of its clients finds the parts as well, and
+has the service's reader of the same fields in place of one of its own.
 
 Threads: any at once; ``close`` by one. Limits: ``SPANS_MAX`` readers of fields.
 """
@@ -32,8 +35,9 @@ fields are read as whole samples."""
 SHARE_MAX = 7 / 8
 """Largest share of the bytes of the samples that a reader of fields is opened for."""
 
-OpenParts = Callable[[PartDirectory, FieldSpan], SampleReader]
-"""Opens a reader of parts of samples, given their directory and the fields that they have."""
+OpenParts = Callable[[PartDirectory, FieldSpan], SampleReader | None]
+"""Opens a reader of parts of samples, given their directory and the fields that they have. It
+returns None if a service has too many of them."""
 
 
 class FieldReaders:
@@ -42,7 +46,7 @@ class FieldReaders:
     Args:
         whole: reader of whole samples.
         attributes: returns the columns of the dataset.
-        open_parts: opens a reader of parts; None if whole samples are always read.
+        open_parts: opens a reader of parts.
         dataset: name of the dataset.
 
     Attributes:
@@ -55,7 +59,7 @@ class FieldReaders:
         self,
         whole: SampleReader,
         attributes: Callable[[], AttributeTable],
-        open_parts: OpenParts | None,
+        open_parts: OpenParts,
         dataset: str,
     ) -> None:
         self.whole = whole
@@ -87,16 +91,16 @@ class FieldReaders:
         types = find_fields(table, np.empty(0, np.uint64), self._dataset)
         span = find_span(types, pick_fields(types, fields, self._dataset))
         found = self._spans.get(span)
-        if found is not None or self._open_parts is None:
-            return found or self.whole
+        if found is not None:
+            return found
         with self._opening:
             if self._closed:
                 raise ClosedError(f"use dataset {self._dataset!r}: it is closed")
             if span not in self._spans:
-                self._spans[span] = self._open(span, self._open_parts)
+                self._spans[span] = self._open(span)
             return self._spans[span]
 
-    def _open(self, span: FieldSpan, open_parts: OpenParts) -> SampleReader:
+    def _open(self, span: FieldSpan) -> SampleReader:
         """Open the reader of a span; return the reader of whole samples where it is as good."""
         table, whole = self._attributes(), self.whole.directory
         opened = sum(reader is not self.whole for reader in self._spans.values())
@@ -112,7 +116,9 @@ class FieldReaders:
             return self.whole  # batches of whole samples name the sample with the error
         if int(lengths.sum()) > SHARE_MAX * int(sample_bytes.sum()):
             return self.whole
-        reader = open_parts(PartDirectory(whole, locations), span)
+        reader = self._open_parts(PartDirectory(whole, locations), span)
+        if reader is None:
+            return self.whole
         reader.attributes = self.whole.attributes
         return reader
 

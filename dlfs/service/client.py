@@ -37,7 +37,7 @@ from dlfs._native.channel import ChannelDescriptors, ClientReader
 from dlfs.attributes import AttributeTable
 from dlfs.closing import Uses
 from dlfs.connection import DatasetSession
-from dlfs.directory import FrozenDirectory
+from dlfs.directory import FrozenDirectory, PartDirectory
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -47,7 +47,9 @@ from dlfs.errors import (
     StaleError,
     UsageError,
 )
+from dlfs.fields import FieldSpan
 from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.geometry import Geometry
 from dlfs.format.superblock import Superblock
 from dlfs.identity import DatasetIdentity
 from dlfs.reader import SampleReader, Where
@@ -262,32 +264,90 @@ class ServiceConnection:
             if record is None:
                 raise identity.stale()
             directory = directory or self._load_directory(record, identity)
-            native = ClientReader(
-                descriptors[1],
-                state.arena_bytes,
-                lambda: _open_channel(control, identity),
-                timeout_ms=int(ANSWER_TIMEOUT_S * 1000) + state.read_timeout_ms,
-                service=self.uri,
-                directory=directory.native,
+            reader = self._make_reader(
+                control, identity, superblock.geometry, state, descriptors[1], directory
             )
-        reader = SampleReader(
-            native,
-            superblock.geometry,
-            directory,
-            Where(identity.name, state.members),
-            lambda: _diagnose(control, identity),
-            lambda number, reason: _report(self.uri, state.members[number], reason),
-        )
+        opened = [(control, reader)]
+
+        def open_parts(parts: PartDirectory, span: FieldSpan) -> SampleReader | None:
+            found = self._open_parts(identity, superblock.geometry, parts, span)
+            opened.extend([found] if found else [])
+            return found[1] if found else None
+
+        def release() -> None:
+            for used, _ in opened:
+                used.close()
+
         return DatasetSession(
             record=record,
             geometry=superblock.geometry,
             members=state.members,
             directory=directory,
             reader=reader,
-            release=control.close,
+            open_parts=open_parts,
+            release=release,
             uses=Uses(f"use dataset {identity.name!r}: it is closed"),
             load_attributes=lambda: self._load_attributes(record, identity),
-            is_lost=lambda: native.lost or control.is_lost or reader.moved,
+            is_lost=lambda: any(_is_lost(*pair) for pair in opened),
+        )
+
+    def _open_parts(
+        self, identity: DatasetIdentity, geometry: Geometry, parts: PartDirectory, span: FieldSpan
+    ) -> tuple[ControlConnection, SampleReader] | None:
+        """Have the service open a reader of some fields, over a control connection of its own.
+
+        Returns:
+            The connection and the reader; None if the service reads whole samples instead.
+        """
+        control = self.connect()
+        try:
+            request = OpenDataset(self.volume_uuid, identity.uuid, span)
+            state, descriptors = control.request(request, DatasetState, 2)
+            with descriptors:
+                if state.fields == span:
+                    return control, self._make_reader(
+                        control, identity, geometry, state, descriptors[1], parts
+                    )
+        except BaseException:
+            control.close()
+            raise
+        control.close()
+        return None
+
+    def _make_reader(
+        self,
+        control: ControlConnection,
+        identity: DatasetIdentity,
+        geometry: Geometry,
+        state: DatasetState,
+        arena: int,
+        directory: FrozenDirectory,
+    ) -> SampleReader:
+        """Make the client of a reader of the service, whose arena is mapped.
+
+        Args:
+            control: control connection on which the service has opened the dataset.
+            identity: identity of the dataset.
+            geometry: geometry of the volume.
+            state: answer of the service.
+            arena: descriptor of the arena.
+            directory: directory of the samples, or of the parts of them that are read.
+        """
+        native = ClientReader(
+            arena,
+            state.arena_bytes,
+            lambda: _open_channel(control, identity),
+            timeout_ms=int(ANSWER_TIMEOUT_S * 1000) + state.read_timeout_ms,
+            service=self.uri,
+            directory=None if state.fields else directory.native,  # parts are never resident
+        )
+        return SampleReader(
+            native,
+            geometry,
+            directory,
+            Where(identity.name, state.members, state.fields),
+            lambda: _diagnose(control, identity),
+            lambda number, reason: _report(self.uri, state.members[number], reason),
         )
 
     # ---- segments in shared memory ---------------------------------------------------------------
@@ -330,6 +390,12 @@ class ServiceConnection:
                 )
             memory = mmap.mmap(descriptors[0], size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         return np.frombuffer(memory, np.uint8)
+
+
+def _is_lost(control: ControlConnection, reader: SampleReader) -> bool:
+    """Return True if a reader of the service can no longer be used."""
+    native = reader.native
+    return control.is_lost or reader.moved or (isinstance(native, ClientReader) and native.lost)
 
 
 def _open_channel(control: ControlConnection, identity: DatasetIdentity) -> ChannelDescriptors:

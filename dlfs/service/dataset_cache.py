@@ -7,7 +7,8 @@ after its last ``release``, until another dataset needs its memory or it is remo
 All datasets share one budget of sample memory. A new dataset takes as much of the free budget as
 its data needs. If the free budget is too small, the cache closes unused datasets, the least
 recently used first. If it is still too small, the dataset gets ``CACHE_BYTES_MIN`` beyond the
-budget.
+budget. The readers of some fields, which are opened for clients, get memory of their own likewise
+and have it as long as the dataset is open.
 
 Threads: any at once; opening one dataset does not block the others.
 """
@@ -27,8 +28,10 @@ from dlfs.attributes import load_attributes_whole
 from dlfs.closing import Closing
 from dlfs.connection import LocalConnection, LocalVolume, OpenOptions
 from dlfs.dataset import Dataset
+from dlfs.directory import PartDirectory
 from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
+from dlfs.fields import FieldSpan
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
 from dlfs.identity import DatasetIdentity
@@ -36,13 +39,15 @@ from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
 from dlfs.store.records import find_record, no_such_dataset
 from dlfs.store.transaction import Generation
-from dlfs.units import GIB, MIB
+from dlfs.units import GIB, KIB, MIB
 from dlfs.volume import Volume
 
 CACHE_BYTES = 4 * GIB
 """Sample memory of all open datasets, in bytes, by default."""
 CACHE_BYTES_MIN = 64 * MIB
 """Least sample memory of an open dataset, in bytes, unless its data needs less."""
+PART_OVERHEAD_BYTES = 4 * KIB
+"""Bytes that are read around a part of a sample at most, since devices read whole blocks."""
 SPARE_CHUNKS = 16
 """Chunks of sample memory beyond 5/4 of a dataset's chunks. With both, the reader keeps all of the
 dataset in memory."""
@@ -59,10 +64,16 @@ class _Entry:
     opening: threading.Lock = field(default_factory=threading.Lock)
     dataset: Dataset | None = None
     attributes: Part | None = None
-    cache_bytes: int = 0
+    memory: dict[FieldSpan, int] = field(default_factory=dict)
+    """Sample memory in bytes, of whole samples and of each choice of fields."""
     users: int = 0
     used_at_s: float = 0.0
     removed: bool = False
+
+    @property
+    def cache_bytes(self) -> int:
+        """Sample memory of all readers, in bytes."""
+        return sum(self.memory.copy().values())  # another thread may open a reader
 
 
 class DatasetCache:
@@ -168,12 +179,20 @@ class DatasetCache:
         return found
 
     def _open(self, volume: ServedVolume, record: DatasetRecord, entry: _Entry) -> Dataset:
-        needed_bytes = (record.data_chunks * 5 // 4 + SPARE_CHUNKS) * volume.volume.chunk_bytes
+        chunk_bytes = volume.volume.chunk_bytes
+        needed_bytes = (record.data_chunks * 5 // 4 + SPARE_CHUNKS) * chunk_bytes
         cache_bytes = self._reserve(entry, needed_bytes)
+
+        def part_memory(span: FieldSpan, parts: PartDirectory) -> int:
+            read_bytes = parts.sample_bytes + len(parts) * PART_OVERHEAD_BYTES
+            part_bytes = read_bytes * 5 // 4 + SPARE_CHUNKS * chunk_bytes
+            return self._reserve(entry, min(needed_bytes, part_bytes), span)
+
         try:
-            dataset = Dataset(volume.connection(cache_bytes), entry.identity).open()
+            connection = volume.connection(cache_bytes, part_memory)
+            dataset = Dataset(connection, entry.identity).open()
         except BaseException:
-            entry.cache_bytes = 0
+            entry.memory.clear()
             raise
         _log.info(
             "dataset %r version %d is open, with %d MiB for samples",
@@ -181,18 +200,26 @@ class DatasetCache:
         )  # fmt: skip
         return dataset
 
-    def _reserve(self, entry: _Entry, needed_bytes: int) -> int:
-        """Reserve sample memory for a dataset; close unused datasets if the budget is exhausted."""
+    def _reserve(self, entry: _Entry, needed_bytes: int, span: FieldSpan = ()) -> int:
+        """Reserve sample memory for a dataset; close unused datasets if the budget is exhausted.
+
+        Args:
+            entry: entry of the dataset.
+            needed_bytes: most memory that its reader needs.
+            span: names of the fields that the reader reads; empty for whole samples.
+        """
         evicted = []
         with self._mutex:
+            entry.memory.pop(span, None)  # of a reader from before the dataset was moved
             idle = [p for p in self._places.values() if not p.users and p.dataset is not None]
             idle.sort(key=lambda p: p.used_at_s, reverse=True)
             while self._left_bytes() < needed_bytes and idle:
                 evicted.append(self._places.pop(idle.pop().identity.uuid))
             least_bytes = min(needed_bytes, CACHE_BYTES_MIN)
-            entry.cache_bytes = max(least_bytes, min(needed_bytes, self._left_bytes()))
+            granted_bytes = max(least_bytes, min(needed_bytes, self._left_bytes()))
+            entry.memory[span] = granted_bytes
         _close(evicted)
-        return entry.cache_bytes
+        return granted_bytes
 
     def _left_bytes(self) -> int:
         return self._cache_bytes - sum(entry.cache_bytes for entry in self._places.values())
@@ -278,15 +305,20 @@ class ServedVolume(Closing):
         self.uuid = self.volume.uuid
         self.label = self.volume.label
 
-    def connection(self, cache_bytes: int) -> LocalConnection:
+    def connection(
+        self,
+        cache_bytes: int,
+        part_memory: Callable[[FieldSpan, PartDirectory], int] | None = None,
+    ) -> LocalConnection:
         """Return a connection that opens datasets of this volume in memory that can be shared.
 
         Args:
             cache_bytes: sample memory of each dataset, in bytes.
+            part_memory: returns the sample memory of a reader of some fields; see ``OpenOptions``.
         """
         return LocalConnection(
             tuple(split_uris(self.volume.uri)),
-            replace(self._options, memory_bytes=cache_bytes, shared=True),
+            replace(self._options, memory_bytes=cache_bytes, shared=True, part_memory=part_memory),
         )
 
     def refresh(self) -> None:

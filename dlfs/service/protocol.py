@@ -32,7 +32,7 @@ from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NativeE
 from dlfs.json_records import excerpt, parse_json, to_json, to_record
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 FRAME_BYTES_MAX = 1 << 20
 """Longest body of a frame, in bytes. Catalogs and directories may be longer: they travel as
 descriptors."""
@@ -70,10 +70,14 @@ class GetVolume(Message, frozen=True):
 
 
 class OpenDataset(Message, frozen=True):
-    """Open a dataset until the connection ends. Answered by ``DatasetState``."""
+    """Open a dataset until the connection ends. Answered by ``DatasetState``.
+
+    With ``fields``, names of consecutive fields, only these are read of each sample.
+    """
 
     volume: UUID
     dataset: UUID
+    fields: tuple[str, ...] = ()
 
 
 class GetSegment(Message, frozen=True):
@@ -165,11 +169,14 @@ class DatasetState(Message, frozen=True):
         members: URIs of the volume's members, in order.
         arena_bytes: size of the arena.
         read_timeout_ms: time within which the service reads a sample or reports the failure.
+        fields: names of the fields that are read of each sample; empty if samples are read whole,
+            although the request had fields.
     """
 
     members: tuple[str, ...]
     arena_bytes: Count
     read_timeout_ms: Count
+    fields: tuple[str, ...] = ()
 
 
 class Segment(Message, frozen=True):

@@ -22,8 +22,9 @@ import dlfs
 from dlfs.errors import DeviceError, LimitError
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.protocol import encode, failure_of
-from dlfs.service.session import Attachments, ServerState, Session
+from dlfs.service.session import Session
 from dlfs.service.sockets import AllowList, Listener, Peer, peer_of
+from dlfs.service.state import Attachments, ServerState
 
 CLIENTS_MAX = 1024
 """Most connections at a time."""

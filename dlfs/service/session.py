@@ -28,13 +28,11 @@ import functools
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from uuid import UUID
-from weakref import WeakValueDictionary
 
 import trio
 
@@ -54,13 +52,11 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.reader import MovedError, SampleReader
-from dlfs.service.dataset_cache import ServedVolume
 from dlfs.service.generation_file import generation_file
 from dlfs.service.protocol import (
     HEADER,
     PROTOCOL_VERSION,
     REQUESTS,
-    Attached,
     AttachVolume,
     ChannelState,
     DatasetState,
@@ -88,6 +84,7 @@ from dlfs.service.protocol import (
     failure_of,
 )
 from dlfs.service.sockets import Peer
+from dlfs.service.state import ServerState
 from dlfs.store.info import describe_volume
 from dlfs.store.transaction import Generation
 from dlfs.units import MIB
@@ -117,139 +114,14 @@ SAMPLES_MAX = 1 << 20
 COPIED_BYTES_MAX = 256 * MIB
 """Memory of one channel for copied batches, in bytes; the system provides its pages when they are
 first used. A dataset with larger samples gets more, so that each sample can be read."""
-VOLUME_THREADS_MAX = 8
-"""Most worker threads that requests for one volume use at a time. A volume that does not answer
-blocks no more threads than these."""
-CLOSING_THREADS_MAX = 8
-"""Most worker threads that close channels and datasets; each waits for a read that is under way."""
 FRAME_TIMEOUT_S = 30.0
 """Longest time to receive or send one frame, and to wait for a client's first frame, in seconds."""
 
 _RECEIVE_BYTES = 1 << 16
 _CHANNEL_POLL_FIRST_S = 0.01
 _CHANNEL_POLL_LONGEST_S = 1.0
-Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
-
-
-class Attachments(Protocol):
-    """The part of a service that attaches and detaches volumes while it runs."""
-
-    async def attach(self, members: Sequence[str]) -> Attached:
-        """Serve one more volume.
-
-        Raises:
-            DlfsError: it cannot be opened or mounted, or is served already.
-        """
-
-    async def detach(self, volume: UUID, *, force: bool) -> None:
-        """Stop serving a volume.
-
-        Raises:
-            NotFoundError: the service does not serve it.
-            DeviceError: it is in use (EBUSY), and ``force`` is not set.
-        """
-
-
-@dataclass(eq=False)
-class ServerState:
-    """State that all sessions of a server share.
-
-    Attributes:
-        volumes: the volumes that the service serves, by UUID.
-        snapshot: returns the service's counters; called in a worker thread.
-        attachments: attaches and detaches volumes.
-        channel_counts: open channels of each client process and of each user.
-        shares: bounds on pinned bytes, by process or user and by dataset; with None in place of
-            the dataset, bounds on the service's other memory.
-        refresh_locks: lock of each volume that one request at a time takes to refresh it.
-        volume_limiters: limiter of the worker threads of each volume.
-        closing_limiter: limiter of the worker threads that close channels and datasets.
-    """
-
-    volumes: dict[UUID, ServedVolume]
-    snapshot: Callable[[], dict[str, Any]]
-    attachments: Attachments
-    channel_counts: Counter[str | int] = field(default_factory=Counter)
-    shares: WeakValueDictionary[tuple[str | int, UUID | None], Share] = field(
-        default_factory=WeakValueDictionary
-    )
-    refresh_locks: dict[UUID, trio.Lock] = field(default_factory=dict)
-    volume_limiters: dict[UUID, trio.CapacityLimiter] = field(default_factory=dict)
-    closing_limiter: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(CLOSING_THREADS_MAX)
-    )
-
-    def volume(self, uuid: UUID) -> ServedVolume:
-        """Return a volume by its UUID.
-
-        Raises:
-            NotFoundError: the service does not serve it.
-        """
-        found = self.volumes.get(uuid)
-        if found is None:
-            raise NotFoundError(f"find volume {uuid}: this service does not serve it")
-        return found
-
-    def count_channels(self, peer: Peer, change: int) -> None:
-        """Add to the channel counts of a process and of its user."""
-        for owner in (peer.process, peer.uid):
-            self.channel_counts[owner] += change
-            if not self.channel_counts[owner]:
-                del self.channel_counts[owner]
-
-    def share(
-        self, peer: Peer, dataset: UUID | None, bytes_max: int, bytes_of_user_max: int
-    ) -> Share:
-        """Return the bound on a process's memory, which lies within the bound of its user.
-
-        Args:
-            peer: the client process.
-            dataset: dataset whose sample memory is pinned; None: the service's other memory.
-            bytes_max: bound for one process.
-            bytes_of_user_max: bound for all processes of the user.
-        """
-        of_user = self._share((peer.uid, dataset), bytes_of_user_max, None)
-        return self._share((peer.process, dataset), bytes_max, of_user)
-
-    def _share(
-        self, key: tuple[str | int, UUID | None], bytes_max: int, parent: Share | None
-    ) -> Share:
-        share = self.shares.get(key)
-        if share is None:
-            share = self.shares[key] = Share(bytes_max, parent)
-        return share
-
-    async def refresh(self, volume: ServedVolume) -> None:
-        """Load a volume's newest generation."""
-        async with self.refresh_locks.setdefault(volume.uuid, trio.Lock()):
-            await self.run_for_volume(volume, volume.refresh)
-
-    async def run_for_volume(self, volume: ServedVolume, call: Callable[[], Result]) -> Result:
-        """Run a call that may wait for a volume's devices in one of the volume's threads.
-
-        Raises:
-            NotFoundError: the volume was detached meanwhile.
-        """
-        if self.volume(volume.uuid) is not volume:  # attached again
-            raise NotFoundError(f"use volume {volume.uuid}: it was detached meanwhile")
-        limiter = self.volume_limiters.setdefault(
-            volume.uuid, trio.CapacityLimiter(VOLUME_THREADS_MAX)
-        )
-        return await trio.to_thread.run_sync(call, limiter=limiter)
-
-    def runs_for_volume(self, volume: UUID) -> bool:
-        """Return True if a call of ``run_for_volume`` for a volume is waiting or running."""
-        limiter = self.volume_limiters.get(volume)
-        if limiter is None:
-            return False
-        statistics = limiter.statistics()
-        return statistics.borrowed_tokens + statistics.tasks_waiting > 0
-
-    async def close(self, close: Callable[[], None]) -> None:
-        """Close a channel or dataset of a client in a worker thread."""
-        await trio.to_thread.run_sync(close, limiter=self.closing_limiter)
 
 
 @dataclass(eq=False)
@@ -475,12 +347,15 @@ class Session:
         dataset = await self._state.run_for_volume(volume, acquire)
         with ExitStack() as undone:
             undone.callback(dataset.close)
-            samples = dataset.session.reader
+            session = dataset.session
+            find = functools.partial(_find_reader, dataset, request.fields)
+            samples = await self._state.run_for_volume(volume, find)
             native = samples.native
             assert isinstance(native, NativeReader)
             arena, arena_bytes = native.arena()
-            reply = Reply(DatasetState(dataset.session.members, arena_bytes, native.timeout_ms))
-            shares = self._shares(request.dataset, arena_bytes, dataset)
+            state = DatasetState(session.members, arena_bytes, native.timeout_ms, samples.span)
+            reply = Reply(state)
+            shares = self._shares(request.dataset, arena_bytes, samples)
             generation = self._attach_generation(reply, volume.generation())
             reply.descriptors = [generation, arena]
             self._datasets[request.dataset] = _ClientDataset(
@@ -489,16 +364,16 @@ class Session:
             undone.pop_all()
         return reply
 
-    def _shares(self, uuid: UUID, arena_bytes: int, dataset: Dataset) -> tuple[Share, Share]:
+    def _shares(self, uuid: UUID, arena_bytes: int, samples: SampleReader) -> tuple[Share, Share]:
         """Return the bounds on bytes that the client may pin and on the service's other memory."""
         pins = self._state.share(
             self.peer,
-            uuid,
+            (uuid, samples.span),
             int(arena_bytes * PINNED_SHARE),
             int(arena_bytes * PINNED_SHARE_OF_USER),
         )
-        directory = dataset.session.directory
-        mean_bytes = dataset.sample_bytes // max(1, len(directory)) + 1
+        directory = samples.directory
+        mean_bytes = directory.sample_bytes // max(1, len(directory)) + 1
         ahead = min(len(directory), arena_bytes // mean_bytes)
         most = max(MEMORY_BYTES_MAX, 2 * directory.largest_bytes + 64 * MIB)
         most += ahead * STREAM_SAMPLE_BYTES
@@ -583,8 +458,15 @@ class Session:
             )
 
 
+def _find_reader(dataset: Dataset, fields: tuple[str, ...]) -> SampleReader:
+    """Return the reader of whole samples or of some fields; the sizes of its samples are known."""
+    samples = dataset.session.readers.reader(fields or None)
+    _ = samples.directory.sample_bytes, samples.directory.largest_bytes
+    return samples
+
+
 def _make_channel(opened: _ClientDataset) -> ServerChannel:
-    largest_bytes = opened.dataset.session.directory.largest_bytes
+    largest_bytes = opened.samples.directory.largest_bytes
     return ServerChannel(
         opened.reader,
         opened.share,

@@ -3,6 +3,7 @@
 The samples of a dataset are documents: arrays of tokens of one type. In the order of an epoch they
 are one long line of tokens, and sequence s has the tokens from s * length on. So the sequences do
 not depend on the number of ranks, and the number of a sequence is all that a state must have.
+With ``field=``, a document is a field of a sample, and only that field is read.
 
 ``_TokenLine`` finds the documents of a sequence: it has the token count before every block of
 documents of the order. A document is read once by each rank that has a part of it, and its last
@@ -29,7 +30,8 @@ from dlfs._native.reader import StreamOptions
 from dlfs.arguments import OnError, check_integer
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
-from dlfs.reader import Epoch, EpochReader, SampleFailure
+from dlfs.fields import FieldType
+from dlfs.reader import Epoch, EpochReader, SampleFailure, pick_fields
 from dlfs.selection import Selection
 from dlfs.views.lists import ListStream, Readable, describe_order, open_reader
 from dlfs.wording import quote, show_value
@@ -81,11 +83,38 @@ class _Format:
         return 0 if self.separator is None else 1
 
 
+@dataclass(frozen=True, eq=False)
+class _Documents:
+    """The samples that are documents.
+
+    Attributes:
+        dataset: dataset or view.
+        field: name of the field with the tokens; None for samples that are tokens.
+    """
+
+    dataset: Readable
+    field: str | None
+
+    def lengths(self, indices: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the lengths of documents in bytes, ``int64[n]``."""
+        if self.field is None:
+            return self.dataset.lengths(indices)
+        return self.dataset.field_lengths(self.field, indices)
+
+    def open_reader(self) -> EpochReader:
+        """Return the reader of this process."""
+        return open_reader(self.dataset, None if self.field is None else [self.field])
+
+    def each(self, batch: Any) -> Iterator[memoryview]:
+        """Return the bytes of each document of a batch of samples."""
+        return iter(batch if self.field is None else batch.field_bytes(self.field))
+
+
 class _TokenLine:
     """All tokens of an epoch, in its order.
 
     Args:
-        dataset: dataset or view of documents.
+        documents: the documents.
         options: options of the epoch's order.
         form: tokens of documents and sequences.
 
@@ -93,9 +122,9 @@ class _TokenLine:
         UsageError: a document has no whole number of tokens; the message names it.
     """
 
-    def __init__(self, dataset: Readable, options: EpochOptions, form: _Format) -> None:
-        self._dataset = dataset
-        self._order = dataset.order_epoch(options)
+    def __init__(self, documents: _Documents, options: EpochOptions, form: _Format) -> None:
+        self._documents = documents
+        self._order = documents.dataset.order_epoch(options)
         self._form = form
         self._block = lru_cache(maxsize=4)(self._read_block)
         self._starts = [0]
@@ -112,13 +141,14 @@ class _TokenLine:
         first = number * BLOCK_DOCUMENTS
         count = min(BLOCK_DOCUMENTS, len(self._order) - first)
         indices = self._order.indices(first, count)
-        sizes = self._dataset.lengths(indices)
+        sizes = self._documents.lengths(indices)
         wrong = np.flatnonzero(sizes % self._form.dtype.itemsize)
         if len(wrong):
             index = int(indices[wrong[0]])
+            path = self._documents.dataset.path(index)
             raise UsageError(
                 f"pack tokens: expected documents of whole tokens of {self._form.dtype}, got "
-                f"{int(sizes[wrong[0]])} bytes in sample {index} {quote(self._dataset.path(index))}"
+                f"{int(sizes[wrong[0]])} bytes in sample {index} {quote(path)}"
             )
         counts = np.zeros(count + 1, np.int64)
         np.cumsum(sizes // self._form.dtype.itemsize + self._form.extra, out=counts[1:])
@@ -160,7 +190,7 @@ class _TokenStream:
     """
 
     def __init__(
-        self, reader: EpochReader, line: _TokenLine, form: _Format, part: StreamOptions
+        self, reader: _TokenReader, line: _TokenLine, form: _Format, part: StreamOptions
     ) -> None:
         self._reader = reader
         self._line = line
@@ -168,7 +198,7 @@ class _TokenStream:
         self._sequences: deque[_Sequence] = deque()
         self._taken = 0
         self._last: tuple[int, NDArray[Any]] | None = None
-        self._lists = ListStream(reader, self._plan(part), part.plan)
+        self._lists = ListStream(reader.samples, self._plan(part), part.plan)
 
     @property
     def plan(self) -> str:
@@ -198,7 +228,7 @@ class _TokenStream:
         for row in range(count):
             native = self._lists.next_list()
             numbers[row], pieces = self._sequences.popleft()
-            read = iter(() if native is None else self._reader.build_batch(native, "raise"))
+            read = iter(()) if native is None else self._reader.documents(native)
             at = 0
             for number, (position, first, end) in enumerate(pieces):
                 if self._last is None or self._last[0] != position:
@@ -220,17 +250,21 @@ class _TokenReader:
     """Reads sequences; the positions of an epoch are the numbers of its sequences."""
 
     def __init__(self, source: _TokenSource) -> None:
-        self._reader = open_reader(source.dataset)
+        self.samples = source.documents.open_reader()
         self._source = source
 
     @property
     def closing(self) -> bool:
-        return self._reader.closing
+        return self.samples.closing
+
+    def documents(self, native: Any) -> Iterator[memoryview]:
+        """Return the bytes of each document that a stream of the samples has read."""
+        return self._source.documents.each(self.samples.build_batch(native, "raise"))
 
     def stream(
         self, options: EpochOptions, _selection: Selection | None, part: StreamOptions
     ) -> _TokenStream:
-        return _TokenStream(self._reader, self._source.line(options), self._source.form, part)
+        return _TokenStream(self, self._source.line(options), self._source.form, part)
 
     def build_batch(self, batch: TokenBatch, _on_error: OnError) -> TokenBatch:
         return batch
@@ -239,15 +273,15 @@ class _TokenReader:
 class _TokenSource:
     """Makes the lines of epochs and keeps the last one."""
 
-    def __init__(self, dataset: Readable, form: _Format) -> None:
-        self.dataset = dataset
+    def __init__(self, documents: _Documents, form: _Format) -> None:
+        self.documents = documents
         self.form = form
         self._last: tuple[tuple[Any, ...], _TokenLine] | None = None
 
     def line(self, options: EpochOptions) -> _TokenLine:
         """Return the tokens of an epoch with these options."""
         if self._last is None or self._last[0] != options.order_key:
-            self._last = options.order_key, _TokenLine(self.dataset, options, self.form)
+            self._last = options.order_key, _TokenLine(self.documents, options, self.form)
         return self._last[1]
 
     def open_reader(self) -> _TokenReader:
@@ -260,7 +294,8 @@ def token_batches(
     length: int,
     *,
     batch_size: int = 1,
-    dtype: DTypeLike = np.uint16,
+    dtype: DTypeLike | None = None,
+    field: str | None = None,
     separator: int | None = None,
     **options: Any,
 ) -> Epoch:
@@ -273,7 +308,9 @@ def token_batches(
         dataset: dataset, or a view of several; each sample is an array of tokens.
         length: tokens of a sequence.
         batch_size: sequences of this rank in a batch.
-        dtype: type of a token.
+        dtype: type of a token; by default that of the field's arrays, else ``uint16``.
+        field: name of the field of the samples that has the tokens, of ``bytes`` or arrays, which
+            alone is read; by default a whole sample is the tokens.
         separator: token to add behind each document, such as the end-of-text token.
         options: order and share, as ``Dataset.batches`` takes them; without ``on_error``
             and ``fields``.
@@ -283,12 +320,11 @@ def token_batches(
         a state resumes at any world size, in the middle of a document as well.
 
     Raises:
-        UsageError: an argument is out of range, or a sample has no whole number of tokens.
+        UsageError: an argument is out of range, there is no such field, or a document has no
+            whole number of tokens.
         DlfsError: the directory cannot be read.
     """
-    kind = np.dtype(dtype)
-    if kind.kind not in "iu":
-        raise UsageError(f"pack tokens: expected an integer dtype, got {kind}")
+    kind = _token_dtype(dataset, field, dtype)
     count = check_integer(length, 1, None, option="length", action="pack tokens")
     if separator is not None:
         limits = np.iinfo(kind)
@@ -301,13 +337,38 @@ def token_batches(
             "that cannot be read raises an error, because others would move into its place"
         )
     if options.get("fields") is not None:
-        raise UsageError("pack tokens: expected no fields: a sample is the tokens of a document")
+        raise UsageError("pack tokens: expected no fields; field= is the one with the tokens")
     made = EpochOptions(batch_size=batch_size, **options).with_copies()
-    source = _TokenSource(dataset, _Format(kind, count, separator))
+    source = _TokenSource(_Documents(dataset, field), _Format(kind, count, separator))
+    described = f"{describe_order(dataset, made)} {source.form}"
     return Epoch(
         source.open_reader,
         made,
         dataset=f"{dataset.name}, packed",
-        dataset_uuid=uuid5(_NAMESPACE, f"{describe_order(dataset, made)} {source.form}"),
+        dataset_uuid=uuid5(_NAMESPACE, described if field is None else f"{described} {field}"),
         sample_count=lambda options: source.line(options).sequences,
     )
+
+
+def _token_dtype(dataset: Readable, field: str | None, dtype: DTypeLike | None) -> np.dtype[Any]:
+    """Return the type of a token.
+
+    Raises:
+        UsageError: it is no integer, there is no such field, or its arrays have another type.
+    """
+    stored = None
+    if field is not None:
+        pick_fields(dataset.fields, (field,), dataset.name)
+        text = dataset.fields[field]
+        stored = None if text == "bytes" else FieldType.parse(text)
+    if stored is not None and stored.kind == "text":
+        raise UsageError(f"pack tokens: expected bytes or arrays in field {field!r}, got text")
+    default = np.dtype(np.uint16) if stored is None else stored.dtype
+    kind = default if dtype is None else np.dtype(dtype)
+    if kind.kind not in "iu":
+        raise UsageError(f"pack tokens: expected an integer dtype, got {kind}")
+    if stored is not None and kind != stored.dtype:
+        raise UsageError(
+            f"pack tokens: expected the dtype of field {field!r}, {stored}, got {kind}"
+        )
+    return kind

@@ -169,6 +169,14 @@ class DatasetView:
         part = next(self.sources.split(np.array([self._position(index)], np.uint64)))
         return self.sources.sources[part.source].dataset.sample(int(part.indices[0]))
 
+    def field_lengths(self, name: str, indices: ArrayLike) -> NDArray[np.int64]:
+        """Return the length of a field of some samples in bytes; as ``Dataset.field_lengths``."""
+        return self.sources.gather(
+            self._check(indices),
+            lambda dataset, inner: dataset.field_lengths(name, inner),
+            np.int64,
+        )
+
     @property
     def columns(self) -> dict[str, np.dtype[Any]]:
         """Dtype of each column that all datasets have, by name."""

@@ -43,8 +43,9 @@ from dlfs.service.protocol import (
     decode,
     encode,
 )
-from dlfs.service.session import ServerState, Session
+from dlfs.service.session import Session
 from dlfs.service.sockets import Peer
+from dlfs.service.state import ServerState
 from dlfs.store.transaction import load_generation
 from tests.service.serving import make_volume
 
@@ -133,7 +134,7 @@ def test_a_dataset_that_cannot_be_shared_is_given_back(
 
     with session(volume) as talk:
         with monkeypatch.context() as patched:
-            patched.setattr("dlfs.service.session.Share", fail)
+            patched.setattr("dlfs.service.state.Share", fail)
             answer = talk.ask(OpenDataset(volume.uuid, dataset.uuid))
         assert answer == Failure("DeviceError", str(DeviceError("make a share: no memory")), 12)
         assert [entry["users"] for entry in cache.statistics()] == [0]

@@ -193,6 +193,38 @@ def test_packing_resumes_in_the_middle_of_a_document(dataset) -> None:
         assert rest == [tokens.tolist() for tokens in whole[300:][rank::3]]
 
 
+@pytest.mark.parametrize("kind", ["<u2[?]", "bytes"])
+def test_only_the_field_with_the_tokens_is_read(tmp_path, kind) -> None:
+    path = str(tmp_path / "volume.img")
+    dlfs.format_volume(path, size_bytes=16 * MIB, chunk_bytes=16 * KIB)
+    types = {"raw": "bytes", "tokens": kind, "title": "text"}
+    chosen = DOCUMENTS[:76]
+    with dlfs.open(path, memory_bytes=MIB) as volume:
+        with volume.writer("d", fields=types) as writer:
+            for index, document in enumerate(chosen):
+                tokens = document if kind != "bytes" else document.tobytes()
+                sample = {"raw": bytes(50_000), "tokens": tokens, "title": "t" * index}
+                writer.add(b"%04d" % index, sample)
+        with volume["d"] as dataset:
+            for source in (dataset, dlfs.concat([dataset])):
+                expected = line(source, seed=2, separator=7)
+                before = dataset.stats()["read_bytes"]
+                epoch = dlfs.token_batches(
+                    source, 64, batch_size=7, seed=2, field="tokens", separator=7
+                )
+                found = np.concatenate([batch.tokens for batch in epoch]).reshape(-1)
+                assert found.dtype == np.uint16
+                assert found.tolist() == expected[: len(expected) // 64 * 64].tolist()
+                assert dataset.stats()["read_bytes"] - before < 76 * 8 * KIB
+            assert dataset.field_lengths("title", [3, 9]).tolist() == [3, 9]
+            for field, dtype in (("title", None), ("none", None), ("tokens", np.float32)):
+                with pytest.raises(UsageError, match=r"text|no such field|integer dtype"):
+                    dlfs.token_batches(dataset, 4, field=field, dtype=dtype)
+            if kind != "bytes":
+                with pytest.raises(UsageError, match=r"dtype of field 'tokens', <u2\[\?\]"):
+                    dlfs.token_batches(dataset, 4, field="tokens", dtype=np.uint8)
+
+
 def test_documents_that_are_no_tokens_are_refused(path) -> None:
     with dlfs.open(path) as volume, volume["odd"] as odd:
         with pytest.raises(UsageError, match=r"uint16, got 3 bytes in sample 1 'three'"):

@@ -1,0 +1,152 @@
+"""``ServerState``: the volumes, limits and worker threads that all sessions of a service share.
+
+Threads: the trio loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+import trio
+
+from dlfs._native.server_channel import Share
+from dlfs.errors import NotFoundError
+from dlfs.fields import FieldSpan
+from dlfs.service.dataset_cache import ServedVolume
+from dlfs.service.protocol import Attached
+from dlfs.service.sockets import Peer
+
+VOLUME_THREADS_MAX = 8
+"""Most worker threads that requests for one volume use at a time. A volume that does not answer
+blocks no more threads than these."""
+CLOSING_THREADS_MAX = 8
+"""Most worker threads that close channels and datasets; each waits for a read that is under way."""
+
+Result = TypeVar("Result")
+
+Arena = tuple[UUID, FieldSpan]
+"""A sample memory: the dataset, and the fields of its samples; no fields for whole samples."""
+
+
+class Attachments(Protocol):
+    """The part of a service that attaches and detaches volumes while it runs."""
+
+    async def attach(self, members: Sequence[str]) -> Attached:
+        """Serve one more volume.
+
+        Raises:
+            DlfsError: it cannot be opened or mounted, or is served already.
+        """
+
+    async def detach(self, volume: UUID, *, force: bool) -> None:
+        """Stop serving a volume.
+
+        Raises:
+            NotFoundError: the service does not serve it.
+            DeviceError: it is in use (EBUSY), and ``force`` is not set.
+        """
+
+
+@dataclass(eq=False)
+class ServerState:
+    """State that all sessions of a server share.
+
+    Attributes:
+        volumes: the volumes that the service serves, by UUID.
+        snapshot: returns the service's counters; called in a worker thread.
+        attachments: attaches and detaches volumes.
+        channel_counts: open channels of each client process and of each user.
+        shares: bounds on pinned bytes, by process or user and by sample memory; with None in
+            place of the sample memory, bounds on the service's other memory.
+        refresh_locks: lock of each volume that one request at a time takes to refresh it.
+        volume_limiters: limiter of the worker threads of each volume.
+        closing_limiter: limiter of the worker threads that close channels and datasets.
+    """
+
+    volumes: dict[UUID, ServedVolume]
+    snapshot: Callable[[], dict[str, Any]]
+    attachments: Attachments
+    channel_counts: Counter[str | int] = field(default_factory=Counter)
+    shares: WeakValueDictionary[tuple[str | int, Arena | None], Share] = field(
+        default_factory=WeakValueDictionary
+    )
+    refresh_locks: dict[UUID, trio.Lock] = field(default_factory=dict)
+    volume_limiters: dict[UUID, trio.CapacityLimiter] = field(default_factory=dict)
+    closing_limiter: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(CLOSING_THREADS_MAX)
+    )
+
+    def volume(self, uuid: UUID) -> ServedVolume:
+        """Return a volume by its UUID.
+
+        Raises:
+            NotFoundError: the service does not serve it.
+        """
+        found = self.volumes.get(uuid)
+        if found is None:
+            raise NotFoundError(f"find volume {uuid}: this service does not serve it")
+        return found
+
+    def count_channels(self, peer: Peer, change: int) -> None:
+        """Add to the channel counts of a process and of its user."""
+        for owner in (peer.process, peer.uid):
+            self.channel_counts[owner] += change
+            if not self.channel_counts[owner]:
+                del self.channel_counts[owner]
+
+    def share(
+        self, peer: Peer, arena: Arena | None, bytes_max: int, bytes_of_user_max: int
+    ) -> Share:
+        """Return the bound on a process's memory, which lies within the bound of its user.
+
+        Args:
+            peer: the client process.
+            arena: sample memory that is pinned; None: the service's other memory.
+            bytes_max: bound for one process.
+            bytes_of_user_max: bound for all processes of the user.
+        """
+        of_user = self._share((peer.uid, arena), bytes_of_user_max, None)
+        return self._share((peer.process, arena), bytes_max, of_user)
+
+    def _share(
+        self, key: tuple[str | int, Arena | None], bytes_max: int, parent: Share | None
+    ) -> Share:
+        share = self.shares.get(key)
+        if share is None:
+            share = self.shares[key] = Share(bytes_max, parent)
+        return share
+
+    async def refresh(self, volume: ServedVolume) -> None:
+        """Load a volume's newest generation."""
+        async with self.refresh_locks.setdefault(volume.uuid, trio.Lock()):
+            await self.run_for_volume(volume, volume.refresh)
+
+    async def run_for_volume(self, volume: ServedVolume, call: Callable[[], Result]) -> Result:
+        """Run a call that may wait for a volume's devices in one of the volume's threads.
+
+        Raises:
+            NotFoundError: the volume was detached meanwhile.
+        """
+        if self.volume(volume.uuid) is not volume:  # attached again
+            raise NotFoundError(f"use volume {volume.uuid}: it was detached meanwhile")
+        limiter = self.volume_limiters.setdefault(
+            volume.uuid, trio.CapacityLimiter(VOLUME_THREADS_MAX)
+        )
+        return await trio.to_thread.run_sync(call, limiter=limiter)
+
+    def runs_for_volume(self, volume: UUID) -> bool:
+        """Return True if a call of ``run_for_volume`` for a volume is waiting or running."""
+        limiter = self.volume_limiters.get(volume)
+        if limiter is None:
+            return False
+        statistics = limiter.statistics()
+        return statistics.borrowed_tokens + statistics.tasks_waiting > 0
+
+    async def close(self, close: Callable[[], None]) -> None:
+        """Close a channel or dataset of a client in a worker thread."""
+        await trio.to_thread.run_sync(close, limiter=self.closing_limiter)
