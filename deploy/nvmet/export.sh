@@ -4,7 +4,7 @@
 #
 #     sh export.sh start      export the device; its contents do not change
 #     sh export.sh verify     print if it is exported, and to which hosts
-#     sh export.sh rotate     use the keys that are in their files now (a recipe with --auth)
+#     sh export.sh rotate     use the keys that are in their files now (with --auth or --tls)
 #     sh export.sh undo       undo what start did, and nothing else
 #
 # Several exports may share a node, its ports and its hosts; each needs a different NQN.
@@ -19,7 +19,10 @@ address=10.0.0.11
 ports='4420 8009'
 allowed_hosts=nqn.2024-01.org.example:trainer
 keys=''
+tls_keys=''
 # ------------------------------------------------------------------------------------------------
+
+discovery=nqn.2014-08.org.nvmexpress.discovery
 
 nvmet=${NVMET_CONFIGFS:-/sys/kernel/config/nvmet}
 subsystem=$nvmet/subsystems/$nqn
@@ -32,6 +35,11 @@ load_target() {
     [ -d "$nvmet" ] || mount -t configfs none /sys/kernel/config
 }
 
+# is_encrypted PORT_FOLDER: true if a port demands TLS 1.3.
+is_encrypted() {
+    [ "$(cat "$1/addr_tsas" 2>/dev/null)" = tls1.3 ]
+}
+
 # add_port NUMBER: the kernel listens on a port when the first subsystem is linked to it.
 add_port() {
     port_folder=$nvmet/ports/$1
@@ -41,9 +49,15 @@ add_port() {
         echo tcp >"$port_folder/addr_trtype"
         echo "$address" >"$port_folder/addr_traddr"
         echo "$1" >"$port_folder/addr_trsvcid"
+        [ -z "${tls_keys-}" ] || encrypt_port
     fi
     [ "$(cat "$port_folder/addr_traddr")" = "$address" ] || \
         fail "port $1 is in use at $(cat "$port_folder/addr_traddr"), not at $address"
+    if is_encrypted "$port_folder"; then
+        [ -n "${tls_keys-}" ] || fail "port $1 is in use by exports with TLS"
+    elif [ -n "${tls_keys-}" ]; then
+        fail "port $1 is in use by exports without TLS"
+    fi
     [ -L "$port_folder/subsystems/$nqn" ] || ln -s "$subsystem" "$port_folder/subsystems/$nqn"
 }
 
@@ -82,26 +96,105 @@ in_use() {
         [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
 }
 
-# key_text FILE: print a key without its end of line, after checks of its permissions and form.
+# key_text FILE KIND: print a key of a kind without its end of line, after checks of its permissions
+# and form.
 key_text() {
     [ -f "$1" ] || fail "$1: there is no such key"
     case $(stat -c %a "$1") in
     600 | 400) ;;
     *) fail "$1: other users have access to it: chmod 0600 $1 first" ;;
     esac
-    tr -d '\n' <"$1" | grep -Ex 'DHHC-1:0[0-3]:[A-Za-z0-9+/]{48,}=*:' || fail "$1: it contains no DHHC-1 key"
+    tr -d '\n' <"$1" | grep -Ex "$2:0[0-3]:[A-Za-z0-9+/]{48,}=*:" || fail "$1: it contains no $2 key"
 }
 # set_keys HOST: connections of the host need its key from now on; open ones stay.
 set_keys() {
     [ -n "$keys" ] || return 0
     [ -f "$nvmet/hosts/$1/dhchap_key" ] || fail "this kernel has no DH-HMAC-CHAP (Linux 6.0 or newer has)"
-    text=$(key_text "$keys/$1") || exit 1
+    text=$(key_text "$keys/$1" DHHC-1) || exit 1
     printf %s "$text" >"$nvmet/hosts/$1/dhchap_key"
     echo 'hmac(sha256)' >"$nvmet/hosts/$1/dhchap_hash"
     echo ffdhe2048 >"$nvmet/hosts/$1/dhchap_dhgroup"
     [ -f "$keys/$nqn" ] || return 0
-    text=$(key_text "$keys/$nqn") || exit 1
+    text=$(key_text "$keys/$nqn" DHHC-1) || exit 1
     printf %s "$text" >"$nvmet/hosts/$1/dhchap_ctrl_key"
+}
+
+# tls_secret set|remove HOST SUBSYSTEM...: replace the host's TLS keys for subsystems in the kernel's
+# keyring by the one of standard input, or remove them. tlshd finds keys there by their identities.
+tls_secret() {
+    python3 /dev/fd/3 "$@" 3<<'END'
+import base64, hashlib, hmac, subprocess, sys, zlib
+
+def expand(digest: str, key: bytes, label: bytes, context: bytes) -> bytes:
+    """Compute HKDF-Extract without a salt, then HKDF-Expand-Label for as many bytes as the hash."""
+    count = hashlib.new(digest).digest_size
+    extracted = hmac.new(b"", key, digest).digest()
+    info = count.to_bytes(2, "big") + bytes([len(label)]) + label + bytes([len(context)]) + context
+    return hmac.new(extracted, info + b"\1", digest).digest()
+
+def derive(text: str, host_nqn: str, subsystem_nqn: str, version: int) -> tuple[str, bytes]:
+    """Return the identity and the secret of a TLS handshake, from a valid key NVMeTLSkey-1."""
+    _, hash_id, encoded, _ = text.split(":")
+    key = base64.b64decode(encoded)[:-4]  # without its CRC
+    digest, suite = ("sha256", 1) if len(key) == 32 else ("sha384", 2)
+    retained = key if hash_id == "00" else expand(digest, key, b"tls13 HostNQN", host_nqn.encode())
+    names = f"{host_nqn} {subsystem_nqn}"
+    identity = context = f"NVMe{version}R{suite:02} {names}"
+    if version == 1:
+        check = hmac.new(retained, f"{names} NVMe-over-Fabrics".encode(), digest).digest()
+        encoded = base64.b64encode(check).decode()
+        identity, context = f"{identity} {encoded}", f"{suite:02} {encoded}"
+    return identity, expand(digest, retained, b"tls13 nvme-tls-psk", context.encode())
+
+def keyctl(*words, **options):
+    return subprocess.run(["keyctl", *words], check=True, stdout=subprocess.PIPE, **options).stdout
+
+verb, host, *subsystems = sys.argv[1:]
+keyring = "%:.nvme"
+kept = []
+if verb == "set":
+    text = sys.stdin.read()
+    data = base64.b64decode(text.split(":")[2])
+    if len(data) not in (36, 52) or zlib.crc32(data[:-4]).to_bytes(4, "little") != data[-4:]:
+        sys.exit("export.sh: a TLS key is damaged: its CRC does not match")
+    for subsystem in subsystems:
+        identity, secret = derive(text, host, subsystem, 1)
+        kept += keyctl("padd", "psk", identity, keyring, input=secret).split()
+for key in keyctl("rlist", keyring).split():
+    words = keyctl("rdescribe", key).decode().split(";", 4)[-1].split()
+    if words[1:2] == [host] and words[2] in subsystems and key not in kept:
+        keyctl("unlink", key, keyring)
+END
+}
+
+# set_tls_key HOST: connections of the host need its present TLS key from now on; open ones stay.
+set_tls_key() {
+    [ -n "$tls_keys" ] || return 0
+    text=$(key_text "$tls_keys/$1.tls" NVMeTLSkey-1) || exit 1
+    printf %s "$text" | tls_secret set "$1" "$nqn" "$discovery" ||
+        fail "host $1: its TLS key cannot be used"
+}
+
+# remove_tls_keys HOST: the key for discovery stays if another export allows the host.
+remove_tls_keys() {
+    [ -n "$tls_keys" ] || return 0
+    unused=$nqn
+    [ -d "$nvmet/hosts/$1" ] || unused="$nqn $discovery"
+    tls_secret remove "$1" $unused </dev/null
+}
+
+# encrypt_port: the port in $port_folder demands TLS.
+encrypt_port() {
+    [ -f "$port_folder/addr_tsas" ] || fail "this kernel has no TLS (Linux 6.7 or newer has)"
+    echo tls1.3 >"$port_folder/addr_tsas"
+}
+
+check_tls() {
+    [ -n "$tls_keys" ] || return 0
+    for program in keyctl python3; do
+        command -v $program >/dev/null || fail "TLS needs $program on this machine"
+    done
+    pidof tlshd >/dev/null || fail "TLS needs tlshd, which is not running (ktls-utils)"
 }
 
 check_device() {
@@ -115,6 +208,7 @@ check_device() {
 
 start() {
     check_device
+    check_tls
     load_target
     [ ! -d "$subsystem" ] || fail "$nqn is exported already; undo it first"
     trap undo EXIT
@@ -124,6 +218,7 @@ start() {
         [ -d "$nvmet/hosts/$host" ] || mkdir "$nvmet/hosts/$host"
         ln -s "$nvmet/hosts/$host" "$subsystem/allowed_hosts/$host"
         set_keys "$host" # before a port leads to the subsystem
+        set_tls_key "$host"
     done
     mkdir "$namespace"
     printf '%s\n' "$device" >"$namespace/device_path"
@@ -139,6 +234,7 @@ start() {
 }
 
 verify() {
+    check_tls
     [ -d "$subsystem" ] || fail "$nqn is not exported"
     [ "$(cat "$namespace/device_path")" = "$device" ] || fail "$nqn exports another device"
     [ "$(cat "$namespace/enable")" = 1 ] || fail "$nqn: its namespace is not enabled"
@@ -149,20 +245,26 @@ verify() {
     done
     for number in $ports; do
         [ -d "$nvmet/ports/$number/subsystems/$nqn" ] || fail "$nqn: nothing listens at port $number"
+        [ -z "$tls_keys" ] || is_encrypted "$nvmet/ports/$number" ||
+            fail "$nqn: port $number demands no TLS"
     done
     printf 'exported %s as %s at %s, ports %s, to:\n' "$device" "$nqn" "$address" "$ports"
     ls "$subsystem/allowed_hosts"
 }
 
 rotate() {
-    [ -n "$keys" ] || fail "this export demands no keys"
+    [ -n "$keys$tls_keys" ] || fail "this export demands no keys"
     for host in $allowed_hosts; do
         set_keys "$host"
+        set_tls_key "$host"
     done
 }
 
 undo() {
     remove_export
+    for host in $allowed_hosts; do
+        remove_tls_keys "$host"
+    done
 }
 
 case ${1-} in

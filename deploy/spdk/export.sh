@@ -5,11 +5,13 @@
 #
 #     sh export.sh start      export the device; its contents do not change
 #     sh export.sh verify     print if it is exported, and to which hosts
-#     sh export.sh rotate     use the keys that are in their files now (a recipe with --auth)
+#     sh export.sh rotate     use the keys that are in their files now (with --auth or --tls)
 #     sh export.sh undo       undo what start did, and nothing else
 #
 # Several exports may share one nvmf_tgt; each needs a different NQN. nvmf_tgt loses all exports when
-# it ends: start them again then. The kernel drives the device, through its asynchronous I/O; for an
+# it ends: start them again then. With --tls, start nvmf_tgt with --wait-for-rpc: the script sets what
+# can be set only then, and lets it go on. The kernel drives the device, through its asynchronous
+# I/O; for an
 # NVMe drive that SPDK drives itself, see bdev_nvme_attach_controller in SPDK's guide.
 set -eu
 
@@ -22,6 +24,7 @@ address=10.0.0.11
 ports='4420 8009'
 allowed_hosts=nqn.2024-01.org.example:trainer
 keys=''
+tls_keys=''
 bdev=dlfs-313393dd339f
 port=4420
 discovery_port=8009
@@ -29,6 +32,7 @@ discovery_port=8009
 
 socket=${SPDK_RPC_SOCKET:-/var/tmp/spdk.sock}
 discovery=nqn.2014-08.org.nvmexpress.discovery
+tls_buffer_bytes=2097152
 transfer_bytes_max=1048576 # SPDK's default, 128 KiB, would split the reads of whole chunks
 
 rpc() {
@@ -47,32 +51,39 @@ in_use() {
         [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
 }
 
-# key_text FILE: print a key without its end of line, after checks of its permissions and form.
+# key_text FILE KIND: print a key of a kind without its end of line, after checks of its permissions
+# and form.
 key_text() {
     [ -f "$1" ] || fail "$1: there is no such key"
     case $(stat -c %a "$1") in
     600 | 400) ;;
     *) fail "$1: other users have access to it: chmod 0600 $1 first" ;;
     esac
-    tr -d '\n' <"$1" | grep -Ex 'DHHC-1:0[0-3]:[A-Za-z0-9+/]{48,}=*:' || fail "$1: it contains no DHHC-1 key"
+    tr -d '\n' <"$1" | grep -Ex "$2:0[0-3]:[A-Za-z0-9+/]{48,}=*:" || fail "$1: it contains no $2 key"
 }
-# add_keys HOST: make the present keys known to nvmf_tgt; sets $key_options for a host's command.
+# add_key FILE KIND OPTION: make a key known to nvmf_tgt; adds OPTION with its name to $key_options.
+# The name is new each time, since nvmf_tgt keeps what it has read.
+add_key() {
+    key_text "$1" "$2" >/dev/null || exit 1
+    name=$bdev-$(printf %s "$1" | cksum | cut -d' ' -f1)-$(date +%s%N)
+    rpc keyring_file_add_key "$name" "$1" >/dev/null
+    key_options="$key_options $3 $name"
+}
+
+# add_keys HOST: make the host's present keys known to nvmf_tgt; sets $key_options for the commands
+# of a host.
 add_keys() {
     key_options=
-    [ -n "$keys" ] || return 0
-    key_text "$keys/$1" >/dev/null || exit 1
-    name=$bdev-$(printf %s "$1" | cksum | cut -d' ' -f1)-$(date +%s%N)
-    rpc keyring_file_add_key "$name-host" "$keys/$1" >/dev/null
-    key_options="--dhchap-key $name-host"
-    [ -f "$keys/$nqn" ] || return 0
-    key_text "$keys/$nqn" >/dev/null || exit 1
-    rpc keyring_file_add_key "$name-ctrlr" "$keys/$nqn" >/dev/null
-    key_options="$key_options --dhchap-ctrlr-key $name-ctrlr"
+    if [ -n "$keys" ]; then
+        add_key "$keys/$1" DHHC-1 --dhchap-key
+        [ ! -f "$keys/$nqn" ] || add_key "$keys/$nqn" DHHC-1 --dhchap-ctrlr-key
+    fi
+    [ -z "$tls_keys" ] || add_key "$tls_keys/$1.tls" NVMeTLSkey-1 --psk
 }
 
 # remove_keys KEEP: remove this export's keys from nvmf_tgt but those whose names KEEP lists.
 remove_keys() {
-    [ -n "$keys" ] || return 0
+    [ -n "$keys$tls_keys" ] || return 0
     for name in $(rpc keyring_get_keys | python3 -c '
 import json, sys
 print(*(key["name"] for key in json.load(sys.stdin) if key["name"].startswith(sys.argv[1])))
@@ -107,6 +118,11 @@ if check == "started":
     sys.exit(one is None)
 if check == "discovery":
     sys.exit(not listens(discovery, discovery_port))
+if check == "unlisted":  # prints the hosts of the discovery service that only this export allows
+    def allowed(*names):
+        return {host["nqn"] for name in names for host in subsystems[name]["hosts"]}
+    print(*(allowed(discovery) & set(hosts) - allowed(*(subsystems.keys() - {discovery, nqn}))))
+    sys.exit()
 if check == "shared":  # true if another export uses the discovery service
     sys.exit(not any(listens(other, port) for other in subsystems if other not in (discovery, nqn)))
 def expect(what, wanted, got):
@@ -122,12 +138,37 @@ expect(f"discovery at {address} port {discovery_port}", True, listens(discovery,
 ' "$1" "$discovery" "$nqn" "$bdev" "$uuid" "$address" "$port" "$discovery_port" $allowed_hosts
 }
 
+# list_host HOST: the discovery service answers the host, and over TLS with its present key. It
+# answers any host while no export of this nvmf_tgt has TLS.
+list_host() {
+    if [ -n "$tls_keys" ]; then
+        rpc nvmf_subsystem_remove_host "$discovery" "$1" >/dev/null 2>&1 || true
+        rpc nvmf_subsystem_add_host "$discovery" "$1" --psk "${key_options##* }"
+    else # an error if another export has listed it
+        rpc nvmf_subsystem_add_host "$discovery" "$1" >/dev/null 2>&1 || true
+    fi
+}
+
 add_listener() {
-    rpc nvmf_subsystem_add_listener "$1" -t TCP -f "$family" -a "$address" -s "$2"
+    rpc nvmf_subsystem_add_listener "$1" -t TCP -f "$family" -a "$address" -s "$2" \
+        ${tls_keys:+--secure-channel}
+}
+
+# prepare_tls: enlarge the buffers of TLS. With SPDK's default, a read of 64 KiB waits 44 ms. They
+# can be changed only before nvmf_tgt initializes itself.
+prepare_tls() {
+    size=$tls_buffer_bytes
+    if rpc sock_impl_set_options -i ssl -r "$size" -s "$size" >/dev/null 2>&1; then
+        rpc framework_start_init >/dev/null
+        rpc framework_wait_init >/dev/null
+    elif ! rpc sock_impl_get_options -i ssl | grep -q "\"recv_buf_size\": $size"; then
+        echo "export.sh: reads over TLS will be slow: start nvmf_tgt with --wait-for-rpc" >&2
+    fi
 }
 
 start() {
     check_device
+    [ -z "$tls_keys" ] || prepare_tls
     ! exported started || fail "$nqn is exported already; undo it first"
     rpc nvmf_get_transports --trtype TCP >/dev/null 2>&1 || \
         rpc nvmf_create_transport -t TCP -i "$transfer_bytes_max"
@@ -139,7 +180,9 @@ start() {
     for host in $allowed_hosts; do
         add_keys "$host"
         rpc nvmf_subsystem_add_host "$nqn" "$host" $key_options
+        list_host "$host"
     done
+    [ -z "$tls_keys" ] || rpc nvmf_subsystem_allow_any_host "$discovery" --no-allow-any-host
     rpc nvmf_subsystem_add_ns -n 1 -u "$uuid" "$nqn" "$bdev" >/dev/null
     add_listener "$nqn" "$port"
     exported discovery || add_listener "$discovery" "$discovery_port"
@@ -154,11 +197,17 @@ verify() {
 }
 
 rotate() {
-    [ -n "$keys" ] || fail "this export demands no keys"
+    [ -n "$keys$tls_keys" ] || fail "this export demands no keys"
     present=
     for host in $allowed_hosts; do
         add_keys "$host"
-        rpc nvmf_subsystem_set_keys "$nqn" "$host" $key_options
+        if [ -z "$tls_keys" ]; then
+            rpc nvmf_subsystem_set_keys "$nqn" "$host" $key_options
+        else # SPDK has no other way to change a TLS key. The connections of the host end.
+            rpc nvmf_subsystem_remove_host "$nqn" "$host"
+            rpc nvmf_subsystem_add_host "$nqn" "$host" $key_options
+            list_host "$host"
+        fi
         present="$present $key_options"
     done
     remove_keys "$present"
@@ -168,7 +217,11 @@ undo() {
     if exported discovery && ! exported shared; then
         rpc nvmf_subsystem_remove_listener "$discovery" -t TCP -f "$family" -a "$address" \
             -s "$discovery_port"
+        [ -z "$tls_keys" ] || rpc nvmf_subsystem_allow_any_host "$discovery" --allow-any-host
     fi
+    for host in $(exported unlisted); do
+        rpc nvmf_subsystem_remove_host "$discovery" "$host"
+    done
     ! exported started || rpc nvmf_delete_subsystem "$nqn"
     remove_keys ""
     ! rpc bdev_get_bdevs -b "$bdev" >/dev/null 2>&1 || rpc bdev_aio_delete "$bdev"

@@ -14,6 +14,7 @@ form); SPDK 26.05's JSON-RPC and the ``spdk`` client of PyPI, 26.9.
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import json
 import re
@@ -26,13 +27,14 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from dlfs.block.uri import DISCOVERY_PORT, NQN_BYTES_MAX, NVME_TCP_PORT
 from dlfs.errors import UsageError
+from dlfs.fabric.tls_identity import derive, expand
 
 PATH_BYTES_MAX = 4095
 PORT_ID_MAX = 8192
 """Highest port ID of nvmetcli. Recipes use the TCP port as port ID."""
 KEYS = "/etc/dlfs/keys"
 """Directory of a storage node with a file for each host's key, named as the host, and the
-controller's key, named as the subsystem."""
+controller's key, named as the subsystem. The name of a host's TLS key ends in ``.tls``."""
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 
 # NQNs become folder names in configfs: no slash, and nothing that a shell would interpret.
@@ -51,6 +53,7 @@ class Export:
         port: TCP port for data, 1..65535.
         discovery_port: TCP port for discovery; may be the same.
         auth: demand the keys that are in ``KEYS`` on the storage node.
+        tls: encrypt all connections with the TLS keys that are in ``KEYS``.
 
     Raises:
         UsageError: a value is invalid.
@@ -63,6 +66,7 @@ class Export:
     port: int = NVME_TCP_PORT
     discovery_port: int = DISCOVERY_PORT
     auth: bool = False
+    tls: bool = False
 
     def __post_init__(self) -> None:
         _check_device(self.device)
@@ -139,6 +143,7 @@ def _settings(export: Export) -> dict[str, str]:
         "ports": " ".join(map(str, export.ports)),
         "allowed_hosts": " ".join(export.allowed_hosts),
         "keys": KEYS if export.auth else "",
+        "tls_keys": KEYS if export.tls else "",
     }
 
 
@@ -152,7 +157,14 @@ def script(template: str, settings: Mapping[str, str]) -> str:
     lines = (f"{name}={shlex.quote(value)}" for name, value in settings.items())
     text = _template(template).replace("@FUNCTIONS@\n", _template("nvmet_functions.sh"))
     text = text.replace("@KEY_FUNCTIONS@\n", _template("key_functions.sh"))
+    text = text.replace("@TLS_IDENTITY@", _tls_identity())
     return text.replace("@SETTINGS@", "\n".join(lines))
+
+
+def _tls_identity() -> str:
+    """Return the source of the functions that derive TLS keys, and its imports."""
+    imports = "import base64, hashlib, hmac, subprocess, sys, zlib\n"
+    return "\n".join([imports, inspect.getsource(expand), inspect.getsource(derive)])
 
 
 def _template(name: str) -> str:
@@ -183,7 +195,7 @@ def nvmetcli_json(export: Export) -> str:
     Raises:
         UsageError: a port is above nvmetcli's highest port number, or keys are demanded.
     """
-    if export.auth:
+    if export.auth or export.tls:
         raise UsageError("make a recipe: nvmetcli does not set keys; use nvmet or spdk")
     if max(export.ports) > PORT_ID_MAX:
         raise UsageError(

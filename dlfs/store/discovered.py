@@ -21,7 +21,7 @@ from uuid import UUID
 
 from dlfs.arguments import Engine
 from dlfs.block import NvmeTcpDiscoverUri, open_device, parse_uri
-from dlfs.errors import FormatError, NotFoundError, UsageError
+from dlfs.errors import AuthenticationError, DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.fabric.discovery import (
     Address,
     Discovery,
@@ -93,6 +93,7 @@ def resolve_uris(
         The URIs of single devices as given, then the discovered members, by number.
 
     Raises:
+        AuthenticationError: every controller refused this host, or this host refused it.
         NotFoundError: no volume was found, or too many of its members are missing.
         UsageError: several volumes were found, and no argument chooses one.
         VersionError: a namespace has a generation of the volume that this code cannot read.
@@ -104,6 +105,9 @@ def resolve_uris(
     single = [u for u, p in zip(uris, parsed, strict=True) if not isinstance(p, NvmeTcpDiscoverUri)]
     given = [_identify_uri(uri, engine, opener) for uri in single]
     results = list(zip(controllers, all_at_once(_discover, controllers), strict=True))
+    refusals = [result for _, result in results if isinstance(result, AuthenticationError)]
+    if not single and len(refusals) == len(results):
+        raise refusals[0]
     listed = [(uri, result) for uri, result in results if isinstance(result, Discovery)]
     found = find_namespaces(listed, engine=engine, opener=opener)
     choice = _VolumeChoice(
@@ -118,12 +122,12 @@ def resolve_uris(
     return (*single, *(member.uri for member in members))
 
 
-def _discover(uri: NvmeTcpDiscoverUri) -> Discovery | str:
-    """Return the discovery of a controller, or the text of the error."""
+def _discover(uri: NvmeTcpDiscoverUri) -> Discovery | DlfsError:
+    """Return the discovery of a controller, or the error."""
     try:
         return discover(uri)
     except Unusable as error:
-        return str(error)
+        return error
 
 
 # ---- namespaces ----------------------------------------------------------------------------------
@@ -201,12 +205,14 @@ def _identify_uri(uri: str, engine: Engine, opener: Opener) -> _Content:
         device.close()
 
 
-def _problems(results: Iterable[Discovery | str], found: Iterable[FoundNamespace]) -> list[str]:
+def _problems(
+    results: Iterable[Discovery | DlfsError], found: Iterable[FoundNamespace]
+) -> list[str]:
     """Return a text for each controller, subsystem and namespace that was ignored."""
     problems = []
     for result in results:
-        if isinstance(result, str):
-            problems.append(result)
+        if isinstance(result, DlfsError):
+            problems.append(str(result))
             continue
         problems += [
             f"referral to {referral.address}: {referral.problem}"

@@ -70,6 +70,10 @@ def recipe(
         bool,
         typer.Option("--auth", help="Demand keys; /etc/dlfs/keys on the storage node has them."),
     ] = False,
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="Encrypt; /etc/dlfs/keys on the storage node has the keys."),
+    ] = False,
 ) -> None:
     """Print how to export DEVICE from a storage node: start, verify, undo."""
     from dlfs.fabric.recipes import RECIPES, Export
@@ -82,6 +86,7 @@ def recipe(
         port=port,
         discovery_port=discovery_port,
         auth=auth,
+        tls=tls,
     )
     print(RECIPES[kind](export), end="")
     note(_NEXT[kind])

@@ -9,6 +9,11 @@ load_target() {
     [ -d "$nvmet" ] || mount -t configfs none /sys/kernel/config
 }
 
+# is_encrypted PORT_FOLDER: true if a port demands TLS 1.3.
+is_encrypted() {
+    [ "$(cat "$1/addr_tsas" 2>/dev/null)" = tls1.3 ]
+}
+
 # add_port NUMBER: the kernel listens on a port when the first subsystem is linked to it.
 add_port() {
     port_folder=$nvmet/ports/$1
@@ -18,9 +23,15 @@ add_port() {
         echo tcp >"$port_folder/addr_trtype"
         echo "$address" >"$port_folder/addr_traddr"
         echo "$1" >"$port_folder/addr_trsvcid"
+        [ -z "${tls_keys-}" ] || encrypt_port
     fi
     [ "$(cat "$port_folder/addr_traddr")" = "$address" ] || \
         fail "port $1 is in use at $(cat "$port_folder/addr_traddr"), not at $address"
+    if is_encrypted "$port_folder"; then
+        [ -n "${tls_keys-}" ] || fail "port $1 is in use by exports with TLS"
+    elif [ -n "${tls_keys-}" ]; then
+        fail "port $1 is in use by exports without TLS"
+    fi
     [ -L "$port_folder/subsystems/$nqn" ] || ln -s "$subsystem" "$port_folder/subsystems/$nqn"
 }
 

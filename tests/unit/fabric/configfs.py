@@ -2,7 +2,8 @@
 
 ``mkdir`` and ``rmdir`` stand before the real ones on the PATH: the first makes a node's attributes
 and inner folders, as the kernel does, the second removes a node that holds nothing. A test with
-the real kernel is in tests/nvmet.
+the real kernel is in tests/nvmet. ``keyctl`` and ``pidof`` stand for the kernel's keyring of TLS
+keys and for tlshd, which that kernel lacks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 _NODES = {
     "hosts": (("dhchap_key", "dhchap_ctrl_key", "dhchap_hash", "dhchap_dhgroup"), ()),
     "ports": (
-        ("addr_adrfam", "addr_trtype", "addr_traddr", "addr_trsvcid"),
+        ("addr_adrfam", "addr_trtype", "addr_traddr", "addr_trsvcid", "addr_tsas"),
         ("subsystems", "referrals"),
     ),
     "subsystems": (("attr_allow_any_host", "attr_model"), ("namespaces", "allowed_hosts")),
@@ -42,7 +43,20 @@ def _tools() -> dict[str, str]:
         '[ -z "$(find "$1" -mindepth 2)" ] || exit 1  # it holds a node or a link\n'
         '[ -z "$(find "$NVMET_CONFIGFS" -lname "$1")" ] || exit 1  # or is linked to\n'
         'rm -r "$1"\n',
+        "pidof": '#!/bin/sh\n[ "$1" = tlshd ]\n',
+        "keyctl": _KEYCTL,
     }
+
+
+_KEYCTL = """#!/bin/sh
+cd "$NVMET_CONFIGFS/../keyring"
+case $1 in
+padd) number=$(date +%s%N); cat >$number; echo "$2;0;0;3f010000;$3" >$number.text; echo $number ;;
+rlist) ls | grep -v text | xargs ;;
+rdescribe) cat "$2.text" ;;
+unlink) rm "$2" "$2.text" ;;
+esac
+"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class FakeConfigfs:
         self.root = folder / "nvmet"
         self._tools = folder / "bin"
         self._tools.mkdir()
+        self._keyring = folder / "keyring"
+        self._keyring.mkdir()
         for name in ("hosts", "ports", "subsystems"):
             (self.root / name).mkdir(parents=True)
         for name, text in _tools().items():
@@ -82,6 +98,13 @@ class FakeConfigfs:
             env=self.environment(os.environ),
         )
         return Done(done.returncode, done.stdout)
+
+    def tls_keys(self) -> dict[str, bytes]:
+        """Return the secrets of the keyring by their identities."""
+        return {
+            path.read_text().strip().split(";")[-1]: path.with_suffix("").read_bytes()
+            for path in self._keyring.glob("*.text")
+        }
 
     def content(self) -> dict[str, str]:
         """Return attribute values, link targets and nodes (empty text) by path."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 from pathlib import Path
@@ -12,8 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlfs.errors import UsageError
-from dlfs.fabric.keys import generate_key
-from dlfs.fabric.recipes import RECIPES, Export, nvmet_script, nvmetcli_json, spdk_script
+from dlfs.fabric.keys import KeyKind, generate_key
+from dlfs.fabric.recipes import (
+    DISCOVERY_NQN,
+    RECIPES,
+    Export,
+    nvmet_script,
+    nvmetcli_json,
+    spdk_script,
+)
+from tests.support.nvme.tls import psk_of
 from tests.unit.fabric.configfs import FakeConfigfs
 
 HOST = "nqn.2024-01.org.example:trainer"
@@ -195,6 +204,64 @@ def test_a_recipe_without_keys_rotates_none(configfs: FakeConfigfs, device: Path
     assert "demands no keys" in configfs.run(nvmet_script(export_of(device)), "rotate").out
     with pytest.raises(UsageError, match="nvmetcli does not set keys"):
         nvmetcli_json(export_of(device, auth=True))
+    with pytest.raises(UsageError, match="nvmetcli does not set keys"):
+        nvmetcli_json(export_of(device, tls=True))
+
+
+def test_tls_keys_are_demanded_and_rotated(
+    configfs: FakeConfigfs, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    monkeypatch.setattr("dlfs.fabric.recipes.KEYS", str(keys))
+
+    def store(host: str, hash_id: int) -> None:
+        path = keys / f"{host}.tls"
+        path.touch(0o600)
+        path.write_text(generate_key(KeyKind.TLS, hash_id=hash_id))
+
+    def expected(*hosts: str, nqns: tuple[str, ...] = (NQN, DISCOVERY_NQN)) -> dict[str, bytes]:
+        found = {}
+        for host in hosts:
+            _, kind, encoded, _ = (keys / f"{host}.tls").read_text().split(":")
+            key = base64.b64decode(encoded)[:-4]
+            for nqn in nqns:
+                psk = psk_of(key, int(kind), host, nqn, version=1)
+                found[psk.identity.decode()] = psk.key
+        return found
+
+    script = nvmet_script(export_of(device, tls=True))
+    empty = configfs.content()
+    store(HOST, 1)
+    missing = configfs.run(script, "start")
+    assert (missing.code, f"{OTHER_HOST}.tls: there is no such key" in missing.out) == (1, True)
+    assert (configfs.content(), configfs.tls_keys()) == (empty, {})
+    store(OTHER_HOST, 2)
+    started = configfs.run(script, "start")
+    assert started.code == 0, started.out
+    assert configfs.tls_keys() == expected(HOST, OTHER_HOST)
+    for port in (4420, 8009):
+        assert configfs.content()[f"ports/{port}/addr_tsas"] == "tls1.3"
+    plain = nvmet_script(export_of(device, nqn=f"{NQN}-plain"))
+    assert "port 4420 is in use by exports with TLS" in configfs.run(plain, "start").out
+    second = nvmet_script(export_of(device, nqn=f"{NQN}-2", allowed_hosts=(HOST,), tls=True))
+    assert configfs.run(second, "start").code == 0
+    store(HOST, 2)
+    assert configfs.run(script, "rotate").code == 0
+    assert configfs.run(second, "rotate").code == 0
+    assert configfs.tls_keys() == expected(HOST, OTHER_HOST) | expected(HOST, nqns=(f"{NQN}-2",))
+    damaged = (keys / f"{HOST}.tls").read_text()
+    (keys / f"{HOST}.tls").write_text(damaged[:20] + "AAAA" + damaged[24:])
+    rotated = configfs.run(script, "rotate")
+    assert (rotated.code, "its CRC does not match" in rotated.out) == (1, True)
+    assert damaged[16:40] not in rotated.out
+    (keys / f"{HOST}.tls").write_text(damaged)
+    assert configfs.run(script, "undo").code == 0
+    assert configfs.tls_keys() == expected(HOST, nqns=(f"{NQN}-2", DISCOVERY_NQN))
+    assert configfs.run(second, "undo").code == 0
+    assert (configfs.content(), configfs.tls_keys()) == (empty, {})
+    assert configfs.run(plain, "start").code == 0
+    assert "port 4420 is in use by exports without TLS" in configfs.run(second, "start").out
 
 
 def mounted_disks() -> list[Path]:
@@ -287,7 +354,8 @@ def test_nvmetcli_restores_what_the_script_does(configfs: FakeConfigfs, device: 
         for name, value in content.items()
         if name not in empty and (value or name.startswith("hosts/"))
         # recipes without keys leave these alone
-        if "/dhchap_" not in name and not name.endswith(("/attr_model", "/revalidate_size"))
+        if "/dhchap_" not in name
+        and not name.endswith(("/attr_model", "/revalidate_size", "/addr_tsas"))
     }
     assert interpret(json.loads(nvmetcli_json(export))) == written
 
