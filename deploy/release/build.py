@@ -4,9 +4,10 @@
 
 The wheels are compiled by Zig's clang, whose target names a version of glibc. So the machine's own
 glibc does not matter, and one machine builds for all architectures. Headers and libraries of
-liburing, libfuse and libgcc come from Debian packages. Everything is linked statically except glibc
-and libfuse: a native mount needs the ``libfuse3.so.3`` of the machine that it runs on, and the rest
-of the wheel does not. auditwheel checks each wheel and sets its platform tag.
+liburing, libfuse, OpenSSL and libgcc come from Debian packages. Everything is linked statically
+except glibc and libfuse: a native mount needs the ``libfuse3.so.3`` of the machine that it runs on,
+and the rest of the wheel does not. auditwheel checks each wheel and sets its platform tag. A
+security fix of OpenSSL needs new wheels.
 
 libgcc comes before Zig's own runtime library, which contains a simple memcpy: a library that takes
 one function from that runtime takes this memcpy, too. ``_check_memcpy`` proves that no wheel does.
@@ -29,9 +30,9 @@ from elftools.elf.elffile import ELFFile
 from deploy.release import ARCHITECTURES, GLIBC, PACKAGES, ROOT, WORK
 from deploy.release.debian import unpack
 
-DEBIAN_PACKAGES = ["liburing-dev", "libfuse3-dev", "libfuse3-3", "libgcc-12-dev"]
+DEBIAN_PACKAGES = ["liburing-dev", "libfuse3-dev", "libfuse3-3", "libgcc-12-dev", "libssl-dev"]
 LIBFUSE = "libfuse3.so.3"
-LIBRARIES = {"libdlfs.so", "libdlfs_fuse.so"}
+LIBRARIES = {"libdlfs.so", "libdlfs_fuse.so", "libdlfs_security.so"}
 """The libraries that each wheel contains, in ``dlfs/_native``."""
 
 
@@ -105,14 +106,19 @@ def _cmake(libraries: Path) -> list[str]:
     """Return CMake's definitions for a build with the libraries of a folder."""
     architecture = libraries.name.partition("-")[0]
     (libgcc,) = libraries.parent.glob(f"gcc/{libraries.name}/*/libgcc.a")
+    include = libraries.parents[1] / "include"
     return [
         "CMAKE_SYSTEM_NAME=Linux",
         f"CMAKE_SYSTEM_PROCESSOR={architecture}",
         f"CMAKE_C_STANDARD_LIBRARIES={libgcc}",
         "DLFS_FUSE=ON",
-        "DLFS_SECURITY=OFF",  # OpenSSL is not among the unpacked libraries
+        "DLFS_SECURITY=ON",
+        f"OPENSSL_INCLUDE_DIR={include}",
+        f"OPENSSL_SSL_LIBRARY={libraries / 'libssl.a'}",
+        f"OPENSSL_CRYPTO_LIBRARY={libraries / 'libcrypto.a'}",
+        f"CMAKE_C_FLAGS=-isystem {include / libraries.name}",  # OpenSSL's configuration
         f"DLFS_URING_LIBRARY={libraries / 'liburing.a'}",
-        f"DLFS_URING_INCLUDE={libraries.parents[1] / 'include'}",
+        f"DLFS_URING_INCLUDE={include}",
     ]
 
 

@@ -41,6 +41,35 @@ $ cmp photos/dog/0001.jpg mnt/photos/dog/0001.jpg
 $ dlfs umount mnt 2>/dev/null
 """
 """A mount by the library that is in the wheel; the README's mount uses pyfuse3."""
+TLS_HANDSHAKE = """\
+import os, socket, threading
+import dlfs
+from dlfs.fabric.keys import KeyKind, generate_key, write_key
+
+os.environ["DLFS_KEYS"] = os.path.abspath("keys")
+write_key("wire", generate_key(KeyKind.TLS))
+hellos = []
+
+
+def serve():
+    for _ in range(2):  # libdlfs offers a second identity when the first is refused
+        connection, _ = listener.accept()
+        with connection:
+            hellos.append(connection.recv(4096)[0])
+
+
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    thread = threading.Thread(target=serve)
+    thread.start()
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        dlfs.open(f"nvme-tcp://{address}/nqn.2024-01.org.example:disk0?nsid=1&tls_psk=wire")
+    except dlfs.AuthenticationError as error:
+        print("in the TLS handshake" in str(error))  # True
+    thread.join()
+print(hellos)  # [22, 22]
+"""
+"""The beginning of a TLS handshake, by the OpenSSL that is in the wheel."""
 FOREGROUND_MOUNT = """\
 $ dlfs mount photos.img mnt --fuse=native --foreground >mount.log 2>&1 & echo $! >mount.pid
 $ timeout 300 sh -c 'until mountpoint -q mnt; do sleep 0.1; done'
@@ -101,6 +130,7 @@ def _check_installed(python: str, package: Path, packages: Sequence[str]) -> Non
         samples = folder / "examples"
         samples.mkdir()
         _run_sections(title, installation, samples, _readme().keys() - NEEDED_MODULES.keys())
+        _run_handshake(title, installation, samples)
         if not _run_mount(title, NATIVE_MOUNT, installation, samples):
             return
         _pip(installation.python, [f"{package}[pyfuse3]", *packages], {})
@@ -141,6 +171,7 @@ def _check_emulated(wheel: Path, architecture: str) -> None:
         samples.mkdir()
         title = f"{python.name} in qemu-{architecture}, {wheel.name}"
         _run_sections(title, installation, samples, EMULATED_SECTIONS)
+        _run_handshake(title, installation, samples)
         _run_mount(title, FOREGROUND_MOUNT, installation, samples)
         _not_run(f"{title}: io_uring", "qemu-user does not emulate it")
 
@@ -177,6 +208,12 @@ def _run_sections(
             run_example(language, block, folder, installation)
         passed.append(section)
     print(f"{title}: {', '.join(passed)}: passed", flush=True)
+
+
+def _run_handshake(title: str, installation: Installation, folder: Path) -> None:
+    """Begin a TLS handshake, for which libdlfs_security and its OpenSSL must load."""
+    run_example("python", TLS_HANDSHAKE, folder, installation)
+    print(f"{title}: TLS: passed", flush=True)
 
 
 def _run_mount(title: str, block: str, installation: Installation, folder: Path) -> bool:

@@ -11,6 +11,7 @@ from deploy.release import check
 from tests.support.examples import ExampleError, Installation, run_example
 
 HERE = Installation(python=Path(sys.executable))
+SECURITY_LIBRARY = check.ROOT / "dlfs" / "_native" / "libdlfs_security.so"
 
 
 def test_the_sections_that_the_check_names_are_in_the_readme() -> None:
@@ -23,6 +24,11 @@ def test_examples_that_print_what_is_shown_pass(tmp_path: Path) -> None:
     run_example("python", "print(6 * 7)  # 42\n", tmp_path, HERE)
     run_example("console", "$ echo in 0.12 s, 3.4 MiB/s\nin 9.99 s, 1 GiB/s\n", tmp_path, HERE)
     run_example("console", "$ seq 100000 | head -1\n1\n", tmp_path, HERE)
+
+
+@pytest.mark.skipif(not SECURITY_LIBRARY.exists(), reason="built without OpenSSL")
+def test_the_handshake_passes_with_this_checkout(tmp_path: Path) -> None:
+    check._run_handshake("checkout", HERE, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ static const struct nvme_security *load(char message[NVME_SECURITY_TEXT_BYTES])
         return NULL;
     }
     const struct nvme_security *found = get();
+    if (found == NULL) {
+        (void)snprintf(message, NVME_SECURITY_TEXT_BYTES, "%.300s: OpenSSL does not start", path);
+        return NULL;
+    }
     if (found->version != NVME_SECURITY_VERSION) {
         (void)snprintf(message, NVME_SECURITY_TEXT_BYTES, "%.300s: expected version %u, got %u",
                        path, NVME_SECURITY_VERSION, found->version);
