@@ -121,7 +121,7 @@ class NvmeConfig(Structure):
         (c_char_p, "subsystem_nqn host_nqn"),
         (c_uint8 * 16, "host_id"),
         (c_uint32, "digests timeout_ms connect_ms keepalive_ms reconnect_ms busy_poll_us flags"),
-        (c_uint32, "reauth_s"),
+        (c_uint32, "reauth_s concat reserved"),
         (c_char_p, "dhchap_key dhchap_ctrl_key tls_psk"),
     )
 

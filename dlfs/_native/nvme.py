@@ -95,6 +95,7 @@ def open_nvme(
     dhchap_ctrl_key: str | None = None,
     tls_psk: str | None = None,
     reauth_s: int = 0,
+    concat: bool = False,
 ) -> NativeDevice:
     """Open a namespace over NVMe/TCP, or with ``nsid`` 0 a controller without a namespace.
 
@@ -117,6 +118,7 @@ def open_nvme(
         dhchap_ctrl_key: name of the controller's key; None: it need not prove its identity.
         tls_psk: name of the pre-shared key for TLS; None: no TLS.
         reauth_s: period after which the admin queue is authenticated anew; 0: never.
+        concat: secure channel concatenation: TLS with a key that authentication generates.
 
     Raises:
         AuthenticationError: a key was refused or not found.
@@ -141,6 +143,7 @@ def open_nvme(
         busy_poll_us=busy_poll_us,
         flags=abi.OPEN_WRITE if writable else 0,
         reauth_s=reauth_s,
+        concat=concat,
         dhchap_key=_key_name(dhchap_key),
         dhchap_ctrl_key=_key_name(dhchap_ctrl_key),
         tls_psk=_key_name(tls_psk),

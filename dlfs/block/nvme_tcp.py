@@ -95,6 +95,7 @@ def _open(
         dhchap_ctrl_key=options.dhchap_ctrl_key,
         tls_psk=options.tls_psk,
         reauth_s=options.reauth_s,
+        concat=options.concat,
         writable=writable,
     )
 

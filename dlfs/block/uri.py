@@ -122,6 +122,8 @@ class NvmeTcpOptions:
     """Name of the pre-shared key for TLS; None: no TLS."""
     reauth_s: int = 0
     """Period after which the admin queue is authenticated anew, in seconds; 0: never."""
+    concat: bool = False
+    """Secure channel concatenation: TLS with a key that authentication generates."""
 
     def __str__(self) -> str:
         words: list[str] = []
@@ -221,7 +223,7 @@ def describe_schemes() -> tuple[SchemeHelp, ...]:
             "nvme-tcp://10.0.0.5:4420/nqn.2024-01.org.example:disk0?nsid=1",
             "one namespace of an NVMe/TCP target; options: hostnqn, hostid, hdgst, ddgst, "
             "timeout_ms, connect_ms, keepalive_ms, reconnect_ms, busy_poll_us, dhchap_key, "
-            "dhchap_ctrl_key, tls_psk, reauth_s",
+            "dhchap_ctrl_key, tls_psk, reauth_s, concat",
         ),
         SchemeHelp(
             "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?volume=UUID][&OPTION=VALUE]",
@@ -422,11 +424,10 @@ def _nqn(uri: str, text: str) -> str:
     return text
 
 
-def _flag(uri: str, options: dict[str, str], key: str) -> bool:
-    value = options.get(key, "0")
-    if value not in ("0", "1"):
-        raise _reject(uri, f"{key}=0 or {key}=1", value)
-    return value == "1"
+def _flag(uri: str, key: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise _reject(uri, f"{key}=0 or {key}=1", text)
+    return text == "1"
 
 
 def _network_parts(uri: str, body: str) -> tuple[str, str, str]:
@@ -459,6 +460,7 @@ _OPTION_FIELDS: dict[str, tuple[str, tuple[int, int] | None]] = {
     "dhchap_ctrl_key": ("dhchap_ctrl_key", None),
     "tls_psk": ("tls_psk", None),
     "reauth_s": ("reauth_s", (0, _REAUTH_S_MAX)),
+    "concat": ("concat", None),
 }
 _KEY_OPTIONS = ("dhchap_key", "dhchap_ctrl_key", "tls_psk")
 _NO_OPTIONS = NvmeTcpOptions()
@@ -490,9 +492,11 @@ def _nvme_options(uri: str, options: dict[str, str]) -> NvmeTcpOptions:
         elif key in _KEY_OPTIONS:
             fields[name] = _key_name(uri, text)
         else:
-            fields[name] = _flag(uri, options, key)
+            fields[name] = _flag(uri, key, text)
     if "dhchap_ctrl_key" in fields and "dhchap_key" not in fields:
         raise _reject(uri, "dhchap_key with dhchap_ctrl_key", "dhchap_ctrl_key alone")
+    if fields.get("concat") and ("dhchap_key" not in fields or "tls_psk" in fields):
+        raise _reject(uri, "dhchap_key and no tls_psk with concat=1", "concat=1")
     return NvmeTcpOptions(**fields)
 
 

@@ -31,17 +31,20 @@ static void check_refusal(int code, const struct nvme_auth_refusal *refusal)
     check(refusal->reason != NULL && refusal->reason[0] != '\0');
 }
 
-static void try_challenge(const uint8_t *bytes, size_t count)
+static void try_challenge(const uint8_t *bytes, size_t count, uint8_t secure_channel)
 {
     struct nvme_chap_challenge challenge;
     struct nvme_auth_refusal refusal = {.reason = NULL};
-    int code = nvme_auth_decode_challenge(bytes, count, TRANSACTION, &challenge, &refusal);
+    int code =
+        nvme_auth_decode_challenge(bytes, count, TRANSACTION, secure_channel, &challenge, &refusal);
     if (code < 0) {
         check_refusal(code, &refusal);
         return;
     }
     check(challenge.hash >= NVME_HASH_SHA256 && challenge.hash <= NVME_HASH_SHA512);
     check(challenge.group <= NVME_DH_FFDHE8192 && challenge.sequence != 0);
+    check(secure_channel == NVME_CHANNEL_NONE ||
+          (challenge.hash != NVME_HASH_SHA512 && challenge.group != NVME_DH_NONE));
     check(challenge.public_value_bytes <= NVME_DH_BYTES_MAX);
     check(challenge.value > bytes && challenge.public_value > challenge.value);
     check(challenge.public_value + challenge.public_value_bytes <= bytes + count);
@@ -96,7 +99,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     enum security_key_kind kind = (enum security_key_kind)(bytes[0] / 4 % 3);
     switch (bytes[0] % 4) {
     case 0:
-        try_challenge(input, rest);
+        try_challenge(input, rest, bytes[0] / 4 % 2 == 0 ? NVME_CHANNEL_NONE : NVME_CHANNEL_NEW);
         break;
     case 1:
         try_success(input, rest);

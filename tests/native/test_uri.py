@@ -121,6 +121,7 @@ def parse(c: ctypes.CDLL, text: bytes) -> DeviceUri:
             for name in (nvme.dhchap_key, nvme.dhchap_ctrl_key, nvme.tls_psk)
         ),
         nvme.reauth_s,
+        bool(nvme.concat),
     )
     nqn = nvme.subsystem_nqn.decode("ascii")
     return NvmeTcpUri(*paths[0], nqn, nvme.nsid, options, tuple(paths[1:]))

@@ -83,14 +83,17 @@ typedef struct dlfs_nvme_config {
     uint32_t timeout_ms; /* longest wait for the answer to one command, > 0 */
     uint32_t connect_ms; /* longest connection attempt on one path, > 0, not counting the resolution
                             of the host name */
-    uint32_t keepalive_ms;  /* longest time without a message to the target; 0: no keep-alive */
-    uint32_t reconnect_ms;  /* longest time spent on reconnecting; 0: a device that fails is lost at
-                               once */
-    uint32_t busy_poll_us;  /* idle time after which a poll stops spinning and sleeps; 0: it sleeps
-                               at once */
-    uint32_t flags;         /* DLFS_OPEN_WRITE or 0 */
-    uint32_t reauth_s;      /* period after which the admin queue is authenticated anew; 0: never */
-    const char *dhchap_key; /* name of this host's key; NULL: no authentication */
+    uint32_t keepalive_ms; /* longest time without a message to the target; 0: no keep-alive */
+    uint32_t reconnect_ms; /* longest time spent on reconnecting; 0: a device that fails is lost at
+                              once */
+    uint32_t busy_poll_us; /* idle time after which a poll stops spinning and sleeps; 0: it sleeps
+                              at once */
+    uint32_t flags;        /* DLFS_OPEN_WRITE or 0 */
+    uint32_t reauth_s;     /* period after which the admin queue is authenticated anew; 0: never */
+    uint32_t concat;   /* not 0: secure channel concatenation, TLS with a key that authentication
+                          generates; requires dhchap_key and no tls_psk */
+    uint32_t reserved; /* 0 */
+    const char *dhchap_key;      /* name of this host's key; NULL: no authentication */
     const char *dhchap_ctrl_key; /* name of the controller's key; NULL: it need not prove itself */
     const char *tls_psk;         /* name of the pre-shared key for TLS; NULL: no TLS */
 } dlfs_nvme_config;

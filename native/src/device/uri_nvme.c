@@ -222,7 +222,8 @@ enum {
     SEEN_HOSTID = 1 << 17,
     SEEN_HDGST = 1 << 18,
     SEEN_DDGST = 1 << 19,
-    SEEN_KEY = 1 << 20, /* and the bits of the other key options */
+    SEEN_CONCAT = 1 << 20,
+    SEEN_KEY = 1 << 21, /* and the bits of the other key options */
 };
 
 /* The options that name keys, and the fields that they set. */
@@ -236,7 +237,7 @@ static const struct {
 };
 
 static int take_flag(const struct uri_parser *parser, const char *key, struct slice value,
-                     uint32_t digest)
+                     uint32_t flag, uint32_t *flags)
 {
     char expected[URI_EXPECTED_BYTES];
     if (!slice_equals(value, "0") && !slice_equals(value, "1")) {
@@ -244,7 +245,7 @@ static int take_flag(const struct uri_parser *parser, const char *key, struct sl
         return uri_reject(parser, expected, value);
     }
     if (value.at[0] == '1') {
-        parser->out->nvme.digests |= digest;
+        *flags |= flag;
     }
     return 0;
 }
@@ -317,11 +318,15 @@ static uint32_t option_bit(struct slice key)
     if (slice_equals(key, "hdgst")) {
         return SEEN_HDGST;
     }
+    if (slice_equals(key, "concat")) {
+        return SEEN_CONCAT;
+    }
     return slice_equals(key, "ddgst") ? SEEN_DDGST : 0;
 }
 
 static int take_option(const struct uri_parser *parser, uint32_t bit, struct slice value)
 {
+    dlfs_nvme_config *nvme = &parser->out->nvme;
     if (bit >= SEEN_KEY) {
         return take_key(parser, (uint32_t)__builtin_ctz(bit) - (uint32_t)__builtin_ctz(SEEN_KEY),
                         value);
@@ -333,9 +338,11 @@ static int take_option(const struct uri_parser *parser, uint32_t bit, struct sli
     case SEEN_HOSTID:
         return take_host_id(parser, value);
     case SEEN_HDGST:
-        return take_flag(parser, "hdgst", value, DLFS_NVME_HEADER_DIGEST);
+        return take_flag(parser, "hdgst", value, DLFS_NVME_HEADER_DIGEST, &nvme->digests);
     case SEEN_DDGST:
-        return take_flag(parser, "ddgst", value, DLFS_NVME_DATA_DIGEST);
+        return take_flag(parser, "ddgst", value, DLFS_NVME_DATA_DIGEST, &nvme->digests);
+    case SEEN_CONCAT:
+        return take_flag(parser, "concat", value, 1, &nvme->concat);
     default:
         return take_number(parser, &number_options[__builtin_ctz(bit)], value);
     }
@@ -351,11 +358,12 @@ static int parse_pair(const struct uri_parser *parser, struct slice pair, uint32
     bool is_path = has_value && slice_equals(key, "path");
     uint32_t bit = option_bit(key);
     if (!is_path && (!has_value || bit == 0 || (*seen & bit))) {
-        return uri_reject(parser,
-                          "options nsid, hostnqn, hostid, hdgst, ddgst, timeout_ms, connect_ms, "
-                          "keepalive_ms, reconnect_ms, busy_poll_us, dhchap_key, "
-                          "dhchap_ctrl_key, tls_psk, reauth_s, path, each once, as key=value",
-                          pair);
+        return uri_reject(
+            parser,
+            "options nsid, hostnqn, hostid, hdgst, ddgst, timeout_ms, connect_ms, "
+            "keepalive_ms, reconnect_ms, busy_poll_us, dhchap_key, "
+            "dhchap_ctrl_key, tls_psk, reauth_s, concat, path, each once, as key=value",
+            pair);
     }
     *seen |= bit;
     if (is_path && parser->out->nvme.path_count == DLFS_NVME_PATHS_MAX) {
@@ -387,6 +395,9 @@ static int parse_query(const struct uri_parser *parser, struct slice query)
     }
     if (nvme->dhchap_key == NULL && nvme->dhchap_ctrl_key != NULL) {
         return uri_reject(parser, "dhchap_key with dhchap_ctrl_key", query);
+    }
+    if (nvme->concat != 0 && (nvme->dhchap_key == NULL || nvme->tls_psk != NULL)) {
+        return uri_reject(parser, "dhchap_key and no tls_psk with concat=1", query);
     }
     return 0;
 }

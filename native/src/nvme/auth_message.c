@@ -64,10 +64,12 @@ uint32_t nvme_auth_negotiate(uint16_t transaction, uint8_t secure_channel,
     out[6] = secure_channel;
     out[7] = 1; /* descriptors */
     out[DESCRIPTOR_AT] = TYPE_DHCHAP;
-    out[DESCRIPTOR_AT + 2] = sizeof hashes;
-    out[DESCRIPTOR_AT + 3] = sizeof groups;
-    memcpy(out + DESCRIPTOR_HASHES_AT, hashes, sizeof hashes);
-    memcpy(out + DESCRIPTOR_GROUPS_AT, groups, sizeof groups);
+    /* The last hash and the last group of these lists generate no TLS key. */
+    bool all = secure_channel == NVME_CHANNEL_NONE;
+    out[DESCRIPTOR_AT + 2] = all ? sizeof hashes : sizeof hashes - 1;
+    out[DESCRIPTOR_AT + 3] = all ? sizeof groups : sizeof groups - 1;
+    memcpy(out + DESCRIPTOR_HASHES_AT, hashes, out[DESCRIPTOR_AT + 2]);
+    memcpy(out + DESCRIPTOR_GROUPS_AT, groups, out[DESCRIPTOR_AT + 3]);
     return NVME_AUTH_NEGOTIATE_BYTES;
 }
 
@@ -77,7 +79,7 @@ uint32_t nvme_auth_reply(uint16_t transaction, const struct nvme_chap_answer *an
     uint32_t hash_bytes = answer->hash_bytes;
     put_header(out, TYPE_DHCHAP, MESSAGE_REPLY, transaction);
     out[6] = (uint8_t)hash_bytes;
-    out[8] = answer->sequence != 0; /* CVALID */
+    out[8] = answer->has_challenge; /* CVALID */
     nvme_put16(out + 10, (uint16_t)answer->public_value_bytes);
     nvme_put32(out + 12, answer->sequence);
     uint8_t *at = out + HEADER_BYTES;
@@ -156,7 +158,7 @@ static int check_header(const uint8_t *bytes, size_t count, uint8_t message, uin
 }
 
 int nvme_auth_decode_challenge(const uint8_t *bytes, size_t count, uint16_t transaction,
-                               struct nvme_chap_challenge *challenge,
+                               uint8_t secure_channel, struct nvme_chap_challenge *challenge,
                                struct nvme_auth_refusal *refusal)
 {
     int code = check_header(bytes, count, MESSAGE_CHALLENGE, transaction, refusal);
@@ -168,13 +170,14 @@ int nvme_auth_decode_challenge(const uint8_t *bytes, size_t count, uint16_t tran
     uint8_t group = bytes[9];
     uint32_t public_value_bytes = nvme_get16(bytes + 10);
     uint32_t sequence = nvme_get32(bytes + 12);
+    bool all = secure_channel == NVME_CHANNEL_NONE;
     if (hash == NVME_HASH_NONE || hash >= sizeof hash_bytes_of ||
-        hash_bytes != hash_bytes_of[hash]) {
+        hash_bytes != hash_bytes_of[hash] || (!all && hash == NVME_HASH_SHA512)) {
         return refuse(refusal, NVME_AUTH_HASH_UNUSABLE,
                       "its challenge has a hash that was not offered");
     }
     if (group >= sizeof group_bytes_of / sizeof *group_bytes_of ||
-        public_value_bytes != group_bytes_of[group]) {
+        public_value_bytes != group_bytes_of[group] || (!all && group == NVME_DH_NONE)) {
         return refuse(refusal, NVME_AUTH_GROUP_UNUSABLE,
                       "its challenge has a Diffie-Hellman group that was not offered");
     }
@@ -187,6 +190,7 @@ int nvme_auth_decode_challenge(const uint8_t *bytes, size_t count, uint16_t tran
                                               .group = group,
                                               .sequence = sequence,
                                               .transaction = transaction,
+                                              .secure_channel = secure_channel,
                                               .value = bytes + HEADER_BYTES,
                                               .public_value = bytes + HEADER_BYTES + hash_bytes,
                                               .public_value_bytes = public_value_bytes};

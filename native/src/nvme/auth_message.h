@@ -30,7 +30,8 @@ void nvme_entry_authenticate(uint8_t *entry, bool receive, uint32_t data_bytes);
 
 /* ---- encoding; each function returns the number of bytes that it wrote ---- */
 
-/* Offers all hashes and groups. */
+/* Offers all hashes and groups; for a secure channel (NVME_CHANNEL_*), those from which a TLS key
+ * can be generated. */
 uint32_t nvme_auth_negotiate(uint16_t transaction, uint8_t secure_channel,
                              uint8_t out[NVME_AUTH_BYTES_MAX]);
 uint32_t nvme_auth_reply(uint16_t transaction, const struct nvme_chap_answer *answer,
@@ -49,11 +50,11 @@ struct nvme_auth_refusal {
 };
 
 /*
- * Decodes a Challenge with the transaction's number. *challenge points into bytes; the caller sets
- * secure_channel. Errors: DLFS_E_AUTH, with *refusal.
+ * Decodes a Challenge with the transaction's number, to an offer for a secure channel.
+ * *challenge points into bytes. Errors: DLFS_E_AUTH, with *refusal.
  */
 int nvme_auth_decode_challenge(const uint8_t *bytes, size_t count, uint16_t transaction,
-                               struct nvme_chap_challenge *challenge,
+                               uint8_t secure_channel, struct nvme_chap_challenge *challenge,
                                struct nvme_auth_refusal *refusal);
 /*
  * Decodes a Success1. *response is NULL, or points to the hash_bytes of the controller's response.

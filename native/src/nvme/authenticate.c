@@ -19,6 +19,7 @@ struct exchange {
     struct nvme_chap *session;
     struct nvme_text *text;
     uint16_t transaction;
+    uint8_t secure_channel;
     struct nvme_chap_answer answer;
     uint8_t message[NVME_AUTH_BYTES_MAX]; /* the one that is sent or was received */
     uint32_t received_bytes;
@@ -75,8 +76,9 @@ static int answer_challenge(struct exchange *exchange)
 {
     struct nvme_chap_challenge challenge;
     struct nvme_auth_refusal refusal;
-    int code =
-        run(exchange, false, nvme_auth_negotiate(exchange->transaction, 0, exchange->message));
+    int code = run(
+        exchange, false,
+        nvme_auth_negotiate(exchange->transaction, exchange->secure_channel, exchange->message));
     if (code == 0) {
         code = receive_message(exchange);
     }
@@ -84,7 +86,8 @@ static int answer_challenge(struct exchange *exchange)
         return code;
     }
     code = nvme_auth_decode_challenge(exchange->message, exchange->received_bytes,
-                                      exchange->transaction, &challenge, &refusal);
+                                      exchange->transaction, exchange->secure_channel, &challenge,
+                                      &refusal);
     if (code < 0) {
         return refuse(exchange, &refusal);
     }
@@ -131,8 +134,25 @@ static int check_success(struct exchange *exchange)
     return run(exchange, false, nvme_auth_success2(exchange->transaction, exchange->message));
 }
 
+/* Has both sides' TLS key generated, and gives it to the connection. */
+static int generate_key(struct exchange *exchange)
+{
+    struct nvme_connection *connection = exchange->connection;
+    struct nvme_tls_key *key;
+    int code = exchange->security->chap_generate_tls_key(exchange->session, &key);
+    if (code < 0) {
+        nvme_text_format(exchange->text, "generate a TLS key: %s", dlfs_strerror(code));
+        return code;
+    }
+    exchange->security->tls_key_free(connection->generated);
+    connection->security = exchange->security;
+    connection->generated = key;
+    return 0;
+}
+
 int nvme_authenticate(struct nvme_connection *connection, const struct nvme_config *config,
-                      const struct nvme_deadline *deadline, struct nvme_text *text)
+                      uint8_t secure_channel, const struct nvme_deadline *deadline,
+                      struct nvme_text *text)
 {
     char message[NVME_SECURITY_TEXT_BYTES] = "";
     const struct nvme_chap_config names = {
@@ -145,8 +165,11 @@ int nvme_authenticate(struct nvme_connection *connection, const struct nvme_conf
         nvme_text_format(text, "no memory");
         return -ENOMEM;
     }
-    *exchange = (struct exchange){
-        .connection = connection, .config = config, .deadline = deadline, .text = text};
+    *exchange = (struct exchange){.connection = connection,
+                                  .config = config,
+                                  .deadline = deadline,
+                                  .text = text,
+                                  .secure_channel = secure_channel};
     int code = nvme_security_load(&exchange->security, message);
     if (code == 0) {
         code = exchange->security->chap_open(&names, &exchange->session, message);
@@ -162,6 +185,9 @@ int nvme_authenticate(struct nvme_connection *connection, const struct nvme_conf
     if (code == 0) {
         code = check_success(exchange);
     }
+    if (code == 0 && secure_channel != NVME_CHANNEL_NONE) {
+        code = generate_key(exchange);
+    }
 done:
     if (exchange->session != NULL) {
         exchange->security->chap_close(exchange->session);
@@ -176,10 +202,16 @@ int nvme_authenticate_connected(struct nvme_connection *connection,
 {
     bool demanded = (connect_result & NVME_CONNECT_AUTHENTICATION) != 0;
     bool has_key = config->dhchap_key[0] != '\0';
-    if ((connect_result & NVME_CONNECT_SECURE_CHANNEL) != 0) {
-        nvme_text_format(text, "subsystem %s demands a secure channel after authentication",
+    bool is_encrypted = connection->tls != NULL;
+    if ((connect_result & NVME_CONNECT_SECURE_CHANNEL) != 0 && !config->concat) {
+        nvme_text_format(text,
+                         "subsystem %s demands a secure channel after authentication: concat=1 "
+                         "generates a TLS key for one",
                          config->subsystem_nqn);
         return DLFS_E_AUTH;
+    }
+    if (config->concat && is_encrypted && !demanded) {
+        return 0; /* the key of its TLS is from an authentication */
     }
     if (demanded && !has_key) {
         nvme_text_format(text,
@@ -189,7 +221,7 @@ int nvme_authenticate_connected(struct nvme_connection *connection,
         return DLFS_E_AUTH;
     }
     bool is_discovery = strcmp(config->subsystem_nqn, DISCOVERY_NQN) == 0;
-    if (!demanded && has_key && is_discovery) {
+    if (!demanded && has_key && is_discovery && !config->concat) {
         return 0; /* it lists targets, and transfers no data of theirs */
     }
     if (!demanded && has_key) {
@@ -199,5 +231,9 @@ int nvme_authenticate_connected(struct nvme_connection *connection,
                          config->subsystem_nqn);
         return DLFS_E_AUTH;
     }
-    return has_key ? nvme_authenticate(connection, config, deadline, text) : 0;
+    bool generates = config->concat && !is_encrypted;
+    return has_key
+               ? nvme_authenticate(connection, config,
+                                   generates ? NVME_CHANNEL_NEW : NVME_CHANNEL_NONE, deadline, text)
+               : 0;
 }

@@ -1,6 +1,9 @@
 /*
  * Authenticates one connection by DH-HMAC-CHAP: right after Connect, or later on an admin queue.
  *
+ * With secure channel concatenation, both sides also generate a TLS key, which the connection keeps
+ * for the connections to come (struct nvme_connection).
+ *
  * Keys are found anew each time, so that a key may be replaced while connections are open. With a
  * key of this host and none of the controller, only this host proves itself. A configuration with a
  * key never goes on without authentication: a target that asks for none is refused, unless it is a
@@ -24,8 +27,12 @@
 int nvme_authenticate_connected(struct nvme_connection *connection,
                                 const struct nvme_config *config, uint64_t connect_result,
                                 const struct nvme_deadline *deadline, struct nvme_text *text);
-/* Authenticates an idle connection. Requires a key of this host. Errors: the same. */
+/*
+ * Authenticates an idle connection. Requires a key of this host. secure_channel: NVME_CHANNEL_*;
+ * unless it is NVME_CHANNEL_NONE, connection->generated is replaced. Errors: the same.
+ */
 int nvme_authenticate(struct nvme_connection *connection, const struct nvme_config *config,
-                      const struct nvme_deadline *deadline, struct nvme_text *text);
+                      uint8_t secure_channel, const struct nvme_deadline *deadline,
+                      struct nvme_text *text);
 
 #endif

@@ -231,6 +231,10 @@ static void end_encryption(struct nvme_connection *connection, bool orderly)
 static void close_socket(struct nvme_connection *connection)
 {
     end_encryption(connection, false);
+    if (connection->generated != NULL) {
+        connection->security->tls_key_free(connection->generated);
+        connection->generated = NULL;
+    }
     if (connection->descriptor >= 0) {
         (void)close(connection->descriptor);
     }
@@ -240,14 +244,16 @@ static void close_socket(struct nvme_connection *connection)
 /*
  * Connects and encrypts. If one version of the identity is refused, connects again and offers the
  * other one, since a handshake has one identity. The message of the version to offer first is kept.
+ * A generated key has one identity only.
  */
 static int connect_encrypted(struct nvme_connection *connection, const struct nvme_address *address,
                              const struct nvme_encryption *encryption, uint32_t receive_bytes,
                              const struct nvme_deadline *deadline, struct nvme_text *text)
 {
     int code = 0;
+    uint32_t last = encryption->generated != NULL ? 0 : NVME_TLS_IDENTITY_MAX;
     connection->security = encryption->security;
-    for (uint32_t attempt = 0; attempt <= NVME_TLS_IDENTITY_MAX; attempt++) {
+    for (uint32_t attempt = 0; attempt <= last; attempt++) {
         struct nvme_text other;
         struct nvme_text *message = attempt == 0 ? text : &other;
         uint32_t identity = attempt == 0 ? encryption->identity : 1 - encryption->identity;

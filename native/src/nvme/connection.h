@@ -23,9 +23,11 @@ struct nvme_connection {
     int descriptor;
     struct nvme_tls *tls; /* NULL: the stream is not encrypted */
     const struct nvme_security *security;
-    uint32_t tls_identity; /* version of the identity that the target accepted */
-    uint16_t next_cid;     /* command ID of the next nvme_connection_run */
-    bool unusable;         /* nvme_connection_run failed: no other command may run */
+    struct nvme_tls_key *generated; /* on an admin queue with secure channel concatenation: the TLS
+                                       key of further connections; else NULL */
+    uint32_t tls_identity;          /* version of the identity that the target accepted */
+    uint16_t next_cid;              /* command ID of the next nvme_connection_run */
+    bool unusable;                  /* nvme_connection_run failed: no other command may run */
     /* The following three fields are used on admin queues only. */
     bool event_requested; /* the controller has an Asynchronous Event Request */
     bool event_arrived;   /* the controller completed it; the connection's user clears this */

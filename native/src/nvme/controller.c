@@ -57,6 +57,7 @@ int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
                                .busy_poll_us = from->busy_poll_us,
                                .reauth_s = from->reauth_s,
                                .tls_identity = NVME_TLS_IDENTITY_MAX,
+                               .concat = from->concat != 0,
                                .writable = (from->flags & DLFS_OPEN_WRITE) != 0};
     memcpy(to->host_id, from->host_id, sizeof to->host_id);
     bool valid = from->path_count >= 1 && from->path_count <= DLFS_NVME_PATHS_MAX &&
@@ -66,7 +67,8 @@ int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
                  copy_key_name(to->dhchap_key, from->dhchap_key) &&
                  copy_key_name(to->dhchap_ctrl_key, from->dhchap_ctrl_key) &&
                  copy_key_name(to->tls_psk, from->tls_psk) &&
-                 (to->dhchap_key[0] != '\0' || to->dhchap_ctrl_key[0] == '\0');
+                 (to->dhchap_key[0] != '\0' || to->dhchap_ctrl_key[0] == '\0') &&
+                 (!to->concat || (to->dhchap_key[0] != '\0' && to->tls_psk[0] == '\0'));
     if (!valid || copy_text(to->subsystem_nqn, sizeof to->subsystem_nqn, from->subsystem_nqn) < 0 ||
         copy_text(to->host_nqn, sizeof to->host_nqn, from->host_nqn) < 0) {
         return -EINVAL;
@@ -378,16 +380,18 @@ static int make_ready(const struct nvme_config *config, struct nvme_admin *admin
     return code;
 }
 
-/* Opens a connection, with TLS if the configuration names a key for it. */
+/* Opens a connection, with TLS if there is a generated key or the configuration names one. */
 static int open_connection(const struct nvme_config *config, const struct nvme_address *address,
-                           uint32_t staging_bytes, const struct nvme_deadline *deadline,
-                           struct nvme_connection **out, struct nvme_text *text)
+                           const struct nvme_tls_key *generated, uint32_t staging_bytes,
+                           const struct nvme_deadline *deadline, struct nvme_connection **out,
+                           struct nvme_text *text)
 {
     struct nvme_encryption encryption = {.key = config->tls_psk,
+                                         .generated = generated,
                                          .host_nqn = config->host_nqn,
                                          .subsystem_nqn = config->subsystem_nqn,
                                          .identity = config->tls_identity};
-    bool encrypted = config->tls_psk[0] != '\0';
+    bool encrypted = generated != NULL || config->tls_psk[0] != '\0';
     if (encrypted) {
         int code = nvme_security_load(&encryption.security, text->bytes);
         if (code < 0) {
@@ -405,13 +409,62 @@ static int open_connection(const struct nvme_config *config, const struct nvme_a
     return code;
 }
 
+/*
+ * Authenticates a connection without TLS, for the TLS key that both sides generate thereby, and
+ * closes it. The caller frees the key by *security.
+ */
+static int generate_key(const struct nvme_config *config, const struct nvme_address *address,
+                        const struct nvme_deadline *deadline, const struct nvme_security **security,
+                        struct nvme_tls_key **out, struct nvme_text *text)
+{
+    struct nvme_connection *connection;
+    uint16_t ignored;
+    bool refused;
+    int code =
+        open_connection(config, address, NULL, ADMIN_STAGING_BYTES, deadline, &connection, text);
+    if (code < 0) {
+        return code;
+    }
+    code = connect_queue(connection, config, 0, ADMIN_QUEUE_SIZE, CONTROLLER_DYNAMIC, deadline,
+                         &ignored, &refused, text);
+    if (code < 0) {
+        nvme_connection_abort(connection, false);
+        return code;
+    }
+    *security = connection->security;
+    *out = connection->generated;
+    connection->generated = NULL;
+    nvme_connection_close(connection);
+    return 0;
+}
+
+/* Opens the admin connection. With concat, another one generates its TLS key before. */
+static int open_admin(const struct nvme_config *config, const struct nvme_address *address,
+                      const struct nvme_deadline *deadline, struct nvme_connection **out,
+                      struct nvme_text *text)
+{
+    const struct nvme_security *security = NULL;
+    struct nvme_tls_key *generated = NULL;
+    int code =
+        config->concat ? generate_key(config, address, deadline, &security, &generated, text) : 0;
+    if (code == 0) {
+        code =
+            open_connection(config, address, generated, ADMIN_STAGING_BYTES, deadline, out, text);
+    }
+    if (code == 0) {
+        (*out)->generated = generated;
+    } else if (generated != NULL) {
+        security->tls_key_free(generated);
+    }
+    return code;
+}
+
 int nvme_controller_open(const struct nvme_config *config, const struct nvme_address *address,
                          const struct nvme_deadline *deadline, struct nvme_admin *out,
                          struct nvme_text *text)
 {
     struct nvme_admin admin = {.address = *address};
-    int code =
-        open_connection(config, address, ADMIN_STAGING_BYTES, deadline, &admin.connection, text);
+    int code = open_admin(config, address, deadline, &admin.connection, text);
     if (code < 0) {
         return code;
     }
@@ -432,8 +485,8 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
 {
     *refused = false;
     struct nvme_connection *connection;
-    int code =
-        open_connection(config, &admin->address, QUEUE_STAGING_BYTES, deadline, &connection, text);
+    int code = open_connection(config, &admin->address, admin->connection->generated,
+                               QUEUE_STAGING_BYTES, deadline, &connection, text);
     if (code < 0) {
         return code;
     }

@@ -42,6 +42,7 @@ struct nvme_config {
     char dhchap_ctrl_key[NVME_KEY_NAME_BYTES_MAX + 1];
     char tls_psk[NVME_KEY_NAME_BYTES_MAX + 1];
     uint32_t tls_identity; /* version of the TLS identity that the target accepted last */
+    bool concat;           /* generate the TLS key by authentication */
     bool was_connected;    /* a controller was connected with this configuration */
     bool writable;
 };

@@ -21,6 +21,7 @@ int nvme_encrypt(const struct nvme_encryption *encryption, uint32_t identity,
 {
     const struct nvme_security *security = encryption->security;
     struct nvme_tls_config config = {.key = encryption->key,
+                                     .generated = encryption->generated,
                                      .host_nqn = encryption->host_nqn,
                                      .subsystem_nqn = encryption->subsystem_nqn,
                                      .identity = identity,

@@ -12,7 +12,8 @@
 /* The TLS key of a connection, and the two sides that share it. */
 struct nvme_encryption {
     const struct nvme_security *security;
-    const char *key; /* name of the TLS key */
+    const char *key;                      /* name of the TLS key */
+    const struct nvme_tls_key *generated; /* the key to use instead; NULL: none */
     const char *host_nqn;
     const char *subsystem_nqn;
     uint32_t identity; /* version of the identity to offer first */

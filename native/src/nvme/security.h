@@ -8,8 +8,8 @@
  *
  * Threads: any at once may load the library. One thread at a time uses a session.
  *
- * Source: NVM Express Base Specification 2.1, section 8.3.4 (authentication), 8.3.4.5
- * (DH-HMAC-CHAP).
+ * Source: NVM Express Base Specification 2.1, section 8.3.4 (authentication), 8.3.4.3 (secure
+ * channel concatenation), 8.3.4.5 (DH-HMAC-CHAP).
  */
 #ifndef DLFS_NVME_SECURITY_H
 #define DLFS_NVME_SECURITY_H
@@ -21,7 +21,7 @@
 #include <sys/uio.h>
 
 /* Version of struct nvme_security; both libraries must have the same one. */
-#define NVME_SECURITY_VERSION 1u
+#define NVME_SECURITY_VERSION 2u
 /* The symbol of libdlfs_security that returns its functions. */
 #define NVME_SECURITY_SYMBOL "dlfs_security_functions"
 /* Room for any message of these functions, NUL included. */
@@ -42,6 +42,14 @@
 #define NVME_DH_FFDHE6144 4u
 #define NVME_DH_FFDHE8192 5u
 #define NVME_DH_BYTES_MAX 1024u
+
+/*
+ * Secure channel concatenation (SC_C): both sides generate a TLS key from the exchange, on an admin
+ * queue without TLS, or one that replaces the key of the admin queue's TLS.
+ */
+#define NVME_CHANNEL_NONE 0u
+#define NVME_CHANNEL_NEW 2u
+#define NVME_CHANNEL_REPLACE 3u
 
 /* Longest name of a key, without its NUL. */
 #define NVME_KEY_NAME_BYTES_MAX 64u
@@ -69,21 +77,25 @@ struct nvme_chap_challenge {
 /* This host's answer to a challenge. */
 struct nvme_chap_answer {
     uint8_t response[NVME_HASH_BYTES_MAX];
-    uint8_t challenge[NVME_HASH_BYTES_MAX]; /* for the controller; zeros if it has no key */
+    uint8_t challenge[NVME_HASH_BYTES_MAX]; /* for the controller */
     uint8_t public_value[NVME_DH_BYTES_MAX];
     uint32_t hash_bytes;
     uint32_t public_value_bytes;
-    uint32_t sequence; /* of the challenge for the controller; 0 if it has no key */
+    uint32_t sequence;  /* of the challenge that the controller must answer; 0: it need not */
+    bool has_challenge; /* for an answer, or for a generated key; else it is zeros */
 };
 
 struct nvme_chap;
+/* A TLS key that was generated from an exchange, with its identity. */
+struct nvme_tls_key;
 
 /* Versions of the identity that names a TLS key in a handshake: 1 has a digest of the key. */
 #define NVME_TLS_IDENTITY_MAX 1u
 
 /* The two sides of a TLS session, and the name of their key. */
 struct nvme_tls_config {
-    const char *key; /* name of the pre-shared key */
+    const char *key; /* name of the pre-shared key; not used if there is a generated one */
+    const struct nvme_tls_key *generated; /* NULL: none */
     const char *host_nqn;
     const char *subsystem_nqn;
     uint32_t identity;      /* version of the identity, up to NVME_TLS_IDENTITY_MAX */
@@ -115,7 +127,16 @@ struct nvme_security {
     /* Returns true if a response of as many bytes as the hash has proves the controller's key. */
     bool (*chap_verify)(const struct nvme_chap *session, const uint8_t *response);
     /*
-     * Finds and reads the key anew, and creates a session; the caller keeps the descriptor. message
+     * Generates the TLS key of an exchange that has succeeded, with a secure channel. Errors:
+     * -ENOTSUP (no Diffie-Hellman group, or a hash that no cipher suite has), -ENOMEM, -EINVAL,
+     * -EIO.
+     */
+    int (*chap_generate_tls_key)(const struct nvme_chap *session, struct nvme_tls_key **out);
+    /* Wipes and frees a generated key; NULL does nothing. */
+    void (*tls_key_free)(struct nvme_tls_key *key);
+    /*
+     * Finds and reads the key anew unless it was generated, and creates a session; the caller keeps
+     * the descriptor, and the generated key until the handshake is complete. message
      * gets the reason of a failure. Errors: DLFS_E_AUTH (no such key, a malformed or exposed one),
      * -EINVAL (names that are too long for the identity), -ENOMEM, -EIO (OpenSSL failed).
      */

@@ -280,7 +280,9 @@ static int authenticate(struct nvme_association *association)
     const struct nvme_config *config = &association->config;
     struct nvme_deadline deadline = nvme_association_deadline(association, config->connect_ms);
     struct nvme_text text = {.bytes = ""};
-    int code = nvme_authenticate(association->admin.connection, config, &deadline, &text);
+    int code = nvme_authenticate(association->admin.connection, config,
+                                 config->concat ? NVME_CHANNEL_REPLACE : NVME_CHANNEL_NONE,
+                                 &deadline, &text);
     association->authenticated_ns = monotonic_ns();
     if (code < 0 && code != DLFS_E_CLOSED) {
         fail_locked(association, code, text.bytes);

@@ -62,6 +62,14 @@ int chap_compute_response(const struct chap_response *input, uint8_t out[NVME_HA
     return code;
 }
 
+int chap_generate_psk(uint32_t hash, const uint8_t *session_key, const uint8_t *host_challenge,
+                      const uint8_t *controller_challenge, uint8_t out[NVME_HASH_BYTES_MAX])
+{
+    uint32_t bytes = security_hash_bytes(hash);
+    const struct security_bytes parts[] = {{host_challenge, bytes}, {controller_challenge, bytes}};
+    return security_hmac(hash, (struct security_bytes){session_key, bytes}, parts, 2, out);
+}
+
 /* ---- sessions -------------------------------------------------------------------------------- */
 
 static int find_key(struct nvme_chap *session, enum security_key_kind kind, const char *name,
@@ -132,15 +140,19 @@ static int agree(struct nvme_chap *session, const struct nvme_chap_challenge *ch
     return code == -EBADMSG ? DLFS_E_AUTH : code;
 }
 
-/* Makes a challenge for the controller, and computes the response that it owes. */
+/* Makes a challenge for the controller, and computes the response that it owes if it has a key. */
 static int challenge_controller(struct nvme_chap *session, struct chap_response input,
                                 struct nvme_chap_answer *answer)
 {
     int code = security_random(session->controller_challenge, session->hash_bytes);
+    memcpy(answer->challenge, session->controller_challenge, session->hash_bytes);
+    answer->has_challenge = true;
+    if (!session->has_controller_key) {
+        return code;
+    }
     do {
         code = code < 0 ? code : security_random(&answer->sequence, sizeof answer->sequence);
-    } while (code == 0 && answer->sequence == 0); /* 0 means that there is no challenge */
-    memcpy(answer->challenge, session->controller_challenge, session->hash_bytes);
+    } while (code == 0 && answer->sequence == 0); /* 0 means that no answer is wanted */
     input.key = session->transformed_controller_key;
     input.key_bytes = session->controller_key.count;
     input.challenge = session->controller_challenge;
@@ -174,6 +186,7 @@ int chap_answer(struct nvme_chap *session, const struct nvme_chap_challenge *cha
                 struct nvme_chap_answer *answer)
 {
     memset(answer, 0, sizeof *answer);
+    session->hash = challenge->hash;
     session->hash_bytes = security_hash_bytes(challenge->hash);
     session->session_key_bytes = 0;
     if (session->hash_bytes == 0) {
@@ -201,7 +214,8 @@ int chap_answer(struct nvme_chap *session, const struct nvme_chap_challenge *cha
     if (code == 0) {
         code = chap_compute_response(&input, answer->response);
     }
-    if (code == 0 && session->has_controller_key) {
+    if (code == 0 &&
+        (session->has_controller_key || challenge->secure_channel != NVME_CHANNEL_NONE)) {
         code = challenge_controller(session, input, answer);
     }
     return code;
@@ -211,4 +225,34 @@ bool chap_verify(const struct nvme_chap *session, const uint8_t *response)
 {
     return session->has_controller_key && session->hash_bytes > 0 &&
            CRYPTO_memcmp(session->expected, response, session->hash_bytes) == 0;
+}
+
+int chap_generate_tls_key(const struct nvme_chap *session, struct nvme_tls_key **out)
+{
+    uint8_t psk[NVME_HASH_BYTES_MAX];
+    const struct tls_names names = {session->host_nqn, session->subsystem_nqn};
+    if (session->session_key_bytes == 0) {
+        return -ENOTSUP; /* without a group, any owner of the keys could compute it */
+    }
+    struct nvme_tls_key *key = secret_allocate(sizeof *key);
+    if (key == NULL) {
+        return -ENOMEM;
+    }
+    int code = chap_generate_psk(session->hash, session->session_key, session->host_challenge,
+                                 session->controller_challenge, psk);
+    if (code == 0) {
+        code = tls_psk_derive_generated(session->hash, psk, &names, &key->psk);
+    }
+    secret_wipe(psk, sizeof psk);
+    if (code < 0) {
+        tls_key_free(key);
+        return code;
+    }
+    *out = key;
+    return 0;
+}
+
+void tls_key_free(struct nvme_tls_key *key)
+{
+    secret_free(key, sizeof *key);
 }

@@ -9,7 +9,7 @@
 #ifndef DLFS_SECURITY_CHAP_H
 #define DLFS_SECURITY_CHAP_H
 
-#include "security/key.h"
+#include "security/tls_psk.h"
 
 struct nvme_chap {
     struct security_key host_key;
@@ -20,6 +20,7 @@ struct nvme_chap {
     uint8_t transformed_host_key[NVME_HASH_BYTES_MAX];
     uint8_t transformed_controller_key[NVME_HASH_BYTES_MAX];
     /* The following fields are set by each exchange. */
+    uint32_t hash;
     uint32_t hash_bytes;
     uint32_t session_key_bytes; /* 0 without a Diffie-Hellman group */
     uint8_t session_key[NVME_HASH_BYTES_MAX];
@@ -50,11 +51,26 @@ struct chap_response {
 /* Computes a response of as many bytes as the hash has. Errors: -ENOTSUP, -EIO. */
 int chap_compute_response(const struct chap_response *input, uint8_t out[NVME_HASH_BYTES_MAX]);
 
+/*
+ * Generates a key for TLS from the session key and both challenges, all of as many bytes as the
+ * hash has. Errors: -ENOTSUP, -EIO.
+ */
+int chap_generate_psk(uint32_t hash, const uint8_t *session_key, const uint8_t *host_challenge,
+                      const uint8_t *controller_challenge, uint8_t out[NVME_HASH_BYTES_MAX]);
+
+/* A generated TLS key, in memory of secret_allocate. */
+struct nvme_tls_key {
+    struct tls_psk psk;
+};
+
+/* These functions are members of struct nvme_security, which describes them. */
 int chap_open(const struct nvme_chap_config *config, struct nvme_chap **out,
               char message[NVME_SECURITY_TEXT_BYTES]);
 void chap_close(struct nvme_chap *session);
 int chap_answer(struct nvme_chap *session, const struct nvme_chap_challenge *challenge,
                 struct nvme_chap_answer *answer);
 bool chap_verify(const struct nvme_chap *session, const uint8_t *response);
+int chap_generate_tls_key(const struct nvme_chap *session, struct nvme_tls_key **out);
+void tls_key_free(struct nvme_tls_key *key);
 
 #endif

@@ -12,6 +12,7 @@
 #include <openssl/ssl.h>
 
 #include "dlfs/codes.h"
+#include "security/chap.h"
 #include "security/secret.h"
 
 /* Most data of one TLS record (RFC 8446, 5.1). */
@@ -194,9 +195,13 @@ int tls_open(const struct nvme_tls_config *config, int descriptor, struct nvme_t
     struct secrets {
         struct security_key key;
         struct tls_psk psk;
-    } *secrets = secret_allocate(sizeof *secrets);
+    } * secrets;
     int code = -ENOMEM;
     (void)snprintf(message, NVME_SECURITY_TEXT_BYTES, "no memory for a TLS session");
+    if (config->generated != NULL) {
+        return tls_create(descriptor, &config->generated->psk, config->receive_bytes, out);
+    }
+    secrets = secret_allocate(sizeof *secrets);
     if (secrets != NULL) {
         code = security_key_find(&query, &secrets->key, message);
     }

@@ -77,9 +77,10 @@ static int digest_text(uint32_t suite, struct security_bytes retained,
     return code;
 }
 
-/* Derives the TLS key of an identity: *out has its suite and length. */
+/* Derives the TLS key of an identity from a retained (R) or generated (G) key: *out has its suite
+ * and length. */
 static int derive(struct security_bytes retained, const struct tls_names *names, uint32_t version,
-                  struct tls_psk *out)
+                  char letter, struct tls_psk *out)
 {
     char digest[DIGEST_TEXT_BYTES] = "";
     char context[sizeof digest + 3];
@@ -90,7 +91,7 @@ static int derive(struct security_bytes retained, const struct tls_names *names,
             return code;
         }
     }
-    (void)snprintf(out->identity, sizeof out->identity, "NVMe%uR%02u %s %s%s%s", version,
+    (void)snprintf(out->identity, sizeof out->identity, "NVMe%u%c%02u %s %s%s%s", version, letter,
                    out->suite, names->host_nqn, names->subsystem_nqn, version == 1 ? " " : "",
                    digest);
     (void)snprintf(context, sizeof context, "%02u %s", out->suite, digest);
@@ -103,6 +104,12 @@ static int derive(struct security_bytes retained, const struct tls_names *names,
     return code;
 }
 
+static bool names_are_short(const struct tls_names *names)
+{
+    return strlen(names->host_nqn) <= NQN_BYTES_MAX &&
+           strlen(names->subsystem_nqn) <= NQN_BYTES_MAX;
+}
+
 int tls_psk_derive(const struct security_key *configured, const struct tls_names *names,
                    uint32_t version, struct tls_psk *out)
 {
@@ -111,14 +118,27 @@ int tls_psk_derive(const struct security_key *configured, const struct tls_names
     bool has_hash = configured->hash != NVME_HASH_NONE;
     if (configured->count != security_hash_bytes(suite) ||
         (has_hash && configured->hash != suite) || version > TLS_IDENTITY_VERSION_MAX ||
-        strlen(names->host_nqn) > NQN_BYTES_MAX || strlen(names->subsystem_nqn) > NQN_BYTES_MAX) {
+        !names_are_short(names)) {
         return -EINVAL;
     }
     *out = (struct tls_psk){.suite = suite, .count = configured->count};
     int code = retain(configured, names->host_nqn, retained);
     if (code == 0) {
-        code = derive(bytes_of(retained, configured->count), names, version, out);
+        code = derive(bytes_of(retained, configured->count), names, version, 'R', out);
     }
     secret_wipe(retained, sizeof retained);
     return code;
+}
+
+int tls_psk_derive_generated(uint32_t hash, const uint8_t *generated, const struct tls_names *names,
+                             struct tls_psk *out)
+{
+    if (hash != NVME_HASH_SHA256 && hash != NVME_HASH_SHA384) {
+        return -ENOTSUP;
+    }
+    if (!names_are_short(names)) {
+        return -EINVAL;
+    }
+    *out = (struct tls_psk){.suite = hash, .count = security_hash_bytes(hash)};
+    return derive(bytes_of(generated, out->count), names, TLS_IDENTITY_VERSION_MAX, 'G', out);
 }

@@ -39,6 +39,33 @@ static void test_parse(void)
     CHECK_EQ(parse("DHHC-1:01:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:", &why), 0);
 }
 
+/* The keys of libnvme's tests (test/psk.c) in their interchange format. */
+static void test_interchange(void)
+{
+    static const uint8_t first[] = {0x55, 0x12, 0xDB, 0xB6, 0x73, 0x7D, 0x01, 0x06};
+    static const struct {
+        const char *text;
+        uint32_t hash;
+        uint32_t count;
+    } cases[] = {
+        {"NVMeTLSkey-1:00:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:", NVME_HASH_NONE, 32},
+        {"NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:", NVME_HASH_SHA256, 32},
+        {"NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/"
+         "w0S89ELi3W2LxIcLXVsDn8kXZQ==:",
+         NVME_HASH_SHA384, 48},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct security_key key;
+        const char *why = NULL;
+        CHECK_EQ(
+            security_key_parse(SECURITY_KEY_TLS, cases[i].text, strlen(cases[i].text), &key, &why),
+            0);
+        CHECK_EQ(key.hash, cases[i].hash);
+        CHECK_EQ(key.count, cases[i].count);
+        CHECK(memcmp(key.bytes, first, sizeof first) == 0);
+    }
+}
+
 static void test_refuses(void)
 {
     static const struct {
@@ -199,6 +226,7 @@ static void test_json(void)
 int main(void)
 {
     test_parse();
+    test_interchange();
     test_refuses();
     test_names();
     test_find();

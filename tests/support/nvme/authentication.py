@@ -1,6 +1,7 @@
 """The controller's side of DH-HMAC-CHAP, written apart from the initiator's: Python's own hashes.
 
-A test may change each message of the controller, to see what the host does about it.
+A test may change each message of the controller, to see what the host does about it. With secure
+channel concatenation, the controller generates a TLS key, too, which a ``TlsProxy`` then knows.
 
 Source: NVM Express Base Specification 2.1, section 8.3.4.5; RFC 7919, appendix A (each prime is
 ``2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1``).
@@ -18,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+
+from tests.support.nvme.tls import Psk, generated_psk
 
 HASHES = {1: "sha256", 2: "sha384", 3: "sha512"}
 _PRIMES = {1: (2048, 560316), 2: (3072, 2625351), 3: (4096, 5736041), 4: (6144, 15705020),
@@ -58,6 +61,8 @@ class Authentication:
         controller_key: key of the controller; None: it answers no challenge.
         hash: identifier of the hash that it chooses.
         group: identifier of the Diffie-Hellman group that it chooses.
+        secure_channel: demand secure channel concatenation of hosts.
+        generated: gets the TLS key of each concatenation.
         change: gets the name and the bytes of each message that it sends; returns those to send.
         failures: explanation of every Failure2 that hosts sent.
         successes: number of authentications that ended well.
@@ -67,6 +72,8 @@ class Authentication:
     controller_key: str | None = None
     hash: int = 1
     group: int = 1
+    secure_channel: bool = False
+    generated: list[Psk] = field(default_factory=list)
     change: Change | None = None
     failures: list[int] = field(default_factory=list)
     successes: int = 0
@@ -84,6 +91,7 @@ class Responder:
         self._secret = 0
         self._sequence = 0
         self._challenge = b""
+        self._secure_channel = 0
 
     def send(self, message: bytes) -> bool:
         """Process a message of the host; return False if it is malformed."""
@@ -111,6 +119,7 @@ class Responder:
 
     def _negotiate(self, message: bytes) -> bool:
         (self._transaction,) = struct.unpack_from("<H", message, 4)
+        self._secure_channel = message[6]
         hashes, groups = message[10], message[11]
         offered = message[12 : 12 + hashes], message[42 : 42 + groups]
         terms = self.terms
@@ -139,7 +148,8 @@ class Responder:
         digest = HASHES[self.terms.hash]
         if shared:
             challenge = hmac.digest(shared, challenge, digest)
-        text = challenge + struct.pack("<IHB", sequence, self._transaction, 0) + role
+        numbers = struct.pack("<IHB", sequence, self._transaction, self._secure_channel)
+        text = challenge + numbers + role
         return hmac.digest(key, text + names[0] + b"\0" + names[1], digest)
 
     def _reply(self, message: bytes) -> bool:
@@ -163,11 +173,15 @@ class Responder:
             self._say("failure1", failure)
             return True
         proof = b""
-        if wants and self.terms.controller_key is not None:
+        if wants and sequence and self.terms.controller_key is not None:
             proof = self._response(
                 transformed(self.terms.controller_key, subsystem_nqn.decode()), challenge, sequence,
                 b"Controller", shared=shared, names=(subsystem_nqn, host_nqn),
             )  # fmt: skip
+        if self._secure_channel:
+            key = hmac.digest(shared, self._challenge + challenge, HASHES[self.terms.hash])
+            names = (host_nqn.decode(), subsystem_nqn.decode())
+            self.terms.generated.append(generated_psk(key, *names))
         self.done = True
         self.terms.successes += 1
         fields = (1, 3, 0, self._transaction, size if proof else 0, 0, bool(proof))

@@ -43,6 +43,7 @@ ADMIN_IN_CAPSULE_BYTES = 8192
 CONNECT_BYTES = 1024
 DYNAMIC = 0xFFFF
 _AUTHENTICATION_DEMANDED = 1 << 17  # AUTHREQ.ATR of a Connect's result
+_SECURE_CHANNEL_DEMANDED = 1 << 18  # AUTHREQ.ASCR
 _IN_DATA = 1 << 16  # the invalid parameter of a Connect is in its data
 
 
@@ -249,7 +250,10 @@ class Queue:
         if subsystem.authentication is None:
             return Answer(value=controller.number)
         self._responder = Responder(subsystem.authentication, host_nqn, subsystem.nqn)
-        return Answer(value=controller.number | _AUTHENTICATION_DEMANDED)
+        demand = _AUTHENTICATION_DEMANDED
+        if subsystem.authentication.secure_channel:
+            demand |= _SECURE_CHANNEL_DEMANDED
+        return Answer(value=controller.number | demand)
 
     def _refuse_queue(
         self, controller: Controller | None, queue: int, host_id: bytes, host_nqn: str

@@ -79,6 +79,12 @@ def psk_of(key: bytes, hash_number: int, host_nqn: str, nqn: str, *, version: in
     return Psk(identity, secret, bytes([0x13, suite]))
 
 
+def generated_psk(key: bytes, host_nqn: str, nqn: str) -> Psk:
+    """Derive the TLS key of a host and a subsystem from one that authentication generated."""
+    psk = psk_of(key, 0, host_nqn, nqn, version=1)
+    return Psk(psk.identity.replace(b"NVMe1R", b"NVMe1G"), psk.key, psk.suite)
+
+
 def lacks_openssl() -> str | None:
     """Return why no TLS server can run here, or None."""
     name = ctypes.util.find_library("ssl")
@@ -162,6 +168,7 @@ class TlsProxy:
     Args:
         port: port of the target.
         psks: keys that it knows.
+        plain_port: port of the target for connections without TLS; None: they are refused.
 
     Attributes:
         psks: known keys, for the handshakes to come.
@@ -172,8 +179,9 @@ class TlsProxy:
         updates: number of key updates that were begun.
     """
 
-    def __init__(self, port: int, psks: list[Psk]) -> None:
+    def __init__(self, port: int, psks: list[Psk], *, plain_port: int | None = None) -> None:
         self.psks = psks
+        self._plain_port = plain_port
         self.offered: list[bytes] = []
         self.silent = False
         self.change: Callable[[bytes], bytes | None] | None = None
@@ -241,7 +249,9 @@ class TlsProxy:
         host.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             with host, contextlib.suppress(OSError):
-                if self._handshake(session, host):
+                if self._plain_port is not None and self._is_plain(host):
+                    self._forward_plain(host, self._plain_port)
+                elif self._handshake(session, host):
                     with socket.create_connection(("127.0.0.1", self._target)) as target:
                         target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                         self._forward(session, host, target)
@@ -255,6 +265,20 @@ class TlsProxy:
             if readable:
                 return readable
         return []
+
+    def _is_plain(self, host: socket.socket) -> bool:
+        """Return True if a host begins with anything but a TLS record of a handshake."""
+        return bool(self._wait([host])) and host.recv(1, socket.MSG_PEEK) != b"\x16"
+
+    def _forward_plain(self, host: socket.socket, port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as target:
+            while readable := self._wait([host, target]):
+                for source, sink in ((host, target), (target, host)):
+                    if source in readable:
+                        data = source.recv(_RECORD_BYTES)
+                        if not data:
+                            return
+                        sink.sendall(data)
 
     def _handshake(self, session: _Session, host: socket.socket) -> bool:
         while self._wait([host]):

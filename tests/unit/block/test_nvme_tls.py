@@ -22,6 +22,7 @@ from dlfs.block.device import Kind, aligned_buffer
 from dlfs.block.uri import NvmeTcpDiscoverUri
 from dlfs.errors import AuthenticationError, DeviceError, DeviceTimeoutError
 from dlfs.fabric.discovery import discover
+from dlfs.fabric.keys import generate_key
 from dlfs.units import KIB, MIB
 from tests.support.nvme import (
     DEFAULT_NQN,
@@ -31,6 +32,7 @@ from tests.support.nvme import (
     Settings,
     Subsystem,
 )
+from tests.support.nvme.authentication import Authentication
 from tests.support.nvme.tls import TlsProxy, key_text, lacks_openssl, psk_of
 
 pytestmark = [
@@ -312,3 +314,95 @@ def test_discovery_over_tls(keys: Path, target: ScriptedTarget) -> None:
         without = parse_uri(text)
         assert isinstance(without, NvmeTcpDiscoverUri)
         assert "the port demands TLS" in refusal(lambda: discover(without))
+
+
+# ---- secure channel concatenation ----------------------------------------------------------------
+
+
+@contextmanager
+def concatenating(
+    keys: Path, target: ScriptedTarget | None = None, **terms: object
+) -> Iterator[tuple[Authentication, TlsProxy]]:
+    """Run a target that authenticates hosts on its port, and speaks TLS with the generated keys.
+
+    Args:
+        target: serves the connections with TLS, without another authentication; None: the same.
+    """
+    host_key, controller_key = generate_key(), generate_key()
+    store(keys, "host", host_key)
+    store(keys, "controller", controller_key)
+    authentication = Authentication(host_key, controller_key, **terms)  # type: ignore[arg-type]
+    subsystem = Subsystem(DEFAULT_NQN, [Namespace(2 * MIB)], authentication=authentication)
+    with ScriptedTarget([subsystem]) as plain:
+        encrypted = plain if target is None else target
+        psks = authentication.generated
+        with TlsProxy(encrypted.port, psks, plain_port=plain.port) as proxy:
+            yield authentication, proxy
+        assert not plain.violations
+
+
+def concatenated(proxy: TlsProxy, **options: object) -> NvmeTcpDevice:
+    named = {"dhchap_key": "host", "dhchap_ctrl_key": "controller", "concat": 1, **QUICK, **options}
+    words = "".join(f"&{name}={value}" for name, value in named.items() if value is not None)
+    uri = f"nvme-tcp://127.0.0.1:{proxy.port}/{DEFAULT_NQN}?nsid=1&hostnqn={HOST_NQN}{words}"
+    device = open_device(uri, writable=True)
+    assert isinstance(device, NvmeTcpDevice)
+    return device
+
+
+@pytest.mark.parametrize("digest", [1, 2])
+@pytest.mark.parametrize("controller", ["controller", None])
+def test_a_generated_key_encrypts_all_further_connections(
+    keys: Path, target: ScriptedTarget, digest: int, controller: str | None
+) -> None:
+    with (
+        concatenating(keys, target, hash=digest, secure_channel=True) as (terms, proxy),
+        concatenated(proxy, dhchap_ctrl_key=controller) as device,
+    ):
+        check_transfers(device)
+        (psk,) = terms.generated
+        assert psk.identity.startswith(b"NVMe1G%02d %s " % (digest, HOST_NQN.encode()))
+        assert proxy.offered == [psk.identity] * proxy.handshakes
+        assert proxy.handshakes >= 2
+        target.drop_connections()  # each reconnection generates another key
+        assert device.read(0, len(DATA)) == DATA
+        assert len(terms.generated) == 2
+        assert terms.successes == 2
+
+
+def test_a_target_that_authenticates_over_tls_too(keys: Path) -> None:
+    with concatenating(keys) as (terms, proxy), concatenated(proxy) as device:
+        check_transfers(device)
+        assert len(terms.generated) == 1
+        assert terms.successes >= 3
+        device.authenticate()  # replaces the key
+        assert len(terms.generated) == 2
+        with device.queue_pair(2):  # connects another queue
+            assert proxy.offered[-1] == terms.generated[-1].identity
+        assert device.status().reconnects == 0
+
+
+def test_concatenation_that_is_refused(keys: Path, target: ScriptedTarget) -> None:
+    with concatenating(keys, target, secure_channel=True) as (terms, proxy):
+        with pytest.raises(AuthenticationError, match="concat=1 generates a TLS key"):
+            concatenated(proxy, concat=0)
+        terms.group = 0
+        with pytest.raises(AuthenticationError, match="status 0x2"):  # it accepts no offer
+            concatenated(proxy)
+        terms.group = 1
+        for at, value, match in ((8, b"\3", "hash that was not"), (9, b"\0", "group that was not")):
+            terms.change = lambda name, text, at=at, value=value: (
+                text[:at] + value + text[at + 1 :] if name == "challenge" else text
+            )
+            with pytest.raises(AuthenticationError, match=match):
+                concatenated(proxy)
+        terms.change = None
+        proxy.psks = []
+        with pytest.raises(AuthenticationError, match="target refused identity NVMe1G01"):
+            concatenated(proxy)
+        assert not target.counters.commands
+    with (
+        TlsProxy(target.port, [], plain_port=target.port) as proxy,
+        pytest.raises(AuthenticationError, match="asks for no authentication"),
+    ):
+        concatenated(proxy)

@@ -65,6 +65,10 @@ ACCEPTED: list[tuple[str, DeviceUri]] = [
             NvmeTcpOptions(dhchap_key="host.1", dhchap_ctrl_key="A_-z", tls_psk="p", reauth_s=60),
         ),
     ),
+    (
+        f"nvme-tcp://a/{NQN}?nsid=1&concat=1&dhchap_key=k",
+        NvmeTcpUri("a", 4420, NQN, 1, NvmeTcpOptions(dhchap_key="k", concat=True)),
+    ),
     (f"nvme-tcp://[fe80::1]:4420/{NQN}?nsid=1", NvmeTcpUri("fe80::1", 4420, NQN, 1)),
     (f"nvme-tcp://[fe80::1%eth0]/{NQN}?nsid=1", NvmeTcpUri("fe80::1%eth0", 4420, NQN, 1)),
     (
@@ -193,6 +197,9 @@ REFUSED: list[tuple[str, str]] = [
     (f"nvme-tcp://host/{NQN}?nsid=1&tls_psk={'a' * 65}", "the name of a key"),
     (f"nvme-tcp://host/{NQN}?nsid=1&dhchap_key=DHHC-1:00:c2VjcmV0:", "the name of a key"),
     (f"nvme-tcp://host/{NQN}?nsid=1&dhchap_ctrl_key=a", "dhchap_key with dhchap_ctrl_key"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&concat=2&dhchap_key=a", "concat=0 or concat=1"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&concat=1", "dhchap_key and no tls_psk"),
+    (f"nvme-tcp://host/{NQN}?nsid=1&concat=1&dhchap_key=a&tls_psk=b", "no tls_psk with concat=1"),
     (f"nvme-tcp://host/{NQN}?nsid=1&reauth_s=604801", "reauth_s 0..604800"),
     (f"nvme-tcp://host/{NQN}?nsid=1&busy_poll_us=1000001", "busy_poll_us 0..1000000"),
     (f"nvme-tcp://host/{NQN}?nsid=1&hostnqn=host", "NQN"),
