@@ -9,8 +9,8 @@ and the reader. ``LocalConnection`` opens the devices in this process;
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,6 +67,12 @@ from dlfs.store.newest import (
 from dlfs.store.records import find_record
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import MIB, format_bytes, format_count
+
+REOPEN_TIMEOUT_S = 15.0
+"""Longest wait for lost devices, in seconds, when a dataset that was open is opened again, because
+it was moved: as long as an open device waits for its target by default."""
+REOPEN_PAUSE_S = 0.05
+"""Pause between two attempts to open lost devices, in seconds."""
 
 _log = logging.getLogger("dlfs")
 
@@ -273,10 +279,19 @@ class LocalConnection:
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
         """Open the members for this dataset alone, its directory and a reader."""
-        for _ in range(MOVES_MAX):
-            with suppress(MovedError):  # while it was opened
+        deadline = time.monotonic() + (0 if directory is None else REOPEN_TIMEOUT_S)
+        moves = 0
+        while True:
+            try:
                 return self._open_dataset(identity, directory)
-        return self._open_dataset(identity, directory)
+            except MovedError:  # while it was opened
+                moves += 1
+                if moves == MOVES_MAX:
+                    raise
+            except DeviceError as error:
+                if not error.retryable or time.monotonic() > deadline:
+                    raise
+                time.sleep(REOPEN_PAUSE_S)
 
     def _open_dataset(
         self, identity: DatasetIdentity, directory: FrozenDirectory | None

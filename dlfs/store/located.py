@@ -93,6 +93,8 @@ def open_located(
         for uuid, uri in uris.items()
         if uuid in wanted and uri not in given
     ]
+    if not found:
+        return located
     # A member that was given and cannot be identified has an error of its own already.
     room = max(0, len(wanted) + len(found) - len(devices))
     absent = [device for device in located if isinstance(device, MissingDevice)]

@@ -405,7 +405,9 @@ def identify_all(
             drop_tracebacks(error)
             refused.append((device, error))
     if not found:
-        raise refused[0][1]
+        reasons = [reason for _, reason in refused]
+        staying = [reason for reason in reasons if not isinstance(reason, DepartedError)]
+        raise (staying or reasons)[0]
     return found, refused
 
 

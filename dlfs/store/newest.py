@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice
-from dlfs.errors import NotFoundError
+from dlfs.errors import DeviceError, FormatError, NotFoundError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.store.located import open_located
 from dlfs.store.members import Opener, close_devices, identify_all
@@ -24,7 +24,7 @@ def load_joined(
     opener: Opener,
     load: Callable[[Sequence[BlockDevice]], Generation] = load_generation,
 ) -> Generation:
-    """Load the newest generation, also if members join the volume after its devices were opened.
+    """Load the newest generation, also if members join or leave after the devices were opened.
 
     Args:
         devices: devices of the volume; those of members that joined are added to it, also if this
@@ -36,14 +36,17 @@ def load_joined(
     Raises:
         DlfsError: as ``load``.
     """
+    tried = False
     while True:
         try:
             return load(devices)
-        except NotFoundError:
+        except (DeviceError, FormatError, NotFoundError) as error:
             located = open_located(devices, writable=False, engine=engine, opener=opener)
             joined = [device for device in located if not isinstance(device, MissingDevice)]
-            if not joined:
+            # Without any, members may just have left the volume.
+            if not joined and (tried or isinstance(error, DeviceError)):
                 raise
+            tried = not joined
             devices += joined
 
 

@@ -142,6 +142,13 @@ def test_the_uri_of_a_removed_member_leads_to_the_volume(files: list[str]) -> No
         assert len(volume.members) == 2
 
 
+def test_the_error_for_a_removed_member_names_the_lost_one(files: list[str]) -> None:
+    move(files, overwrite)
+    os.unlink(files[1])
+    with pytest.raises(dlfs.NotFoundError, match=f"open {files[1]}.*add the URI"):
+        dlfs.open(files[0])
+
+
 def test_a_device_that_left_and_came_back_is_a_member(files: list[str]) -> None:
     old, returned = files[:2], files[0]
     dlfs.format_volume(old, size_bytes=SIZE, chunk_bytes=16 * KIB, force=True)
@@ -192,34 +199,56 @@ class NoticedDevice(WrappingDevice):
         self.before_read = notice  # type: ignore[method-assign]
 
 
-def test_a_volume_may_grow_at_any_read_of_its_opening(files: list[str]) -> None:
-    """Each time, the volume grows before another one of the reads."""
-    before = Path(files[0]).read_bytes()
-    reads = grown_at = 0
+@pytest.mark.parametrize(
+    ("removed", "moves"),
+    [
+        pytest.param(False, False, id="grows"),
+        pytest.param(True, False, id="grows, opened by a removed device"),
+        pytest.param(False, True, id="moves"),
+    ],
+)
+def test_a_volume_may_change_at_any_read_of_its_opening(
+    files: list[str], removed: bool, moves: bool
+) -> None:
+    """Each time, it changes before another one of the reads.
 
-    def grow() -> None:
+    Args:
+        files: files of the volume.
+        removed: True to open it by a device that it has left.
+        moves: True if the volume moves to another device; False if it grows by that.
+    """
+    given, member, added = files[0], files[1 if removed else 0], files[2]
+    if removed:
+        move(files, overwrite)
+    before = Path(member).read_bytes()
+    reads = changed_at = 0
+
+    def change() -> None:
         nonlocal reads
         reads += 1
-        if reads == grown_at:
-            with dlfs.open(files[0]) as volume:
-                volume.grow(files[1], size_bytes=SIZE)
+        if reads == changed_at:
+            with dlfs.open(member) as volume:
+                volume.grow(added, size_bytes=SIZE)
+                if moves:
+                    volume.shrink([member])
+                    overwrite(member)
 
     def opener(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
-        return NoticedDevice(open_device(uri, writable=writable, engine=engine), grow)
+        return NoticedDevice(open_device(uri, writable=writable, engine=engine), change)
 
     while True:
-        Path(files[0]).write_bytes(before)
-        Path(files[1]).unlink(missing_ok=True)
-        reads, grown_at = 0, grown_at + 1
+        Path(member).write_bytes(before)
+        Path(added).unlink(missing_ok=True)
+        reads, changed_at = 0, changed_at + 1
         options = OpenOptions(opener=opener)
-        with dlfs.Volume(LocalConnection((files[0],), options)) as volume:
+        with dlfs.Volume(LocalConnection((given,), options)) as volume:
             volume.refresh()
-            assert len(volume.members) in (1, 2)
-            if reads < grown_at:
+            assert volume.uri in (member, f"{member},{added}", added)
+            if reads < changed_at:
                 break
             volume.refresh()
-            assert len(volume.members) == 2
-    assert grown_at > 10
+            assert volume.uri == (added if moves else f"{member},{added}")
+    assert changed_at > 10
 
 
 def test_damage_is_not_taken_for_a_move(files: list[str]) -> None:
