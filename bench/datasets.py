@@ -74,6 +74,7 @@ SPECS = (
         "110k", 110 * KIB, 0.6, 1536 * MIB, 1 * GIB, 128, "lognormal around 110 KiB, as ImageNet's"
     ),
     DatasetSpec("corpus", 16 * KIB, 0.0, 0, 0, 1024, "the files of a folder: --corpus"),
+    DatasetSpec("state", 32 * MIB, 0.0, 2000 * MIB, 512 * MIB, 1, "a training state"),
     # Batches of 8 and 32 MiB. A batch begins and ends with a queue that is not full, and costs
     # Python about 0.1 ms. spdk_nvme_perf, the contender here, has no batches.
     DatasetSpec("nvme-4k", 4 * KIB, 0.0, 512 * MIB, 256 * MIB, 2048, "4 KiB samples on --target"),
@@ -81,6 +82,9 @@ SPECS = (
         "nvme-128k", 128 * KIB, 0.0, 1024 * MIB, 256 * MIB, 256, "128 KiB samples on --target"
     ),
 )
+STATE_KEY = "state"
+"""Key of the data set that checkpoints write themselves; it has no plain files."""
+STATE_TENSORS = 64
 TARGET_KEYS = ("nvme-4k", "nvme-128k")
 """Keys of data sets that lie on a namespace and have no plain files."""
 
@@ -164,6 +168,14 @@ class SyntheticSource(Source):
 @functools.cache
 def _pool(seed: int) -> NDArray[np.uint8]:
     return np.frombuffer(np.random.default_rng(seed).bytes(POOL_BYTES), np.uint8)
+
+
+class StateSource(Source):
+    """The tensors of a training state, all of one length; only their lengths are known."""
+
+    def __init__(self, total_bytes: int) -> None:
+        length = max(16, total_bytes // STATE_TENSORS // 16 * 16)
+        self.lengths = np.full(STATE_TENSORS, length, np.int64)
 
 
 class FolderBytes(Source):
@@ -372,6 +384,15 @@ def make_scene(
             make_volume(volume, source)
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
     return scene_of_volume(spec, source, folder, volume, indices, seed, files=files)
+
+
+def state_scene(spec: DatasetSpec, root: Path, total_bytes: int, seed: int) -> Scene:
+    """Return the scene of a training state, whose volume each run formats anew."""
+    folder = root / f"scene-{spec.key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    source = StateSource(total_bytes)
+    size, every = source.total_bytes(), np.arange(STATE_TENSORS)
+    return Scene(spec, source, folder, folder, every, folder / "volume.img", 0, size, 0, seed)
 
 
 def scene_of_volume(

@@ -19,7 +19,10 @@ FLOOR_COLUMNS = ("case", "floor", *comparison.COLUMNS)
 
 
 def _note(notes: Mapping[str, Any]) -> str:
-    """Return the note for the table: device reads of a cached case, or the plan of an epoch."""
+    """Return the note for the table: device reads, a plan, or a checkpoint's times."""
+    if "load_seconds" in notes:
+        load, stall = notes["load_seconds"], notes["stall_seconds"]
+        return f"load {load:.2f} s, stall {1000 * stall:.0f} ms"
     if notes.get("reads"):
         return f"{notes['reads']} reads of the device"
     return str(notes.get("plan", ""))

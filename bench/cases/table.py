@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.contenders.bare import BareCopy, BareUring, FreshMemory
+from bench.contenders.checkpoint import RANKS, Checkpoint
 from bench.contenders.directory import DictLookup, Find, Load
 from bench.contenders.files import Files, ParallelFiles
 from bench.contenders.fio import FioRead, FioWrite
@@ -54,6 +55,16 @@ def per_cpu_second_plus_1_us(run: Measurement) -> float:
 def per_second(run: Measurement) -> float:
     """Return how many such runs would fit in a second."""
     return 1 / run.seconds
+
+
+def load_bandwidth(run: Measurement) -> float:
+    """Return bytes per second of the load of a checkpoint."""
+    return run.bytes / float(run.notes["load_seconds"])
+
+
+def stalls_per_second(run: Measurement) -> float:
+    """Return how many calls of ``async_save`` would fit in a second."""
+    return 1 / float(run.notes["stall_seconds"])
 
 
 def shared_share(run: Measurement) -> float:
@@ -140,6 +151,7 @@ LIBFUSE_COLD = MountFiles("libfuse", cold=True)
 LIBFUSE_THREADS_COLD = MountFiles("libfuse-threads", cold=True)
 NATIVE_TOGETHER = MountFiles("native", cold=True, together=True)
 LIBFUSE_TOGETHER = MountFiles("libfuse", cold=True, together=True)
+CHECKPOINT = Checkpoint()
 SQUASH_COLD = MountFiles("squashfuse", cold=True)
 SQUASH_WARM = MountFiles("squashfuse", cold=False)
 
@@ -320,6 +332,24 @@ CASES: tuple[Case, ...] = (
     ),
     _import("4k"),
     _import("110k"),
+    Case(
+        "checkpoint",
+        "state",
+        f"a training state of {RANKS} ranks: save, cold load, and async_save",
+        (CHECKPOINT, FIO_WRITE, FIO_SEQUENTIAL),
+        (
+            Floor("90% of fio's sequential writes", CHECKPOINT, 0.9, bandwidth, (FIO_WRITE,)),
+            Floor(
+                "load: 90% of fio's sequential reads",
+                CHECKPOINT,
+                0.9,
+                load_bandwidth,
+                (FIO_SEQUENTIAL,),
+                bandwidth,
+            ),
+            Floor("stall of async_save under 50 ms", CHECKPOINT, 1.0, stalls_per_second, base=20),
+        ),
+    ),
     _mount("4k"),
     _walk("4k"),
     _nvme("nvme-4k", 4 * KIB, 32),

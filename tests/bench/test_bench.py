@@ -29,12 +29,9 @@ from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 NAMESPACE_BYTES = 96 * MIB
 LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000)
+MARKS = {"mount": pytest.mark.fuse, "walk": pytest.mark.fuse, "checkpoint": pytest.mark.torch}
 NAMES = [
-    pytest.param(
-        case,
-        id=case.name,
-        marks=pytest.mark.fuse if case.name.startswith(("mount", "walk")) else (),
-    )
+    pytest.param(case, id=case.name, marks=MARKS.get(case.name.partition("-")[0], ()))
     for case in CASES
 ]
 
