@@ -22,6 +22,7 @@ from bench.process import bound_to, find_program, output_of
 from bench.resources import cpu_seconds, timed
 from bench.targets import uri_of
 from dlfs.block import NvmeTcpUri, SpdkUri, open_device, parse_uri
+from dlfs.fabric.keys import key_directory
 from dlfs.units import KIB
 
 BUDGET = 1 / 4
@@ -115,6 +116,7 @@ class SpdkPerf:
         options += ["-q", self.depth, "-o", self.block_bytes]
         options += ["-c", hex(1 << environment.machine.core)]
         options += ["-r", transport_id(environment.scene.uris)]
+        options += tls_options(environment.scene.uris)
         before = cpu_seconds(resource.RUSAGE_CHILDREN)
         text = output_of(program, *options)
         cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - before
@@ -148,6 +150,8 @@ class BareInitiator:
     def run(self, environment: Environment) -> Measurement:
         uri = parse_uri(uri_of(environment.scene.uris, "nvme-tcp"))
         assert isinstance(uri, NvmeTcpUri)
+        if uri.options.tls_psk is not None:
+            raise Unavailable("the loop in C has no TLS")
         host, port = uri.paths[0]
         program = environment.machine.program("bare_nvme")
         buffers = max(self.depth, environment.scene.spec.batch) if self.as_batch else self.depth
@@ -170,9 +174,20 @@ def transport_id(uris: Sequence[str]) -> str:
             ("trtype", "TCP"), ("adrfam", family), ("traddr", host), ("trsvcid", str(port)),
             ("subnqn", uri.subsystem_nqn), ("ns", str(uri.nsid)),
         )  # fmt: skip
+        if uri.options.host_nqn is not None:
+            words = (*words, ("hostnqn", uri.options.host_nqn))
     else:
         raise Unavailable(f"spdk_nvme_perf cannot read {uri}")
     return " ".join(f"{key}:{value}" for key, value in words)
+
+
+def tls_options(uris: Sequence[str]) -> list[str]:
+    """Return the options of SPDK's tool for the TLS key that the namespace's URI names."""
+    uri = parse_uri(uris[0])
+    name = uri.options.tls_psk if isinstance(uri, NvmeTcpUri) else None
+    if name is None:
+        return []
+    return ["-S", "ssl", "--psk-path", str(key_directory().absolute() / name)]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Keys of this host: made, imported and listed in a directory of files, one a key.
 
 A URI names a key, and libdlfs reads the key's file at every connection (``native/src/security``).
-``key_directory`` is where this user's keys are: ``$DLFS_KEYS``, or for root ``/etc/dlfs/keys`` and
-for others ``~/.config/dlfs/keys``. The directory has mode 0700 and a file 0600; libdlfs refuses
-others. A file is written next to its final name and renamed, so that a connection finds the old key
-or the new one, and no part of either.
+``key_directory`` is where keys of this user are written: ``$DLFS_KEYS``, or for root
+``/etc/dlfs/keys`` and for others ``~/.config/dlfs/keys``. libdlfs also looks into the other one of
+these two. The directory has mode 0700 and a file 0600; libdlfs refuses others. A file is written
+next to its final name and renamed, so that a connection finds the old key or the new one, and no
+part of either.
 
 No function prints a key, and no error contains a part of one.
 
@@ -20,7 +21,7 @@ import os
 import secrets
 import stat
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -42,14 +43,16 @@ class KeyKind(StrEnum):
 
 @dataclass(frozen=True)
 class KeyFile:
-    """A file of the key directory.
+    """A file of a key directory.
 
     Attributes:
+        directory: the directory.
         kind: what the key is for; None if the file is not usable.
         bits: length of the key; 0 if the file is not usable.
-        problem: why libdlfs would refuse the file; empty if it would not.
+        problem: why libdlfs would refuse or ignore the file; empty if it would not.
     """
 
+    directory: Path
     name: str
     kind: KeyKind | None
     bits: int
@@ -58,13 +61,16 @@ class KeyFile:
 
 
 def key_directory() -> Path:
-    """Return the directory of this user's keys, which need not exist."""
+    """Return the directory into which keys of this user are written, which need not exist."""
+    return key_directories()[-1 if os.geteuid() == 0 else 0]
+
+
+def key_directories() -> tuple[Path, ...]:
+    """Return the directories in which libdlfs looks for a key, in its order; none need exist."""
     chosen = os.environ.get("DLFS_KEYS")
     if chosen:
-        return Path(chosen)
-    if os.geteuid() == 0:
-        return SYSTEM_DIRECTORY
-    return Path.home() / ".config" / "dlfs" / "keys"
+        return (Path(chosen),)
+    return (Path.home() / ".config" / "dlfs" / "keys", SYSTEM_DIRECTORY)
 
 
 def generate_key(kind: KeyKind = KeyKind.DHCHAP, *, hash_id: int = 1) -> str:
@@ -102,6 +108,8 @@ def check_key(text: str) -> tuple[KeyKind, int]:
         decoded = base64.b64decode(fields[2], validate=True)
     except (binascii.Error, ValueError):
         raise UsageError("read a key: expected base64") from None
+    if base64.b64encode(decoded).decode() != fields[2]:  # bits that no byte has
+        raise UsageError("read a key: expected base64")
     secret, checksum = decoded[:-_CRC_BYTES], decoded[-_CRC_BYTES:]
     lengths = (32, 48, 64) if kind is KeyKind.DHCHAP else (32, 48)
     hash_id = hashes[fields[1]]
@@ -191,17 +199,29 @@ def read_key(name: str) -> str:
 
 
 def list_keys() -> list[KeyFile]:
-    """Return the files of the key directory, by name.
+    """Return the files of the key directories, in libdlfs's order of these, by name.
 
     Raises:
         NotFoundError: there is no such directory.
+        DeviceError: a directory cannot be read; those of another user are left out.
     """
-    folder = key_directory()
+    folders = [folder for folder in key_directories() if os.access(folder, os.R_OK | os.X_OK)]
+    if not folders:
+        raise NotFoundError(f"list keys: there is no directory {key_directory()}")
+    files: dict[str, KeyFile] = {}
+    hidden = []
+    for folder in folders:
+        for file in _list_directory(folder):
+            first = files.setdefault(file.name, file)
+            if first is not file:
+                hidden.append(replace(file, problem=f"{first.directory} has one of that name"))
+    return [*files.values(), *hidden]
+
+
+def _list_directory(folder: Path) -> list[KeyFile]:
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if is_key_name(entry.name))
         found = folder.stat()
-    except FileNotFoundError as error:
-        raise NotFoundError(f"list keys: there is no directory {folder}") from error
     except OSError as error:
         raise write_error(f"list keys of {folder}: {error.strerror}", error.errno or 0) from error
     problem = _exposure(folder, found, 0o700)
@@ -220,12 +240,12 @@ def _describe(path: Path, problem: str) -> KeyFile:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            return KeyFile(path.name, None, 0, found.st_mtime, "not a regular file")
+            return KeyFile(path.parent, path.name, None, 0, found.st_mtime, "not a regular file")
         problem = problem or _exposure(path, found, 0o600)
         with path.open(encoding="ascii") as file:
             kind, bits = check_key(file.read(TEXT_BYTES_MAX + 1).rstrip())
     except UsageError as error:
         problem = str(error).removeprefix("read a key: ")
     except (OSError, UnicodeDecodeError):
-        return KeyFile(path.name, None, 0, 0.0, "cannot be read")
-    return KeyFile(path.name, kind, bits, found.st_mtime, problem)
+        return KeyFile(path.parent, path.name, None, 0, 0.0, "cannot be read")
+    return KeyFile(path.parent, path.name, kind, bits, found.st_mtime, problem)

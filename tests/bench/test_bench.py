@@ -15,7 +15,7 @@ from bench.cases import report
 from bench.cases.command import choose, parse_arguments, settings_of
 from bench.cases.runner import Result, Settings, Stage, compare
 from bench.cases.table import CASES, Case, Floor, per_core, rate
-from bench.contenders.initiators import transport_id
+from bench.contenders.initiators import tls_options, transport_id
 from bench.contenders.samples import Batches, Epoch
 from bench.errors import OccupiedError, Unavailable, WrongBytesError
 from bench.measurement import Limits, Measurement, check_bytes
@@ -184,6 +184,15 @@ def test_spdk_perf_is_given_the_same_namespace(uri: str, expected: str) -> None:
     assert transport_id((uri,)) == expected
     with pytest.raises(Unavailable, match="cannot read"):
         transport_id(("/a/file",))
+
+
+def test_spdk_perf_is_given_the_tls_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLFS_KEYS", "/keys")
+    nqn = "nqn.2024-01.org.example:a"
+    uri = f"nvme-tcp://10.0.0.1/{nqn}?nsid=1&hostnqn={nqn}-host"
+    assert tls_options((uri,)) == []
+    assert tls_options((f"{uri}&tls_psk=wire",)) == ["-S", "ssl", "--psk-path", "/keys/wire"]
+    assert transport_id((uri,)).endswith(f"subnqn:{nqn} ns:1 hostnqn:{nqn}-host")
 
 
 def test_a_whole_run_leaves_json_and_markdown(

@@ -22,6 +22,8 @@ def seeds() -> list[bytes]:
     header = (1, 1, 0, TRANSACTION)
     plain = struct.pack("<BBHHBBBBHI", *header, 32, 0, 1, 0, 0, 7) + bytes(32)
     group = struct.pack("<BBHHBBBBHI", *header, 64, 0, 3, 1, 256, 7) + bytes(64 + 256)
+    # For a secure channel, whose offers exclude the hash and the missing group of the others.
+    channel = struct.pack("<BBHHBBBBHI", *header, 32, 0, 1, 1, 256, 7) + bytes(32 + 256)
     failure = struct.pack("<BBHHBB", 0, 0xF1, 0, TRANSACTION, 1, 1)
     success = struct.pack("<BBHHBBB7x", 1, 3, 0, TRANSACTION, 64, 0, 1) + bytes(64)
     config = (
@@ -29,6 +31,7 @@ def seeds() -> list[bytes]:
     )
     return [
         *(bytes([CHALLENGE]) + message for message in (plain, group, failure)),
+        bytes([CHALLENGE + 4]) + channel,
         *(bytes([SUCCESS]) + message for message in (success, failure)),
         *(bytes([KEY]) + generate_key(hash_id=number).encode() for number in (1, 2, 3)),
         bytes([KEY + 8]) + generate_key(KeyKind.TLS).encode(),

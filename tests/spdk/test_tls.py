@@ -15,7 +15,7 @@ import pytest
 import dlfs
 from dlfs.block import open_device, parse_uri
 from dlfs.block.uri import NvmeTcpDiscoverUri
-from dlfs.errors import AuthenticationError
+from dlfs.errors import AuthenticationError, DeviceLostError, DeviceTimeoutError
 from dlfs.fabric.discovery import DISCOVERY_NQN, discover
 from dlfs.units import MIB
 from tests.nvmet.guest import free_port
@@ -118,8 +118,23 @@ def test_refusals(spdk_target: SpdkTarget, keys: Path) -> None:
             open_device(uri_of(port, "other"))
         with pytest.raises(AuthenticationError, match="the port demands TLS"):
             open_device(uri_of(port, None))
-        with pytest.raises(AuthenticationError, match=r"without TLS|in the TLS handshake"):
+        with pytest.raises(
+            (AuthenticationError, DeviceLostError), match=r"without TLS|in the TLS handshake"
+        ):
             open_device(uri_of(spdk_target.port))
+
+
+def test_a_target_that_is_stopped_in_the_handshake(spdk_target: SpdkTarget, keys: Path) -> None:
+    """The kernel accepts the connection; the target answers when it goes on."""
+    with exported(spdk_target, keys, key_text(SHORT, 1)) as port:
+        spdk_target.freeze()
+        try:
+            with pytest.raises(DeviceTimeoutError, match="no answer in the TLS handshake"):
+                open_device(uri_of(port, connect_ms=300))
+        finally:
+            spdk_target.thaw()
+        with open_device(uri_of(port, connect_ms=30_000)) as device:
+            assert device.read(0, 512) == bytes(512)
 
 
 def test_discovery_names_the_demand(spdk_target: SpdkTarget, keys: Path) -> None:

@@ -76,7 +76,10 @@ def import_(
 
 
 def list_(json: JsonOption = False) -> None:
-    """List the keys of this user: their names, kinds and ages, and what is wrong with a file."""
+    """List the keys of this user: their names, kinds and ages, and what is wrong with a file.
+
+    These are the keys of files; credentials of a service and nvme-cli's file are not listed.
+    """
     from dlfs.fabric.keys import key_directory, list_keys
 
     found = list_keys()
@@ -86,6 +89,7 @@ def list_(json: JsonOption = False) -> None:
                 "directory": str(key_directory()),
                 "keys": [
                     {
+                        "directory": str(one.directory),
                         "name": one.name,
                         "kind": one.kind,
                         "bits": one.bits,
@@ -100,10 +104,17 @@ def list_(json: JsonOption = False) -> None:
     if not found:
         note(f"no key is in {key_directory()}")
         return
-    rows = Table("name", "kind", "bits", "modified", "problem", right=("bits",))
+    rows = Table("name", "kind", "bits", "modified", "directory", "problem", right=("bits",))
     for one in found:
         modified = human_date(datetime.fromtimestamp(one.modified_s, UTC))
-        rows.add_row(one.name, one.kind or "-", str(one.bits or "-"), modified, one.problem)
+        rows.add_row(
+            one.name,
+            one.kind or "-",
+            str(one.bits or "-"),
+            modified,
+            str(one.directory),
+            one.problem,
+        )
     print_data(rows)
 
 

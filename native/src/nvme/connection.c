@@ -26,7 +26,11 @@ ssize_t nvme_connection_send(struct nvme_connection *connection, const struct io
         if (sent >= 0) {
             return sent;
         }
-        if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) {
+        if (errno == ENOBUFS || errno == ENOMEM) {
+            (void)poll(NULL, 0, 1); /* no event reports memory: a caller would not sleep */
+            return 0;
+        }
+        if (errno == EAGAIN) {
             return 0;
         }
         if (errno != EINTR) {

@@ -145,7 +145,8 @@ struct nvme_security {
     /*
      * Continues the handshake. Returns 0 when it is complete, POLLIN or POLLOUT to be called again
      * when the socket is ready, or a negative code with the reason in message: DLFS_E_AUTH (one
-     * side refused the other), DLFS_E_TIMEOUT (the network gave up).
+     * side refused the other), DLFS_E_LOST (the connection was reset), DLFS_E_TIMEOUT (the network
+     * gave up).
      */
     int (*tls_handshake)(struct nvme_tls *tls, char message[NVME_SECURITY_TEXT_BYTES]);
     /*

@@ -161,12 +161,19 @@ static bool user_directory(char path[PATH_MAX])
     return snprintf(path, PATH_MAX, "%s/" USER_DIRECTORY, home) < PATH_MAX;
 }
 
+/* Returns the value of an environment variable; NULL if it is not set, or empty. */
+static const char *setting(const char *name)
+{
+    const char *value = secure_getenv(name);
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
 /* Looks into all places, in their order, until one has the key. */
 static int look_everywhere(struct search *search)
 {
     char user[PATH_MAX];
-    const char *credentials = secure_getenv("CREDENTIALS_DIRECTORY");
-    const char *chosen = secure_getenv("DLFS_KEYS");
+    const char *credentials = setting("CREDENTIALS_DIRECTORY");
+    const char *chosen = setting("DLFS_KEYS");
     int code = credentials != NULL ? look_into(search, credentials, false) : 0;
     if (code == 0 && !search->found && chosen != NULL) {
         code = look_into(search, chosen, true);

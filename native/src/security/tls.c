@@ -75,7 +75,11 @@ static int socket_write(BIO *bio, const char *bytes, int count)
     do {
         sent = send(tls->descriptor, bytes, (size_t)count, MSG_NOSIGNAL);
     } while (sent < 0 && errno == EINTR);
-    if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM)) {
+    if (sent < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
+        (void)poll(NULL, 0, 1); /* no event reports memory: a caller would not sleep */
+        errno = EAGAIN;
+    }
+    if (sent < 0 && errno == EAGAIN) {
         BIO_set_retry_write(bio);
     } else if (sent < 0) {
         tls->socket_error = errno;
@@ -306,10 +310,13 @@ static int handshake_failure(const struct nvme_tls *tls, char message[NVME_SECUR
                        "the target refused identity %.8s: it has no TLS key for this host and "
                        "subsystem, or another one (alert: %s)",
                        tls->psk.identity, SSL_alert_desc_string_long(alert));
-    } else if (tls->socket_error != 0 && socket_code(tls->socket_error) == DLFS_E_TIMEOUT) {
-        (void)snprintf(message, room, "%s", strerror(tls->socket_error));
-        return DLFS_E_TIMEOUT;
-    } else if (tls->ended || tls->socket_error != 0) {
+    } else if (tls->socket_error != 0) {
+        (void)snprintf(message, room,
+                       "%s in the TLS handshake: the target was restarted, or refuses TLS on this "
+                       "port",
+                       strerror(tls->socket_error));
+        return socket_code(tls->socket_error);
+    } else if (tls->ended) {
         (void)snprintf(message, room,
                        "the target refused identity %.8s: it closed the connection in the TLS "
                        "handshake (another TLS key, no key for this host and subsystem, or a port "

@@ -6,10 +6,26 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "nvme/controller.h"
 #include "nvme/nvme_tests.h"
+#include "platform/clock.h"
+
+/* Set: the kernel has no memory for what is sent. sendmsg below takes the place of libc's. */
+static int attempts_without_memory;
+static bool lacks_memory;
+
+ssize_t sendmsg(int descriptor, const struct msghdr *message, int flags)
+{
+    if (lacks_memory) {
+        attempts_without_memory++;
+        errno = ENOBUFS;
+        return -1;
+    }
+    return syscall(SYS_sendmsg, descriptor, message, flags);
+}
 
 #define PAGE 4096u
 #define STAGING PAGE
@@ -90,8 +106,29 @@ static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
     (void)close(pair.wake);
 }
 
+/* While the kernel has no memory for a send, no event reports any: the sender makes pauses. */
+static void test_no_memory(const struct nvme_terms *terms)
+{
+    struct pair pair;
+    struct nvme_text text;
+    struct nvme_exchange exchange = {.entry = {NVME_ADMIN_IDENTIFY}};
+    pair_make(&pair, terms);
+    atomic_store(&pair.stop, false);
+    pair.deadline.until_ns = monotonic_ns() + 50 * NVME_NANOSECONDS_PER_MS;
+    lacks_memory = true;
+    CHECK_EQ(nvme_connection_run(pair.connection, &exchange, &pair.deadline, &text),
+             DLFS_E_TIMEOUT);
+    lacks_memory = false;
+    CHECK(attempts_without_memory <= 51);
+    nvme_connection_abort(pair.connection, false);
+    (void)close(pair.peer);
+    (void)close(pair.wake);
+}
+
 int main(void)
 {
+    struct nvme_terms plain = make_terms(false, false);
+    test_no_memory(&plain);
     for (int digests = 0; digests < 4; digests++) {
         struct nvme_terms terms = make_terms((digests & 1) != 0, (digests & 2) != 0);
         test_late_data_goes_nowhere(&terms);

@@ -175,6 +175,9 @@ static void test_find(void)
     CHECK_EQ(mkdir(home, 0700), 0);
     write_file(home, "b", KEY_32, 0600);
     CHECK_EQ(find("b", message), 0);
+    CHECK_EQ(setenv("DLFS_KEYS", "", 1), 0); /* as if it were not set */
+    CHECK_EQ(setenv("CREDENTIALS_DIRECTORY", "", 1), 0);
+    CHECK_EQ(find("b", message), 0);
     char remove[1100];
     (void)snprintf(remove, sizeof remove, "rm -r %s %s", folder, credentials);
     CHECK_EQ(system(remove), 0); // NOLINT(cert-env33-c)

@@ -25,10 +25,12 @@ static struct tls_psk make_psk(uint32_t hash, const char *subsystem_nqn)
     return psk;
 }
 
-/* Makes a client and a server with keys, and completes the handshake. Returns the result. */
-static int pair_make(struct pair *pair, const struct tls_psk *client, const struct tls_psk *server)
+/* Makes a client and a server with keys, and completes the handshake. Returns the result.
+ * behavior: a server that has not been started. */
+static int pair_make_with(struct pair *pair, struct tls_server behavior,
+                          const struct tls_psk *client, const struct tls_psk *server)
 {
-    *pair = (struct pair){.message = ""};
+    *pair = (struct pair){.server = behavior};
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair->ends), 0);
     pair->server.no_psk = server == NULL;
     if (server != NULL) {
@@ -37,6 +39,11 @@ static int pair_make(struct pair *pair, const struct tls_psk *client, const stru
     server_start(&pair->server, pair->ends[1]);
     CHECK_EQ(tls_create(pair->ends[0], client, RECEIVE_BYTES, &pair->client), 0);
     return server_handshake(&pair->server, pair->client, pair->message);
+}
+
+static int pair_make(struct pair *pair, const struct tls_psk *client, const struct tls_psk *server)
+{
+    return pair_make_with(pair, (struct tls_server){.no_psk = false}, client, server);
 }
 
 static void pair_connect(struct pair *pair)
@@ -263,6 +270,21 @@ static void test_refusals(void)
     pair_free(&pair);
 }
 
+/* A target that knows TLS 1.2 only, and a handshake that is changed on its way. */
+static void test_downgrade_and_tampering(void)
+{
+    struct tls_psk psk = make_psk(NVME_HASH_SHA256, "nqn.subsystem");
+    for (int tampered = 0; tampered < 2; tampered++) {
+        struct pair pair;
+        struct tls_server behavior = {.is_old = tampered == 0, .tampered = tampered == 1};
+        const struct tls_psk *known = tampered == 1 ? &psk : NULL;
+        CHECK_EQ(pair_make_with(&pair, behavior, &psk, known), DLFS_E_AUTH);
+        CHECK(strstr(pair.message, tampered == 1 ? "this host refused" : "protocol version") !=
+              NULL);
+        pair_free(&pair);
+    }
+}
+
 /* Answers a ClientHello with other bytes, or by closing the connection. */
 static void test_no_tls(const void *answer, size_t count, const char *expected)
 {
@@ -280,6 +302,23 @@ static void test_no_tls(const void *answer, size_t count, const char *expected)
     tls_close(client, true);
     (void)close(ends[0]);
     (void)close(ends[1]);
+}
+
+/* The target ends without reading the ClientHello, as one does that is restarted: a reset. */
+static void test_reset(void)
+{
+    struct tls_psk psk = make_psk(NVME_HASH_SHA256, "nqn.subsystem");
+    char message[NVME_SECURITY_TEXT_BYTES] = "";
+    struct nvme_tls *client = NULL;
+    int ends[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    CHECK_EQ(tls_create(ends[0], &psk, RECEIVE_BYTES, &client), 0);
+    CHECK_EQ(tls_handshake(client, message), POLLIN);
+    (void)close(ends[1]);
+    CHECK_EQ(tls_handshake(client, message), DLFS_E_LOST);
+    CHECK(strstr(message, "Connection reset by peer in the TLS handshake") != NULL);
+    tls_close(client, false);
+    (void)close(ends[0]);
 }
 
 static void test_ends(void)
@@ -342,8 +381,10 @@ int main(void)
     test_key_update_while_full();
     test_buffered();
     test_refusals();
+    test_downgrade_and_tampering();
     test_no_tls(terminate, sizeof terminate, "answered a TLS handshake without TLS");
     test_no_tls("", 0, "closed the connection in the TLS handshake");
+    test_reset();
     test_ends();
     return 0;
 }

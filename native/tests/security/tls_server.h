@@ -22,7 +22,9 @@
 
 struct tls_server {
     struct tls_psk psk;
-    bool no_psk; /* knows no key, but has a certificate */
+    bool no_psk;   /* knows no key, but has a certificate */
+    bool is_old;   /* speaks TLS 1.2 only */
+    bool tampered; /* the last byte of everything that it sends is changed on its way */
     SSL_CTX *context;
     SSL *ssl;
     int socket; /* leads to the client */
@@ -70,7 +72,9 @@ static inline void server_start(struct tls_server *server, int socket)
     server->socket = socket;
     server->context = SSL_CTX_new(TLS_server_method());
     CHECK(server->context != NULL);
-    CHECK_EQ(SSL_CTX_set_min_proto_version(server->context, TLS1_3_VERSION), 1);
+    int version = server->is_old ? TLS1_2_VERSION : TLS1_3_VERSION;
+    CHECK_EQ(SSL_CTX_set_min_proto_version(server->context, version), 1);
+    CHECK_EQ(SSL_CTX_set_max_proto_version(server->context, version), 1);
     SSL_CTX_set_psk_find_session_callback(server->context, server_find_psk);
     if (server->no_psk) {
         server_use_certificate(server->context);
@@ -111,6 +115,7 @@ static inline void server_give(struct tls_server *server)
     uint8_t bytes[65536];
     int count;
     while ((count = server_output(server, bytes, sizeof bytes)) > 0) {
+        bytes[count - 1] ^= server->tampered;
         CHECK_EQ(send(server->socket, bytes, (size_t)count, MSG_NOSIGNAL), count);
     }
 }

@@ -63,6 +63,7 @@ def test_import_from_a_file(run, directory: Path, tmp_path: Path) -> None:
     lambda text: text[:-1], lambda text: text[1:], lambda text: text.replace(":01:", ":02:"),
     lambda text: text[:12] + ("A" if text[12] != "A" else "B") + text[13:],
     lambda text: text[:20] + "!" + text[21:], lambda _text: "", lambda _text: "\u00e9",
+    lambda _text: key_text(bytes(48), 2).replace("g==:", "h==:"),  # bits that no byte has
 ])  # fmt: skip
 def test_a_malformed_key_is_refused_and_not_shown(
     run, directory: Path, tmp_path: Path, change
@@ -109,6 +110,26 @@ def test_list_names_what_would_be_refused(run, directory: Path) -> None:
     assert "fine" in run("key", "list").out.decode()
     secret = (directory / "fine").read_text().split(":")[2]
     assert secret not in done.out.decode()
+
+
+def test_list_has_the_directories_of_libdlfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty DLFS_KEYS is as none. The user's directory comes before the system's."""
+    own, system = tmp_path / ".config" / "dlfs" / "keys", tmp_path / "etc"
+    monkeypatch.setenv("DLFS_KEYS", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("dlfs.fabric.keys.SYSTEM_DIRECTORY", system)
+    for folder, names in ((own, ("b", "both")), (system, ("a", "both"))):
+        folder.mkdir(mode=0o700, parents=True)
+        for name in names:
+            (folder / name).touch(0o600)
+            (folder / name).write_text(generate_key())
+    found = [(one.directory, one.name, one.problem) for one in list_keys()]
+    assert found == [
+        (own, "b", ""), (own, "both", ""), (system, "a", ""),
+        (system, "both", f"{own} has one of that name"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("hash_number", [0, 1, 2])
