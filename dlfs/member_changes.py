@@ -10,7 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from dlfs.connection import LocalVolume
-from dlfs.resizing import ShrinkReport, grow_volume, shrink_volume
+from dlfs.resizing import (
+    RebalanceReport,
+    ShrinkReport,
+    grow_volume,
+    rebalance_volume,
+    shrink_volume,
+)
 from dlfs.store.info import VolumeInfo
 from dlfs.store.members import Members, split_uris
 from dlfs.store.transaction import Transaction
@@ -39,6 +45,8 @@ class MemberChanges(ABC):
         self, members: Members, *, size_bytes: int | None = None, force: bool = False
     ) -> VolumeInfo:
         """Add devices to the volume, whose space new datasets then use. No data is moved.
+
+        ``rebalance`` spreads the existing datasets over all devices.
 
         The devices become one group of members. Their URIs are recorded on the volume, so programs
         that are given only its earlier members find the new ones.
@@ -73,6 +81,32 @@ class MemberChanges(ABC):
         self.refresh()
         return self.info()
 
+    def rebalance(
+        self, *, progress: Callable[[int, int], None] = lambda _done, _total: None
+    ) -> RebalanceReport:
+        """Move data so that each dataset lies on all devices. Readers go on.
+
+        If this is interrupted, the volume can be read and written, and rebalancing it again
+        continues. On a volume that is balanced it moves nothing.
+
+        Args:
+            progress: called with the bytes moved and the total bytes.
+
+        Returns:
+            The number of bytes that were moved.
+
+        Raises:
+            SpaceError: the devices that should get data are full; nothing was changed, unless the
+                message says how much was moved before.
+            LockedError: a writer has locked the volume.
+            DeviceError: a device failed.
+        """
+        self._local("change")
+        with self._transaction("dlfs rebalance") as transaction:
+            report = rebalance_volume(transaction, progress)
+        self.refresh()
+        return report
+
     def shrink(
         self,
         members: Sequence[int | str],
@@ -93,7 +127,8 @@ class MemberChanges(ABC):
 
         Raises:
             UsageError: there is no such member, or no member would be left.
-            SpaceError: the data does not fit on the other members; nothing was changed.
+            SpaceError: the data does not fit on the other members; nothing was changed, unless the
+                message says how much was moved before.
             LockedError: a writer has locked the volume.
             DeviceError: a device failed.
         """

@@ -46,6 +46,7 @@ from dlfs.cli.verbs import (
     mount,
     mv,
     prune,
+    rebalance,
     repair,
     rm,
     seal,
@@ -204,6 +205,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "verify": verify.verify,
         "repair": repair.repair,
         "grow": grow.grow,
+        "rebalance": rebalance.rebalance,
         "shrink": shrink.shrink,
     },
     "Datasets": {

@@ -23,6 +23,10 @@ EXAMPLES = {
         "dlfs grow photos.img more.img --size 64GiB",
         "dlfs grow a.img,b.img /dev/nvme2n1 /dev/nvme3n1",
     ),
+    "rebalance": (
+        "dlfs rebalance photos.img",
+        "dlfs rebalance a.img,b.img --json",
+    ),
     "shrink": (
         "dlfs shrink photos.img,more.img photos.img",
         "dlfs shrink a.img,b.img,c.img 2 --json",

@@ -5,6 +5,9 @@ addresses and checksums of samples stay. A chunk that datasets share is copied o
 chunk is made from the same copy of the old one. So a step never replaces a correct copy by a
 damaged one, and needs no checksum.
 
+``move_all`` does all steps of a change. A crash between two steps leaves a complete volume, of
+which some data has been moved.
+
 Memory: the windows of a scan and of a chunk writer.
 """
 
@@ -13,15 +16,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
+from dlfs.errors import SpaceError
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import ChunkRun, DataSpace, MemberGroup, split_runs, unite_runs
 from dlfs.store.chunk_reader import CopyOrder, scan_space
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.space import TakenRuns, append_run, count_chunks
 from dlfs.store.transaction import Generation, Transaction, flush_all
-from dlfs.units import MIB
+from dlfs.units import MIB, format_bytes
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes moved and the total bytes."""
 
 STEP_BYTES = 512 * MIB
 """Data that is moved between two commits. A crash loses at most this much of the work."""
@@ -33,6 +41,88 @@ def used_runs(catalog: Catalog, group: MemberGroup) -> list[ChunkRun]:
         run for record in catalog.datasets for run in (*record.data_runs, *record.directory_runs)
     )
     return [run for run in runs if group.has(run)]
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Chunks to move, each in a run of a dataset."""
+
+    runs: tuple[ChunkRun, ...]
+    target: MemberGroup | None = None
+    """Group that gets the chunks; None for the groups that have the most free chunks."""
+
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks to move."""
+        return count_chunks(self.runs)
+
+
+def move_all(
+    base: Generation, transfers: Sequence[Transfer], progress: Progress
+) -> tuple[Generation, int]:
+    """Move chunks of datasets, step by step, each step one commit.
+
+    A transfer to a full group waits until others have freed chunks of the group.
+
+    Args:
+        base: newest generation; its members are open for writing and locked.
+        transfers: the chunks, of which none occurs twice.
+        progress: called with the bytes moved and the total bytes.
+
+    Returns:
+        The newest generation, and the number of bytes moved.
+
+    Raises:
+        SpaceError: free chunks are too few, or in too many runs; the message says how much has been
+            moved.
+        DeviceError: a device failed.
+    """
+    chunk_bytes = base.geometry.chunk_bytes
+    total = sum(transfer.chunk_count for transfer in transfers)
+    done = 0
+
+    def advance(chunks: int) -> None:
+        nonlocal done
+        done += chunks
+        progress(done * chunk_bytes, total * chunk_bytes)
+
+    advance(0)
+    pending = [transfer for transfer in transfers if transfer.runs]
+    moved = 0
+    while pending:
+        step = Transaction.over(base)
+        try:
+            chosen, target, count = _next_step(step, pending)
+            old, chosen.runs = split_runs(chosen.runs, count)
+            allocate = partial(step.space.take_all, group=target)
+            base = move_chunks(step, old, allocate, advance)
+        except SpaceError as error:
+            text = f"{format_bytes(moved * chunk_bytes)} of {format_bytes(total * chunk_bytes)}"
+            raise SpaceError(
+                f"{error}; {text} were moved before, and the volume is whole"
+            ) from error
+        moved += count
+        pending = [transfer for transfer in pending if transfer.runs]
+    return base, done * chunk_bytes
+
+
+def _next_step(step: Transaction, pending: Sequence[Transfer]) -> tuple[Transfer, MemberGroup, int]:
+    """Return the next transfer, the group that gets its chunks, and how many of them now.
+
+    Raises:
+        SpaceError: no transfer has a free chunk to go to.
+    """
+    chunks_max = max(1, STEP_BYTES // step.geometry.chunk_bytes)
+    for transfer in pending:
+        target = transfer.target or step.space.emptiest_group()
+        count = min(transfer.chunk_count, chunks_max, step.space.free_in(target))
+        if count:
+            return transfer, target, count
+    left = sum(transfer.chunk_count for transfer in pending)
+    raise SpaceError(
+        f"move {left} chunks: expected free ones on other members, got none: {step.space.reserve} "
+        "chunks are kept for the commit"
+    )
 
 
 def move_chunks(
@@ -121,8 +211,3 @@ class _Moves:
         if number + 1 < len(self._starts):
             end = min(end, self._starts[number + 1])
         return end - first, ChunkRun(first, end - first)
-
-
-def step_of(runs: Sequence[ChunkRun], chunk_bytes: int, chunks_max: int) -> tuple[ChunkRun, ...]:
-    """Return the first of some runs, as many chunks as one step moves."""
-    return split_runs(runs, max(1, min(STEP_BYTES // chunk_bytes, chunks_max)))[0]

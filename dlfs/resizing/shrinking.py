@@ -11,7 +11,7 @@ After a crash at any point, shrinking again continues.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dlfs.block import parse_uri
@@ -19,14 +19,12 @@ from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
 from dlfs.resizing.growing import encode_locations, write_locations
-from dlfs.resizing.moving import move_chunks, step_of, used_runs
+from dlfs.resizing.moving import Progress, Transfer, move_all, used_runs
 from dlfs.store.formatting import wipe
 from dlfs.store.members import Member
 from dlfs.store.space import allocatable_runs, count_chunks
 from dlfs.store.transaction import Generation, Transaction, flush_all
 from dlfs.units import format_bytes, format_count
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,9 @@ def shrink_volume(
 
     Raises:
         UsageError: there is no such member, or no member would be left.
-        SpaceError: the data does not fit on the other members; nothing was changed.
+        SpaceError: the data does not fit on the other members; nothing was changed. Or the free
+            chunks turned out to be in too many runs for a catalog; the message says how much was
+            moved.
         DeviceError: a device failed; shrinking again continues.
     """
     base = transaction.base
@@ -63,27 +63,9 @@ def shrink_volume(
     leaving = {group.first_chunk for group in groups}
     if any(not group.evacuating for group in groups):
         base = _mark(base, leaving)
-    total = sum(count_chunks(_used(base, group)) for group in _groups_at(base, leaving))
-    chunk_bytes = base.geometry.chunk_bytes
-    done = 0
-
-    def advance(chunks: int) -> None:
-        nonlocal done
-        done += chunks
-        progress(done * chunk_bytes, total * chunk_bytes)
-
-    advance(0)
-    while True:
-        runs = [run for group in _groups_at(base, leaving) for run in _used(base, group)]
-        if not runs:
-            break
-        step = Transaction.over(base)
-        free = step.space.chunk_count - step.space.reserve
-        if free <= 0:
-            raise _no_space(base, count_chunks(runs), free)
-        old = step_of(runs, chunk_bytes, free)
-        base = move_chunks(step, old, step.space.take_all, advance)
-    return ShrinkReport(removed=_remove(base, leaving), moved_bytes=done * chunk_bytes)
+    runs = [run for group in _groups_at(base, leaving) for run in _used(base, group)]
+    base, moved_bytes = move_all(base, [Transfer(tuple(runs))], progress)
+    return ShrinkReport(removed=_remove(base, leaving), moved_bytes=moved_bytes)
 
 
 def _used(base: Generation, group: MemberGroup) -> list[ChunkRun]:

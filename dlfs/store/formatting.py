@@ -53,6 +53,8 @@ from dlfs.units import MIB
 
 PROBED_BYTES = 1 * MIB
 """Length over which an empty device has zeros at its beginning and its end, in bytes."""
+SECTOR_BYTES = 512
+"""Bytes that every device writes completely or not at all."""
 _HOW_TO_OVERWRITE = "force=True overwrites it"
 
 
@@ -264,11 +266,13 @@ def _without_record(data: bytes, offset_bytes: int) -> bytes:
 def has_other_data(device: BlockDevice) -> bool:
     """Return True if a device has data before its chunks that no DLFS volume has there.
 
-    Superblocks may be damaged, as a crash leaves them, or zeros.
+    Superblocks may be zeros, or damaged as a crash leaves them: the first sector of one that was
+    written to a wiped device may still be zeros.
     """
     data = bytearray(device.read(0, min(DATA_OFFSET_BYTES_MIN, device.size_bytes)))
     for offset in superblock_offsets(device.size_bytes)[:2]:
-        if data.startswith(SUPERBLOCK_MAGIC, offset):
+        sector = data[offset : offset + SECTOR_BYTES]
+        if sector.startswith(SUPERBLOCK_MAGIC) or not any(sector):
             data[offset : offset + SUPERBLOCK_BYTES] = bytes(SUPERBLOCK_BYTES)
     for offset, length in (
         (LEASE_OFFSET_BYTES, LEASE_BYTES),

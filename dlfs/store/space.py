@@ -6,6 +6,9 @@ the new catalog. A chunk that a sealed generation refers to is therefore never a
 
 Samples are allocated from the lowest numbers; attributes, directories and catalogs from the
 highest. So samples that are appended to a dataset mostly follow its others in one run of chunks.
+If the volume has several groups of members, samples are allocated in stripes: each stripe is taken
+from the group that has the most free chunks. So a volume that was grown fills evenly, and a large
+dataset lies on all groups that have room.
 
 Plain values without I/O.
 """
@@ -14,11 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from typing import Self
 
 from sortedcontainers import SortedKeyList
 
 from dlfs.errors import SpaceError
-from dlfs.format.geometry import ChunkRun, Geometry
+from dlfs.format.geometry import ChunkRun, Geometry, MemberGroup
+from dlfs.units import MIB
+
+STRIPE_BYTES = 64 * MIB
+"""Samples that are allocated from one group of members before another one is chosen, in bytes."""
+
+STRIPES_MAX = 16384
+"""Most stripes of a whole volume; those of a large volume are larger, so that runs stay few."""
 
 
 def merge_runs(runs: Iterable[ChunkRun]) -> list[ChunkRun]:
@@ -69,12 +80,35 @@ class FreeSpace:
     Args:
         runs: free runs of the current generation.
         reserve: chunks that only ``take_all`` may use, for this commit and the next one.
+        groups: groups of members that have the runs.
+        stripe: chunks that ``take`` allocates from one group before it chooses another one.
     """
 
-    def __init__(self, runs: Sequence[ChunkRun], *, reserve: int = 0) -> None:
+    def __init__(
+        self,
+        runs: Sequence[ChunkRun],
+        *,
+        reserve: int = 0,
+        groups: Sequence[MemberGroup] = (),
+        stripe: int = 1,
+    ) -> None:
         self._runs = _by_first_chunk(merge_runs(runs))
         self._free = count_chunks(self._runs)
         self.reserve = reserve
+        self._groups = groups
+        self._stripe = stripe
+        self._group: MemberGroup | None = None  # of the present stripe
+        self._stripe_left = 0
+
+    @classmethod
+    def of(cls, geometry: Geometry, free: Iterable[ChunkRun], *, reserve: int) -> Self:
+        """Return the free chunks of the groups of members that are not being evacuated."""
+        return cls(
+            allocatable_runs(geometry, free),
+            reserve=reserve,
+            groups=[group for group in geometry.all_groups if not group.evacuating],
+            stripe=max(STRIPE_BYTES // geometry.chunk_bytes, geometry.chunk_total // STRIPES_MAX),
+        )
 
     @property
     def chunk_count(self) -> int:
@@ -85,8 +119,19 @@ class FreeSpace:
         """Return the free runs, sorted."""
         return list(self._runs)
 
+    def free_in(self, group: MemberGroup) -> int:
+        """Return the number of free chunks of a group that are not needed as reserve."""
+        return max(0, min(self._count_in(group), self._free - self.reserve))
+
+    def emptiest_group(self) -> MemberGroup:
+        """Return the group that has the most free chunks; of several, the first."""
+        return max(self._groups, key=self._count_in)
+
+    def _count_in(self, group: MemberGroup) -> int:
+        return count_chunks(run for run in self._runs if group.has(run))
+
     def take(self, count: int) -> ChunkRun:
-        """Allocate 1 to ``count`` chunks in one run: the free run with the lowest numbers.
+        """Allocate 1 to ``count`` chunks in one run: the first free run of the stripe's group.
 
         Raises:
             SpaceError: only the reserve is free.
@@ -97,9 +142,34 @@ class FreeSpace:
                 f"allocate {count} chunks: expected them free, got {self._free}, "
                 f"of which {self.reserve} are kept for the commit"
             )
-        return self._cut(0, min(available, self._runs[0].chunk_count))
+        position = self._next_position()
+        taken = self._cut(position, min(available, self._runs[position].chunk_count))
+        self._stripe_left -= taken.chunk_count
+        return taken
 
-    def take_all(self, count: int, *, runs_max: int | None = None) -> list[ChunkRun]:
+    def _next_position(self) -> int:
+        """Return the position of the run to allocate from, and begin a stripe if need be."""
+        if len(self._groups) < 2:
+            return 0
+        position = self._first_of(self._group) if self._stripe_left > 0 else None
+        if position is None:
+            self._group = self.emptiest_group()
+            self._stripe_left = self._stripe
+            position = self._first_of(self._group)
+        assert position is not None  # a chunk beyond the reserve is free
+        return position
+
+    def _first_of(self, group: MemberGroup | None) -> int | None:
+        """Return the position of a group's first free run; None if it has none."""
+        if group is None:
+            return None
+        position: int = self._runs.bisect_key_left(group.first_chunk)
+        found = position < len(self._runs) and group.has(self._runs[position])
+        return position if found else None
+
+    def take_all(
+        self, count: int, *, runs_max: int | None = None, group: MemberGroup | None = None
+    ) -> list[ChunkRun]:
         """Allocate ``count`` chunks with the highest numbers that are one run.
 
         If no run is long enough, the longest runs are allocated.
@@ -107,17 +177,18 @@ class FreeSpace:
         Args:
             count: number of chunks, >= 0.
             runs_max: largest number of runs; None for any number.
+            group: group of members that has the chunks; None for any groups.
 
         Raises:
             SpaceError: too few chunks are free, or in too many runs; nothing is allocated.
         """
         if not count:
             return []
-        places = range(len(self._runs) - 1, -1, -1)
-        fitting = next((i for i in places if self._runs[i].chunk_count >= count), None)
+        runs = [run for run in self._runs if group is None or group.has(run)]
+        fitting = next((run for run in reversed(runs) if run.chunk_count >= count), None)
         if fitting is not None:
-            return [self._cut_end(fitting, count)]
-        longest = sorted(self._runs, key=lambda run: -run.chunk_count)[:runs_max]
+            return [self._cut_end(self._runs.index(fitting), count)]
+        longest = sorted(runs, key=lambda run: -run.chunk_count)[:runs_max]
         if count_chunks(longest) < count:
             raise SpaceError(
                 f"allocate {count} chunks: expected them free"

@@ -334,8 +334,8 @@ class Transaction(Closing):
         self.base = base
         self.devices = base.devices
         self.geometry = base.geometry
-        free = allocatable_runs(self.geometry, base.catalog.free)
-        self.space = FreeSpace(free, reserve=self.catalog_chunks(1))
+        reserve = self.catalog_chunks(1)
+        self.space = FreeSpace.of(self.geometry, base.catalog.free, reserve=reserve)
 
     def _check_volume(self, volume_uuid: UUID) -> None:
         check_volume(self.base, volume_uuid)

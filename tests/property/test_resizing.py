@@ -16,7 +16,8 @@ from dlfs.units import KIB, MIB
 CHUNK = 4 * KIB
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["write", "append", "remove", "grow", "shrink"]), st.integers(0, 1 << 30)
+        st.sampled_from(["write", "append", "remove", "grow", "rebalance", "shrink"]),
+        st.integers(0, 1 << 30),
     ),
     min_size=3,
     max_size=8,
@@ -72,6 +73,10 @@ class Changes:
 
     def grow(self, number: int) -> None:
         self.volume.grow(self.new_devices(10 + number % 40))
+
+    def rebalance(self, _number: int) -> None:
+        self.volume.rebalance()
+        assert self.volume.rebalance().moved_bytes == 0
 
     def shrink(self, number: int) -> None:
         members = len(self.volume.members)

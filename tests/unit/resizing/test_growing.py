@@ -176,6 +176,17 @@ def leave_location_record(file: str, volume: dlfs.Volume) -> None:
         opened.write(b"another file system")
 
 
+def test_a_torn_superblock_of_an_interrupted_growth_is_overwritten(files: list[str]) -> None:
+    with make(files[:1]) as volume:
+        with open(files[1], "w+b") as opened:
+            opened.truncate(SIZE)
+            opened.seek(JOINING_OFFSET_BYTES)
+            opened.write(JoiningRecord(volume.uuid, uuid4(), 1).encode())
+            opened.seek(superblock_offsets(SIZE)[1] + 512)  # its first sector was not written
+            opened.write(b"member")
+        assert len(volume.grow(files[1]).members) == 2
+
+
 @pytest.mark.parametrize("leave", [leave_joining_record, leave_location_record])
 def test_records_do_not_permit_to_overwrite_later_data(
     files: list[str], leave: Callable[[str, dlfs.Volume], None]

@@ -1,7 +1,7 @@
 import pytest
 
 from dlfs.errors import SpaceError
-from dlfs.format.geometry import ChunkRun
+from dlfs.format.geometry import ChunkRun, MemberGroup
 from dlfs.store.space import FreeSpace, append_run, count_chunks, merge_runs
 
 
@@ -76,3 +76,24 @@ def test_released_runs_are_free_again():
     space.give_back(taken)
     assert space.runs() == [ChunkRun(0, 4)]
     assert space.chunk_count == 4
+
+
+def test_stripes_are_taken_from_the_group_with_the_most_free_chunks():
+    groups = [MemberGroup(0, 0, 1, 10), MemberGroup(11, 1, 1, 6)]
+    space = FreeSpace([ChunkRun(4, 6), ChunkRun(11, 6)], reserve=1, groups=groups, stripe=3)
+    taken = [space.take(2) for _ in range(6)]
+    assert taken == [
+        ChunkRun(4, 2), ChunkRun(6, 2),  # a stripe of the first of two groups that are equal
+        ChunkRun(11, 2), ChunkRun(13, 2),
+        ChunkRun(8, 2), ChunkRun(15, 1),
+    ]  # fmt: skip
+    assert (space.free_in(groups[1]), space.chunk_count) == (0, 1)
+
+
+def test_chunks_are_allocated_in_one_group():
+    groups = [MemberGroup(0, 0, 1, 10), MemberGroup(11, 1, 1, 6)]
+    space = FreeSpace([ChunkRun(4, 6), ChunkRun(11, 6)], groups=groups)
+    assert space.take_all(4, group=groups[0]) == [ChunkRun(6, 4)]
+    with pytest.raises(SpaceError):
+        space.take_all(3, group=groups[0])
+    assert space.take_all(2, group=groups[0]) == [ChunkRun(4, 2)]
