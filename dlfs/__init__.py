@@ -25,6 +25,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   previous_version  samples that an appended version has from the one before
 #   connection      opens volumes and datasets, from devices or from a service
 #   segment_loading loads the directories of datasets from the devices
+#   placement       the chunks of an open dataset, while they are moved
 #   identity        which version of which dataset is meant
 #   reader          plan, read, prefetch, cache; Batch
 #   sequence        the epoch's order: permutation, sharding, resume

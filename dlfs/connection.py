@@ -22,8 +22,6 @@ from dlfs.directory import FrozenDirectory, PartDirectory
 from dlfs.directory.sharing import SHARED_ROOT
 from dlfs.errors import (
     DeviceError,
-    DlfsError,
-    FormatError,
     NotFoundError,
     StaleError,
     UsageError,
@@ -35,6 +33,7 @@ from dlfs.format.geometry import Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock
 from dlfs.identity import DatasetIdentity
+from dlfs.placement import LocalPlacement
 from dlfs.reader import (
     DEPTH_MAX,
     MOVES_MAX,
@@ -50,7 +49,7 @@ from dlfs.reader.field_readers import OpenParts
 from dlfs.segment_loading import load_segment
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
-from dlfs.store.located import open_located, open_members
+from dlfs.store.located import open_located, open_members, remember_members
 from dlfs.store.losses import report_loss, report_members, report_return
 from dlfs.store.members import (
     Opener,
@@ -59,9 +58,7 @@ from dlfs.store.members import (
 )
 from dlfs.store.newest import (
     close_departed,
-    is_moved,
     load_joined,
-    newest_generation,
     without_departed,
 )
 from dlfs.store.records import find_record
@@ -260,7 +257,12 @@ class LocalConnection:
         self, uris: Sequence[str], identity: DatasetIdentity | None = None
     ) -> Generation:
         options = self.options
-        devices = open_members(uris, engine=options.engine, opener=options.opener)
+        devices = open_members(
+            uris,
+            volume_uuid=None if identity is None else identity.volume_uuid,
+            engine=options.engine,
+            opener=options.opener,
+        )
         try:
             generation = load_joined(devices, engine=options.engine, opener=options.opener)
         except BaseException as error:
@@ -297,18 +299,8 @@ class LocalConnection:
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
         generation = self._open_generation(self.uris, identity)
-        moved = False
+        options = self.options
         uses = Uses(f"use dataset {identity.name!r}: it is closed")
-
-        def diagnose() -> DlfsError | None:
-            nonlocal moved
-            assert record is not None
-            with uses:
-                found = self._diagnose(generation, record, identity)
-            # The error itself would keep the reader, and so the devices, through its traceback.
-            moved = moved or isinstance(found, MovedError)
-            return found
-
         try:
             record = find_record(generation.catalog, identity.uuid)
             if record is None:
@@ -316,12 +308,16 @@ class LocalConnection:
             directory = directory or load_segment(
                 generation,
                 record,
-                shared=not self.options.shared,
-                engine=self.options.engine,
-                opener=self.options.opener,
+                shared=not options.shared,
+                engine=options.engine,
+                opener=options.opener,
                 uses=uses,
             )
-            reader = self._make_reader(generation, identity, directory, record, diagnose)
+            placement = LocalPlacement(
+                generation, record, identity, options.engine, options.opener, uses
+            )
+            reader = self._make_reader(generation, identity, directory, record, placement)
+            placement.lost_members = reader.native.lost_members
             _log.debug(
                 "opened dataset %s@%d: %s, at most %s of memory for them, %d operations in flight",
                 identity.name,
@@ -333,6 +329,11 @@ class LocalConnection:
         except BaseException:
             close_devices(generation.devices)
             raise
+
+        def release() -> None:
+            placement.closed = True
+            close_devices(generation.devices)
+
         return DatasetSession(
             record=record,
             geometry=generation.geometry,
@@ -340,18 +341,18 @@ class LocalConnection:
             directory=directory,
             reader=reader,
             open_parts=lambda parts, span: self._make_reader(
-                generation, identity, parts, record, diagnose, span
+                generation, identity, parts, record, placement, span
             ),
             sources=generation.sources,
-            release=lambda: close_devices(generation.devices),
+            release=release,
             uses=uses,
-            is_lost=lambda: moved,
+            is_lost=lambda: placement.moved,
             load_attributes=lambda: load_attributes(
                 generation.sources,
                 generation.geometry,
                 record,
                 volume_uuid=generation.superblock.volume_uuid,
-                diagnose=diagnose,
+                diagnose=placement.diagnose,
                 uses=uses,
                 root=None if self.options.shared else SHARED_ROOT,
             ),
@@ -363,7 +364,7 @@ class LocalConnection:
         identity: DatasetIdentity,
         directory: FrozenDirectory,
         record: DatasetRecord,
-        diagnose: Callable[[], DlfsError | None],
+        placement: LocalPlacement,
         span: FieldSpan = (),
     ) -> SampleReader:
         memory_bytes = self.options.memory_bytes
@@ -388,32 +389,9 @@ class LocalConnection:
             generation.geometry,
             directory,
             Where(identity.name, tuple(device.uri for device in generation.devices), span),
-            diagnose,
+            placement,
             lambda number, reason: _report(generation, number, reason),
         )
-
-    def _diagnose(
-        self, opened: Generation, record: DatasetRecord, identity: DatasetIdentity
-    ) -> DlfsError | None:
-        """Return the error that explains failed reads: dataset removed or moved, device swapped.
-
-        Args:
-            opened: generation at which the dataset was opened.
-            record: its record in that generation.
-            identity: the dataset.
-        """
-        devices = opened.devices
-        try:
-            with newest_generation(opened, self.options.engine, self.options.opener) as newest:
-                found = find_record(newest.catalog, identity.uuid)
-                if found is not None:
-                    return identity.moved() if is_moved(opened, record, newest, found) else None
-        except (FormatError, DeviceError, NotFoundError, UsageError):
-            other = None
-            if identity.volume_uuid is not None:
-                other = describe_swapped(devices, identity.volume_uuid)
-            return None if other is None else identity.stale(other)  # the samples' errors
-        return identity.missing_from(devices)
 
 
 class LocalVolume:
@@ -453,12 +431,17 @@ class LocalVolume:
 
     def refresh(self) -> None:
         """Load the newest generation, and open members that were missing and are back."""
-        before = self.generation.devices
+        opened = self.generation
+        before = opened.devices
         devices = [self._reopen(device) for device in before]
         try:
             options = self.options
             devices += open_located(
-                devices, writable=False, engine=options.engine, opener=options.opener
+                devices,
+                self.superblock.volume_uuid,
+                writable=False,
+                engine=options.engine,
+                opener=options.opener,
             )
             self.generation = load_joined(
                 devices,
@@ -470,6 +453,7 @@ class LocalVolume:
             close_devices([device for device in devices if device not in before])
             raise
         close_departed(self.generation, devices)
+        remember_members(opened.members, self.superblock, self.generation.members)
         report_members(self.generation)
 
     def _newest(self, devices: Sequence[BlockDevice]) -> Generation:

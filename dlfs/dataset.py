@@ -304,8 +304,8 @@ class Dataset(ColumnAccess, Closing):
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:
         """Read a sample, or a part of it, into a buffer. A large sample has no other copy.
 
-        A whole sample is verified. A part is not, because the checksum covers the whole sample;
-        see ``read_pieces``.
+        A whole sample is verified. A part is not, because the checksum covers the whole sample (see
+        ``read_pieces``); it is only checked that the dataset still has these chunks.
 
         Args:
             index: index of the sample, negative from the end.
@@ -347,7 +347,7 @@ class Dataset(ColumnAccess, Closing):
             ChecksumError: the sample is damaged; a note says how many bytes were returned before.
             DlfsError: as ``read``.
         """
-        return read_pieces(self._opened().reader, self._position(index))
+        return read_pieces(lambda: self._opened().reader, self._position(index))
 
     def batches(
         self,

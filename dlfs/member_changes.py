@@ -116,7 +116,8 @@ class MemberChanges(ABC):
         """Move all data off some members, and remove them from the volume. Readers go on.
 
         Members leave as they came: all devices of one ``grow`` together. If this is interrupted,
-        the volume can be read and written, and shrinking it again continues.
+        the volume can be read and written, and shrinking it again continues. Two seconds after it
+        has returned, the removed devices may be detached: programs have opened the others.
 
         Args:
             members: numbers or URIs of members; all members of their groups are removed.

@@ -55,6 +55,8 @@ OPEN_REQUESTS = 1
 ) = range(1, 7)
 NO_MEMBER = (1 << 32) - 1
 """Member number of a failure that concerns a dataset as a whole, not one sample."""
+NO_READER = (1 << 32) - 1
+"""Reader number of a failure that no reader reported."""
 
 GUIDE = (
     "install libfuse3 3.12 or newer with its headers (apt install libfuse3-dev pkg-config), then "
@@ -82,7 +84,7 @@ class CUpcall(Structure):
         ("failure", abi.Failure),
         ("name_bytes", c_uint32),
         ("name", c_uint8 * (NAME_BYTES_MAX + 1)),
-        ("reserved", c_uint32),
+        ("reader", c_uint32),
     )
 
 
@@ -130,6 +132,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_fuse_reply_upcall": (c_int, (c_void_p, POINTER(CReply))),
     "dlfs_fuse_add_dataset": (c_int, (c_void_p, POINTER(CDataset))),
     "dlfs_fuse_open_dataset": (c_int, (c_void_p, c_uint32, c_void_p, c_void_p)),
+    "dlfs_fuse_replace_reader": (c_int, (c_void_p, c_uint32, c_void_p)),
+    "dlfs_fuse_await_reader": (c_int, (c_void_p, c_uint32, c_int)),
     "dlfs_fuse_withdraw_dataset": (c_int, (c_void_p, c_uint32)),
     "dlfs_fuse_set_root_listing": (c_int, (c_void_p, c_char_p, c_uint64, c_void_p, c_uint32)),
     "dlfs_fuse_expire_cache": (None, (c_void_p, c_uint32)),
@@ -206,6 +210,7 @@ class Upcall:
         dataset: dataset number, for ``UPCALL_OPEN_DATASET`` and ``UPCALL_REPORT_FAILURE``.
         name: name in the root directory, for ``UPCALL_LOOKUP``.
         failure: what failed, for ``UPCALL_REPORT_FAILURE``.
+        reader: number of the dataset's reader that failed; ``NO_READER`` if none did.
     """
 
     id: int
@@ -213,6 +218,7 @@ class Upcall:
     dataset: int
     name: bytes
     failure: NativeFailure
+    reader: int
 
 
 class NativeFuse:
@@ -252,7 +258,10 @@ class NativeFuse:
             )
         check(code, f"mount on {path}")
         self._handle: c_void_p | None = handle
-        self._readers: dict[int, NativeReader] = {}  # of open datasets, by number
+        # Readers of open datasets, by number: the present one, which is the last, and one before it
+        # that may be in use.
+        self._readers: dict[int, list[NativeReader]] = {}
+        self._reader_numbers: dict[int, int] = {}
 
     @property
     def _open_handle(self) -> c_void_p:
@@ -284,8 +293,9 @@ class NativeFuse:
         if handle is None:
             return
         self._library.dlfs_fuse_destroy(handle)
-        for reader in self._readers.values():
-            reader.release()
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.release()
         self._readers.clear()
 
     # ---- upcalls ---------------------------------------------------------------------------------
@@ -310,6 +320,7 @@ class NativeFuse:
             upcall.dataset,
             bytes(upcall.name)[: upcall.name_bytes],
             failure_of(upcall.failure),
+            upcall.reader,
         )
 
     def reply(
@@ -353,7 +364,32 @@ class NativeFuse:
         if code < 0:
             reader.release()
         check(code, f"open dataset number {number}")
-        self._readers[number] = reader
+        self._readers[number] = [reader]
+        self._reader_numbers[number] = 0
+
+    def reader_number(self, number: int) -> int:
+        """Return the number of an open dataset's present reader, counted from 0."""
+        return self._reader_numbers[number]
+
+    def replace_reader(self, number: int, reader: NativeReader) -> None:
+        """Have later reads of an open dataset use another reader, of the same directory.
+
+        Waits for reads that still use the reader before the present one. One call at a time.
+        """
+        self.release_replaced(number, wait=True)
+        code = self._library.dlfs_fuse_replace_reader(self._open_handle, number, reader.acquire())
+        if code < 0:
+            reader.release()
+        check(code, f"replace the reader of dataset number {number}")
+        self._readers[number].append(reader)
+        self._reader_numbers[number] += 1
+
+    def release_replaced(self, number: int, *, wait: bool = False) -> None:
+        """Release the reader of an open dataset that was replaced, once no thread uses it."""
+        if len(self._readers.get(number, ())) > 1:
+            code = self._library.dlfs_fuse_await_reader(self._open_handle, number, wait)
+            if check(code, f"wait for a reader of dataset number {number}"):
+                self._readers[number].pop(0).release()
 
     def withdraw_dataset(self, number: int) -> None:
         """Make a dataset fail with ESTALE, and wait until no thread uses it."""
@@ -361,8 +397,7 @@ class NativeFuse:
             self._library.dlfs_fuse_withdraw_dataset(self._open_handle, number),
             f"withdraw dataset number {number}",
         )
-        reader = self._readers.pop(number, None)
-        if reader is not None:
+        for reader in self._readers.pop(number, ()):
             reader.release()
 
     def set_root_listing(self, names: Sequence[bytes], numbers: Sequence[int]) -> None:

@@ -5,7 +5,9 @@ reader. Which datasets exist, and why a sample cannot be read, the library reque
 ``VolumeView`` has the answers, as for the pyfuse3 server. About one upcall a second is usual; there
 is none per file.
 
-A dataset that was removed is withdrawn from the library, and closed when no request uses it.
+A dataset that was removed is withdrawn from the library, and closed when no request uses it. When
+the samples of a dataset were moved, the library gets another reader of them, and reads again what
+the one before could not read.
 
 Threads: those of libdlfs_fuse answer the kernel. One worker thread runs its loop and one waits for
 upcalls, which trio tasks answer. The end waits for requests under way, so a device that hangs
@@ -15,6 +17,8 @@ delays it up to the reader's timeout; the mount itself is gone by then.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import logging
 import os
 import time
@@ -32,12 +36,11 @@ from dlfs.mount.errnos import report_failure
 from dlfs.mount.options import MountOptions
 from dlfs.mount.view import (
     ROOT_SECONDS,
-    LoadedDataset,
     ShownDataset,
     ShownVolume,
     VolumeView,
 )
-from dlfs.reader import MovedError
+from dlfs.reader import MovedError, SampleReader
 from dlfs.volume import Volume
 
 THREADS_MAX = 32
@@ -86,6 +89,7 @@ class NativeMount:
         self._view = VolumeView(shown, on_removed=self._on_removed)
         self._ended = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._readers: dict[int, SampleReader] = {}  # that the library uses, by dataset number
         self._fuse = native.NativeFuse(
             path,
             native.FuseOptions(
@@ -220,24 +224,43 @@ class NativeMount:
         dataset = self._view.dataset(upcall.dataset)
         loaded = await self._view.load(dataset)
         if not dataset.pin_count:
+            reader = loaded.dataset.session.reader
             directory = loaded.dataset.directory.native
-            self._fuse.open_dataset(dataset.number, directory, _native_reader(loaded))
+            self._fuse.open_dataset(dataset.number, directory, _native_reader(reader))
+            self._readers[dataset.number] = reader
             dataset.pin()  # until it is withdrawn
         return {}
 
     async def _report_failure(self, upcall: native.Upcall) -> dict[str, Any]:
-        """Raise the error of a failure, which logs it."""
+        """Raise the error of a failure, which logs it; EAGAIN if there is another reader now."""
         dataset = self._view.dataset(upcall.dataset)
-        loaded = await self._view.load(dataset)
-        failure = upcall.failure
-        reader = loaded.dataset.session.reader
+        failure, reader = upcall.failure, self._readers[dataset.number]
+        present = self._fuse.reader_number(dataset.number)
+        if upcall.reader not in (present, native.NO_READER):
+            return {"error": errno.EAGAIN}
         if failure.member == native.NO_MEMBER:
             error = await trio.to_thread.run_sync(reader.explain_code, failure.code)
         else:
             error = await trio.to_thread.run_sync(reader.explain, failure)
-        if isinstance(error, MovedError):
-            self._view.show_anew(dataset)
-        raise error
+        if not isinstance(error, MovedError) or upcall.reader == native.NO_READER:
+            raise error
+        await self._follow(dataset, reader)
+        return {"error": errno.EAGAIN}
+
+    async def _follow(self, dataset: ShownDataset, moved: SampleReader) -> None:
+        """Have the library read a dataset by another reader than one whose samples were moved."""
+        loaded = await self._view.load(dataset)
+        async with dataset.load_lock:
+            if self._readers[dataset.number] is not moved:
+                return  # another task has replaced it
+            session = await trio.to_thread.run_sync(lambda: loaded.dataset.session)
+            reader = session.reader
+            replace = functools.partial(
+                self._fuse.replace_reader, dataset.number, _native_reader(reader)
+            )
+            await trio.to_thread.run_sync(replace)
+            self._readers[dataset.number] = reader
+        _log.info("dataset %r was moved, and is read where it is now", dataset.info.name)
 
     # ---- datasets --------------------------------------------------------------------------------
 
@@ -254,26 +277,38 @@ class NativeMount:
             self._nursery.start_soon(self._withdraw, dataset)
 
     async def _withdraw(self, dataset: ShownDataset) -> None:
-        await trio.to_thread.run_sync(self._fuse.withdraw_dataset, dataset.number)
+        async with dataset.load_lock:
+            await trio.to_thread.run_sync(self._fuse.withdraw_dataset, dataset.number)
+        self._readers.pop(dataset.number, None)
         if dataset.pin_count:
             dataset.unpin()
 
     async def _keep_up(self) -> None:
-        """Free cached samples after a time without use, and log members that were lost."""
+        """Free memory after a time without use, follow datasets, and log members that were lost."""
+        assert self._nursery is not None
         while True:
             await trio.sleep(_UPKEEP_SECONDS)
             self._fuse.expire_cache(CACHE_SECONDS)
-            for loaded in self._view.loaded():
-                loaded.dataset.session.reader.watch_members()
+            for number, reader in list(self._readers.items()):
+                dataset = self._view.shown(number)
+                if dataset.removed or dataset.load_lock.locked():
+                    continue
+                self._fuse.release_replaced(number)
+                reader.watch_members()
+                if reader.moved:
+                    self._nursery.start_soon(self._follow_soon, dataset, reader)
+
+    async def _follow_soon(self, dataset: ShownDataset, moved: SampleReader) -> None:
+        with contextlib.suppress(DlfsError):  # the next read, or upkeep, tries again
+            await self._follow(dataset, moved)
 
 
-def _native_reader(loaded: LoadedDataset) -> NativeReader:
-    reader = loaded.dataset.session.reader.native
-    if not isinstance(reader, NativeReader):
+def _native_reader(reader: SampleReader) -> NativeReader:
+    if not isinstance(reader.native, NativeReader):
         raise NativeError(
-            f"serve {loaded.dataset!r}: expected its devices in this process; use --fuse=pyfuse3"
+            "serve a dataset: expected its devices in this process; use --fuse=pyfuse3"
         )
-    return reader
+    return reader.native
 
 
 def widen_read_ahead(path: str, device: str | None) -> None:

@@ -25,7 +25,7 @@ import trio
 
 from dlfs.connection import DatasetSession
 from dlfs.errors import DlfsError, LimitError
-from dlfs.reader import LargeSample
+from dlfs.reader import MOVES_MAX, LargeSample, MovedError
 from dlfs.units import GIB, MIB
 
 SMALL_BYTES_MAX = 1 * MIB
@@ -223,16 +223,32 @@ class OpenFileCache:
         self, sample: OpenSample, offset_bytes: int, size_bytes: int
     ) -> bytes | memoryview:
         sample.was_read = True
+        buffer = bytearray(max(0, min(size_bytes, sample.length_bytes - offset_bytes)))
+        for attempt in range(MOVES_MAX + 1):
+            try:
+                large = await self._verify(sample)
+                read = partial(large.read_part, memoryview(buffer), offset_bytes)
+                if buffer:
+                    await trio.to_thread.run_sync(read, limiter=self._part_reads)
+                break
+            except MovedError:
+                if attempt == MOVES_MAX:
+                    raise
+                sample.verified = None
+        return memoryview(buffer)
+
+    async def _verify(self, sample: OpenSample) -> LargeSample:
+        """Return a sample that is read in parts, once it was verified where it is now."""
         async with sample.verify_lock:
             if sample.verified is None:
-                large = LargeSample(sample.source.session.reader, sample.index)
-                await trio.to_thread.run_sync(large.verify, limiter=self._verifications)
-                sample.verified = large
-        buffer = bytearray(max(0, min(size_bytes, sample.length_bytes - offset_bytes)))
-        read = partial(sample.verified.read_part, memoryview(buffer), offset_bytes)
-        if buffer:
-            await trio.to_thread.run_sync(read, limiter=self._part_reads)
-        return memoryview(buffer)
+
+                def verify() -> LargeSample:
+                    large = LargeSample(sample.source.session.reader, sample.index)
+                    large.verify()
+                    return large
+
+                sample.verified = await trio.to_thread.run_sync(verify, limiter=self._verifications)
+            return sample.verified
 
     async def _start_when_room(self, sample: OpenSample) -> Load:
         """Start to read a sample as soon as the budget has room for it."""

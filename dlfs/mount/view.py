@@ -220,16 +220,9 @@ class VolumeView:
                     dataset.loaded = await self._load_in_thread(dataset)
         return dataset.loaded
 
-    def show_anew(self, dataset: ShownDataset) -> None:
-        """Withdraw a dataset whose samples were moved; the next lookup shows it anew."""
-        if self._by_uuid.get(dataset.info.uuid) is dataset:
-            del self._by_uuid[dataset.info.uuid]
-            dataset.remove()
-            self._on_removed(dataset)
-
-    def loaded(self) -> list[LoadedDataset]:
-        """Return the datasets that are loaded."""
-        return [dataset.loaded for dataset in self._shown if dataset.loaded is not None]
+    def shown(self, number: int) -> ShownDataset:
+        """Return a dataset that was given this number, even if it was removed."""
+        return self._shown[number - 1]
 
     def close(self) -> None:
         """Close every dataset."""

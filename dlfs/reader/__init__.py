@@ -13,7 +13,7 @@ from dlfs.reader.epoch import Epoch, EpochReader, EpochStream
 from dlfs.reader.failures import SampleFailure, Where
 from dlfs.reader.field_readers import FieldReaders
 from dlfs.reader.fields import pick_fields
-from dlfs.reader.following import MOVES_MAX, MovedError, follow
+from dlfs.reader.following import MOVES_MAX, MovedError, Placement, follow
 from dlfs.reader.parts import LargeSample, read_into, read_pieces
 from dlfs.reader.reader import (
     DEPTH_MAX,
@@ -34,6 +34,7 @@ __all__ = [
     "FieldReaders",
     "LargeSample",
     "MovedError",
+    "Placement",
     "ReaderOptions",
     "SampleFailure",
     "SampleReader",

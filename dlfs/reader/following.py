@@ -1,17 +1,18 @@
 """Follows a dataset whose samples are moved to other chunks of the volume while it is read.
 
-A reader knows the chunks of its dataset when it was opened. If samples cannot be read, the newest
-generation says whether the dataset has other chunks now. The reader then reports ``MovedError``,
-and the caller opens another reader and reads the same samples again.
+A reader knows the chunks of its dataset when it was opened. If samples cannot be read, or bytes
+without a checksum were read, the ``Placement`` of the dataset says whether it has other chunks now.
+The reader then reports ``MovedError``, and the caller opens another reader and reads the same
+samples again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from dlfs.errors import StaleError
+from dlfs.errors import DlfsError, StaleError
 
 MOVES_MAX = 100
 """Most times that one call follows a dataset to other chunks."""
@@ -22,6 +23,23 @@ T = TypeVar("T")
 
 class MovedError(StaleError):
     """The samples were moved to other chunks of the volume; another reader finds them."""
+
+
+class Placement(Protocol):
+    """The chunks of an open dataset, which may be moved or removed."""
+
+    moved: bool
+    """True once the dataset must be opened anew, since its chunks or members are others."""
+
+    def diagnose(self) -> DlfsError | None:
+        """Return the error that explains failed reads: MovedError, StaleError, or None."""
+
+    def check(self) -> DlfsError | None:
+        """Return None if all that was read so far is the dataset's; else MovedError or StaleError.
+
+        Raises:
+            DlfsError: the newest generation cannot be read.
+        """
 
 
 def follow(open_session: Callable[[], S], use: Callable[[S], T]) -> T:

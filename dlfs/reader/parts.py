@@ -3,7 +3,9 @@
 A sample of up to ``WHOLE_BYTES_MAX`` is read as a batch of one and verified before the caller gets
 it. A larger sample is read part by part and has no second copy in memory. Its checksum covers the
 whole sample, so that it is verified only after the last part. A buffer is filled and then verified.
-Of pieces, the last one is returned only if the checksum is right.
+Of pieces, the last one is returned only if the checksum is right. After each part that is returned
+without a checksum, it is checked that no one has moved the sample's chunks (``Placement``); so such
+bytes may be damaged, but are not those of other data.
 
 With replicas, a sample with a wrong checksum is read again without each member in turn, as in
 batches. A sample that is returned in pieces is therefore first read through once, to find the
@@ -15,7 +17,7 @@ Threads: any at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlfs._native import abi
@@ -23,6 +25,7 @@ from dlfs._native.batch import NativeFailure
 from dlfs._native.checksums import crc32c
 from dlfs._native.parts import SamplePart, make_bytes
 from dlfs.errors import ChecksumError, DlfsError, UsageError
+from dlfs.reader.following import MOVES_MAX, MovedError, follow
 from dlfs.units import MIB, format_bytes
 from dlfs.wording import show_value
 
@@ -57,6 +60,16 @@ def writable_view(buffer: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
+@dataclass(slots=True)
+class PiecesRead:
+    """The pieces of a sample that were read so far."""
+
+    end_bytes: int = 0
+    """End of the last piece, in bytes."""
+    crc: int = 0
+    """CRC32C of all of them."""
+
+
 class LargeSample:
     """One sample that is read part by part.
 
@@ -74,12 +87,19 @@ class LargeSample:
         self._avoided_member: int | None = None
 
     def read_part(self, buffer: memoryview, offset_bytes: int) -> None:
-        """Fill a buffer from an offset of the sample on, unverified.
+        """Fill a buffer from an offset of the sample on, without a checksum.
 
         Raises:
             DeviceError, FormatError: the sample cannot be read.
-            StaleError: the dataset was removed.
+            StaleError: the dataset was removed; MovedError if it has other chunks now.
         """
+        self._read(buffer, offset_bytes)
+        error = self._reader.check_placement()
+        if error is not None:
+            raise error
+
+    def _read(self, buffer: memoryview, offset_bytes: int) -> None:
+        """Fill a buffer; the chunks may be those of other data by now."""
         for start in range(
             0, buffer.nbytes, PIECE_BYTES
         ):  # a pending Ctrl-C is handled between two
@@ -101,7 +121,7 @@ class LargeSample:
             crc = 0
             for start in range(0, buffer.nbytes, PIECE_BYTES):
                 piece = buffer[start : start + PIECE_BYTES]
-                self.read_part(piece, start)
+                self._read(piece, start)
                 crc = crc32c(piece, crc)
             return crc
 
@@ -119,31 +139,35 @@ class LargeSample:
             crc = 0
             for start in range(0, self.length_bytes, PIECE_BYTES):
                 piece = memory[: self.length_bytes - start]
-                self.read_part(piece, start)
+                self._read(piece, start)
                 crc = crc32c(piece, crc)
             return crc
 
         self._read_right(read)
 
-    def pieces(self) -> Iterator[memoryview]:
+    def pieces(self, progress: PiecesRead) -> Iterator[memoryview]:
         """Return the sample in pieces of ``PIECE_BYTES``, the last one after verification.
 
         A piece is valid until the next one is requested.
 
+        Args:
+            progress: pieces that were read before; it is advanced.
+
         Raises:
-            DlfsError: as ``read_whole``.
+            DlfsError: as ``read_whole``; MovedError if another reader must read on.
         """
         if self._reader.has_copies:
             self.verify()
         memory = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
-        crc, start = 0, 0
-        while start < self.length_bytes:
+        while progress.end_bytes < self.length_bytes:
+            start = progress.end_bytes
             piece = memory[: self.length_bytes - start]
             self.read_part(piece, start)
-            crc = crc32c(piece, crc)
-            start += piece.nbytes
-            if start == self.length_bytes and crc != self._crc32c:
-                raise self._damaged(crc, start - piece.nbytes)
+            crc = crc32c(piece, progress.crc)
+            end = start + piece.nbytes
+            if end == self.length_bytes and crc != self._crc32c:
+                raise self._damaged(crc, start)
+            progress.end_bytes, progress.crc = end, crc
             yield piece.toreadonly()
 
     def _read_right(self, read: Callable[[], int]) -> None:
@@ -218,13 +242,24 @@ def read_into(reader: SampleReader, index: int, buffer: Buffer, offset_bytes: in
     return wanted.nbytes
 
 
-def read_pieces(reader: SampleReader, index: int) -> Iterator[memoryview]:
-    """Read a sample in pieces; see ``Dataset.read_pieces``."""
-    sample = LargeSample(reader, index)
-    if sample.length_bytes > WHOLE_BYTES_MAX:
-        yield from sample.pieces()
-        return
-    with reader.read([index]) as batch:
+def read_pieces(open_reader: Callable[[], SampleReader], index: int) -> Iterator[memoryview]:
+    """Read a sample in pieces; see ``Dataset.read_pieces``.
+
+    Args:
+        open_reader: returns the reader of the dataset; another one if the dataset was moved.
+        index: index of the sample, 0..N-1.
+    """
+    if is_large(open_reader(), index):
+        progress = PiecesRead()
+        for attempt in range(MOVES_MAX + 1):
+            try:
+                yield from LargeSample(open_reader(), index).pieces(progress)
+            except MovedError:
+                if attempt == MOVES_MAX:
+                    raise
+            else:
+                return
+    with follow(open_reader, lambda reader: reader.read([index])) as batch:
         data = batch[0]
         for start in range(0, len(data), PIECE_BYTES):
             yield data[start : start + PIECE_BYTES]

@@ -32,7 +32,7 @@ from dlfs.reader import parts
 from dlfs.reader.backend import ReaderBackend, StreamBackend
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, Where, describe_failures
-from dlfs.reader.following import MovedError
+from dlfs.reader.following import Placement
 from dlfs.selection import Selection
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.units import KIB, MIB
@@ -150,8 +150,7 @@ class SampleReader(Closing):
         geometry: geometry of the volume.
         directory: sample directory of the dataset.
         where: names of the dataset and its members in errors.
-        diagnose: called after samples failed; returns the error that explains it (StaleError), or
-            None.
+        placement: the chunks of the dataset; None if they stay.
         on_member_change: called with the number of a member and the reason of its loss, or with
             None when it has returned.
 
@@ -159,7 +158,6 @@ class SampleReader(Closing):
         native: backend that reads.
         directory: sample directory of the dataset.
         chunk_bytes: chunk size of the volume, in bytes.
-        moved: True once it is known that the samples have been moved to other chunks.
         has_copies: True if every chunk lies on several members.
         span: names of the consecutive fields that it reads; empty for whole samples.
         attributes: returns the columns of the dataset, for batches of arrays; None without columns.
@@ -175,15 +173,14 @@ class SampleReader(Closing):
         geometry: Geometry,
         directory: FrozenDirectory,
         where: Where,
-        diagnose: Callable[[], DlfsError | None] | None = None,
+        placement: Placement | None = None,
         on_member_change: Callable[[int, str | None], None] = lambda _number, _reason: None,
     ) -> None:
         self.directory = directory
         self.chunk_bytes = geometry.chunk_bytes
-        self.moved = False
         self._where = where
         self.span = where.span
-        self._diagnose = diagnose
+        self._placement = placement
         self._on_loss = on_member_change
         self._lost = 0
         self.has_copies = geometry.replicas > 1
@@ -272,14 +269,25 @@ class SampleReader(Closing):
                 reason = describe(self.native.member_code(number)) if lost >> number & 1 else None
                 self._on_loss(number, reason)
 
+    @property
+    def moved(self) -> bool:
+        """True once another reader must be opened, since the samples were moved."""
+        return self._placement is not None and self._placement.moved
+
     def diagnose(self) -> DlfsError | None:
         """Return the error that explains failed samples: StaleError after a removal, else None.
 
         MovedError if the samples are elsewhere now; then another reader must be opened.
         """
-        diagnosis = self._diagnose() if self._diagnose is not None else None
-        self.moved |= isinstance(diagnosis, MovedError)
-        return diagnosis
+        return None if self._placement is None else self._placement.diagnose()
+
+    def check_placement(self) -> DlfsError | None:
+        """Return None if all bytes that were read so far are the dataset's, else as ``diagnose``.
+
+        Raises:
+            DlfsError: the newest generation cannot be read.
+        """
+        return None if self._placement is None else self._placement.check()
 
     def explain(self, failure: NativeFailure) -> DlfsError:
         """Return the error for a failed sample that libdlfs reported to another caller."""

@@ -20,12 +20,10 @@ from dlfs.format.constants import (
     GROUPS_MAX,
     JOINING_BYTES,
     JOINING_OFFSET_BYTES,
-    LOCATION_RECORD_OFFSET_BYTES,
     MEMBERS_MAX,
 )
 from dlfs.format.geometry import Geometry, MemberGroup, usable_bytes
 from dlfs.format.joining import JoiningRecord
-from dlfs.format.locations import LocationRecord
 from dlfs.store.formatting import (
     check_blocks,
     check_empty,
@@ -33,6 +31,7 @@ from dlfs.store.formatting import (
     prepare_file,
     wipe,
 )
+from dlfs.store.located import encode_locations, write_locations
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     Member,
@@ -176,7 +175,7 @@ def _commit_group(
     ]
     members = (*base.members, *added)
     volume_uuid = base.superblock.volume_uuid
-    locations = encode_locations(base, members)  # fails before anything is written
+    locations = encode_locations(base.superblock, members)  # fails before anything is written
     for member in added:
         record = JoiningRecord(volume_uuid, member.uuid, member.number).encode()
         member.device.write(JOINING_OFFSET_BYTES, record)
@@ -197,22 +196,3 @@ def _commit_group(
         device.write(JOINING_OFFSET_BYTES, bytes(JOINING_BYTES))
     flush_all(devices)
     return grown
-
-
-def encode_locations(base: Generation, members: Sequence[Member]) -> bytes:
-    """Encode the record of the URIs that members have after the next commit.
-
-    Raises:
-        LimitError: the URIs are too long.
-    """
-    uris = {member.uuid: member.device.uri for member in members}
-    superblock = base.superblock
-    content = LocationRecord(superblock.volume_uuid, superblock.generation + 1, uris).encode()
-    return content + bytes(-len(content) % 4096)
-
-
-def write_locations(members: Sequence[Member], content: bytes) -> None:
-    """Write the record of URIs to members, and flush."""
-    for member in members:
-        member.device.write(LOCATION_RECORD_OFFSET_BYTES, content)
-    flush_all([member.device for member in members])

@@ -18,9 +18,9 @@ from dlfs.block import parse_uri
 from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
-from dlfs.resizing.growing import encode_locations, write_locations
 from dlfs.resizing.moving import Progress, Transfer, move_all, used_runs
 from dlfs.store.formatting import wipe
+from dlfs.store.located import encode_locations, write_locations
 from dlfs.store.members import Member
 from dlfs.store.space import allocatable_runs, count_chunks
 from dlfs.store.transaction import Generation, Transaction, flush_all
@@ -150,7 +150,7 @@ def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
     remaining = [group for group in geometry.all_groups if group.first_chunk not in leaving]
     staying = [member for member in base.members if member.number not in removed]
     members = tuple(replace(member, number=number) for number, member in enumerate(staying))
-    locations = encode_locations(base, members)  # fails before the commit
+    locations = encode_locations(base.superblock, members)  # fails before the commit
     superblock = replace(
         base.superblock,
         member_uuids=tuple(member.uuid for member in members),

@@ -346,7 +346,7 @@ class ServiceConnection:
             geometry,
             directory,
             Where(identity.name, state.members, state.fields),
-            lambda: _diagnose(control, identity),
+            ServicePlacement(control, identity),
             lambda number, reason: _report(self.uri, state.members[number], reason),
         )
 
@@ -403,15 +403,44 @@ def _open_channel(control: ControlConnection, identity: DatasetIdentity) -> Chan
     return ChannelDescriptors(*descriptors)
 
 
-def _diagnose(control: ControlConnection, identity: DatasetIdentity) -> DlfsError | None:
-    """Return the error that explains failed reads: dataset removed, or device swapped."""
-    try:
-        answer, _ = control.request(Diagnose(identity.uuid), Diagnosis)
-    except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
-        return None  # the errors of the samples say more
-    if answer.moved:
-        return identity.moved()
-    return None if answer.reason is None else StaleError(answer.reason)
+class ServicePlacement:
+    """The chunks of a dataset that a service has open; the service checks them.
+
+    Args:
+        control: control connection that has opened the dataset.
+        identity: identity of the dataset.
+
+    Attributes:
+        moved: True once the service has said that the dataset must be opened anew.
+    """
+
+    def __init__(self, control: ControlConnection, identity: DatasetIdentity) -> None:
+        self.moved = False
+        self._control = control
+        self._identity = identity
+
+    def diagnose(self) -> DlfsError | None:
+        """Return the error that explains failed reads: dataset removed or moved, device swapped."""
+        try:
+            return self._request(strict=False)
+        except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
+            return None  # the errors of the samples say more
+
+    def check(self) -> DlfsError | None:
+        """Return None if all that was read so far is the dataset's; else the error that says why.
+
+        Raises:
+            DlfsError: the service cannot read the newest generation, or is lost.
+        """
+        return self._request(strict=True)
+
+    def _request(self, *, strict: bool) -> DlfsError | None:
+        request = Diagnose(self._identity.uuid, strict)
+        answer, _ = self._control.request(request, Diagnosis)
+        self.moved |= answer.moved
+        if answer.moved:
+            return self._identity.moved()
+        return None if answer.reason is None else StaleError(answer.reason)
 
 
 def _report(uri: str, member: str, code: str | None) -> None:

@@ -26,7 +26,7 @@ from uuid import UUID
 
 from dlfs.attributes import load_attributes_whole
 from dlfs.closing import Closing
-from dlfs.connection import LocalConnection, LocalVolume, OpenOptions
+from dlfs.connection import DatasetSession, LocalConnection, LocalVolume, OpenOptions
 from dlfs.dataset import Dataset
 from dlfs.directory import PartDirectory
 from dlfs.directory.sharing import Part
@@ -273,8 +273,14 @@ class AcquiredDataset(Dataset):
         release: Callable[[], None],
     ) -> None:
         super().__init__(connection, identity)
+        self._shared = dataset
         self._session = dataset.session
         self._release: Callable[[], None] | None = release
+
+    def _opened(self) -> DatasetSession:
+        if not self._closed and self._owner.is_current():
+            self._session = self._shared.session  # another one once the dataset was moved
+        return super()._opened()
 
     def close(self) -> None:
         """Release the dataset. Idempotent."""

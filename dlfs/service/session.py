@@ -434,7 +434,9 @@ class Session:
     async def _diagnose(self, request: Diagnose) -> Reply:
         opened = self._opened(request.dataset)
         volume = self._state.volume(opened.volume)
-        found = await self._state.run_for_volume(volume, opened.samples.diagnose)
+        samples = opened.samples
+        find = samples.check_placement if request.strict else samples.diagnose
+        found = await self._state.run_for_volume(volume, find)
         reason = None if found is None else str(found)
         return Reply(Diagnosis(reason, isinstance(found, MovedError)))
 

@@ -2,7 +2,9 @@
 
 A volume that was grown records the URIs of its members on each of them (FORMAT.md, section 3.4).
 So a caller may give the URIs of some members, such as those before the volume was grown, or of
-members that have left it. Only its superblock makes a device a member.
+members that have left it. Only its superblock makes a device a member. A process also remembers
+where the members of the volumes are that it has seen to change, so it finds them although all
+devices that it was given are gone.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from dlfs.errors import (
     UsageError,
     drop_tracebacks,
 )
+from dlfs.format.constants import LOCATION_RECORD_OFFSET_BYTES
 from dlfs.format.locations import LocationRecord
+from dlfs.format.superblock import Superblock
 from dlfs.store.members import (
     DepartedError,
     Member,
@@ -32,10 +36,55 @@ from dlfs.store.members import (
     same_kind,
 )
 
+_remembered: dict[UUID, LocationRecord] = {}
+"""Newest members, and their URIs, of each volume whose members this process has seen to change."""
+
+_departed: dict[UUID, frozenset[str]] = {}
+"""URIs of the members that such a volume no longer has."""
+
+
+def remember_members(
+    before: Sequence[Member], superblock: Superblock, members: Sequence[Member]
+) -> None:
+    """Remember where the members of a volume are, if they have changed.
+
+    Args:
+        before: members at an earlier generation.
+        superblock: superblock of the newest generation.
+        members: its members.
+    """
+    uuid = superblock.volume_uuid
+    if uuid not in _remembered and [m.uuid for m in before] == [m.uuid for m in members]:
+        return
+    uris = {member.uuid: member.device.uri for member in members if member.reason is None}
+    left = {member.device.uri for member in before if member.uuid not in superblock.member_uuids}
+    _remembered[uuid] = LocationRecord(uuid, superblock.generation, uris)
+    _departed[uuid] = (_departed.get(uuid, frozenset()) | left) - set(uris.values())
+
+
+def encode_locations(superblock: Superblock, members: Sequence[Member]) -> bytes:
+    """Encode the record of the URIs that members have after the next commit.
+
+    Raises:
+        LimitError: the URIs are too long.
+    """
+    uris = {member.uuid: member.device.uri for member in members}
+    content = LocationRecord(superblock.volume_uuid, superblock.generation + 1, uris).encode()
+    return content + bytes(-len(content) % 4096)
+
+
+def write_locations(members: Sequence[Member], content: bytes) -> None:
+    """Write the record of URIs to members, and flush."""
+    for member in members:
+        member.device.write(LOCATION_RECORD_OFFSET_BYTES, content)
+    for member in members:
+        member.device.flush()
+
 
 def open_members(
     uris: Sequence[str],
     *,
+    volume_uuid: UUID | None = None,
     writable: bool = False,
     engine: Engine = "auto",
     opener: Opener = open_device,
@@ -43,6 +92,13 @@ def open_members(
     """Open the devices of a volume; a ``MissingDevice`` replaces each that cannot be opened.
 
     ``assemble`` decides whether the volume can be read without those.
+
+    Args:
+        uris: URIs of the members, or of some members of a grown volume.
+        volume_uuid: UUID of the volume, if what this process remembers of its members may be used.
+        writable: True to open the devices for writing.
+        engine: engine for file devices.
+        opener: function that opens devices.
 
     Raises:
         UsageError: two URIs name the same device, or one is malformed.
@@ -55,12 +111,17 @@ def open_members(
         except (DeviceError, NotFoundError) as error:
             return MissingDevice(uri, error)
 
+    if volume_uuid in _remembered:
+        staying = [uri for uri in uris if uri not in _departed[volume_uuid]]
+        uris = staying or list(_remembered[volume_uuid].uris.values())
     devices = open_devices(uris, writable=writable, engine=engine, opener=tolerant)
     absent = [device for device in devices if isinstance(device, MissingDevice)]
     if len(absent) == len(devices):
         raise absent[0].reason
     try:
-        located = open_located(devices, writable=writable, engine=engine, opener=opener)
+        located = open_located(
+            devices, volume_uuid, writable=writable, engine=engine, opener=opener
+        )
     except BaseException:
         close_devices(devices)
         raise
@@ -68,25 +129,43 @@ def open_members(
 
 
 def open_located(
-    devices: Sequence[BlockDevice], *, writable: bool, engine: Engine, opener: Opener
+    devices: Sequence[BlockDevice],
+    volume_uuid: UUID | None = None,
+    *,
+    writable: bool,
+    engine: Engine,
+    opener: Opener,
 ) -> list[BlockDevice]:
     """Open the members of a grown volume that are not among its devices, by its location record.
 
     A ``MissingDevice`` replaces each that cannot be opened.
+
+    Args:
+        devices: devices that the caller has open.
+        volume_uuid: UUID of the volume, if what this process remembers of its members may be used.
+        writable: True to open the members for writing.
+        engine: engine for file devices.
+        opener: function that opens devices.
     """
     present = [device for device in devices if not isinstance(device, MissingDevice)]
-    if not any(_is_grown(device) for device in present):
+    found, grown = _identify(present)
+    newest = max((member.newest for member in found), key=lambda sb: sb.generation, default=None)
+    remembered = None if volume_uuid is None else _remembered.get(volume_uuid)
+    if volume_uuid is None and newest is not None:
+        volume_uuid = newest.volume_uuid
+    if remembered is None and not grown:
         return []
     records = [record for device in present if (record := read_locations(device)) is not None]
+    records = [r for r in records if volume_uuid is None or r.volume_uuid == volume_uuid]
+    records += [] if remembered is None or (records and found) else [remembered]
     if not records:
         return []
     record = max(records, key=lambda record: record.generation)
+    if not found:
+        record = _newest_record(record, engine, opener)
+    uris = {**({} if remembered is None else remembered.uris), **record.uris}
     given = {device.uri for device in devices}
-    found = [member for device in present if (member := _identify_or_none(device)) is not None]
-    uris = (record if found else _newest_record(record, engine, opener)).uris
-    superblocks = [member.newest for member in found]
-    newest = max(superblocks, key=lambda superblock: superblock.generation, default=None)
-    wanted = set(uris if newest is None else newest.member_uuids)
+    wanted = set(record.uris if newest is None else newest.member_uuids)
     wanted -= {member.uuid for member in found}
     located = [
         _open_member(uri, uuid, writable, engine, opener)
@@ -129,21 +208,18 @@ def _read_record(uri: str, engine: Engine, opener: Opener) -> LocationRecord | N
         device.close()
 
 
-def _is_grown(device: BlockDevice) -> bool:
-    """Return True if the device is, or was, a member of a volume with a table of groups."""
-    try:
-        return bool(identify(device).newest.geometry.groups)
-    except DepartedError:
-        return True
-    except (DeviceError, FormatError):
-        return False
-
-
-def _identify_or_none(device: BlockDevice) -> Member | None:
-    try:
-        return identify(device)
-    except (DeviceError, FormatError):
-        return None
+def _identify(devices: Sequence[BlockDevice]) -> tuple[list[Member], bool]:
+    """Return the members among some devices, and True if one is, or was, of a grown volume."""
+    found: list[Member] = []
+    grown = False
+    for device in devices:
+        try:
+            found.append(identify(device))
+        except DepartedError:
+            grown = True
+        except (DeviceError, FormatError):
+            continue
+    return found, grown or any(member.newest.geometry.groups for member in found)
 
 
 def _open_member(

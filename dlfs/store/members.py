@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +51,7 @@ from dlfs.format.constants import (
     SUPERBLOCK_BYTES,
     SUPERBLOCK_MAGIC,
 )
-from dlfs.format.geometry import Geometry
+from dlfs.format.geometry import Geometry, usable_bytes
 from dlfs.format.locations import LocationRecord
 from dlfs.format.superblock import (
     Superblock,
@@ -442,6 +442,13 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
             return FormatError(f"{text}{own.generation}, and was replaced")
         return DepartedError(f"{text}{own.generation}, and was removed")
     member = replace(member, number=newest.member_uuids.index(member.uuid))
+    rows = newest.geometry.group_of_member(member.number).row_count
+    usable = usable_bytes(member.member_bytes, newest.geometry.data_offset_bytes)
+    if rows * newest.geometry.chunk_bytes > usable:
+        raise FormatError(
+            f"open {member.device.uri}: expected room for {rows} rows of chunks, as generation "
+            f"{newest.generation} needs it, got {usable} usable bytes"
+        )
     if newest.geometry.replicas > 1 and own.generation + LAG_MAX < newest.generation:
         reason = FormatError(
             f"open {member.device.uri}: it is stale: expected generation {newest.generation}, "
@@ -471,6 +478,13 @@ def _complete(
     missing = [number for number in range(count) if number not in by_number]
     if len(refused) > len(missing):  # members that were removed are no mistake of the caller
         refused = [pair for pair in refused if not isinstance(pair[1], DepartedError)]
+    if len(refused) > len(missing) and _is_recorded(by_number.values(), newest):
+        # A device that cannot be read may have been removed, too: the others are on record.
+        unread = [
+            p for p in refused if isinstance(p[0], MissingDevice) or isinstance(p[1], DeviceError)
+        ]
+        refused = [pair for pair in refused if pair not in unread]
+        refused += unread[: max(0, len(missing) - len(refused))]
     if len(refused) > len(missing):
         device, reason = refused[-1]
         raise same_kind(
@@ -487,6 +501,12 @@ def _complete(
         device = MissingDevice(f"member {number}", error, given=False)
         by_number[number] = Member(number, uuid, device, 0, (), error)
     return tuple(by_number[number] for number in range(count))
+
+
+def _is_recorded(members: Iterable[Member], newest: Superblock) -> bool:
+    """Return True if a member has a record of where all members are."""
+    records = (read_locations(member.device) for member in members)
+    return any(r is not None and r.volume_uuid == newest.volume_uuid for r in records)
 
 
 def _too_few(absent: Sequence[Member], newest: Superblock) -> DlfsError:

@@ -81,7 +81,8 @@ def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Ite
     """
     count = len(opened.devices)
     devices = opened.devices
-    devices += open_located(devices, writable=False, engine=engine, opener=opener)
+    volume_uuid = opened.superblock.volume_uuid
+    devices += open_located(devices, volume_uuid, writable=False, engine=engine, opener=opener)
 
     def load(devices: Sequence[BlockDevice]) -> Generation:
         return load_generation(without_departed(opened, devices))
@@ -104,8 +105,12 @@ def is_moved(
         found: record of the dataset in that.
     """
     runs = (*record.data_runs, *record.directory_runs)
-    if (*found.data_runs, *found.directory_runs) != runs:
-        return True
+    return (*found.data_runs, *found.directory_runs) != runs or have_left(opened, record, newest)
+
+
+def have_left(opened: Generation, record: DatasetRecord, newest: Generation) -> bool:
+    """Return True if the volume no longer has the members that had a dataset's chunks."""
+    runs = (*record.data_runs, *record.directory_runs)
     used = [g for g in opened.geometry.all_groups if any(g.has(run) for run in runs)]
     present = set(newest.superblock.member_uuids)
     uuids = opened.superblock.member_uuids

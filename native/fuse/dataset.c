@@ -1,7 +1,9 @@
 /*
  * A user first increments `users` and then reads the state; the withdrawal first sets the state and
  * then reads `users`. So either the user sees that the dataset is withdrawn, or the withdrawal
- * waits for the user.
+ * waits for the user. Readers are replaced in the same way: a user first counts its read and then
+ * reads which reader is present; the replacement first sets the present one and then reads the
+ * count.
  */
 #include "dataset.h"
 
@@ -77,6 +79,31 @@ void dataset_release(struct dataset_table *table, struct dataset_entry *dataset)
     (void)pthread_mutex_unlock(&table->lock);
 }
 
+dlfs_reader *dataset_take_reader(struct dataset_entry *dataset, uint32_t *reader_number)
+{
+    for (;;) {
+        uint32_t present = atomic_load(&dataset->reader_number);
+        (void)atomic_fetch_add(&dataset->reads[present % 2], 1);
+        if (atomic_load(&dataset->reader_number) == present) {
+            *reader_number = present;
+            return dataset->readers[present % 2];
+        }
+        (void)atomic_fetch_sub(&dataset->reads[present % 2], 1);
+    }
+}
+
+void dataset_return_reader(struct dataset_table *table, struct dataset_entry *dataset,
+                           uint32_t reader_number)
+{
+    if (atomic_fetch_sub(&dataset->reads[reader_number % 2], 1) > 1 ||
+        atomic_load(&dataset->reader_number) == reader_number) {
+        return;
+    }
+    (void)pthread_mutex_lock(&table->lock);
+    (void)pthread_cond_broadcast(&table->unused);
+    (void)pthread_mutex_unlock(&table->lock);
+}
+
 /* ---- the owner's side ------------------------------------------------------------------------ */
 
 int dataset_add(struct dataset_table *table, const dlfs_fuse_dataset *info)
@@ -105,7 +132,7 @@ int dataset_open(struct dataset_table *table, uint32_t number, const dlfs_direct
     uint32_t state = state_of(dataset);
     if (state == DATASET_REGISTERED) {
         dataset->directory = directory;
-        dataset->reader = reader;
+        dataset->readers[0] = reader;
         dataset->locations = dlfs_directory_locations(directory);
         dataset->count = dlfs_directory_count(directory);
         atomic_store(&dataset->state, DATASET_OPEN);
@@ -115,6 +142,43 @@ int dataset_open(struct dataset_table *table, uint32_t number, const dlfs_direct
         return -ESTALE;
     }
     return state == DATASET_ABSENT ? -EINVAL : 0;
+}
+
+int dataset_replace_reader(struct dataset_table *table, uint32_t number, dlfs_reader *reader)
+{
+    if (!is_number(number) || reader == NULL) {
+        return -EINVAL;
+    }
+    struct dataset_entry *dataset = &table->entries[number];
+    int code = 0;
+    (void)pthread_mutex_lock(&table->lock);
+    uint32_t next = atomic_load(&dataset->reader_number) + 1;
+    if (state_of(dataset) != DATASET_OPEN) {
+        code = -ESTALE;
+    } else if (atomic_load(&dataset->reads[next % 2]) > 0) {
+        code = -EBUSY;
+    } else {
+        dataset->readers[next % 2] = reader;
+        atomic_store(&dataset->reader_number, next);
+    }
+    (void)pthread_mutex_unlock(&table->lock);
+    return code;
+}
+
+int dataset_await_reader(struct dataset_table *table, uint32_t number, bool wait)
+{
+    if (!is_number(number)) {
+        return -EINVAL;
+    }
+    struct dataset_entry *dataset = &table->entries[number];
+    (void)pthread_mutex_lock(&table->lock);
+    _Atomic uint32_t *before = &dataset->reads[(atomic_load(&dataset->reader_number) + 1) % 2];
+    while (wait && atomic_load(before) > 0) {
+        (void)pthread_cond_wait(&table->unused, &table->lock);
+    }
+    int code = atomic_load(before) > 0 ? 0 : 1;
+    (void)pthread_mutex_unlock(&table->lock);
+    return code;
 }
 
 int dataset_withdraw(struct dataset_table *table, uint32_t number)

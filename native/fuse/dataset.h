@@ -3,7 +3,8 @@
  *
  * The owner registers a dataset when its name is looked up, opens it when a thread first needs its
  * samples (an upcall), and withdraws it when it was removed from the volume. A withdrawn number is
- * never used again.
+ * never used again. When the samples were moved to other chunks, the owner replaces the reader;
+ * reads under way end with the one before.
  *
  * Threads: any at once. The mount's threads use atomics only; the lock is the owner's and that of
  * the last user of a withdrawn dataset.
@@ -19,13 +20,16 @@
 
 enum dataset_state { DATASET_ABSENT, DATASET_REGISTERED, DATASET_OPEN, DATASET_WITHDRAWN };
 
-/* One version of a dataset. Each field is set before the state says so, and then stays. */
+/* One version of a dataset. Each field but those of readers is set before the state says so, and
+ * then stays. */
 struct dataset_entry {
     _Atomic uint32_t state; /* enum dataset_state */
     _Atomic uint32_t users; /* threads between dataset_acquire and dataset_release */
     dlfs_fuse_dataset info;
     const dlfs_directory *directory;
-    dlfs_reader *reader;
+    _Atomic uint32_t reader_number; /* of the present reader, counted from 0 */
+    _Atomic uint32_t reads[2];      /* reads under way, by reader_number % 2 */
+    dlfs_reader *readers[2];        /* the same; only the owner's side writes the other one */
     const dlfs_location *locations;
     uint64_t count; /* samples */
 };
@@ -47,6 +51,13 @@ int dataset_find(struct dataset_table *table, uint32_t number, struct dataset_en
 /* Gets an open dataset and opens it if necessary. Call dataset_release afterwards. */
 int dataset_acquire(struct dataset_table *table, uint32_t number, struct dataset_entry **out);
 void dataset_release(struct dataset_table *table, struct dataset_entry *dataset);
+/*
+ * Gets the present reader of an open dataset, and its number, for one call. Call
+ * dataset_return_reader with the number afterwards.
+ */
+dlfs_reader *dataset_take_reader(struct dataset_entry *dataset, uint32_t *reader_number);
+void dataset_return_reader(struct dataset_table *table, struct dataset_entry *dataset,
+                           uint32_t reader_number);
 static inline uint64_t dataset_length(const struct dataset_entry *dataset, uint64_t index)
 {
     return dlfs_location_length(&dataset->locations[index]);
@@ -57,6 +68,8 @@ static inline uint64_t dataset_length(const struct dataset_entry *dataset, uint6
 int dataset_add(struct dataset_table *table, const dlfs_fuse_dataset *info);
 int dataset_open(struct dataset_table *table, uint32_t number, const dlfs_directory *directory,
                  dlfs_reader *reader);
+int dataset_replace_reader(struct dataset_table *table, uint32_t number, dlfs_reader *reader);
+int dataset_await_reader(struct dataset_table *table, uint32_t number, bool wait);
 int dataset_withdraw(struct dataset_table *table, uint32_t number);
 
 #endif

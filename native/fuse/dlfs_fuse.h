@@ -80,12 +80,17 @@ DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse);
 /* ---- upcalls --------------------------------------------------------------------------------- */
 
 /* Kinds of upcalls, and the fields of the reply that the owner sets. */
-#define DLFS_FUSE_UPCALL_LOOKUP 1u         /* find the dataset of a name: dataset */
-#define DLFS_FUSE_UPCALL_ROOT_TIME 2u      /* modification time of the root: modified_ns */
-#define DLFS_FUSE_UPCALL_LIST_ROOT 3u      /* call dlfs_fuse_set_root_listing, then reply */
-#define DLFS_FUSE_UPCALL_STATFS 4u         /* capacity_bytes, free_bytes, sample_count */
-#define DLFS_FUSE_UPCALL_OPEN_DATASET 5u   /* call dlfs_fuse_open_dataset, then reply */
-#define DLFS_FUSE_UPCALL_REPORT_FAILURE 6u /* log the failure; error: the errno of the request */
+#define DLFS_FUSE_UPCALL_LOOKUP 1u       /* find the dataset of a name: dataset */
+#define DLFS_FUSE_UPCALL_ROOT_TIME 2u    /* modification time of the root: modified_ns */
+#define DLFS_FUSE_UPCALL_LIST_ROOT 3u    /* call dlfs_fuse_set_root_listing, then reply */
+#define DLFS_FUSE_UPCALL_STATFS 4u       /* capacity_bytes, free_bytes, sample_count */
+#define DLFS_FUSE_UPCALL_OPEN_DATASET 5u /* call dlfs_fuse_open_dataset, then reply */
+/*
+ * Log the failure; error: the errno of the request, or EAGAIN if the reader was replaced since, so
+ * that the sample is to be read again.
+ */
+#define DLFS_FUSE_UPCALL_REPORT_FAILURE 6u
+#define DLFS_FUSE_NO_READER UINT32_MAX
 
 typedef struct dlfs_fuse_upcall {
     uint64_t id;
@@ -94,7 +99,8 @@ typedef struct dlfs_fuse_upcall {
     dlfs_failure failure; /* for REPORT_FAILURE; member is UINT32_MAX if no single sample failed */
     uint32_t name_bytes;
     uint8_t name[DLFS_FUSE_NAME_BYTES_MAX + 1]; /* for LOOKUP */
-    uint32_t reserved;
+    uint32_t reader; /* for REPORT_FAILURE: number of the dataset's reader that failed, counted from
+                        0; DLFS_FUSE_NO_READER if none did */
 } dlfs_fuse_upcall;
 
 typedef struct dlfs_fuse_reply {
@@ -134,6 +140,16 @@ DLFS_API int dlfs_fuse_add_dataset(dlfs_fuse *fuse, const dlfs_fuse_dataset *dat
  */
 DLFS_API int dlfs_fuse_open_dataset(dlfs_fuse *fuse, uint32_t number,
                                     const dlfs_directory *directory, dlfs_reader *reader);
+/*
+ * Has later reads of an open dataset use another reader, of the same directory. Reads under way end
+ * with the one before, which stays in use until dlfs_fuse_await_reader has returned 1. -EINVAL;
+ * -ESTALE if the dataset is not open; -EBUSY if the reader before the present one is in use.
+ */
+DLFS_API int dlfs_fuse_replace_reader(dlfs_fuse *fuse, uint32_t number, dlfs_reader *reader);
+/*
+ * Returns 1 if no reader but the present one is in use; else 0, or waits if wait is not 0. -EINVAL.
+ */
+DLFS_API int dlfs_fuse_await_reader(dlfs_fuse *fuse, uint32_t number, int wait);
 /* Makes a dataset fail with ESTALE from now on, and waits until no thread uses it. -EINVAL. */
 DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number);
 /*

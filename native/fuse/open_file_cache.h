@@ -28,6 +28,7 @@ struct read_request {
     void *request; /* the fuse_req_t to answer */
     uint64_t offset;
     uint64_t bytes;
+    uint32_t moves; /* times that it was read again, since its dataset was moved */
     struct read_request *next;
 };
 

@@ -25,6 +25,7 @@
 #define SAMPLE_BYTES_MAX (UINT64_C(4) << 30)
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20) /* largest request of the kernel */
 #define BUSY_POLL_BYTES_MAX (128u << 10)    /* largest read that a thread busy-polls for */
+#define MOVES_MAX 20u /* most times that a request follows its dataset to other chunks */
 
 /* Replies with the requested part of a sample. Returns its bytes. */
 static uint64_t reply_part(struct dlfs_fuse *fuse, const struct read_request *request,
@@ -62,68 +63,90 @@ static void before_sleep(void *argument)
     receivers_release(wait->receivers);
 }
 
-/* Reads a batch. The sole receiver busy-polls for a small one, since no other thread needs it. */
-static int read_batch(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+/*
+ * Reads a batch. The sole receiver busy-polls for a small one, since no other thread needs it.
+ * *reader gets the number of the dataset's reader.
+ */
+static int read_batch(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                       const uint64_t *indices, uint64_t sample_count, uint64_t bytes,
-                      dlfs_batch **batch)
+                      uint32_t *reader, dlfs_batch **batch)
 {
     struct receivers *receivers = &fuse->receivers;
     struct device_wait wait = {.receivers = receivers};
     bool busy_poll = receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
                      busy_poll_pays(&receivers->device);
     int code =
-        dlfs_reader_read_awake(dataset->reader, indices, sample_count,
+        dlfs_reader_read_awake(dataset_take_reader(dataset, reader), indices, sample_count,
                                busy_poll ? receivers->busy_poll_us : 0, before_sleep, &wait, batch);
+    dataset_return_reader(&fuse->datasets, dataset, *reader);
     if (busy_poll) {
         busy_poll_note(&receivers->device, !wait.slept);
     }
     return code;
 }
 
-/* ---- a sample in one request ----------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
-static void reply_failure(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                          const dlfs_failure *failure, const struct read_request *request)
+static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
+                        const struct read_request *request);
+
+/* Answers a request with an errno; or, if that is EAGAIN, by the reader that is present now. */
+static void reply_error(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
+                        int error, const struct read_request *request)
 {
-    int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, failure);
-    (void)fuse_reply_err(request->request, error);
+    struct read_request again = *request;
+    if (error == EAGAIN && again.moves < MOVES_MAX) {
+        again.moves++;
+        again.next = NULL;
+        read_sample(fuse, dataset, index, &again);
+        return;
+    }
+    (void)fuse_reply_err(request->request, error == EAGAIN ? EIO : error);
 }
 
-static void read_whole(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t index,
+/* ---- a sample in one request ----------------------------------------------------------------- */
+
+static void read_whole(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
                        const struct read_request *request)
 {
     dlfs_batch *batch;
-    int code = read_batch(fuse, dataset, &index, 1, dataset_length(dataset, index), &batch);
-    if (code < 0) {
-        dlfs_failure failure = {.index = index, .code = code, .member = UINT32_MAX};
-        reply_failure(fuse, dataset, &failure, request);
-        return;
+    uint32_t reader;
+    dlfs_failure failure = {.index = index, .member = UINT32_MAX};
+    failure.code =
+        read_batch(fuse, dataset, &index, 1, dataset_length(dataset, index), &reader, &batch);
+    if (failure.code >= 0) {
+        if (batch->failure_count > 0) {
+            failure = batch->failures[0];
+        } else {
+            (void)reply_part(fuse, request, batch->base + batch->offsets[0],
+                             (uint64_t)batch->lengths[0]);
+        }
+        dlfs_batch_release(batch);
     }
-    if (batch->failure_count > 0) {
-        reply_failure(fuse, dataset, &batch->failures[0], request);
-    } else {
-        (void)reply_part(fuse, request, batch->base + batch->offsets[0],
-                         (uint64_t)batch->lengths[0]);
+    if (failure.code < 0) {
+        int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, &failure);
+        reply_error(fuse, dataset, index, error, request);
     }
-    dlfs_batch_release(batch);
 }
 
 /* ---- samples in the open-file cache ---------------------------------------------------------- */
 
-/* Answers all requests that were queued for a sample, with its bytes or its failure. */
-static void answer_queued(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                          struct cached_sample *sample, const dlfs_failure *failure)
+/* Answers all requests that were queued for a sample, with its bytes or the failure of a reader. */
+static void answer_queued(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
+                          struct cached_sample *sample, uint32_t reader,
+                          const dlfs_failure *failure)
 {
+    uint64_t index = inode_unpack(sample->key).node.index;
     struct read_request *request = file_cache_finish(fuse->cache, sample, failure == NULL);
     int error = 0;
     if (request != NULL && failure != NULL) {
-        error = upcall_report_failure(&fuse->upcalls, dataset->info.number, failure);
+        error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, failure);
     }
     uint64_t sent_bytes = 0;
     while (request != NULL) {
         struct read_request *next = request->next;
         if (failure != NULL) {
-            (void)fuse_reply_err(request->request, error);
+            reply_error(fuse, dataset, index, error, request);
         } else {
             sent_bytes += reply_part(fuse, request, sample->data, sample->bytes);
         }
@@ -146,7 +169,7 @@ static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position
 }
 
 /* Reads samples that file_cache_begin has added, as one batch. */
-static void load(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                  struct cached_sample **samples, uint32_t sample_count)
 {
     uint64_t indices[READAHEAD_SAMPLES_MAX] = {0};
@@ -158,14 +181,15 @@ static void load(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
     for (uint32_t i = 0; i < sample_count; i++) {
         bytes += samples[i]->bytes;
     }
-    int code = read_batch(fuse, dataset, indices, sample_count, bytes, &batch);
+    uint32_t reader;
+    int code = read_batch(fuse, dataset, indices, sample_count, bytes, &reader, &batch);
     for (uint32_t i = 0; i < sample_count; i++) {
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
         if (failure == NULL) {
             memcpy(samples[i]->copy, batch->base + batch->offsets[i], samples[i]->bytes);
         }
-        answer_queued(fuse, dataset, samples[i], failure);
+        answer_queued(fuse, dataset, samples[i], reader, failure);
     }
     if (code == 0) {
         dlfs_batch_release(batch);
@@ -173,27 +197,29 @@ static void load(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
 }
 
 /* Reads a sample that is too large to copy: it stays in its batch, outside the reader's cache. */
-static void load_large(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+static void load_large(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                        struct cached_sample *sample)
 {
     uint64_t index = inode_unpack(sample->key).node.index;
     dlfs_batch *batch = NULL;
     receivers_release(&fuse->receivers);
-    int code = dlfs_reader_read_apart(dataset->reader, &index, 1, &batch);
+    uint32_t reader;
+    int code = dlfs_reader_read_apart(dataset_take_reader(dataset, &reader), &index, 1, &batch);
+    dataset_return_reader(&fuse->datasets, dataset, reader);
     dlfs_failure whole = {.index = index, .code = code, .member = UINT32_MAX};
     const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, 0);
     if (failure == NULL) {
         sample->batch = batch;
         sample->data = batch->base + batch->offsets[0];
     }
-    answer_queued(fuse, dataset, sample, failure);
+    answer_queued(fuse, dataset, sample, reader, failure);
     if (code == 0 && failure != NULL) {
         dlfs_batch_release(batch);
     }
 }
 
 /* Reads samples first..first+sample_count-1 into the cache, except those that it has. */
-static void read_ahead(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t first,
+static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t first,
                        uint32_t sample_count)
 {
     struct cached_sample *samples[READAHEAD_SAMPLES_MAX];
@@ -248,7 +274,7 @@ static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *da
     atomic_flag_clear(&fuse->pushing);
 }
 
-static void read_ahead_in_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+static void read_ahead_in_sequence(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                                    uint64_t index)
 {
     struct readahead_plan plan = readahead_advance(&fuse->readahead, dataset->info.number, index,
@@ -272,8 +298,8 @@ void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
  * Reads a sample into the cache and answers this request and all that are queued meanwhile. Returns
  * false if another thread has added the sample to the cache: the caller looks there again.
  */
-static bool read_into_cache(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                            uint64_t index, const struct read_request *request)
+static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
+                            const struct read_request *request)
 {
     struct cached_sample *sample;
     struct cached_sample *other;
@@ -301,7 +327,7 @@ static bool read_into_cache(struct dlfs_fuse *fuse, const struct dataset_entry *
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-static void read_sample(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t index,
+static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
                         const struct read_request *request)
 {
     uint64_t length = dataset_length(dataset, index);
@@ -351,7 +377,9 @@ void handle_read(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t offs
         (void)reply_part(fuse, &part, NULL, 0);
     } else if (length > SAMPLE_BYTES_MAX) {
         dlfs_failure failure = {.index = index, .code = DLFS_E_LIMIT, .member = UINT32_MAX};
-        reply_failure(fuse, dataset, &failure, &part);
+        int code =
+            upcall_report_failure(&fuse->upcalls, inode.dataset, DLFS_FUSE_NO_READER, &failure);
+        (void)fuse_reply_err(request, code);
     } else {
         read_sample(fuse, dataset, index, &part);
     }

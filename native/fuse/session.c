@@ -273,6 +273,16 @@ DLFS_API int dlfs_fuse_open_dataset(dlfs_fuse *fuse, uint32_t number,
     return dataset_open(&fuse->datasets, number, directory, reader);
 }
 
+DLFS_API int dlfs_fuse_replace_reader(dlfs_fuse *fuse, uint32_t number, dlfs_reader *reader)
+{
+    return dataset_replace_reader(&fuse->datasets, number, reader);
+}
+
+DLFS_API int dlfs_fuse_await_reader(dlfs_fuse *fuse, uint32_t number, int wait)
+{
+    return dataset_await_reader(&fuse->datasets, number, wait != 0);
+}
+
 DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number)
 {
     return dataset_withdraw(&fuse->datasets, number);

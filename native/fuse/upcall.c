@@ -59,11 +59,13 @@ int upcall_send(struct upcall_queue *queue, struct upcall *upcall)
     return replied ? upcall->reply.error : ENOTCONN;
 }
 
-int upcall_report_failure(struct upcall_queue *queue, uint32_t dataset, const dlfs_failure *failure)
+int upcall_report_failure(struct upcall_queue *queue, uint32_t dataset, uint32_t reader,
+                          const dlfs_failure *failure)
 {
     struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_REPORT_FAILURE,
                                         .dataset = dataset,
-                                        .failure = *failure}};
+                                        .failure = *failure,
+                                        .reader = reader}};
     int error = upcall_send(queue, &upcall);
     return error > 0 ? error : EIO;
 }
@@ -78,7 +80,7 @@ int upcall_errno(struct upcall_queue *queue, uint32_t dataset, int code)
         return -code;
     default: {
         dlfs_failure failure = {.code = code, .member = UINT32_MAX};
-        return upcall_report_failure(queue, dataset, &failure);
+        return upcall_report_failure(queue, dataset, DLFS_FUSE_NO_READER, &failure);
     }
     }
 }

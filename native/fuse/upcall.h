@@ -46,8 +46,11 @@ void upcall_queue_close(struct upcall_queue *queue);
 /* Posts an upcall and waits for the reply. Returns the reply's error; ENOTCONN if the mount ends.
  */
 int upcall_send(struct upcall_queue *queue, struct upcall *upcall);
-/* Has the owner log a failure of a dataset or of one sample. Returns the errno of the request. */
-int upcall_report_failure(struct upcall_queue *queue, uint32_t dataset,
+/*
+ * Has the owner log a failure of a dataset or of one sample, which a reader of the dataset reported
+ * (or DLFS_FUSE_NO_READER). Returns the errno of the request; EAGAIN: read again.
+ */
+int upcall_report_failure(struct upcall_queue *queue, uint32_t dataset, uint32_t reader,
                           const dlfs_failure *failure);
 /* Converts an error code of libdlfs into an errno; reports codes that programs do not expect. */
 int upcall_errno(struct upcall_queue *queue, uint32_t dataset, int code);

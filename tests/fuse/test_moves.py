@@ -1,46 +1,63 @@
-"""Files of a mount are read on after their dataset was moved to other members."""
+"""Files of a mount, open ones too, are read without a failure while their dataset is moved."""
 
 from __future__ import annotations
 
-import errno
+import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
 
 import dlfs
 from dlfs.units import KIB, MIB
-from tests.fuse.mounting import mounted, wait_for
-from tests.unit.resizing.test_following import overwrite
+from tests.fuse.mounting import mounted
+from tests.unit.resizing.test_following import overwrite, reuse_chunks
 
 pytestmark = pytest.mark.fuse
 
 
-def test_files_are_read_where_they_are_now(tmp_path: Path, server: str) -> None:
+def drop_kernel_cache(file: int) -> None:
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_rule_54_files_of_a_dataset_that_is_moved(tmp_path: Path, server: str) -> None:
     old, new = tmp_path / "old.img", tmp_path / "new.img"
-    dlfs.format_volume(old, size_bytes=4 * MIB, chunk_bytes=16 * KIB)
+    dlfs.format_volume(old, size_bytes=6 * MIB, chunk_bytes=16 * KIB)
     samples = {f"{i:03}": random.Random(i).randbytes(9000) for i in range(60)}
+    samples["large"] = random.Random(99).randbytes(2 * MIB + 5)
     with dlfs.open(old) as volume, volume.writer("d") as writer:
         for path, data in samples.items():
             writer.add(path, data)
     with mounted(old, tmp_path / "mnt", tmp_path / "log", fuse=server) as mount:
-        assert (mount / "d/000").read_bytes() == samples["000"]
-        with dlfs.open(old) as volume:
-            volume.grow(new, size_bytes=4 * MIB)
-            volume.shrink([0])
-        overwrite(str(old))
-        if server == "native":  # until the kernel looks the dataset up again
-            wait_for(lambda: is_fresh(mount / "d/001"), "the dataset to be shown anew")
+        wrong: list[str] = []
+        moved = threading.Event()
+
+        def read_all() -> None:
+            while not moved.is_set():
+                for path, data in samples.items():
+                    with open(mount / f"d/{path}", "rb") as file:
+                        drop_kernel_cache(file.fileno())
+                        wrong.extend([path] if file.read() != data else [])
+
+        reader = threading.Thread(target=read_all)
+        with open(mount / "d/large", "rb", buffering=0) as file:
+            inode = os.fstat(file.fileno()).st_ino
+            start = file.read(1000)
+            reader.start()
+            try:
+                with dlfs.open(old) as volume:
+                    volume.grow(new, size_bytes=6 * MIB)
+                    reuse_chunks(volume)
+                    volume.remove("other")
+                    volume.shrink([0])
+                overwrite(str(old))
+            finally:
+                moved.set()
+                reader.join()
+            drop_kernel_cache(file.fileno())
+            assert start + file.read(5 * MIB) == samples["large"]
+        assert wrong == []
         for path, data in samples.items():
             assert (mount / f"d/{path}").read_bytes() == data
-
-
-def is_fresh(path: Path) -> bool:
-    """Return True if a file can be read again, after its dataset was moved."""
-    try:
-        path.read_bytes()
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        return False
-    return True
+        assert (mount / "d/large").stat().st_ino == inode

@@ -53,8 +53,10 @@ class Pause:
 
 
 def damaged(dataset: dlfs.Dataset) -> dlfs.Batch:
-    """Read a sample that is damaged on media: the reader looks for the reason."""
+    """Read a sample that is damaged: the reader looks for the reason in the new generation."""
     place = dataset.stat(3)
+    with dlfs.open(place.member) as volume, volume.writer("other") as writer:
+        writer.add("x", b"")
     with open(place.member, "r+b") as file:
         file.seek(place.offset_bytes)
         byte = file.read(1)[0]
@@ -69,7 +71,7 @@ def damaged(dataset: dlfs.Dataset) -> dlfs.Batch:
         ("dlfs.attributes.loading.read_into", lambda dataset: dataset.fields),
         ("dlfs.attributes.loading.read_into", lambda dataset: dataset.read([4], fields=["label"])),
         ("dlfs.segment_loading.read_into", lambda dataset: dataset.get("4")),
-        ("dlfs.connection.newest_generation", damaged),
+        ("dlfs.placement.newest_generation", damaged),
     ],
 )
 def test_devices_are_closed_after_the_last_call(

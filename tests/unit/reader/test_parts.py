@@ -50,7 +50,7 @@ def test_all_ways_give_the_sample(
         room = bytearray(b"x" * (len(expected) + 7))
         assert read_into(reader, index, room, 0) == len(expected)
         assert bytes(room) == expected + b"x" * 7
-        pieces = [bytes(piece) for piece in read_pieces(reader, index)]
+        pieces = [bytes(piece) for piece in read_pieces(lambda: reader, index)]
         assert b"".join(pieces) == expected
         assert all(0 < len(piece) <= PIECE for piece in pieces)
 
@@ -105,7 +105,7 @@ def test_a_damaged_sample_is_never_given_whole(bench: Callable[..., Bench]) -> N
         with pytest.raises(ChecksumError, match=named):
             read_into(reader, LARGE_INDEX, bytearray(len(LARGE)), 0)
         given: deque[bytes] = deque()
-        pieces = map(bytes, read_pieces(reader, LARGE_INDEX))
+        pieces = map(bytes, read_pieces(lambda: reader, LARGE_INDEX))
         with pytest.raises(ChecksumError, match=named) as caught:
             given.extend(pieces)
         assert b"".join(given) == LARGE[: len(LARGE) // PIECE * PIECE]
@@ -121,7 +121,7 @@ def test_the_right_copy_is_found(bench: Callable[..., Bench], bit: int) -> None:
         room = bytearray(len(LARGE))
         read_into(reader, LARGE_INDEX, room, 0)
         assert room == LARGE
-        assert b"".join(map(bytes, read_pieces(reader, LARGE_INDEX))) == LARGE
+        assert b"".join(map(bytes, read_pieces(lambda: reader, LARGE_INDEX))) == LARGE
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -154,7 +154,7 @@ def test_an_unreadable_sector_is_reported_with_its_sample(bench: Callable[..., B
         for ask in (
             lambda: reader.get(LARGE_INDEX),
             lambda: read_into(reader, LARGE_INDEX, bytearray(len(LARGE)), 0),
-            lambda: [*read_pieces(reader, LARGE_INDEX)],
+            lambda: [*read_pieces(lambda: reader, LARGE_INDEX)],
         ):
             with pytest.raises(DeviceError, match="sample 1 'large' of dataset 'test'") as caught:
                 ask()
@@ -169,7 +169,7 @@ def test_a_copy_is_read_where_one_has_an_unreadable_sector(bench: Callable[..., 
     natives[0] = FaultyNativeDevice(natives[0], faults, uri="mem:")
     with made.reader(natives) as reader:
         assert reader.get(LARGE_INDEX) == LARGE
-        assert b"".join(map(bytes, read_pieces(reader, LARGE_INDEX))) == LARGE
+        assert b"".join(map(bytes, read_pieces(lambda: reader, LARGE_INDEX))) == LARGE
 
 
 def test_a_large_sample_has_its_bytes_in_memory_once(
@@ -183,7 +183,7 @@ def test_a_large_sample_has_its_bytes_in_memory_once(
             assert len(reader.get(0)) == len(data)
             of_get = tracemalloc.get_traced_memory()[1]
             tracemalloc.reset_peak()
-            assert sum(len(piece) for piece in read_pieces(reader, 0)) == len(data)
+            assert sum(len(piece) for piece in read_pieces(lambda: reader, 0)) == len(data)
             of_pieces = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

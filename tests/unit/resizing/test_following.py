@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,9 @@ import dlfs
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MemoryDevice, open_device
 from dlfs.connection import LocalConnection, OpenOptions
+from dlfs.store import located
 from dlfs.units import KIB, MIB
+from tests.fuse.mounting import wait_for
 from tests.support.devices import WrappingDevice
 from tests.unit.resizing.test_growing import read
 
@@ -310,3 +314,87 @@ def test_members_to_remove_are_named_by_any_form_of_their_uri() -> None:
     finally:
         for name in names:
             MemoryDevice.forget(name)
+
+
+def reuse_chunks(volume: dlfs.Volume) -> None:
+    """Move data within the volume, and use the old chunks for other data."""
+    assert volume.rebalance().moved_bytes > 0
+    with volume.writer("other") as writer:
+        for number in range(volume.free_bytes // (16 * KIB) - 16):
+            writer.add(b"%04d" % number, b"\xff" * (16 * KIB))
+
+
+def test_a_part_of_a_sample_is_never_of_other_data(files: list[str]) -> None:
+    with dlfs.open(files[0]) as volume, volume["data"] as dataset:
+        buffer = bytearray(1000)
+
+        def read_parts() -> bytes:
+            parts = bytearray()
+            for offset in range(0, len(LARGE), len(buffer)):
+                assert dataset.read_into(COUNT, buffer, offset_bytes=offset) == len(buffer)
+                parts += buffer
+            return bytes(parts)
+
+        assert read_parts() == LARGE
+        volume.grow(files[1], size_bytes=SIZE)
+        assert read_parts() == LARGE
+        reuse_chunks(volume)
+        assert read_parts() == LARGE
+        volume.remove("data")
+        with volume.writer("again") as writer:
+            writer.add(b"x", b"\xfe" * (volume.free_bytes - 16 * 16 * KIB))
+        with pytest.raises(dlfs.StaleError):
+            read_parts()
+
+
+def test_a_part_is_not_returned_if_it_cannot_be_checked(files: list[str]) -> None:
+    with dlfs.open(files[0]) as volume, volume["data"] as dataset:
+        assert dataset.read_into(COUNT, bytearray(10), offset_bytes=5) == 10
+        with open(files[0], "r+b") as opened:
+            opened.write(bytes(128 * KIB))  # both superblocks that are read
+        os.truncate(files[0], SIZE - 4096)  # and the tail
+        with pytest.raises(dlfs.DlfsError):
+            dataset.read_into(COUNT, bytearray(10), offset_bytes=5)
+
+
+def test_pieces_go_on_after_a_move(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlfs.reader.parts.WHOLE_BYTES_MAX", 16 * KIB)
+    monkeypatch.setattr("dlfs.reader.parts.PIECE_BYTES", 16 * KIB)
+    with dlfs.open(files[0]) as volume, volume["data"] as dataset:
+        pieces = dataset.read_pieces(COUNT)
+        found = [bytes(next(pieces)) for _ in range(3)]
+        volume.grow(files[1], size_bytes=SIZE)
+        reuse_chunks(volume)
+        found += [bytes(next(pieces)) for _ in range(3)]
+        volume.remove("other")
+        volume.shrink([0])
+        overwrite(files[0])
+        found += [bytes(piece) for piece in pieces]
+        assert b"".join(found) == LARGE
+
+
+def test_idle_readers_find_members_that_came_later(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that leaves is gone at once: nothing on it leads to the others."""
+    monkeypatch.setattr("dlfs.placement.WATCH_S", 0.01)
+    with dlfs.open(files[0]) as volume:
+        expected = read(volume, "data")
+        with volume["data"] as dataset:
+            batches = dataset.batches(4, seed=1)
+            seen = next(batches).to_list()
+            run_elsewhere(f"grow({files[1]!r}, size_bytes={SIZE})", files[0])
+            wait_for(lambda: volume.uuid in located._remembered, "the reader to look")
+            run_elsewhere("shrink([0])", files[0])
+            os.truncate(files[0], 0)
+            wait_for(lambda: dataset.session.members == (files[1],), "the reader to look")
+            seen += [data for batch in batches for data in batch.to_list()]
+            assert sorted(seen) == sorted(expected.values())
+            volume.refresh()
+            assert volume.uri == files[1]
+
+
+def run_elsewhere(change: str, uri: str) -> None:
+    """Change the members of a volume in another process."""
+    program = f"import dlfs\nwith dlfs.open({uri!r}) as volume:\n    volume.{change}"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,234 @@
+"""Follows the chunks of an open dataset while they are moved and the volume's members change.
+
+A ``LocalPlacement`` belongs to one open dataset and knows its chunks when it was opened. A chunk is
+written again only after a commit that freed it, and a commit writes a superblock to every member.
+So if no member's superblock has changed after a read, the bytes are the dataset's: ``check`` reads
+the superblocks A and B of members that have its chunks, and nothing else while they stay the same.
+
+Once a second a thread looks at the open datasets of each volume, in the same way. It remembers
+where the members of a grown volume are, and has datasets opened anew when their members have left.
+So they are found although these members are detached soon, also by programs that pause.
+
+Threads: any at once; one thread of each volume that has open datasets. A forked child has none
+until it opens datasets of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import UUID
+
+from dlfs.arguments import Engine
+from dlfs.closing import Uses
+from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.constants import SUPERBLOCK_BYTES
+from dlfs.format.superblock import decode_superblock, superblock_offsets
+from dlfs.identity import DatasetIdentity
+from dlfs.store.located import remember_members
+from dlfs.store.members import Member, Opener, describe_swapped
+from dlfs.store.newest import have_left, is_moved, newest_generation
+from dlfs.store.records import find_record
+from dlfs.store.transaction import Generation
+
+WATCH_S = 1.0
+"""Time between two looks at the members of a volume, in seconds."""
+
+_Marks = tuple[bytes | None, ...]
+"""Superblocks A and B of some members as they were read; None for a member that cannot be read."""
+
+
+class LocalPlacement:
+    """The chunks of a dataset on devices that this process has open.
+
+    Args:
+        generation: generation at which the dataset was opened.
+        record: record of the dataset in it.
+        identity: identity of the dataset.
+        engine: engine for further file devices.
+        opener: function that opens further devices.
+        uses: calls under way that use the devices.
+
+    Attributes:
+        moved: True once the dataset must be opened anew, since its chunks or members are others.
+        lost_members: returns the members that the reader has lost, as bits.
+        closed: True once the devices are closed.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        record: DatasetRecord,
+        identity: DatasetIdentity,
+        engine: Engine,
+        opener: Opener,
+        uses: Uses,
+    ) -> None:
+        self.volume_uuid = generation.superblock.volume_uuid
+        self.moved = False
+        self.lost_members: Callable[[], int] = lambda: 0
+        self._opened = generation
+        self._record = record
+        self._identity = identity
+        self._engine = engine
+        self._opener = opener
+        self._members = _members_of(generation, record)
+        self._right: _Marks | None = None  # while these are read, the chunks are the dataset's
+        self._seen: _Marks | None = None  # when the thread looked last
+        self.closed = False
+        self._uses = uses
+        self._lock = threading.Lock()
+        _watch(self)
+
+    def diagnose(self) -> DlfsError | None:
+        """Return the error that explains failed reads: dataset removed or moved, device swapped."""
+        try:
+            return self.check()
+        except (FormatError, DeviceError, NotFoundError, UsageError):
+            other = describe_swapped(self._opened.devices, self.volume_uuid)
+            return None if other is None else self._identity.stale(other)  # the samples' errors
+
+    def check(self) -> DlfsError | None:
+        """Return None if all that was read so far is the dataset's; else the error that says why.
+
+        Raises:
+            DlfsError: the newest generation cannot be read.
+        """
+        with self._uses, self._lock:
+            if self.moved:
+                return self._identity.moved()
+            marks = self._read_marks()
+            if marks == self._right or (self._right is None and self._are_opened(marks)):
+                self._right = self._seen = marks
+                return None
+            found = self._examine()
+            if found is None:
+                return self._identity.missing_from(self._opened.devices)
+            if self.moved or found:
+                self.moved = True
+                return self._identity.moved()
+            self._right = self._seen = marks
+            return None
+
+    def look(self) -> None:
+        """Look whether the volume has changed, and have the dataset opened anew if it must be.
+
+        A dataset that was moved is read on: the checksums of samples, or ``check``, say when it can
+        no longer be read there.
+        """
+        if self.moved or not self._lock.acquire(blocking=False):
+            return  # a check is under way
+        try:
+            with self._uses:
+                marks = self._read_marks()
+                if marks != self._seen and (self._seen or not self._are_opened(marks)):
+                    self._examine()
+                self._seen = marks
+        finally:
+            self._lock.release()
+
+    def _examine(self) -> bool | None:
+        """Compare the dataset with the newest generation.
+
+        Returns:
+            None if the dataset was removed; else True if it has other chunks, or its members have
+            left. In the second case ``moved`` is set.
+        """
+        with newest_generation(self._opened, self._engine, self._opener) as newest:
+            if newest.superblock.volume_uuid == self.volume_uuid:
+                remember_members(self._opened.members, newest.superblock, newest.members)
+            found = find_record(newest.catalog, self._record.uuid)
+            if found is None:
+                return None
+            self.moved |= have_left(self._opened, self._record, newest)
+            return is_moved(self._opened, self._record, newest, found)
+
+    def _read_marks(self) -> _Marks:
+        lost = self.lost_members()
+        return tuple(
+            None if lost >> member.number & 1 else _read_slots(member) for member in self._members
+        )
+
+    def _are_opened(self, marks: _Marks) -> bool:
+        """Return True if the superblocks are those of the generation that was opened."""
+        read = [mark for mark in marks if mark is not None]
+        expected = self.volume_uuid, self._opened.superblock.generation
+        return bool(read) and all(_newest_in(mark) == expected for mark in read)
+
+
+def _members_of(generation: Generation, record: DatasetRecord) -> list[Member]:
+    """Return members that get a superblock in every commit as long as they have the dataset.
+
+    A member that was replaced gets none, so with replicas all members of its groups are returned.
+    """
+    runs = (*record.data_runs, *record.directory_runs)
+    groups = [g for g in generation.geometry.all_groups if any(g.has(run) for run in runs)]
+    count = None if generation.geometry.replicas > 1 else 1
+    numbers = [number for group in groups for number in group.members[:count]]
+    members = [generation.members[number] for number in numbers]
+    return [member for member in members if member.reason is None]
+
+
+def _read_slots(member: Member) -> bytes | None:
+    """Return the bytes of superblocks A and B of a member; None if they cannot be read."""
+    slots = superblock_offsets(member.member_bytes)[:2]
+    with suppress(DeviceError, FormatError, UsageError):  # it may have become smaller
+        block_bytes = max(SUPERBLOCK_BYTES, member.device.block_bytes)
+        return b"".join(member.device.read(slot, block_bytes)[:SUPERBLOCK_BYTES] for slot in slots)
+    return None
+
+
+def _newest_in(slots: bytes) -> tuple[UUID, int] | None:
+    """Return the volume and generation of the newest of some superblocks; None without any."""
+    found = []
+    for start in range(0, len(slots), SUPERBLOCK_BYTES):
+        with suppress(FormatError):
+            superblock = decode_superblock(slots[start : start + SUPERBLOCK_BYTES], "a member")
+            found.append((superblock.volume_uuid, superblock.generation))
+    return max(found, key=lambda pair: pair[1], default=None)
+
+
+# ---- the thread of each volume -------------------------------------------------------------------
+
+_watched: dict[UUID, weakref.WeakSet[LocalPlacement]] = {}
+"""Open datasets of each volume that has a thread."""
+
+_watched_lock = threading.Lock()
+
+
+def _watch(placement: LocalPlacement) -> None:
+    uuid = placement.volume_uuid
+    with _watched_lock:
+        if uuid in _watched:
+            _watched[uuid].add(placement)
+            return
+        _watched[uuid] = weakref.WeakSet([placement])
+    threading.Thread(target=_run, args=[uuid], name="dlfs-placement", daemon=True).start()
+
+
+def _run(uuid: UUID) -> None:
+    while True:
+        time.sleep(WATCH_S)
+        with _watched_lock:
+            placements = [placement for placement in _watched[uuid] if not placement.closed]
+            if not placements:
+                del _watched[uuid]
+                return
+        for placement in placements:
+            with suppress(DlfsError):  # the next look may find the volume readable again
+                placement.look()
+        del placement, placements  # so that datasets that are no longer used are freed
+
+
+def _after_fork() -> None:
+    global _watched_lock
+    _watched_lock = threading.Lock()
+    _watched.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
