@@ -19,7 +19,7 @@ from dlfs.fabric.discovery import discover
 from dlfs.units import MIB
 from tests.support.nvme import Event, Fault, FaultScript, Namespace, ScriptedTarget, Subsystem
 from tests.support.nvme.authentication import GROUPS, HASHES, Authentication
-from tests.support.nvme.faults import Silence
+from tests.support.nvme.faults import Cut, Silence
 from tests.support.nvme.scripted import DEFAULT_NQN
 
 pytestmark = pytest.mark.timeout(60)
@@ -248,6 +248,19 @@ def test_silence_in_the_middle(mutual: Authentication, event: Event, number: int
     script = FaultScript([Fault(event, Silence(), nth=number)])
     with target_of(mutual, script) as target, pytest.raises(DeviceTimeoutError, match="Authentic"):
         opened(target, connect_ms=200)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_connection_that_is_closed_in_place_of_an_answer(
+    mutual: Authentication, number: int
+) -> None:
+    """Linux's target may close it before its Failure1 has arrived."""
+    script = FaultScript([Fault(Event.AUTHENTICATION_RECEIVE, Cut(0), nth=number)])
+    with (
+        target_of(mutual, script) as target,
+        pytest.raises(AuthenticationError, match="the target refused this host, or was restarted"),
+    ):
+        opened(target)
 
 
 def test_a_device_without_a_key_has_nothing_to_authenticate() -> None:

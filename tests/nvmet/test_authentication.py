@@ -60,3 +60,11 @@ def test_a_wrong_controller_key_is_refused_by_this_host(kernel_target: KernelTar
     names = {"dhchap_key": "host", "dhchap_ctrl_key": "controller"}
     with pytest.raises(AuthenticationError, match="this host refused the target"):
         open_device(address(kernel_target, FIRST, **names))
+
+
+def test_a_kernel_without_concatenation_is_not_used_without_tls(
+    kernel_target: KernelTarget,
+) -> None:
+    write_key("host", KEYS[FIRST].host)
+    with pytest.raises(AuthenticationError, match="the target refused this host"):
+        open_device(address(kernel_target, FIRST, dhchap_key="host", concat=1))

@@ -104,6 +104,8 @@ def test_wrong_and_missing_keys(tmp_path: Path) -> None:
             open_device(found.uri(dhchap_key="wrong"))
         with pytest.raises(AuthenticationError, match="this host refused the target"):
             open_device(found.uri(dhchap_ctrl_key="wrong"))
+        with pytest.raises(AuthenticationError, match="concatenation does not match"):
+            open_device(found.uri(concat=1))  # which SPDK does not support
 
 
 def test_keys_are_rotated_in_the_middle_of_an_epoch(tmp_path: Path) -> None:

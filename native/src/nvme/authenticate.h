@@ -21,7 +21,8 @@
 
 /*
  * Does what a Connect's result and the configuration demand: authenticates, refuses the target, or
- * nothing. Errors, with a message: DLFS_E_AUTH, a side refused the other; -ENOTSUP,
+ * nothing. Errors, with a message: DLFS_E_AUTH, a side refused the other, or the target
+ * closed the connection in place of an answer; -ENOTSUP,
  * libdlfs_security is missing; those of nvme_connection_run.
  */
 int nvme_authenticate_connected(struct nvme_connection *connection,
