@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.block import parse_uri
+from dlfs.block.uri import NvmeTcpDiscoverUri
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, SpaceError
 from dlfs.fabric.composing import ComposingTarget, NamespaceRequest, open_target
+from dlfs.fabric.discovery import DISCOVERY_NQN, discover
 from dlfs.fabric.keys import KeyKind, generate_key, write_key
 from dlfs.units import MIB
 from tests.nvmet.guest import free_port
@@ -85,6 +88,22 @@ def test_a_volume_over_composed_namespaces(target: ComposingTarget) -> None:
     ).allowed_hosts == (OTHER_HOST,)
     with pytest.raises(dlfs.DlfsError, match="refused host"):
         dlfs.open(uris)
+
+
+def test_discovery_that_answers_listed_hosts(
+    target: ComposingTarget, spdk_target: SpdkTarget
+) -> None:
+    """Recipes of exports with TLS have it so."""
+    port = free_port()
+    spdk_target.call("nvmf_subsystem_allow_any_host", nqn=DISCOVERY_NQN, allow_any_host=False)
+    try:
+        made = [target.create(request(port, name)) for name in ("a", "b")]
+        asked = parse_uri(f"nvme-tcp+discover://127.0.0.1:{port}?hostnqn={HOST}")
+        assert isinstance(asked, NvmeTcpDiscoverUri)
+        found = discover(asked)
+        assert {one.nqn for one in found.subsystems} >= {one.nqn for one in made}
+    finally:
+        spdk_target.call("nvmf_subsystem_allow_any_host", nqn=DISCOVERY_NQN, allow_any_host=True)
 
 
 def test_refusals(target: ComposingTarget, spdk_target: SpdkTarget) -> None:

@@ -253,6 +253,15 @@ class SpdkTarget:
             self._call("nvmf_subsystem_add_ns", nqn=nqn, namespace=space)
         self._listen(nqn, export, export.port, secure=bool(request.tls_psk))
         self._listen(DISCOVERY_NQN, export, export.discovery_port)
+        self._list_hosts(export.allowed_hosts)
+
+    def _list_hosts(self, hosts: tuple[str, ...]) -> None:
+        """Have discovery answer hosts; with an export with TLS, it answers listed ones only."""
+        discovery = self._subsystem(DISCOVERY_NQN)
+        listed = {host["nqn"] for host in discovery["hosts"]} if discovery is not None else set()
+        for host in hosts:
+            if host not in listed:
+                self._call("nvmf_subsystem_add_host", nqn=DISCOVERY_NQN, host=host)
 
     def _listen(self, nqn: str, export: Export, port: int, *, secure: bool = False) -> None:
         subsystem = self._subsystem(nqn)
