@@ -171,8 +171,11 @@ def drop_tracebacks(error: BaseException) -> None:
     """Remove the tracebacks of an error that will be stored, and of its causes.
 
     A traceback keeps the variables of its functions and of all their callers alive, and so devices.
+    Causes may form a circle: an error that is stored may be raised again, and cause another one.
     """
     each: BaseException | None = error
-    while each is not None:
+    visited: set[int] = set()
+    while each is not None and id(each) not in visited:
+        visited.add(id(each))
         each.__traceback__ = None
         each = each.__cause__ or each.__context__

@@ -65,3 +65,14 @@ def test_errno_of_the_world() -> None:
     assert errors.DeviceError("x").errno == errno.EIO
     assert errors.DeviceError("x", errno.ENODEV).errno == errno.ENODEV
     assert errors.SpaceError("x").errno == errno.ENOSPC
+
+
+@pytest.mark.timeout(10)
+def test_tracebacks_of_errors_that_cause_each_other_are_dropped() -> None:
+    first, second = DlfsError("first"), DlfsError("second")
+    for error, cause in ((first, second), (second, first)):
+        with pytest.raises(DlfsError):
+            raise error from cause
+    errors.drop_tracebacks(first)
+    assert first.__traceback__ is None
+    assert second.__traceback__ is None
