@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 import dlfs
 from dlfs._native.nvme import NvmeStatus
 from dlfs.block import NvmeTcpDevice, open_device
+from dlfs.block.host import host_nqn
 from dlfs.errors import DeviceLostError
+from dlfs.fabric.keys import KeyKind, generate_key, write_key
 from dlfs.units import MIB
 from tests.nvmet.guest import free_port
 from tests.nvmet.volumes import LARGE, MEMORY_BYTES, add_large, assert_whole, read_epoch
@@ -54,13 +57,14 @@ class TwoPaths:
 
     target: SpdkTarget
     ports: list[int]
+    tls: bool
 
     @property
     def uri(self) -> str:
         """URI of namespace 1 with both paths."""
         first, second = self.ports
-        times = "timeout_ms=4000&reconnect_ms=10000"
-        return f"nvme-tcp://127.0.0.1:{first}/{NQN}?nsid=1&path=127.0.0.1:{second}&{times}"
+        options = "timeout_ms=4000&reconnect_ms=10000" + "&tls_psk=psk" * self.tls
+        return f"nvme-tcp://127.0.0.1:{first}/{NQN}?nsid=1&path=127.0.0.1:{second}&{options}"
 
     def _address(self, number: int) -> dict[str, str]:
         port = str(self.ports[number])
@@ -70,8 +74,9 @@ class TwoPaths:
         """Listen on both ports."""
         for number in range(2):
             self.target.call(
-                "nvmf_subsystem_add_listener", nqn=NQN, listen_address=self._address(number)
-            )
+                "nvmf_subsystem_add_listener",
+                nqn=NQN, listen_address=self._address(number), secure_channel=self.tls,
+            )  # fmt: skip
 
     def set_state(self, number: int, state: str) -> None:
         """Change the ANA state at one port."""
@@ -83,15 +88,25 @@ class TwoPaths:
         )
 
 
-@pytest.fixture
-def two_paths(spdk_target: SpdkTarget) -> Iterator[TwoPaths]:
-    """Export a RAM disk at two ports, as a subsystem with ANA."""
-    found = TwoPaths(spdk_target, [free_port(), free_port()])
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def two_paths(
+    request: pytest.FixtureRequest,
+    spdk_target: SpdkTarget,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[TwoPaths]:
+    """Export a RAM disk at two ports, as a subsystem with ANA, without and with TLS."""
+    found = TwoPaths(spdk_target, [free_port(), free_port()], request.param)
     call = spdk_target.call
     call(
         "nvmf_create_subsystem",
-        nqn=NQN, allow_any_host=True, serial_number="DLFS", ana_reporting=True,
+        nqn=NQN, allow_any_host=not found.tls, serial_number="DLFS", ana_reporting=True,
     )  # fmt: skip
+    if found.tls:
+        monkeypatch.setenv("DLFS_KEYS", str(tmp_path / "keys"))
+        key = write_key("psk", generate_key(KeyKind.TLS))
+        call("keyring_file_add_key", name="psk", path=str(key))
+        call("nvmf_subsystem_add_host", nqn=NQN, host=host_nqn(), psk="psk")
     call("bdev_malloc_create", name="ana", num_blocks=48 * MIB // 512, block_size=512)
     call("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "ana", "nsid": 1})
     found.listen()
@@ -100,6 +115,8 @@ def two_paths(spdk_target: SpdkTarget) -> Iterator[TwoPaths]:
     finally:
         call("nvmf_delete_subsystem", nqn=NQN)
         call("bdev_malloc_delete", name="ana")
+        if found.tls:
+            call("keyring_file_remove_key", name="psk")
 
 
 def test_epochs_are_exact_while_the_states_are_toggled(two_paths: TwoPaths) -> None:
@@ -151,6 +168,23 @@ def test_writes_survive_a_change_of_the_path(two_paths: TwoPaths) -> None:
             device.write(0, data)
             assert device.read(0, len(data)) == data
             assert device.status().path_moves == turn + 1
+
+
+def test_events_of_namespaces_arrive(two_paths: TwoPaths) -> None:
+    call = two_paths.target.call
+    call("bdev_malloc_create", name="second", num_blocks=MIB // 512, block_size=512)
+    try:
+        with opened(two_paths.uri) as device:
+            for _ in range(3):
+                seen = device.status().namespace_events
+                call("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "second", "nsid": 2})
+                seen = until(device, lambda s, n=seen: s.namespace_events > n).namespace_events
+                call("nvmf_subsystem_remove_ns", nqn=NQN, nsid=2)
+                until(device, lambda s, n=seen: s.namespace_events > n)
+            assert device.read(0, PAGE) == bytes(PAGE)
+            assert device.status().reconnects == 0
+    finally:
+        call("bdev_malloc_delete", name="second")
 
 
 def test_namespaces_come_and_go(spdk_target: SpdkTarget) -> None:
