@@ -22,7 +22,6 @@ import abc
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -76,7 +75,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
 
     def __init__(self, native: NativeDevice, *, uri: str, identity: str, writable: bool) -> None:
         super().__init__(native, uri=uri, identity=identity, writable=writable)
-        self._lease: Lease | None = None
+        self._guard = _LeaseGuard()
         self._renewer: _Renewer | None = None
         self._reservation: Reservation | None = None
         self._lock_wait_cancelled = threading.Event()
@@ -127,32 +126,22 @@ class SharedNamespaceDevice(NativeBackedDevice):
 
     # ---- writing under the lease -----------------------------------------------------------------
 
-    def _check_lease(self) -> None:
-        lease = self._lease
-        if lease is not None:
-            lease.check()
-
-    def _note_failed_write(self) -> None:
-        lease = self._lease
-        if lease is not None:
-            lease.note_failed_write()
-
     def queue_pair(self, depth: int) -> NativeQueue:
         """Create a queue pair that refuses writes once the lease is lost."""
-        return _GuardedQueue(self, depth)
+        return _GuardedQueue(self.native, depth, writable=self.writable, guard=self._guard)
 
     def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
         if kind == Kind.WRITE:
-            self._check_lease()  # before a queue pair is made for it
+            self._guard.check()  # before a queue pair is made for it
         super()._transfer(kind, buffer, offset_bytes)
 
     def flush(self) -> None:
         """Make every completed write durable; see ``BlockDevice.flush``."""
-        self._check_lease()
+        self._guard.check()
         try:
             super().flush()
         except (DeviceLostError, DeviceTimeoutError, AuthenticationError):
-            self._note_failed_write()  # so that unlock does not wait for the lost device
+            self._guard.note_failed_write()  # so that unlock does not wait for the lost device
             raise
 
     # ---- the lease -------------------------------------------------------------------------------
@@ -179,7 +168,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
         )
         block.lease = lease
         lease.acquire()
-        self._lease = lease
+        self._guard.lease = lease
         try:
             if self._reservation is not None:
                 self._reservation.acquire()
@@ -187,7 +176,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
             self._end_lease()
             raise
         except BaseException:  # the reservation may have been taken: the lease must expire
-            self._lease = None
+            self._guard.lease = None
             raise
         self._renewer = _Renewer(lease, block)
         self._renewer.start()
@@ -223,20 +212,24 @@ class SharedNamespaceDevice(NativeBackedDevice):
             self._renewer.stop()
             self._renewer = None
         try:
-            if self._reservation is not None and self._lease is not None and self._lease.releasable:
+            if (
+                self._reservation is not None
+                and self._guard.lease is not None
+                and self._guard.lease.releasable
+            ):
                 self._reservation.release()
             self._end_lease()
         except DeviceError as error:
-            self._lease = None
+            self._guard.lease = None
             _log.warning("%s: the writer's lock is left to expire: %s", self.uri, error)
 
     def _end_lease(self) -> None:
         """Release the lease if that is allowed, and forget it."""
         try:
-            if self._lease is not None:
-                self._lease.release()
+            if self._guard.lease is not None:
+                self._guard.lease.release()
         finally:
-            self._lease = None
+            self._guard.lease = None
 
 
 class _RecordBlock:
@@ -298,6 +291,29 @@ class _RecordBlock:
         self._confirmed = self._read_through
 
 
+class _LeaseGuard:
+    """The lease of a device, while it has one, for the device and its queue pairs.
+
+    The queue pairs have no reference to the device. So a device that nothing refers to any more is
+    closed at once, although it has idle queue pairs.
+    """
+
+    def __init__(self) -> None:
+        self.lease: Lease | None = None
+
+    def check(self) -> None:
+        """Raise LeaseLostError if the lease is lost."""
+        lease = self.lease
+        if lease is not None:
+            lease.check()
+
+    def note_failed_write(self) -> None:
+        """Note that a write may take effect later."""
+        lease = self.lease
+        if lease is not None:
+            lease.note_failed_write()
+
+
 class _GuardedQueue(NativeQueue):
     """A queue pair that checks the device's lease before every call that may send a write.
 
@@ -305,30 +321,31 @@ class _GuardedQueue(NativeQueue):
     drops unsent data.
     """
 
-    def __init__(self, device: SharedNamespaceDevice, depth: int) -> None:
-        super().__init__(device.native, depth, writable=device.writable)
-        self._check: Callable[[], None] = device._check_lease
-        self._note_failure: Callable[[], None] = device._note_failed_write
+    def __init__(
+        self, device: NativeDevice, depth: int, *, writable: bool, guard: _LeaseGuard
+    ) -> None:
+        super().__init__(device, depth, writable=writable)
+        self._guard = guard
 
     def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
         """Submit one operation; raises LeaseLostError for a write if the lease is lost."""
         if kind == Kind.WRITE:
-            self._check()
+            self._guard.check()
         return super().submit(kind, buffer, offset_bytes, tag)
 
     def _before_wait(self) -> None:
         if any(operation.kind == Kind.WRITE for operation in self._in_flight.values()):
-            self._check()
+            self._guard.check()
 
     def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
         """Return completions, noting failed ones; LeaseLostError if writes may not be sent."""
         try:
             taken = super().poll(timeout_ms)
         except DeviceError:
-            self._note_failure()
+            self._guard.note_failed_write()
             raise
         if any(result < 0 for _, result in taken):
-            self._note_failure()
+            self._guard.note_failed_write()
         return taken
 
     def transfer(self, kind: int, buffer: BytesLike, offset_bytes: int) -> None:
@@ -336,11 +353,11 @@ class _GuardedQueue(NativeQueue):
         if kind != Kind.WRITE:
             super().transfer(kind, buffer, offset_bytes)
             return
-        self._check()
+        self._guard.check()
         try:
             super().transfer(kind, buffer, offset_bytes)
         except DeviceError:
-            self._note_failure()
+            self._guard.note_failed_write()
             raise
 
 

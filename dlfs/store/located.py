@@ -117,7 +117,7 @@ def open_members(
     devices = open_devices(uris, writable=writable, engine=engine, opener=tolerant)
     absent = [device for device in devices if isinstance(device, MissingDevice)]
     if len(absent) == len(devices):
-        raise absent[0].reason
+        raise same_kind(absent[0].reason, str(absent[0].reason))
     try:
         located = open_located(
             devices, volume_uuid, writable=writable, engine=engine, opener=opener

@@ -405,10 +405,15 @@ def identify_all(
             drop_tracebacks(error)
             refused.append((device, error))
     if not found:
-        reasons = [reason for _, reason in refused]
-        staying = [reason for reason in reasons if not isinstance(reason, DepartedError)]
-        raise (staying or reasons)[0]
+        raise _first_reason([reason for _, reason in refused])
     return found, refused
+
+
+def _first_reason(reasons: Sequence[DlfsError]) -> DlfsError:
+    """Return a new error like the first, or like the first of a member that has not left."""
+    staying = [reason for reason in reasons if not isinstance(reason, DepartedError)]
+    first = (staying or reasons)[0]
+    return same_kind(first, str(first))
 
 
 def _checked(member: Member, newest: Superblock) -> Member | DlfsError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -386,6 +388,19 @@ def test_many_threads_read_and_write_at_once(device: BlockDevice) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_a_device_that_nothing_refers_to_is_freed_at_once(opener: Opener) -> None:
+    gc.disable()
+    try:
+        device = opener(True)
+        device.write(0, bytes(4096))
+        assert device.read(0, 4096) == bytes(4096)
+        freed = weakref.ref(device)
+        del device
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_closed_device_raises_closed_error(opener: Opener) -> None:

@@ -141,7 +141,10 @@ def test_a_stalled_writer_is_fenced_by_its_successor(target: ScriptedTarget) -> 
         stalled.lock_exclusive("a stalled writer")
         assert stalled._renewer is not None
         stalled._renewer.stop()
-        lease, stalled._lease = stalled._lease, None  # as if stopped after it checked its lease
+        lease, stalled._guard.lease = (
+            stalled._guard.lease,
+            None,
+        )  # as if stopped after it checked its lease
         next_one.lock_exclusive("the next")
         assert target.namespace.reservations.holder == THERE.bytes
         writes = target.counters.commands[Event.WRITE]
@@ -152,7 +155,7 @@ def test_a_stalled_writer_is_fenced_by_its_successor(target: ScriptedTarget) -> 
         with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
             stalled.write(0, b"\1" * 512)
         assert not any(target.namespace.contents[:512])
-        stalled._lease = lease
+        stalled._guard.lease = lease
         with pytest.raises(LeaseLostError, match="could not be renewed for 2 s"):
             stalled.write(0, b"\1" * 512)
         stalled.close()
@@ -169,7 +172,7 @@ def test_a_host_that_was_preempted_stays_fenced_when_the_lease_is_released(
         stalled.lock_exclusive("a stalled writer")
         assert stalled._renewer is not None
         stalled._renewer.stop()
-        stalled._lease = None
+        stalled._guard.lease = None
         next_one.lock_exclusive("the next")
         next_one.unlock()
         assert record_of(target.namespace) == bytes(RECORD_BYTES)

@@ -173,7 +173,10 @@ def test_a_stalled_writer_is_fenced_by_its_successor(opener: Opener) -> None:
         stalled.lock_exclusive("a stalled writer")
         assert stalled._renewer is not None
         stalled._renewer.stop()
-        lease, stalled._lease = stalled._lease, None  # as if stopped after it checked its lease
+        lease, stalled._guard.lease = (
+            stalled._guard.lease,
+            None,
+        )  # as if stopped after it checked its lease
         stalled.limit_writes(stalled.generation(), None)  # it knows of no deadline
         next_one.lock_exclusive("the next")
         found = holder(stalled)
@@ -182,7 +185,7 @@ def test_a_stalled_writer_is_fenced_by_its_successor(opener: Opener) -> None:
         with pytest.raises(LeaseLostError, match=FENCED):
             stalled.write(0, b"\1" * 512)
         assert next_one.read(0, 512) == bytes(512)
-        stalled._lease = lease
+        stalled._guard.lease = lease
 
 
 def test_a_writer_through_spdk_keeps_another_host_out(

@@ -449,7 +449,7 @@ def test_a_write_under_way_does_not_go_on_without_the_lease(opener: Opener) -> N
     device.lock_exclusive("a writer")
     with device.queue_pair(2) as queue:
         assert queue.submit(Kind.WRITE, aligned_buffer(4096, 4096), 4096, 1)
-        lease = device._lease
+        lease = device._guard.lease
         assert lease is not None
         lease._loss = "a test"
         with pytest.raises(LeaseLostError, match="a test"):
