@@ -57,6 +57,8 @@ from dlfs.store.members import (
     describe_swapped,
 )
 from dlfs.store.newest import (
+    REOPEN_PAUSE_S,
+    REOPEN_TIMEOUT_S,
     close_departed,
     load_joined,
     without_departed,
@@ -64,12 +66,6 @@ from dlfs.store.newest import (
 from dlfs.store.records import find_record
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import MIB, format_bytes, format_count
-
-REOPEN_TIMEOUT_S = 15.0
-"""Longest wait for lost devices, in seconds, when a dataset that was open is opened again, because
-it was moved: as long as an open device waits for its target by default."""
-REOPEN_PAUSE_S = 0.05
-"""Pause between two attempts to open lost devices, in seconds."""
 
 _log = logging.getLogger("dlfs")
 

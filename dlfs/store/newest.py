@@ -5,6 +5,7 @@ A volume gets members when it grows, and members leave it when it shrinks (FORMA
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,6 +16,12 @@ from dlfs.format.catalog import DatasetRecord
 from dlfs.store.located import open_located
 from dlfs.store.members import Opener, close_devices, identify_all
 from dlfs.store.transaction import Generation, load_generation
+
+REOPEN_TIMEOUT_S = 15.0
+"""Longest wait for devices that cannot be opened, in seconds, by a program that has the volume open
+and must open members that it got since: as long as an open device waits by default."""
+REOPEN_PAUSE_S = 0.05
+"""Pause between two attempts to open them, in seconds."""
 
 
 def load_joined(
@@ -76,21 +83,40 @@ def without_departed(before: Generation, devices: Sequence[BlockDevice]) -> list
 def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Iterator[Generation]:
     """Load the newest generation of an open volume, also if it has other members by now.
 
+    This waits for members that cannot be opened for the moment, as open devices wait for a target.
+
     Raises:
         DlfsError: as ``load_generation``.
     """
     count = len(opened.devices)
-    devices = opened.devices
     volume_uuid = opened.superblock.volume_uuid
-    devices += open_located(devices, volume_uuid, writable=False, engine=engine, opener=opener)
+    deadline = time.monotonic() + REOPEN_TIMEOUT_S
 
     def load(devices: Sequence[BlockDevice]) -> Generation:
         return load_generation(without_departed(opened, devices))
 
+    while True:
+        devices = opened.devices
+        devices += open_located(devices, volume_uuid, writable=False, engine=engine, opener=opener)
+        try:
+            newest = load_joined(devices, engine=engine, opener=opener, load=load)
+            break
+        except DeviceError:
+            close_devices(devices[count:])
+            if not any(map(_may_return, devices[count:])) or time.monotonic() > deadline:
+                raise
+            time.sleep(REOPEN_PAUSE_S)
+        except BaseException:
+            close_devices(devices[count:])
+            raise
     try:
-        yield load_joined(devices, engine=engine, opener=opener, load=load)
+        yield newest
     finally:
         close_devices(devices[count:])
+
+
+def _may_return(device: BlockDevice) -> bool:
+    return isinstance(device, MissingDevice) and device.reason.retryable
 
 
 def is_moved(
