@@ -44,7 +44,7 @@ _FILE_NAME = "libdlfs_fuse.so"
 VERSION = 4
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
-OPEN_REQUESTS = 1
+OPEN_REQUESTS, RESUME = 1, 2
 (
     UPCALL_LOOKUP,
     UPCALL_ROOT_TIME,
@@ -70,7 +70,10 @@ class CConfig(Structure):
     _fields_ = fields(
         (c_char_p, "mountpoint options"),
         (c_uint64, "cache_bytes"),
-        (c_uint32, "uid gid file_mode threads_max root_timeout_ms flags busy_poll_us reserved"),
+        (c_uint32, "uid gid file_mode threads_max root_timeout_ms flags busy_poll_us"),
+        (c_int32, "kernel"),
+        (c_char_p, "init"),
+        (c_uint64, "init_bytes"),
     )
 
 
@@ -121,6 +124,7 @@ class CStats(Structure):
 
 
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "dlfs_fuse_takes_connections": (c_int, ()),
     "dlfs_fuse_version": (c_uint32, ()),
     "dlfs_fuse_build": (c_char_p, ()),
     "dlfs_fuse_mount": (c_int, (POINTER(CConfig), POINTER(c_void_p))),
@@ -144,6 +148,15 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 def _path() -> Path:
     named = os.environ.get("DLFS_FUSE_LIBRARY")
     return Path(named) if named else Path(__file__).with_name(_FILE_NAME)
+
+
+def takes_connections() -> bool:
+    """Return True if libfuse is new enough (3.13) to serve what another process has mounted.
+
+    Raises:
+        NativeError: as ``fuse_library``.
+    """
+    return bool(fuse_library().dlfs_fuse_takes_connections())
 
 
 def is_built() -> bool:
@@ -201,6 +214,21 @@ class FuseOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelConnection:
+    """The kernel's side of a file system that another process has mounted and keeps.
+
+    Attributes:
+        descriptor: file descriptor of ``/dev/fuse``; stays open after the server has ended.
+        init: the kernel's INIT request, which it sends once: as read from the descriptor.
+        resumed: an earlier server has answered INIT; its unanswered requests are sent again.
+    """
+
+    descriptor: int
+    init: bytes
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Upcall:
     """A request of the native server to its owner.
 
@@ -227,15 +255,20 @@ class NativeFuse:
     Args:
         path: absolute path of the mount point.
         options: options of the mount.
+        connection: the file system, if it is mounted already; whoever mounted it unmounts it.
 
     Raises:
-        NativeError: libdlfs_fuse is not available.
+        NativeError: libdlfs_fuse is not available, or too old for a given connection.
         DeviceError: the system refused the mount; libfuse has printed the reason to standard error.
 
     Threads: any at once. Call ``close`` when no other method is running.
     """
 
-    def __init__(self, path: str, options: FuseOptions) -> None:
+    def __init__(
+        self, path: str, options: FuseOptions, connection: KernelConnection | None = None
+    ) -> None:
+        flags = OPEN_REQUESTS if options.open_requests else 0
+        flags |= RESUME if connection is not None and connection.resumed else 0
         config = CConfig(
             mountpoint=os.fsencode(path),
             options=",".join(options.options).encode(),
@@ -245,8 +278,11 @@ class NativeFuse:
             file_mode=options.file_mode,
             threads_max=options.threads_max,
             root_timeout_ms=int(1000 * options.root_seconds),
-            flags=OPEN_REQUESTS if options.open_requests else 0,
+            flags=flags,
             busy_poll_us=options.busy_poll_us,
+            kernel=-1 if connection is None else connection.descriptor,
+            init=None if connection is None else connection.init,
+            init_bytes=0 if connection is None else len(connection.init),
         )
         handle = c_void_p()
         self._library = fuse_library()

@@ -13,13 +13,16 @@ import logging.handlers
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dlfs.errors import DlfsError, write_error
 from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import KEEP, STATUS_PREFIX, MountRequest
-from dlfs.mount.mountpoint import unmount
-from dlfs.mount.server import serve
+from dlfs.mount.keeper import Keeper, can_keep
+from dlfs.mount.kept import KeptMount
+from dlfs.mount.mountpoint import prepare, unmount
+from dlfs.mount.server import serve, serve_kept
 
 SYSLOG = Path("/dev/log")
 
@@ -35,16 +38,56 @@ def main() -> None:
         _report({"mountpoint": path, "pid": os.getpid(), "log": log})
         threading.Thread(target=_wait_for_caller, args=(path,), daemon=True).start()
 
-    try:
+    with _reported_errors():
         log = _start_log(request.log)
-        serve(request.volume_uri, request.directory, request.options, ready)
+        if request.options.restart and can_keep(request.options):
+            _keep(request, ready)
+        else:
+            serve(request.volume_uri, request.directory, request.options, ready)
+
+
+def _keep(request: MountRequest, on_first_ready: Callable[[str], None]) -> None:
+    """Mount the requested volume, and keep servers running."""
+    path = prepare(request.directory)
+
+    def run_server(connect: Callable[[], KeptMount], tell_keeper: Callable[[], None]) -> None:
+        resumed = False
+
+        def connected() -> KeptMount:
+            nonlocal resumed
+            kept = connect()
+            resumed = kept.connection.resumed
+            return kept
+
+        def ready(path: str) -> None:
+            tell_keeper()
+            if resumed:
+                _log.info("%s: another server answers", path)
+            else:
+                on_first_ready(path)
+
+        with _reported_errors(again=True):
+            serve_kept(request.volume_uri, path, request.options, connected, ready)
+
+    Keeper(path, request.options, run_server, on_mounted=_leave_streams).run()
+
+
+@contextlib.contextmanager
+def _reported_errors(*, again: bool = False) -> Iterator[None]:
+    """Report errors to the caller and the log; raise them again if wanted."""
+    try:
+        yield
     except DlfsError as error:
         _log.error("%s", error)
         _report({"error": type(error).__name__, "message": str(error)})
+        if again:
+            raise
     except OSError as error:
         _log.error("%s", error)
         kind = type(write_error(str(error), error.errno or 0))
         _report({"error": kind.__name__, "message": str(error)})
+        if again:
+            raise
 
 
 def _report(status: dict[str, object]) -> None:

@@ -21,6 +21,7 @@ import errno
 import functools
 import logging
 import os
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from dlfs._native.reader import NativeReader
 from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError, NotFoundError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
+from dlfs.mount.kept import KeptMount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.view import (
     ROOT_SECONDS,
@@ -72,6 +74,7 @@ class NativeMount:
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount. Busy polling is off on a single processor, where it would
             delay the client.
+        kept: the mount, if a keeper has made it.
 
     Raises:
         NativeError: libdlfs_fuse is not available.
@@ -81,12 +84,19 @@ class NativeMount:
     """
 
     def __init__(
-        self, volume: Volume, shown: ShownVolume, path: str, options: MountOptions
+        self,
+        volume: Volume,
+        shown: ShownVolume,
+        path: str,
+        options: MountOptions,
+        kept: KeptMount | None = None,
     ) -> None:
         self._volume = volume
         self._path = path
         self._started_ns = time.time_ns()
-        self._view = VolumeView(shown, on_removed=self._on_removed)
+        self._kept = kept
+        numbers = None if kept is None else kept.numbers
+        self._view = VolumeView(shown, numbers=numbers, on_removed=self._on_removed)
         self._ended = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._readers: dict[int, SampleReader] = {}  # that the library uses, by dataset number
@@ -103,6 +113,7 @@ class NativeMount:
                 busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
                 open_requests=options.open_requests,
             ),
+            None if kept is None else kept.connection,
         )
         self._device = mountpoints.device_of(path)
         self._handlers: dict[int, Callable[[native.Upcall], Awaitable[dict[str, Any]]]] = {
@@ -124,6 +135,8 @@ class NativeMount:
             DeviceError: the loop failed.
         """
         try:
+            for dataset in await self._view.restore():
+                self._register(dataset)
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for task in (self._fetch_upcalls, self._keep_up, self._stop_when_cancelled):
@@ -138,6 +151,8 @@ class NativeMount:
         finally:
             if mountpoints.device_of(self._path) != self._device:
                 self._fuse.abandon()
+            elif self._kept is not None:
+                mountpoints.detach(self._path)
             self._fuse.close()
             self._view.close()
 
@@ -315,14 +330,16 @@ def widen_read_ahead(path: str, device: str | None) -> None:
     """Set the kernel's read-ahead on the mount to the largest request, if the system permits it.
 
     The kernel chooses a width of its own before it answers the first request, so this first sends
-    one to the mount. It must therefore not run on the thread that answers upcalls. If another file
-    system is mounted there meanwhile, its setting stays.
+    one to the mount. It must therefore not run on the thread that answers upcalls. Another process
+    sends it: a server that waits for its own answer could not die, and so not be replaced. If
+    another file system is mounted there meanwhile, its setting stays.
 
     Args:
         path: the mount point.
         device: what ``mountpoint.device_of`` returned when the mount was made.
     """
-    with contextlib.suppress(OSError):
-        found = os.stat(path).st_dev
+    command = ["stat", "--format=%d", "--", path]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        found = int(subprocess.run(command, capture_output=True, check=True).stdout)
         if f"{os.major(found)}:{os.minor(found)}" == device:
             (DEVICES / device / "read_ahead_kb").write_text(str(READ_AHEAD_KIB))

@@ -38,6 +38,8 @@ class MountOptions:
             request, before a thread sleeps; 0: none. It polls only while one program uses the
             mount, and pauses polling while the polls find nothing.
         open_requests: have the kernel send OPEN requests to the native server, as old kernels do.
+        restart: if the native server of a mount in the background dies, another one takes its
+            place, where the system permits it (``keeper``).
     """
 
     uid: int = field(default_factory=os.getuid)
@@ -49,6 +51,7 @@ class MountOptions:
     fuse: str = "auto"
     busy_poll_us: int = BUSY_POLL_US
     open_requests: bool = False
+    restart: bool = True
 
     def __post_init__(self) -> None:
         if self.file_mode & ~0o555:

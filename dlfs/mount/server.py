@@ -19,6 +19,7 @@ from dlfs._native.fuse import fuse_library, is_built
 from dlfs.errors import DlfsError, NativeError, NotFoundError
 from dlfs.extras import install_command
 from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.kept import KeptMount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.signals import run_until_signal
 from dlfs.mount.view import ShownVolume
@@ -90,12 +91,38 @@ def serve(
         run_until_signal(serve_view, volume, volume, path, options, on_ready)
 
 
+def serve_kept(
+    volume_uri: str,
+    path: str,
+    options: MountOptions,
+    connect: Callable[[], KeptMount],
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve a volume on a mount that a keeper has made, until it is unmounted.
+
+    Args:
+        volume_uri: URI or path of the volume, as for ``dlfs.open``.
+        path: the mount point, as ``mountpoint.prepare`` returned it.
+        options: options of the mount.
+        connect: returns the mount; called when the volume is open.
+        on_ready: called with the path when the mount answers.
+
+    Raises:
+        DlfsError: as ``serve``.
+
+    Threads: the main thread, which receives signals; one mount per process at a time.
+    """
+    with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
+        run_until_signal(serve_view, volume, volume, path, options, on_ready, connect())
+
+
 async def serve_view(
     volume: Volume,
     shown: ShownVolume,
     path: str,
     options: MountOptions,
     on_ready: Callable[[str], None],
+    kept: KeptMount | None = None,
 ) -> None:
     """Mount an open volume and answer until it is unmounted; unmount it when cancelled.
 
@@ -105,6 +132,7 @@ async def serve_view(
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
         on_ready: called with the path when the mount answers.
+        kept: the mount, if a keeper has made it; only for the native server.
 
     Raises:
         NativeError: the options demand the native server, and it is not available.
@@ -116,7 +144,7 @@ async def serve_view(
     if choose_server(options) == "native":
         from dlfs.mount.native_server import NativeMount
 
-        await NativeMount(volume, shown, path, options).serve(on_ready)
+        await NativeMount(volume, shown, path, options, kept).serve(on_ready)
         return
     # Imported here, because only this server needs pyfuse3.
     from dlfs.mount.pyfuse3_server import serve_pyfuse3

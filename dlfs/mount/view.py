@@ -29,6 +29,7 @@ from dlfs.dataset import Dataset
 from dlfs.errors import LimitError, NotFoundError, StaleError
 from dlfs.format.location import unpack_location
 from dlfs.format.names import parse_dataset
+from dlfs.mount.kept import DatasetNumbers
 from dlfs.mount.tree import DatasetTree
 from dlfs.staging.inode_numbers import DATASET_MAX
 from dlfs.store.info import DatasetInfo
@@ -139,6 +140,7 @@ class VolumeView:
 
     Args:
         volume: the volume; must outlive the view.
+        numbers: the numbers that earlier servers of this mount have given, to be continued.
         on_removed: called with each dataset that was removed from the volume.
     """
 
@@ -146,16 +148,19 @@ class VolumeView:
         self,
         volume: ShownVolume,
         *,
+        numbers: DatasetNumbers | None = None,
         on_removed: Callable[[ShownDataset], None] = lambda _dataset: None,
     ) -> None:
         self._volume = volume
+        self._numbers = numbers
         self._on_removed = on_removed
         self._refresh_lock = trio.Lock()
         self._load_limiter = trio.CapacityLimiter(LOADS_MAX)
         self._refresh_due = 0.0
         self._newest: dict[bytes, DatasetInfo] = {}
         self._versions: dict[tuple[bytes, int], DatasetInfo] = {}
-        self._shown: list[ShownDataset] = []  # number n at index n-1
+        # Number n at index n-1; None: shown by an earlier server, and removed since.
+        self._shown: list[ShownDataset | None] = []
         self._by_uuid: dict[UUID, ShownDataset] = {}
 
     # ---- the root --------------------------------------------------------------------------------
@@ -192,6 +197,24 @@ class VolumeView:
             raise NotFoundError(f"look {quote(name)} up in the volume: no such dataset")
         return self._numbered(info)
 
+    async def restore(self) -> list[ShownDataset]:
+        """Show the datasets that earlier servers of this mount have shown, by the same numbers.
+
+        Returns:
+            Those that the volume still contains.
+        """
+        uuids = [] if self._numbers is None else list(self._numbers)
+        if uuids:
+            await self._refresh()
+        infos = {info.uuid: info for info in self._versions.values()}
+        for number, uuid in enumerate(uuids, 1):
+            info = infos.get(uuid)
+            shown = None if info is None else ShownDataset(number, info, _created_ns(info))
+            self._shown.append(shown)
+            if shown is not None:
+                self._by_uuid[uuid] = shown
+        return list(self._by_uuid.values())
+
     # ---- datasets --------------------------------------------------------------------------------
 
     def dataset(self, number: int) -> ShownDataset:
@@ -203,6 +226,8 @@ class VolumeView:
         if not 0 < number <= len(self._shown):
             raise StaleError(f"find dataset number {number}: it was not shown by this mount")
         dataset = self._shown[number - 1]
+        if dataset is None:
+            raise StaleError(f"use dataset number {number}: it was removed")
         if dataset.removed:
             raise _removed(dataset)
         return dataset
@@ -221,13 +246,16 @@ class VolumeView:
         return dataset.loaded
 
     def shown(self, number: int) -> ShownDataset:
-        """Return a dataset that was given this number, even if it was removed."""
-        return self._shown[number - 1]
+        """Return a dataset that this server has shown, even if it was removed."""
+        dataset = self._shown[number - 1]
+        assert dataset is not None
+        return dataset
 
     def close(self) -> None:
         """Close every dataset."""
         for dataset in self._shown:
-            dataset.close()
+            if dataset is not None:
+                dataset.close()
 
     def expire(self) -> None:
         """Have the next request for the root read the list of datasets again."""
@@ -299,6 +327,8 @@ class VolumeView:
             dataset = ShownDataset(len(self._shown) + 1, info, _created_ns(info))
             self._shown.append(dataset)
             self._by_uuid[info.uuid] = dataset
+            if self._numbers is not None:
+                self._numbers.set(dataset.number, info.uuid)
         return dataset
 
 

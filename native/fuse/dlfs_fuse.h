@@ -35,6 +35,8 @@ extern "C" {
 DLFS_API uint32_t dlfs_fuse_version(void);
 /* Returns libfuse's version, such as "3.14.0". Static storage. */
 DLFS_API const char *dlfs_fuse_build(void);
+/* Returns 1 if dlfs_fuse_mount takes a file system that the owner has mounted, else 0. */
+DLFS_API int dlfs_fuse_takes_connections(void);
 
 /* ---- mounting -------------------------------------------------------------------------------- */
 
@@ -42,6 +44,9 @@ typedef struct dlfs_fuse dlfs_fuse;
 
 /* Flag: the kernel sends OPEN and OPENDIR requests, as kernels without FUSE_NO_OPEN_SUPPORT do. */
 #define DLFS_FUSE_OPEN_REQUESTS 1u
+/* Flag: an earlier server of this mount has answered INIT, and the requests that it left are to be
+ * sent again. */
+#define DLFS_FUSE_RESUME 2u
 
 typedef struct dlfs_fuse_config {
     const char *mountpoint; /* absolute path */
@@ -53,13 +58,19 @@ typedef struct dlfs_fuse_config {
     uint32_t threads_max; /* most threads that answer the kernel */
     uint32_t
         root_timeout_ms; /* time for which the kernel may cache entries of the root directory */
-    uint32_t flags;      /* DLFS_FUSE_OPEN_REQUESTS or 0 */
+    uint32_t flags;      /* DLFS_FUSE_*, or 0 */
     uint32_t
         busy_poll_us; /* longest busy polling for the next event before a thread sleeps; 0: none */
-    uint32_t reserved;
+    int32_t kernel;   /* descriptor of /dev/fuse, mounted by the owner; -1: mount it here */
+    const uint8_t *init; /* the kernel's INIT request, which the owner has read from there */
+    uint64_t init_bytes;
 } dlfs_fuse_config;
 
-/* Mounts. Errors: -EINVAL, -ENOMEM, -EIO if the system refuses: libfuse prints why to stderr. */
+/*
+ * Mounts, or takes a file system that the owner has mounted. The owner keeps its descriptor, and
+ * unmounts. Errors: -EINVAL; -ENOMEM; -EIO if the system refuses: libfuse prints why to stderr;
+ * -ENOTSUP, libfuse is older than 3.13, which is needed for a mount of the owner.
+ */
 DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out);
 /*
  * Answers the kernel until the file system is unmounted or dlfs_fuse_stop is called. Call it once,

@@ -62,7 +62,8 @@ struct counters {
 struct dlfs_fuse {
     dlfs_fuse_config config; /* its strings are NULL */
     struct fuse_session *session;
-    bool mounted;
+    bool mounted;          /* by this library */
+    bool drops_replies;    /* INIT was answered by an earlier server */
     bool open_requests;    /* the kernel sends OPEN; otherwise the first is refused with ENOSYS */
     bool opendir_requests; /* the same for OPENDIR */
 

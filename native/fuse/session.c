@@ -6,6 +6,7 @@
  * first may arrive just before sem_wait begins.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/fuse.h>
 #include <poll.h>
 #include <signal.h>
@@ -24,6 +25,7 @@
 #define WAKE_TRIES 20u
 #define THREADS_MAX 256u
 #define BUSY_POLL_US_MAX 10000u
+#define NOTIFY_RESEND 7 /* FUSE_NOTIFY_RESEND, of protocol 7.40 */
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
@@ -66,22 +68,25 @@ static ssize_t receive(int kernel, void *request, size_t bytes, void *userdata)
 
 static ssize_t send_reply(int kernel, struct iovec *parts, int part_count, void *userdata)
 {
-    (void)userdata;
+    struct dlfs_fuse *fuse = userdata;
+    if (fuse->drops_replies) {
+        return (ssize_t)((struct fuse_out_header *)parts[0].iov_base)->len;
+    }
     return writev(kernel, parts, part_count);
 }
 
-static int use_receivers(struct fuse_session *session)
+static int use_receivers(struct fuse_session *session, int kernel)
 {
     static const struct fuse_custom_io io = {.writev = send_reply, .read = receive};
-    return fuse_session_custom_io(session, &io, fuse_session_fd(session));
+    return fuse_session_custom_io(session, &io, kernel);
 }
 
 #else
 
-static int use_receivers(struct fuse_session *session)
+static int use_receivers(struct fuse_session *session, int kernel)
 {
     (void)session; /* all threads receive, as libfuse does it */
-    return 0;
+    return kernel == fuse_session_fd(session) ? 0 : -ENOTSUP;
 }
 
 #endif
@@ -98,10 +103,16 @@ DLFS_API const char *dlfs_fuse_build(void)
     return fuse_pkgversion();
 }
 
+DLFS_API int dlfs_fuse_takes_connections(void)
+{
+    return CUSTOM_RECEIVE;
+}
+
 static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
 {
     fuse->config = *config;
     fuse->config.mountpoint = fuse->config.options = NULL;
+    fuse->config.init = NULL;
     (void)pthread_mutex_init(&fuse->lock, NULL);
     (void)pthread_mutex_init(&fuse->listings_lock, NULL);
     (void)condition_init(&fuse->ended);
@@ -111,6 +122,37 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     upcall_queue_init(&fuse->upcalls, &fuse->receivers);
     dataset_table_init(&fuse->datasets, &fuse->upcalls);
     return file_cache_create(config->cache_bytes, &fuse->cache);
+}
+
+/*
+ * Takes a mount of the owner: processes the INIT request that the owner has read, and has the
+ * kernel send again what an earlier server left unanswered. All requests only read, so one that was
+ * answered twice does no harm.
+ */
+static int take_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
+{
+    struct fuse_out_header resend = {.len = sizeof resend, .error = NOTIFY_RESEND};
+    bool resumes = (config->flags & DLFS_FUSE_RESUME) != 0;
+    int kernel = fcntl(config->kernel, F_DUPFD_CLOEXEC, 0); /* libfuse closes it */
+    if (kernel < 0) {
+        return -errno;
+    }
+    int code = use_receivers(fuse->session, kernel);
+    if (code != 0) {
+        (void)close(kernel);
+        return code;
+    }
+    uint8_t *request = malloc(config->init_bytes);
+    if (request == NULL) {
+        return -ENOMEM;
+    }
+    memcpy(request, config->init, config->init_bytes);
+    const struct fuse_buf init = {.mem = request, .size = config->init_bytes};
+    fuse->drops_replies = resumes;
+    fuse_session_process_buf(fuse->session, &init);
+    fuse->drops_replies = false;
+    free(request);
+    return resumes && write(kernel, &resend, sizeof resend) < 0 ? -errno : 0;
 }
 
 static int mount_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
@@ -123,12 +165,15 @@ static int mount_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
         code = fuse->session == NULL ? -EINVAL : 0;
     }
     fuse_opt_free_args(&arguments);
+    if (code == 0 && config->kernel >= 0) {
+        return take_session(fuse, config);
+    }
     if (code == 0 && fuse_session_mount(fuse->session, config->mountpoint) != 0) {
         code = -EIO;
     }
     fuse->mounted = code == 0;
     if (code == 0 && config->busy_poll_us > 0) {
-        code = use_receivers(fuse->session);
+        code = use_receivers(fuse->session, fuse_session_fd(fuse->session));
     }
     return code;
 }
@@ -137,7 +182,7 @@ DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out)
 {
     if (config->mountpoint == NULL || config->options == NULL || config->threads_max == 0 ||
         config->threads_max > THREADS_MAX || config->busy_poll_us > BUSY_POLL_US_MAX ||
-        (config->file_mode & ~0777u) != 0) {
+        (config->file_mode & ~0777u) != 0 || (config->kernel >= 0 && config->init_bytes == 0)) {
         return -EINVAL;
     }
     struct dlfs_fuse *fuse = calloc(1, sizeof *fuse);
@@ -198,7 +243,8 @@ static int loop(struct dlfs_fuse *fuse)
     if (config == NULL) {
         return -ENOMEM;
     }
-    fuse_loop_cfg_set_clone_fd(config, 1);
+    /* The kernel aborts what it has sent to a clone when that is closed, instead of resending. */
+    fuse_loop_cfg_set_clone_fd(config, fuse->mounted);
     fuse_loop_cfg_set_max_threads(config, fuse->config.threads_max);
     fuse_loop_cfg_set_idle_threads(config, fuse->config.threads_max);
     int code = fuse_session_loop_mt(fuse->session, config);

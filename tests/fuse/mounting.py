@@ -44,6 +44,12 @@ def wait_for_exit(pid: int) -> None:
     assert ready, f"process {pid} did not end"
 
 
+def parent_of(pid: int) -> int:
+    """Return the ID of a process's parent: the keeper of a server that has one, else 1."""
+    status = Path(f"/proc/{pid}/stat").read_text()
+    return int(status.rpartition(")")[2].split()[1])
+
+
 def sample_tree(folder: Path, seed: int = 7) -> dict[bytes, bytes]:
     """Create files with unusual names and sizes; return their bytes by path."""
     draw = random.Random(seed)

@@ -71,6 +71,14 @@ def mount(
             "one program reads. Files come sooner, for more processor time. 0: no polling.",
         ),
     ] = 200,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart/--no-restart",
+            help="If the native server in the background dies, start another one; programs wait "
+            "for it and go on (Linux 6.9 or newer).",
+        ),
+    ] = True,
     log: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log file of the background server.")
     ] = None,
@@ -93,6 +101,7 @@ def mount(
         incoming=None if incoming is None else os.path.abspath(incoming),
         fuse=fuse,
         busy_poll_us=busy_poll,
+        restart=restart,
     )
     choose_server(options)  # fails before anything is started
     if foreground:

@@ -82,6 +82,7 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
         .root_timeout_ms = 10,
         .flags = flags,
         .busy_poll_us = busy_poll_us,
+        .kernel = -1,
     };
     mount->ending = false;
     mount->directory = dataset->directory;

@@ -1,0 +1,223 @@
+"""Keeps a mount alive when its server dies: holds ``/dev/fuse``, and starts the next server.
+
+The keeper mounts the file system and holds its descriptor, so the kernel does not notice that a
+server dies: programs wait until the next one answers. What the dead server left unanswered, the
+kernel sends again. The keeper serves nothing itself; it waits for its child.
+
+A server is a fork of the keeper, which has loaded all modules and started no threads, so the next
+one answers within a fraction of a second. Over a pair of sockets, the server says that the volume
+is open, and then that the mount answers; the keeper mounts in between. A server that ends by itself
+has unmounted, and the keeper ends with it.
+
+Needs the native server, fusermount3, and Linux 6.9 (FUSE_NOTIFY_RESEND). Source: Linux,
+include/uapi/linux/fuse.h and fs/fuse/dev.c; fusermount3(1), libfuse's lib/mount.c (_FUSE_COMMFD).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from dlfs._native.fuse import KernelConnection, takes_connections
+from dlfs.errors import DeviceError, DlfsError
+from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.kept import DatasetNumbers, KeptMount
+from dlfs.mount.options import MountOptions
+from dlfs.mount.server import choose_server
+from dlfs.units import KIB
+
+KERNEL_MIN = (6, 9)
+"""The first Linux that sends requests again."""
+
+REQUEST_BYTES_MAX = 64 * KIB
+"""Buffer for the kernel's first request, in bytes; the kernel demands at least 8 KiB."""
+
+FAILURES_MAX = 5
+"""Servers in a row that die young, and not by SIGKILL, after which the mount is given up."""
+
+YOUNG_SECONDS = 2.0
+"""A server that dies before this age has died young, in seconds."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_OPENED, _READY = b"o", b"r"
+"""What a server tells its keeper: the volume is open; the mount answers."""
+
+_log = logging.getLogger(__name__)
+
+Server = Callable[[Callable[[], KeptMount], Callable[[], None]], None]
+"""Opens a volume, calls the first argument for the mount, and the second one when it answers."""
+
+
+def can_keep(options: MountOptions) -> bool:
+    """Return True if a mount with these options can be kept on this machine.
+
+    Raises:
+        DlfsError: as ``choose_server``.
+    """
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (
+        found is not None
+        and (int(found[1]), int(found[2])) >= KERNEL_MIN
+        and shutil.which("fusermount3") is not None
+        and choose_server(options) == "native"
+        and takes_connections()
+    )
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+class Keeper:
+    """The keeper of one mount.
+
+    Args:
+        path: the mount point, as ``mountpoint.prepare`` returned it.
+        options: options of the mount.
+        server: runs in a process of its own until the mount is gone, and unmounts when it gets
+            SIGTERM. It reports its errors itself, and raises them.
+        on_mounted: called once the file system is mounted, when no message follows any more.
+
+    Threads: the main thread of a process without others.
+    """
+
+    def __init__(
+        self, path: str, options: MountOptions, server: Server, on_mounted: Callable[[], None]
+    ) -> None:
+        self._path = path
+        self._options = options
+        self._server = server
+        self._on_mounted = on_mounted
+        self._kernel = -1
+        self._init = b""
+        self._numbers = DatasetNumbers()
+        self._device: str | None = None
+        self._pid = 0
+        self._ending = False
+
+    def run(self) -> None:
+        """Mount, and keep the mount alive until it is unmounted or SIGTERM ends it.
+
+        Raises:
+            DeviceError: the system refused the mount.
+        """
+        gc.freeze()  # the servers share the memory of what is loaded
+        for number in _SIGNALS:
+            signal.signal(number, self._end)
+        failures = 0
+        while failures < FAILURES_MAX and not self._ending:
+            started = time.monotonic()
+            ready, status = self._run_server()
+            if status == 0 or self._kernel < 0 or mountpoints.device_of(self._path) != self._device:
+                return
+            young = not ready or time.monotonic() - started < YOUNG_SECONDS
+            if young and status != -signal.SIGKILL:
+                failures += 1
+            elif not young:
+                failures = 0
+            _log.error("%s: the server died (status %d); starting another", self._path, status)
+        _log.error("%s: given up after %d servers that died", self._path, failures)
+
+    def _run_server(self) -> tuple[bool, int]:
+        """Start a server and wait for its end.
+
+        Returns:
+            Whether the mount has answered; the exit status, negative if a signal ended the server.
+        """
+        here, there = socket.socketpair()
+        with _signals_blocked():  # in the child, a handler of the keeper would signal the group
+            self._pid = os.fork()
+            if self._pid == 0:
+                here.close()
+                self._serve(there)
+        there.close()
+        ready = False
+        try:
+            with here:
+                if here.recv(1) == _OPENED:
+                    resumed = self._kernel >= 0
+                    if not resumed:
+                        self._mount()
+                    self._send_connection(here, resumed=resumed)
+                    ready = here.recv(1) == _READY
+        except BaseException:
+            os.kill(self._pid, signal.SIGKILL)
+            raise
+        finally:
+            status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return ready, status
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        """Pass a signal to the server, which unmounts."""
+        self._ending = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGTERM)
+
+    # ---- mounting --------------------------------------------------------------------------------
+
+    def _mount(self) -> None:
+        """Mount by fusermount3, and read the request with which the kernel begins."""
+        here, there = socket.socketpair()
+        command = ["fusermount3", "-o", ",".join(self._options.for_kernel()), "--", self._path]
+        with here, there:
+            done = subprocess.run(
+                command,
+                env={**os.environ, "_FUSE_COMMFD": str(there.fileno())},
+                pass_fds=[there.fileno()],
+                check=False,
+            )
+            if done.returncode:
+                raise DeviceError(
+                    f"mount on {self._path}: the system refused (is /dev/fuse there, and "
+                    "allow_other permitted?)"
+                )
+            _, (self._kernel,), _, _ = socket.recv_fds(here, 1, 1)
+        self._device = mountpoints.device_of(self._path)
+        self._init = os.read(self._kernel, REQUEST_BYTES_MAX)
+        self._on_mounted()
+
+    def _send_connection(self, link: socket.socket, *, resumed: bool) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the server has died: waitpid tells
+            socket.send_fds(link, [bytes([resumed]) + self._init], [self._kernel])
+
+    # ---- in the server's process -----------------------------------------------------------------
+
+    def _serve(self, link: socket.socket) -> None:
+        """Run the server and end the process."""
+        code = 1
+        try:
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            self._server(lambda: self._connect(link), lambda: link.sendall(_READY))
+            code = 0
+        except (DlfsError, OSError):
+            pass  # reported by the server
+        except BaseException:  # noqa: BLE001
+            _log.exception("%s: the server ends", self._path)
+        finally:
+            logging.shutdown()
+            os._exit(code)
+
+    def _connect(self, link: socket.socket) -> KeptMount:
+        """Tell the keeper that the volume is open, and receive the connection to the kernel."""
+        link.sendall(_OPENED)
+        message, descriptors, _, _ = socket.recv_fds(link, REQUEST_BYTES_MAX, 1)
+        connection = KernelConnection(descriptors[0], message[1:], resumed=bool(message[0]))
+        return KeptMount(connection, self._numbers)

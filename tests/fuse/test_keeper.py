@@ -1,0 +1,178 @@
+"""The keeper of a mount: programs do not notice that servers die.
+
+``DLFS_SERVER_KILLS`` is the number of servers that are killed under load; a few by default.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import mmap
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.mount.keeper import FAILURES_MAX, can_keep
+from dlfs.mount.mountpoint import find_mount
+from dlfs.mount.options import MountOptions
+from dlfs.units import MIB
+from tests.fuse.mounting import (
+    Mount,
+    add_dataset,
+    errno_of,
+    mounted,
+    parent_of,
+    wait_for,
+    wait_for_exit,
+)
+
+KILLS = int(os.environ.get("DLFS_SERVER_KILLS", "4"))
+READERS = 8
+FILES = {
+    b"d%d/%03d" % (folder, file): random.Random(f"{folder} {file}").randbytes(5000)
+    for folder in range(4)
+    for file in range(50)
+}
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.skipif(not can_keep(MountOptions()), reason="needs Linux 6.9 and libfuse 3.13"),
+]
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    volume = tmp_path / "volume.img"
+    dlfs.format_volume(str(volume), size_bytes=16 * MIB)
+    add_dataset(volume, "train", FILES)
+    with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
+        yield mount
+
+
+def server_of(keeper: int) -> int:
+    """Wait for the keeper's server and return its process ID."""
+    children: list[str] = []
+
+    def has_server() -> bool:
+        children[:] = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        return bool(children)
+
+    wait_for(has_server, "a server")
+    return int(children[0])
+
+
+def kill_server(mount: Mount, keeper: int, number: int = signal.SIGKILL) -> None:
+    """Kill the keeper's server and wait until the keeper has noticed."""
+    deaths = mount.log.read_text().count("the server died")
+    os.kill(server_of(keeper), number)
+    wait_for(lambda: mount.log.read_text().count("the server died") > deaths, "the keeper")
+
+
+def drop_caches() -> None:
+    """Have programs send requests again, where the test may do that."""
+    if os.geteuid() == 0:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def test_programs_do_not_notice_servers_that_are_killed(mount: Mount) -> None:
+    ended = threading.Event()
+
+    def repeat(look: Callable[[random.Random], None], seed: int) -> int:
+        draw = random.Random(seed)
+        count = 0
+        while not ended.is_set() or not count:
+            look(draw)
+            count += 1
+        return count
+
+    def read(draw: random.Random) -> None:
+        path = draw.choice(list(FILES))
+        assert (mount / "train" / os.fsdecode(path)).read_bytes() == FILES[path]
+
+    def map_file(draw: random.Random) -> None:
+        path = draw.choice(list(FILES))
+        with (
+            open(mount / "train" / os.fsdecode(path), "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+        ):
+            assert bytes(mapped) == FILES[path]
+
+    def find(_draw: random.Random) -> None:
+        assert sum(len(files) for _, _, files in os.walk(mount / "train")) == len(FILES)
+
+    def has_answered(servers: int) -> bool:
+        return mount.log.read_text().count("another server answers") >= servers
+
+    keeper = parent_of(mount.pid)
+    with ThreadPoolExecutor(READERS + 2) as pool:
+        looks = [*[read] * READERS, map_file, find]
+        running = [pool.submit(repeat, look, seed) for seed, look in enumerate(looks)]
+        try:
+            for kill in range(1, KILLS + 1):
+                drop_caches()
+                kill_server(mount, keeper)
+                wait_for(functools.partial(has_answered, kill), "a server")
+        finally:
+            ended.set()
+        assert all(task.result() for task in running)
+
+
+def test_what_a_program_has_open_goes_on(mount: Mount) -> None:
+    add_dataset(mount.volume, "other", {b"x": b"other"})
+    wait_for(lambda: (mount / "other/x").exists(), "the dataset")
+    before = os.stat(mount / "train/d1/007").st_ino
+    folder = os.open(mount / "train/d1", os.O_RDONLY | os.O_DIRECTORY)
+    opened = os.open(mount / "train/d1/007", os.O_RDONLY)
+    with dlfs.open(str(mount.volume)) as volume:
+        volume.remove("other")
+    keeper = parent_of(mount.pid)
+    kill_server(mount, keeper)
+    drop_caches()
+    assert os.pread(opened, 6000, 0) == FILES[b"d1/007"]
+    beside = os.open("008", os.O_RDONLY, dir_fd=folder)
+    assert os.read(beside, 6000) == FILES[b"d1/008"]
+    assert len(os.listdir(folder)) == 50
+    assert os.stat(mount / "train/d1/007").st_ino == before
+    add_dataset(mount.volume, "younger", {b"x": b"younger"})
+    wait_for(lambda: (mount / "younger/x").exists(), "the dataset")
+    assert (mount / "younger/x").read_bytes() == b"younger"
+    assert errno_of(lambda: os.stat(mount / "other/x")) == errno.ENOENT
+    for descriptor in (folder, opened, beside):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("of_keeper", [True, False])
+def test_sigterm_unmounts(mount: Mount, of_keeper: bool) -> None:
+    keeper = parent_of(mount.pid)
+    kill_server(mount, keeper)
+    server = server_of(keeper)
+    assert (mount / "train/d0/000").read_bytes() == FILES[b"d0/000"]
+    os.kill(keeper if of_keeper else server, signal.SIGTERM)
+    for process in (server, keeper):
+        wait_for_exit(process)
+    assert find_mount(mount.directory) is None
+
+
+def test_servers_that_crash_again_and_again_are_given_up(mount: Mount) -> None:
+    keeper = parent_of(mount.pid)
+    for _ in range(FAILURES_MAX):
+        kill_server(mount, keeper, signal.SIGSEGV)
+    wait_for_exit(keeper)
+    assert errno_of(lambda: os.listdir(mount.directory)) == errno.ENOTCONN
+    assert f"given up after {FAILURES_MAX} servers" in mount.log.read_text()
+
+
+def test_without_a_keeper(mount: Mount, tmp_path: Path) -> None:
+    options = {"fuse": "native", "restart": False}
+    with mounted(mount.volume, tmp_path / "plain", tmp_path / "log", **options) as plain:
+        assert parent_of(plain.pid) == 1
+        os.kill(plain.pid, signal.SIGKILL)
+        wait_for_exit(plain.pid)
+        assert errno_of(lambda: os.listdir(plain.directory)) == errno.ENOTCONN
