@@ -94,7 +94,8 @@ def mount_volume(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONPATH": search},
+        # numpy's pool of threads is of no use there, and the keeper of a mount forks.
+        env={**os.environ, "PYTHONPATH": search, "OPENBLAS_NUM_THREADS": "1"},
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -21,6 +21,22 @@ FuseOption = Annotated[
         "only), 'pyfuse3' (the reference; required for --incoming), or 'auto': native if possible.",
     ),
 ]
+BusyPollOption = Annotated[
+    int,
+    typer.Option(
+        "--busy-poll-us",
+        metavar="US",
+        help="How long the native server polls for the next request before it sleeps, while one "
+        "program reads. Files come sooner, for more processor time. 0: no polling.",
+    ),
+]
+NoRestartOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-restart",
+        help="Start no other server when the native server in the background dies.",
+    ),
+]
 MemoryOption = Annotated[
     str | None,
     typer.Option(
@@ -62,23 +78,8 @@ def mount(
         ),
     ] = None,
     fuse: FuseOption = "auto",
-    busy_poll: Annotated[
-        int,
-        typer.Option(
-            "--busy-poll-us",
-            metavar="US",
-            help="How long the native server polls for the next request before it sleeps, while "
-            "one program reads. Files come sooner, for more processor time. 0: no polling.",
-        ),
-    ] = 200,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart/--no-restart",
-            help="If the native server in the background dies, start another one; programs wait "
-            "for it and go on (Linux 6.9 or newer).",
-        ),
-    ] = True,
+    busy_poll: BusyPollOption = 200,
+    no_restart: NoRestartOption = False,
     log: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log file of the background server.")
     ] = None,
@@ -101,7 +102,7 @@ def mount(
         incoming=None if incoming is None else os.path.abspath(incoming),
         fuse=fuse,
         busy_poll_us=busy_poll,
-        restart=restart,
+        restart=not no_restart,
     )
     choose_server(options)  # fails before anything is started
     if foreground:
