@@ -465,6 +465,8 @@ def _groups_problem(geo: Geometry) -> str | None:
         return f"expected at most {GROUPS_MAX} groups of members, got {len(geo.groups)}"
     if geo.groups and geo.row_count != geo.groups[0].row_count:
         return f"expected {geo.groups[0].row_count} rows as in group 0, got {geo.row_count}"
+    if geo.groups and geo.with_groups(geo.groups).groups == ():
+        return "expected no table of groups for one group of all members from chunk 0 on, got one"
     next_chunk = next_member = 0
     for number, group in enumerate(geo.groups):
         if group.first_chunk < next_chunk or group.first_member != next_member:
@@ -476,6 +478,9 @@ def _groups_problem(geo: Geometry) -> str | None:
             )
         if group.end_chunk >= CHUNK_END_MAX:
             return f"expected chunks up to {CHUNK_END_MAX}, got {group.end_chunk}"
+        rows_max = (MEMBER_BYTES_MAX - geo.data_offset_bytes) // geo.chunk_bytes
+        if group.row_count > rows_max:
+            return f"expected at most {rows_max} rows in group {number}, got {group.row_count}"
         next_chunk = group.end_chunk + 1  # an unused number keeps runs of two groups apart
         next_member = group.first_member + group.member_count
     if geo.groups and next_member != geo.member_count:

@@ -29,7 +29,14 @@ import numpy as np
 from dlfs.arguments import Engine
 from dlfs.attributes import read_attributes
 from dlfs.block import BlockDevice, FileUri, MissingDevice, open_device, parse_uri
-from dlfs.errors import DegradedError, DeviceError, DeviceLostError, FormatError, UsageError
+from dlfs.errors import (
+    DegradedError,
+    DeviceError,
+    DeviceLostError,
+    FormatError,
+    LimitError,
+    UsageError,
+)
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES, SUPERBLOCK_BYTES
 from dlfs.format.geometry import DataSpace, Geometry, usable_bytes
@@ -42,7 +49,7 @@ from dlfs.segment_loading import load_segment
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member
-from dlfs.store.located import open_members
+from dlfs.store.located import encode_locations, open_members, write_locations
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     Member,
@@ -50,6 +57,7 @@ from dlfs.store.members import (
     Opener,
     close_devices,
     identify,
+    read_locations,
     split_uris,
 )
 from dlfs.store.segments import read_segment
@@ -410,6 +418,11 @@ class _Repair:
         superblock = replace(found.superblock, member_uuids=tuple(uuids))
         base = Generation(tuple(members), superblock, found.catalog)
         first = [member for member in members if member.number in self._fresh]
+        if self._fresh and any(read_locations(member.device) for member in members):
+            try:
+                write_locations(members, encode_locations(superblock, members))
+            except LimitError as error:
+                _log.warning("repair volume %s: %s", superblock.volume_uuid, error)
         base = Transaction.over(base).commit(base.catalog.datasets, first=first)
         return Transaction.over(base).commit(base.catalog.datasets)
 

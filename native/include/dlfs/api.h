@@ -43,6 +43,9 @@ extern "C" {
 
 /*
  * A volume at the generation that was in force when it was mounted. Immutable: any threads at once.
+ * If a dataset is moved to other chunks later (dlfs rebalance, dlfs shrink), its samples are read
+ * until their old chunks are written again, and then fail with DLFS_E_CHECKSUM: mount the volume
+ * anew.
  */
 typedef struct dlfs_volume dlfs_volume;
 
@@ -57,12 +60,14 @@ typedef struct dlfs_volume dlfs_volume;
  *                                          timeout_ms, connect_ms, keepalive_ms, reconnect_ms,
  *                                          busy_poll_us (`dlfs uri` explains them)
  *
- * With replicas, fewer members are enough for reading. Errors: -EINVAL (a malformed URI, no member,
- * a member twice or of another volume); -ENOTSUP (a kind of URI that needs the Python package:
- * nvme-tcp+discover:, spdk:, mem:); the code of the first member that cannot be opened (-errno for
- * files, else as of dlfs_device_open_nvme); DLFS_E_NOT_FOUND (a member is missing); DLFS_E_FORMAT,
- * DLFS_E_CHECKSUM, DLFS_E_TRUNCATED (no volume, or a damaged one); -EPROTONOSUPPORT (a newer
- * version of the format); errors of devices; -ENOMEM.
+ * With replicas, fewer members are enough for reading. Of a volume that was grown, any members are
+ * enough, or devices that left it: the others are opened by the URIs that the volume records.
+ * Errors: -EINVAL (a malformed URI, no member, a member twice or of another volume); -ENOTSUP (a
+ * kind of URI that needs the Python package: nvme-tcp+discover:, spdk:, mem:); the code of the
+ * first member that cannot be opened (-errno for files, else as of dlfs_device_open_nvme);
+ * DLFS_E_NOT_FOUND (a member is missing); DLFS_E_FORMAT, DLFS_E_CHECKSUM, DLFS_E_TRUNCATED (no
+ * volume, or a damaged one); -EPROTONOSUPPORT (a newer version of the format); errors of devices;
+ * -ENOMEM.
  */
 DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
                         uint32_t message_bytes, dlfs_volume **out);

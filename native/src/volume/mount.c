@@ -6,6 +6,9 @@
  * in force. If a newer one needs a feature unknown to this code, the volume is refused: the older
  * generation is no longer in force. A device that cannot be used (no superblock, too small,
  * replaced, stale) counts as missing; a volume with K copies can do without K - 1 members.
+ *
+ * A volume that was grown records the URIs of its members. So some of them are enough, or devices
+ * that have left it: the others are opened by these URIs.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -13,12 +16,10 @@
 #include <stdlib.h>
 
 #include "device/uri.h"
+#include "volume/candidate.h"
 #include "volume/volume.h"
 
-#define READ_MEMORY_BYTES (1u << 18)
-#define COPIES 3u
-#define REASON_BYTES 900u /* longest reason of one device; a message adds text around it */
-#define LAG_MAX 1u        /* generations that a member may lag behind after a crash in a commit */
+#define LAG_MAX 1u /* generations that a member may lag behind after a crash in a commit */
 
 /*
  * First byte of the fields in which superblocks of one generation may differ: member UUID and
@@ -30,152 +31,16 @@
 #define MEMBER_SIZE_END_BYTE 104u
 #define CRC32C_FIRST_BYTE 4092u
 
-/* A device that is a possible member, and the content of its superblock. */
-struct candidate {
-    dlfs_device *device;
-    int code;                  /* why the device is not used; 0: it is used */
-    bool has_magic;            /* one superblock copy, valid or not, begins with the magic */
-    char reason[REASON_BYTES]; /* the reason for code, in words */
-    char name[VOLUME_NAME_BYTES];
-    /* The newest copy with features unknown to this code; generation 0: there is none. */
-    uint64_t unknown_generation;
-    uint64_t unknown_offset_bytes;
-    uint8_t unknown_volume_uuid[VOLUME_UUID_BYTES];
-    struct volume_superblock superblock;
-    uint8_t block[VOLUME_SUPERBLOCK_BYTES];
-};
-
 /* The state of mounting a volume. */
 struct mounting {
     struct candidate *candidates; /* [count] */
     uint32_t count;
+    uint32_t capacity; /* of candidates */
     const struct candidate *newest;
     uint8_t *memory; /* READ_MEMORY_BYTES */
     char *message;
     uint32_t message_bytes;
 };
-
-/* Reads one superblock copy, whatever the logical block of the device is. */
-static int read_block(dlfs_queue *queue, const dlfs_device *device, uint8_t *memory,
-                      uint64_t offset_bytes, uint8_t *block)
-{
-    uint64_t size_bytes = dlfs_device_size_bytes(device);
-    uint32_t logical_bytes = dlfs_device_block_bytes(device);
-    if (size_bytes < VOLUME_SUPERBLOCK_BYTES ||
-        offset_bytes > size_bytes - VOLUME_SUPERBLOCK_BYTES) {
-        return DLFS_E_TRUNCATED;
-    }
-    uint64_t first = offset_bytes / logical_bytes * logical_bytes;
-    uint64_t length = offset_bytes - first + VOLUME_SUPERBLOCK_BYTES;
-    length = (length + logical_bytes - 1) / logical_bytes * logical_bytes;
-    if (length > READ_MEMORY_BYTES || length > size_bytes - first) {
-        return DLFS_E_TRUNCATED;
-    }
-    int code = dlfs_queue_transfer(queue, DLFS_OP_READ, memory, first, length, (uint32_t)length);
-    if (code < 0) {
-        return code;
-    }
-    memcpy(block, memory + (offset_bytes - first), VOLUME_SUPERBLOCK_BYTES);
-    return 0;
-}
-
-static unsigned long long wide(uint64_t value)
-{
-    return value;
-}
-
-/* Notes a copy that needs features unknown to this code, if it is newer than the one noted before.
- */
-static void note_unknown(struct candidate *candidate, uint64_t offset_bytes, const uint8_t *block)
-{
-    uint64_t generation;
-    uint8_t uuid[VOLUME_UUID_BYTES];
-    if (volume_superblock_is_unknown(block, &generation, uuid) &&
-        generation > candidate->unknown_generation) {
-        candidate->unknown_generation = generation;
-        candidate->unknown_offset_bytes = offset_bytes;
-        memcpy(candidate->unknown_volume_uuid, uuid, sizeof uuid);
-    }
-}
-
-/* Takes the copy at an offset if it is valid and newer than the one taken before. */
-static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *memory,
-                      uint64_t offset_bytes)
-{
-    uint8_t block[VOLUME_SUPERBLOCK_BYTES];
-    struct volume_superblock found;
-    int code = read_block(queue, candidate->device, memory, offset_bytes, block);
-    if (code >= 0) {
-        candidate->has_magic |= volume_superblock_has_magic(block);
-        note_unknown(candidate, offset_bytes, block);
-        code = volume_superblock_decode(block, &found);
-    }
-    if (code < 0) {
-        /* The first copy's reason is kept unless a later one is more specific. */
-        bool specific = candidate->code != 0 && candidate->code != DLFS_E_FORMAT;
-        if (candidate->superblock.generation == 0 && !specific) {
-            candidate->code = code;
-            volume_message(candidate->reason, REASON_BYTES,
-                           "open %s: read a superblock at byte %llu: %s", candidate->name,
-                           wide(offset_bytes), dlfs_strerror(code));
-        }
-        return;
-    }
-    candidate->code = 0;
-    if (found.generation > candidate->superblock.generation) {
-        candidate->superblock = found;
-        memcpy(candidate->block, block, sizeof block);
-    }
-}
-
-/* Checks the superblock against the size and block size of its device. */
-static void check_device(struct candidate *candidate)
-{
-    uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
-    uint32_t device_block_bytes = dlfs_device_block_bytes(candidate->device);
-    const struct volume_superblock *sb = &candidate->superblock;
-    bool is_none = candidate->code == DLFS_E_FORMAT || candidate->code == DLFS_E_TRUNCATED;
-    if (is_none && !candidate->has_magic) {
-        candidate->code = DLFS_E_FORMAT;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: this is no DLFS volume: expected a superblock at its head or its "
-                       "tail, got none in %llu bytes",
-                       candidate->name, wide(size_bytes));
-    }
-    if (candidate->code == 0 && sb->member_bytes > size_bytes) {
-        candidate->code = DLFS_E_TRUNCATED;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: expected a member of %llu bytes, got a device of %llu",
-                       candidate->name, wide(sb->member_bytes), wide(size_bytes));
-    }
-    if (candidate->code == 0 && sb->block_bytes % device_block_bytes != 0) {
-        candidate->code = -EINVAL;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: expected a device whose blocks make up blocks of %u bytes, got %u",
-                       candidate->name, sb->block_bytes, device_block_bytes);
-    }
-}
-
-/* Reads a device's superblock; sets candidate->code if it has none. */
-static void identify(struct candidate *candidate, uint8_t *memory)
-{
-    dlfs_queue *queue;
-    int code = dlfs_queue_create(candidate->device, 1, &queue);
-    if (code < 0) {
-        candidate->code = code;
-        volume_message(candidate->reason, REASON_BYTES, "open %s: make a queue pair: %s",
-                       candidate->name, dlfs_strerror(code));
-        return;
-    }
-    uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
-    take_copy(candidate, queue, memory, 0);
-    take_copy(candidate, queue, memory, VOLUME_SUPERBLOCK_B_OFFSET_BYTES);
-    uint64_t member_bytes = candidate->superblock.member_bytes;
-    take_copy(candidate, queue, memory,
-              volume_tail_offset(member_bytes ? member_bytes : size_bytes));
-    dlfs_queue_destroy(queue);
-    check_device(candidate);
-}
 
 /* Returns true if two superblocks of one generation describe the same volume. */
 static bool agrees(const uint8_t *a, const uint8_t *b)
@@ -207,6 +72,20 @@ static uint32_t number_in(const struct volume_superblock *newest,
     return number;
 }
 
+/* Returns true if a member is as large as the generation in force needs it. */
+static bool has_room(const struct volume_superblock *newest, const struct volume_superblock *member,
+                     uint32_t number)
+{
+    const dlfs_chunk_group *group = newest->groups;
+    while (number >= group->first_member + group->member_count) {
+        group++; /* the groups have all members */
+    }
+    uint64_t tail = volume_tail_offset(member->member_bytes);
+    return tail >= newest->data_offset_bytes &&
+           group->band_rows * newest->replicas <=
+               (tail - newest->data_offset_bytes) / newest->chunk_bytes;
+}
+
 /*
  * Sets the reason why a candidate is not used, unless its generation is the newest or one before
  * it.
@@ -214,7 +93,8 @@ static uint32_t number_in(const struct volume_superblock *newest,
 static void check_age(struct candidate *candidate, const struct volume_superblock *newest)
 {
     const struct volume_superblock *own = &candidate->superblock;
-    if (number_in(newest, own) == newest->member_count) {
+    uint32_t number = number_in(newest, own);
+    if (number == newest->member_count) {
         candidate->code = DLFS_E_FORMAT;
         volume_message(candidate->reason, REASON_BYTES,
                        "open %s: it was member %u until generation %llu, and was replaced",
@@ -224,6 +104,11 @@ static void check_age(struct candidate *candidate, const struct volume_superbloc
         volume_message(candidate->reason, REASON_BYTES,
                        "open %s: it is stale: expected generation %llu, got %llu", candidate->name,
                        wide(newest->generation), wide(own->generation));
+    } else if (!has_room(newest, own, number)) {
+        candidate->code = DLFS_E_FORMAT;
+        volume_message(candidate->reason, REASON_BYTES,
+                       "open %s: a member of %llu bytes is too small for its group of members",
+                       candidate->name, wide(own->member_bytes));
     }
 }
 
@@ -363,20 +248,29 @@ static void forget(dlfs_volume *volume)
     free(volume);
 }
 
-/* Reads the superblocks of all devices and chooses the newest. */
-static void identify_all(struct mounting *mounting)
+/* Chooses the newest generation of all candidates; those before number first were compared. */
+static void choose_newest(struct mounting *mounting, uint32_t first)
 {
-    for (uint32_t i = 0; i < mounting->count; i++) {
-        struct candidate *candidate = &mounting->candidates[i];
-        if (candidate->device != NULL) {
-            identify(candidate, mounting->memory);
-        }
+    for (uint32_t i = first; i < mounting->count; i++) {
+        const struct candidate *candidate = &mounting->candidates[i];
         if (candidate->code >= 0 &&
             (mounting->newest == NULL ||
              candidate->superblock.generation > mounting->newest->superblock.generation)) {
             mounting->newest = candidate;
         }
     }
+}
+
+/* Reads the superblocks of all devices that were given. */
+static void identify_all(struct mounting *mounting)
+{
+    for (uint32_t i = 0; i < mounting->count; i++) {
+        struct candidate *candidate = &mounting->candidates[i];
+        if (candidate->device != NULL) {
+            candidate_identify(candidate, mounting->memory);
+        }
+    }
+    choose_newest(mounting, 0);
 }
 
 /* Refuses the volume if a copy on any device is newer than the newest one that this code knows. */
@@ -398,6 +292,90 @@ static int check_known(const struct mounting *mounting)
     return 0;
 }
 
+/* Opens a device in addition to those that were given; it counts only as the recorded member. */
+static void add_located(struct mounting *mounting, dlfs_volume *volume,
+                        const struct volume_member_location *location)
+{
+    struct candidate *candidate = &mounting->candidates[mounting->count];
+    char *uri = strndup(location->uri, location->uri_bytes);
+    if (uri == NULL) {
+        return;
+    }
+    mounting->count++;
+    (void)uri_show(uri, strlen(uri), candidate->name, sizeof candidate->name);
+    candidate->code =
+        uri_open_device(uri, candidate->name, candidate->reason, REASON_BYTES, &candidate->device);
+    free(uri);
+    if (candidate->code < 0) {
+        return;
+    }
+    volume->owned[volume->owned_count++] = candidate->device;
+    candidate_identify(candidate, mounting->memory);
+    if (candidate->code >= 0 &&
+        memcmp(candidate->superblock.member_uuid, location->uuid, VOLUME_UUID_BYTES) != 0) {
+        candidate->code = DLFS_E_NOT_FOUND;
+        volume_message(candidate->reason, REASON_BYTES, "open %s: it is another member",
+                       candidate->name);
+    }
+}
+
+/* Returns true if the record may name members of the volume that are not among the candidates. */
+static bool is_missing(const struct mounting *mounting,
+                       const struct volume_member_location *location)
+{
+    for (uint32_t i = 0; i < mounting->count; i++) {
+        const struct candidate *candidate = &mounting->candidates[i];
+        if (candidate->code >= 0 &&
+            memcmp(candidate->superblock.member_uuid, location->uuid, VOLUME_UUID_BYTES) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Reads the location record of a device that is, or was, a member of a volume that was grown. */
+static bool read_locations(const struct candidate *candidate, uint8_t *memory,
+                           struct volume_locations *locations)
+{
+    bool grown = candidate->code >= 0 ? candidate->superblock.has_groups : !candidate->has_magic;
+    uint64_t end = VOLUME_LOCATIONS_OFFSET_BYTES + VOLUME_LOCATIONS_BYTES_MAX;
+    dlfs_queue *queue;
+    if (candidate->device == NULL || !grown || dlfs_device_size_bytes(candidate->device) < end ||
+        dlfs_queue_create(candidate->device, 1, &queue) < 0) {
+        return false;
+    }
+    int code = dlfs_queue_transfer(queue, DLFS_OP_READ, memory, VOLUME_LOCATIONS_OFFSET_BYTES,
+                                   VOLUME_LOCATIONS_BYTES_MAX, VOLUME_LOCATIONS_BYTES_MAX);
+    dlfs_queue_destroy(queue);
+    return code >= 0 && volume_locations_decode(memory, locations);
+}
+
+/* Opens the members that were not given, by the newest location record. */
+static void locate(struct mounting *mounting, dlfs_volume *volume)
+{
+    struct volume_locations locations = {.generation = 0};
+    struct volume_locations found;
+    uint8_t *record = malloc(VOLUME_LOCATIONS_BYTES_MAX);
+    const struct candidate *newest = mounting->newest;
+    for (uint32_t i = 0; record != NULL && i < mounting->count; i++) {
+        if (read_locations(&mounting->candidates[i], mounting->memory, &found) &&
+            found.generation > locations.generation &&
+            (newest == NULL ||
+             memcmp(found.volume_uuid, newest->superblock.volume_uuid, VOLUME_UUID_BYTES) == 0)) {
+            memcpy(record, mounting->memory, VOLUME_LOCATIONS_BYTES_MAX);
+            (void)volume_locations_decode(record, &locations);
+        }
+    }
+    uint32_t given = mounting->count;
+    for (uint32_t i = 0; i < locations.count && mounting->count < mounting->capacity; i++) {
+        if (is_missing(mounting, &locations.members[i])) {
+            add_located(mounting, volume, &locations.members[i]);
+        }
+    }
+    free(record);
+    choose_newest(mounting, given);
+}
+
 /* Describes why no device is a member: the first known reason. */
 static int describe_none(const struct mounting *mounting)
 {
@@ -416,10 +394,11 @@ static int describe_none(const struct mounting *mounting)
 
 /* Fills a new volume from the candidates' devices. */
 static int mount_into(dlfs_volume *volume, struct candidate *candidates, uint32_t count,
-                      char *message, uint32_t message_bytes)
+                      uint32_t capacity, char *message, uint32_t message_bytes)
 {
     struct mounting mounting = {.candidates = candidates,
                                 .count = count,
+                                .capacity = capacity,
                                 .message = message,
                                 .message_bytes = message_bytes};
     void *memory = NULL;
@@ -429,6 +408,7 @@ static int mount_into(dlfs_volume *volume, struct candidate *candidates, uint32_
     }
     mounting.memory = memory;
     identify_all(&mounting);
+    locate(&mounting, volume);
     if (mounting.newest == NULL) {
         code = describe_none(&mounting);
         goto out;
@@ -455,11 +435,14 @@ static bool check_count(const void *members, uint32_t count, char *message, uint
     return false;
 }
 
-/* Mounts the candidates' devices. Frees the candidates, and after an error the volume too. */
-static int finish(dlfs_volume *volume, struct candidate *candidates, uint32_t count, char *message,
-                  uint32_t message_bytes, dlfs_volume **out)
+/*
+ * Mounts the candidates' devices, and those of further members up to the capacity. Frees the
+ * candidates, and after an error the volume too.
+ */
+static int finish(dlfs_volume *volume, struct candidate *candidates, uint32_t count,
+                  uint32_t capacity, char *message, uint32_t message_bytes, dlfs_volume **out)
 {
-    int code = mount_into(volume, candidates, count, message, message_bytes);
+    int code = mount_into(volume, candidates, count, capacity, message, message_bytes);
     free(candidates);
     if (code < 0) {
         forget(volume);
@@ -499,7 +482,7 @@ DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, cha
         candidates[i].code = devices[i] != NULL ? 0 : DLFS_E_NOT_FOUND; /* without a known reason */
         (void)snprintf(candidates[i].name, sizeof candidates[i].name, "device %u", i);
     }
-    return finish(volume, candidates, count, message, message_bytes, out);
+    return finish(volume, candidates, count, count, message, message_bytes, out);
 }
 
 /*
@@ -526,7 +509,7 @@ DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
     }
     int code = check_uris(uris, count, message, message_bytes);
     if (code >= 0) {
-        code = prepare(count, &volume, &candidates);
+        code = prepare(count + DLFS_MEMBERS_MAX, &volume, &candidates);
     }
     if (code < 0) {
         return code;
@@ -540,7 +523,7 @@ DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
             volume->owned[volume->owned_count++] = candidate->device;
         }
     }
-    return finish(volume, candidates, count, message, message_bytes, out);
+    return finish(volume, candidates, count, count + DLFS_MEMBERS_MAX, message, message_bytes, out);
 }
 
 DLFS_API int dlfs_unmount(dlfs_volume *volume)

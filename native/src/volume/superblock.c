@@ -110,6 +110,7 @@ static bool parse(const uint8_t *block, struct volume_superblock *out)
     out->generation = volume_u64(block + AT_GENERATION);
     out->replicas = volume_u32(block + AT_REPLICAS);
     out->shared_chunks = (volume_u64(block + AT_INCOMPAT) & INCOMPAT_SHARED) != 0;
+    out->has_groups = (volume_u64(block + AT_INCOMPAT) & INCOMPAT_GROUPS) != 0;
     out->catalog_run_count = volume_u32(block + AT_CATALOG_RUN_COUNT);
     out->catalog_bytes = volume_u64(block + AT_CATALOG_BYTES);
     out->catalog_crc32c = volume_u32(block + AT_CATALOG_CRC32C);
@@ -136,7 +137,9 @@ static bool check_group(const struct volume_superblock *sb, const dlfs_chunk_gro
 static bool take_group(struct volume_superblock *sb, const dlfs_chunk_group *group,
                        uint64_t row_count)
 {
-    if (!check_group(sb, group) || (sb->group_count > 0 && group->first_chunk <= sb->chunk_end) ||
+    uint64_t rows_max = (VOLUME_MEMBER_BYTES_MAX - sb->data_offset_bytes) / sb->chunk_bytes;
+    if (!check_group(sb, group) || row_count > rows_max ||
+        (sb->group_count > 0 && group->first_chunk <= sb->chunk_end) ||
         group->first_member > sb->member_count - group->member_count) {
         return false;
     }
@@ -155,7 +158,7 @@ static bool take_group(struct volume_superblock *sb, const dlfs_chunk_group *gro
 /* Parses the table of groups, or makes the one group of a volume without a table. */
 static bool parse_groups(const uint8_t *block, struct volume_superblock *sb)
 {
-    if ((volume_u64(block + AT_INCOMPAT) & INCOMPAT_GROUPS) == 0) {
+    if (!sb->has_groups) {
         const dlfs_chunk_group group = {.band_rows = sb->row_count / sb->replicas,
                                         .member_count = sb->member_count};
         return take_group(sb, &group, sb->row_count);
@@ -180,6 +183,11 @@ static bool parse_groups(const uint8_t *block, struct volume_superblock *sb)
             return false;
         }
         first_member += group.member_count;
+    }
+    const dlfs_chunk_group *first = &sb->groups[0];
+    bool active = volume_u16(block + AT_GROUPS + AT_GROUP_STATE) == 0;
+    if (count == 1 && first->first_chunk == 0 && active) {
+        return false; /* such a volume has no table */
     }
     return first_member == sb->member_count;
 }
@@ -213,6 +221,7 @@ static bool check_geometry(const uint8_t *block, struct volume_superblock *sb)
     }
     if (sb->data_offset_bytes < VOLUME_DATA_OFFSET_BYTES_MIN ||
         sb->data_offset_bytes % sb->chunk_bytes != 0 ||
+        sb->data_offset_bytes > VOLUME_MEMBER_BYTES_MAX ||
         sb->member_bytes > VOLUME_MEMBER_BYTES_MAX) {
         return false;
     }

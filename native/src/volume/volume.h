@@ -19,6 +19,8 @@ _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 
 #define VOLUME_SUPERBLOCK_BYTES 4096u
 #define VOLUME_SUPERBLOCK_B_OFFSET_BYTES 65536u
+#define VOLUME_LOCATIONS_OFFSET_BYTES 262144u
+#define VOLUME_LOCATIONS_BYTES_MAX 65536u
 #define VOLUME_DATA_OFFSET_BYTES_MIN (UINT64_C(1) << 20)
 #define VOLUME_MEMBER_BYTES_MAX (UINT64_C(1) << 62)
 #define VOLUME_BLOCK_BYTES_MIN 512u
@@ -50,6 +52,7 @@ struct volume_superblock {
     uint64_t generation;
     uint32_t replicas;
     bool shared_chunks; /* a chunk of samples belongs to more than one dataset */
+    bool has_groups;    /* it has a table of groups, as a volume that was grown */
     uint32_t catalog_run_count;
     uint64_t catalog_bytes;
     uint32_t catalog_crc32c;
@@ -83,9 +86,9 @@ struct volume_catalog {
 };
 
 struct dlfs_volume {
-    struct volume_superblock superblock;    /* the one in force */
-    dlfs_device *devices[DLFS_MEMBERS_MAX]; /* by member number; NULL: not used */
-    dlfs_device *owned[DLFS_MEMBERS_MAX];   /* the devices opened by dlfs_mount */
+    struct volume_superblock superblock;      /* the one in force */
+    dlfs_device *devices[DLFS_MEMBERS_MAX];   /* by member number; NULL: not used */
+    dlfs_device *owned[2 * DLFS_MEMBERS_MAX]; /* the devices opened by dlfs_mount */
     uint32_t owned_count;
     /*
      * Names of the members in messages, by number: the URI, cut to fit. Empty: the member was not
@@ -134,6 +137,22 @@ static inline uint64_t volume_tail_offset(uint64_t member_bytes)
  * major version or a feature that this code does not know).
  */
 int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out);
+/* Where a member is; pointers are into the record's bytes. */
+struct volume_member_location {
+    const uint8_t *uuid;
+    const char *uri; /* without a final NUL */
+    uint32_t uri_bytes;
+};
+
+struct volume_locations {
+    const uint8_t *volume_uuid;
+    uint64_t generation;
+    uint32_t count;
+    struct volume_member_location members[DLFS_MEMBERS_MAX];
+};
+
+/* Decodes VOLUME_LOCATIONS_BYTES_MAX bytes. Returns false if they are no location record. */
+bool volume_locations_decode(const uint8_t *bytes, struct volume_locations *out);
 /* Returns the group that has a chunk; NULL if no group has it. */
 const dlfs_chunk_group *volume_group_of(const struct volume_superblock *superblock, uint64_t chunk);
 /* Returns true if one group has all chunks of a run, of which there is at least one. */

@@ -19,6 +19,7 @@ from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.store import located
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import wait_for
+from tests.golden import c_reader
 from tests.support.devices import WrappingDevice
 from tests.unit.resizing.test_growing import read
 
@@ -141,6 +142,8 @@ def test_the_uri_of_a_removed_member_leads_to_the_volume(files: list[str]) -> No
         with dlfs.open(uris) as volume:
             assert volume.uri == files[1]
             assert read(volume, "data") == expected
+        given = [files[0]] if isinstance(uris, str) else uris
+        assert c_reader.read_volume(given) == {(b"data", 1): expected}
     with dlfs.open(files[1]) as volume:
         volume.grow(files[0])  # it holds no other data
         assert len(volume.members) == 2

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 import dlfs
+from dlfs._native import abi
+from dlfs._native.checksums import crc32c
 from dlfs.format.constants import (
     JOINING_OFFSET_BYTES,
     LOCATION_RECORD_OFFSET_BYTES,
@@ -16,7 +20,9 @@ from dlfs.format.constants import (
 )
 from dlfs.format.geometry import superblock_offsets
 from dlfs.format.joining import JoiningRecord
+from dlfs.format.superblock import Superblock, encode_superblock
 from dlfs.units import KIB, MIB
+from tests.golden import c_reader
 
 SIZE = 2 * MIB
 CHUNK = 16 * KIB
@@ -64,6 +70,8 @@ def test_new_datasets_use_the_new_members(files: list[str], replicas: int) -> No
     with dlfs.open(old[0]) as volume:  # the others are found by the record of URIs
         assert (read(volume, "first"), read(volume, "second")) == (first, second)
         assert volume.uri == info.uri
+    found = c_reader.read_volume([new[0]])
+    assert found == {(b"first", 1): first, (b"second", 1): second}
 
 
 def test_a_member_that_is_elsewhere_is_named(files: list[str], tmp_path: Path) -> None:
@@ -154,7 +162,8 @@ def test_a_lost_member_of_a_later_group_is_repaired(files: list[str], tmp_path: 
     report = dlfs.repair(files[:3], replacements={3: new}, unproven=lambda _reason: None)
     assert report.damaged == ()
     Path(files[2]).unlink()
-    with dlfs.open([*files[:2], new]) as volume:
+    with dlfs.open(files[0]) as volume:  # the record of URIs has the new device
+        assert volume.members[3].uri == new
         assert read(volume, "data") == samples
 
 
@@ -212,3 +221,95 @@ def test_lost_superblocks_of_a_grown_volume_are_repaired(files: list[str]) -> No
     assert dlfs.repair(files[:2]).damaged == ()
     with dlfs.open(files[:2]) as volume:
         assert read(volume, "data") == samples
+
+
+def test_a_removed_device_that_is_gone_is_no_error(files: list[str]) -> None:
+    with make(files[:1]) as volume:
+        samples = fill(volume, "data", 9)
+        volume.grow(files[1], size_bytes=SIZE)
+        volume.shrink([0])
+    Path(files[0]).unlink()
+    with dlfs.open(files[:2]) as volume:
+        assert volume.uri == files[1]
+        assert read(volume, "data") == samples
+        assert len(volume.grow(files[2], size_bytes=SIZE).members) == 2
+    with pytest.raises(dlfs.NotFoundError):
+        dlfs.open(files[0])
+
+
+def test_records_of_other_volumes_are_not_followed(files: list[str]) -> None:
+    with make(files[:1]) as volume:
+        samples = fill(volume, "data", 9)
+        volume.grow(files[1], size_bytes=SIZE)
+    with make(files[2:3]) as other:
+        for number in range(3):
+            fill(other, f"{number}", 1)
+        other.grow(files[3], size_bytes=SIZE)
+        other.shrink([0])
+        assert other.generation > volume_generation(files[:2])
+    with dlfs.open([files[0], files[2]]) as volume:  # what is left of the other is no member
+        assert volume.uri == ",".join(files[:2])
+        assert read(volume, "data") == samples
+
+
+def volume_generation(uris: list[str]) -> int:
+    with dlfs.open(uris) as volume:
+        return volume.generation
+
+
+def write_superblock(file: str, superblock: Superblock, *patches: tuple[str, int, int]) -> None:
+    """Write all copies of a superblock with other values at some offsets."""
+    block = bytearray(encode_superblock(superblock))
+    for form, offset, value in patches:
+        struct.pack_into(form, block, offset, value)
+    struct.pack_into("<I", block, 4092, crc32c(bytes(block[:4092])))
+    with open(file, "r+b") as opened:
+        for offset in superblock_offsets(superblock.member_bytes):
+            opened.seek(offset)
+            opened.write(block)
+
+
+def expect_refused(uris: list[str], message: str) -> None:
+    """Check that a volume is refused, also by the interface for C."""
+    with pytest.raises(dlfs.FormatError, match=message):
+        dlfs.open(uris)
+    with pytest.raises(c_reader.Failed) as caught:
+        c_reader.read_volume(uris)
+    assert caught.value.code == abi.E_FORMAT
+
+
+def test_malformed_tables_of_groups_are_refused(files: list[str]) -> None:
+    with make(files[:1]) as volume:
+        superblock = volume.session.superblock
+    geometry = superblock.geometry
+    first = geometry.all_groups[0]
+    alone = geometry.with_groups([replace(first, evacuating=True)])
+    write_superblock(files[0], replace(superblock, geometry=alone), ("<H", 3584 + 20, 0))
+    expect_refused(files[:1], "expected no table of groups")
+    second = replace(first, first_chunk=first.end_chunk + 1)
+    grown = replace(
+        superblock,
+        geometry=geometry.with_groups([first, second]),
+        member_uuids=(superblock.member_uuids[0], uuid4()),
+    )
+    rows = (1 << 63) // CHUNK  # their offsets do not fit into 64 bits
+    write_superblock(files[0], grown, ("<Q", 3584 + 24 + 8, rows))
+    expect_refused(files[:1], "rows in group 1")
+
+
+def test_a_lagging_member_that_is_too_small_is_refused(files: list[str]) -> None:
+    with make(files[:2]) as volume:
+        fill(volume, "data", 3)
+        newest = volume.session.superblock
+    small = replace(
+        newest,
+        member_number=1,
+        member_bytes=SIZE - 20 * CHUNK,
+        generation=newest.generation - 1,
+        catalog_runs=(replace(newest.catalog_runs[0], first_chunk=0),),
+        geometry=replace(newest.geometry, row_count=newest.geometry.row_count - 20),
+    )
+    with open(files[1], "r+b") as opened:
+        opened.write(bytes(1 * MIB))
+    write_superblock(files[1], small)
+    expect_refused(files[:2], "expected room for")
