@@ -4,7 +4,7 @@ The root directory shows the newest version of every dataset, and any version un
 Each version that is looked up gets a number, which it keeps as long as the volume is mounted. Its
 sample directory is loaded when something below it is first requested. The list of datasets is read
 from the volume again when a request for the root finds it older than a second, so imports and
-removals by other processes become visible.
+removals by other processes become visible. While the devices do not answer, it stays as it is.
 
 A removed dataset fails with ESTALE from then on, and is closed with the last file that is open on
 it.
@@ -26,7 +26,7 @@ from uuid import UUID
 import trio
 
 from dlfs.dataset import Dataset
-from dlfs.errors import LimitError, NotFoundError, StaleError
+from dlfs.errors import DeviceError, DlfsError, LimitError, NotFoundError, StaleError
 from dlfs.format.location import unpack_location
 from dlfs.format.names import parse_dataset
 from dlfs.mount.kept import DatasetNumbers
@@ -157,6 +157,8 @@ class VolumeView:
         self._refresh_lock = trio.Lock()
         self._load_limiter = trio.CapacityLimiter(LOADS_MAX)
         self._refresh_due = 0.0
+        self._has_list = False
+        self._logged = ""
         self._newest: dict[bytes, DatasetInfo] = {}
         self._versions: dict[tuple[bytes, int], DatasetInfo] = {}
         # Number n at index n-1; None: shown by an earlier server, and removed since.
@@ -293,8 +295,22 @@ class VolumeView:
         async with self._refresh_lock:
             if trio.current_time() < self._refresh_due:
                 return
-            self._update(await trio.to_thread.run_sync(self._read_list))
+            try:
+                infos = await trio.to_thread.run_sync(self._read_list)
+            except (DeviceError, NotFoundError) as error:
+                if not self._has_list:
+                    raise
+                self._log_once(error)
+            else:
+                self._update(infos)
+                self._has_list, self._logged = True, ""
             self._refresh_due = trio.current_time() + ROOT_SECONDS
+
+    def _log_once(self, error: DlfsError) -> None:
+        """Log why the list cannot be read, unless it is the reason that was logged last."""
+        if str(error) != self._logged:
+            self._logged = str(error)
+            _log.warning("the list of datasets stays as it was read last: %s", error)
 
     def _read_list(self) -> list[DatasetInfo]:
         self._volume.refresh()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dlfs
-from dlfs.errors import LimitError, NotFoundError, StaleError
+from dlfs.errors import DeviceLostError, LimitError, NotFoundError, StaleError
 from dlfs.format.location import pack_locations, unpack_location
 from dlfs.mount import view as module
 from dlfs.mount.view import LOADS_MAX, LoadedDataset, ShownDataset, VolumeView
@@ -62,6 +62,33 @@ def test_numbers_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
                 view.dataset(number)
         with pytest.raises(NotFoundError):
             await view.child(b"y")
+
+    run(volume, body)
+
+
+@pytest.mark.parametrize("error", [DeviceLostError("gone"), NotFoundError("no such device")])
+def test_the_list_stays_while_it_cannot_be_read(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    add(volume, "x")
+    refresh = volume.refresh
+
+    def fail() -> None:
+        raise error
+
+    async def body(view: VolumeView) -> None:
+        monkeypatch.setattr(volume, "refresh", fail)
+        with pytest.raises(type(error)):
+            await view.names()  # no list was ever read
+        monkeypatch.setattr(volume, "refresh", refresh)
+        assert await view.names() == [b"x"]
+        monkeypatch.setattr(volume, "refresh", fail)
+        assert await view.names() == [b"x"]
+        assert (await view.child(b"x")).number == 1
+        monkeypatch.setattr(volume, "refresh", refresh)
+        add(volume, "y")
+        assert await view.names() == [b"x", b"y"]
 
     run(volume, body)
 
