@@ -41,10 +41,10 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 4
+VERSION = 5
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
-OPEN_REQUESTS, RESUME = 1, 2
+OPEN_REQUESTS, RESUME, NO_URING = 1, 2, 4
 (
     UPCALL_LOOKUP,
     UPCALL_ROOT_TIME,
@@ -132,6 +132,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_fuse_stop": (None, (c_void_p,)),
     "dlfs_fuse_abandon": (None, (c_void_p,)),
     "dlfs_fuse_destroy": (None, (c_void_p,)),
+    "dlfs_fuse_uring": (c_int, (c_void_p,)),
     "dlfs_fuse_next_upcall": (c_int, (c_void_p, c_int, POINTER(CUpcall))),
     "dlfs_fuse_reply_upcall": (c_int, (c_void_p, POINTER(CReply))),
     "dlfs_fuse_add_dataset": (c_int, (c_void_p, POINTER(CDataset))),
@@ -200,6 +201,7 @@ class FuseOptions:
         root_seconds: time for which the kernel may cache entries of the root directory.
         busy_poll_us: longest busy polling for an event before a thread sleeps, at most 10,000.
         open_requests: have the kernel send OPEN requests, as old kernels do.
+        uring: receive requests over io_uring where the kernel offers it.
     """
 
     options: Sequence[str]
@@ -211,6 +213,7 @@ class FuseOptions:
     root_seconds: float
     busy_poll_us: int = 0
     open_requests: bool = False
+    uring: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,7 @@ class NativeFuse:
         path: absolute path of the mount point.
         options: options of the mount.
         connection: the file system, if it is mounted already; whoever mounted it unmounts it.
+            The options must refuse io_uring then.
 
     Raises:
         NativeError: libdlfs_fuse is not available, or too old for a given connection.
@@ -269,6 +273,7 @@ class NativeFuse:
     ) -> None:
         flags = OPEN_REQUESTS if options.open_requests else 0
         flags |= RESUME if connection is not None and connection.resumed else 0
+        flags |= 0 if options.uring else NO_URING
         config = CConfig(
             mountpoint=os.fsencode(path),
             options=",".join(options.options).encode(),
@@ -333,6 +338,15 @@ class NativeFuse:
             for reader in readers:
                 reader.release()
         self._readers.clear()
+
+    def uring_queues(self) -> int:
+        """Return how many io_uring queues the kernel sends requests to, or a negative errno.
+
+        The errno says why requests come through /dev/fuse: ``EOPNOTSUPP`` if the kernel does not
+        offer io_uring, ``ECANCELED`` if the options refuse it, ``EINPROGRESS`` before the first
+        request, or the error of creating the queues.
+        """
+        return int(self._library.dlfs_fuse_uring(self._open_handle))
 
     # ---- upcalls ---------------------------------------------------------------------------------
 

@@ -38,11 +38,13 @@ class Mounted:
         mountpoint: absolute path of the mount point.
         pid: process ID of the server.
         log: the server's log: a file, or ``syslog``.
+        transport: how the kernel sends requests to the server: ``io_uring`` or ``/dev/fuse``.
     """
 
     mountpoint: str
     pid: int
     log: str
+    transport: str
 
 
 @dataclass(frozen=True)

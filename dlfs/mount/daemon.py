@@ -22,6 +22,7 @@ from dlfs.mount.background import KEEP, STATUS_PREFIX, MountRequest
 from dlfs.mount.keeper import Keeper, can_keep
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import prepare, unmount
+from dlfs.mount.options import OnReady
 from dlfs.mount.server import serve, serve_kept
 
 SYSLOG = Path("/dev/log")
@@ -34,8 +35,9 @@ def main() -> None:
     request = from_json(sys.stdin.readline(), MountRequest)
     log = "?"
 
-    def ready(path: str) -> None:
-        _report({"mountpoint": path, "pid": os.getpid(), "log": log})
+    def ready(path: str, transport: str) -> None:
+        status = {"mountpoint": path, "pid": os.getpid(), "log": log, "transport": transport}
+        _report(status)
         threading.Thread(target=_wait_for_caller, args=(path,), daemon=True).start()
 
     with _reported_errors():
@@ -46,7 +48,7 @@ def main() -> None:
             serve(request.volume_uri, request.directory, request.options, ready)
 
 
-def _keep(request: MountRequest, on_first_ready: Callable[[str], None]) -> None:
+def _keep(request: MountRequest, on_first_ready: OnReady) -> None:
     """Mount the requested volume, and keep servers running."""
     path = prepare(request.directory)
 
@@ -59,12 +61,12 @@ def _keep(request: MountRequest, on_first_ready: Callable[[str], None]) -> None:
             resumed = kept.connection.resumed
             return kept
 
-        def ready(path: str) -> None:
+        def ready(path: str, transport: str) -> None:
             tell_keeper()
             if resumed:
                 _log.info("%s: another server answers", path)
             else:
-                on_first_ready(path)
+                on_first_ready(path, transport)
 
         with _reported_errors(again=True):
             serve_kept(request.volume_uri, path, request.options, connected, ready)

@@ -9,8 +9,11 @@ one answers within a fraction of a second. Over a pair of sockets, the server sa
 is open, and then that the mount answers; the keeper mounts in between. A server that ends by itself
 has unmounted, and the keeper ends with it.
 
-Needs the native server, fusermount3, and Linux 6.9 (FUSE_NOTIFY_RESEND). Source: Linux,
-include/uapi/linux/fuse.h and fs/fuse/dev.c; fusermount3(1), libfuse's lib/mount.c (_FUSE_COMMFD).
+Needs the native server, fusermount3, and Linux 6.9 (FUSE_NOTIFY_RESEND). A mount over io_uring has
+no keeper: the kernel's queues end with the server, and requests would wait without end.
+
+Source: Linux, include/uapi/linux/fuse.h and fs/fuse/dev.c; fusermount3(1), libfuse's lib/mount.c
+(_FUSE_COMMFD).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 from dlfs._native.fuse import KernelConnection, takes_connections
@@ -42,6 +46,9 @@ KERNEL_MIN = (6, 9)
 
 REQUEST_BYTES_MAX = 64 * KIB
 """Buffer for the kernel's first request, in bytes; the kernel demands at least 8 KiB."""
+
+ENABLE_URING = Path("/sys/module/fuse/parameters/enable_uring")
+"""The kernel's parameter that offers io_uring to mounts, read when a mount is made."""
 
 FAILURES_MAX = 5
 """Servers in a row that die young, and not by SIGKILL, after which the mount is given up."""
@@ -62,6 +69,8 @@ Server = Callable[[Callable[[], KeptMount], Callable[[], None]], None]
 def can_keep(options: MountOptions) -> bool:
     """Return True if a mount with these options can be kept on this machine.
 
+    False where the kernel offers io_uring and the options do not refuse it.
+
     Raises:
         DlfsError: as ``choose_server``.
     """
@@ -72,7 +81,15 @@ def can_keep(options: MountOptions) -> bool:
         and shutil.which("fusermount3") is not None
         and choose_server(options) == "native"
         and takes_connections()
+        and not (options.uring and _is_uring_offered())
     )
+
+
+def _is_uring_offered() -> bool:
+    try:
+        return ENABLE_URING.read_text().strip() == "Y"
+    except OSError:  # an older kernel
+        return False
 
 
 @contextlib.contextmanager

@@ -83,7 +83,8 @@ def is_dead(directory: str | os.PathLike[str]) -> bool:
     try:
         os.statvfs(directory)  # not stat, which the kernel may answer from its cache
     except OSError as error:
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        # The last two: the kernel is still ending the connection, over io_uring the last.
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
     return False
 
 

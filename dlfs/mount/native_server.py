@@ -9,6 +9,8 @@ A dataset that was removed is withdrawn from the library, and closed when no req
 the samples of a dataset were moved, the library gets another reader of them, and reads again what
 the one before could not read.
 
+Requests come over io_uring if the kernel offers it, and through /dev/fuse otherwise.
+
 Threads: those of libdlfs_fuse answer the kernel. One worker thread runs its loop and one waits for
 upcalls, which trio tasks answer. The end waits for requests under way, so a device that hangs
 delays it up to the reader's timeout; the mount itself is gone by then.
@@ -35,7 +37,7 @@ from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError, NotFoun
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.kept import KeptMount
-from dlfs.mount.options import MountOptions
+from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.view import (
     ROOT_SECONDS,
     ShownDataset,
@@ -56,6 +58,13 @@ READ_AHEAD_KIB = 1024
 
 DEVICES = Path("/sys/class/bdi")
 """Folder with the kernel's settings for the device of each file system."""
+
+_NO_URING = {
+    errno.EOPNOTSUPP: "the kernel does not offer io_uring (Linux 6.14 with fuse.enable_uring does)",
+    errno.ECANCELED: "io_uring is switched off",
+    errno.EPERM: "io_uring is not permitted",
+}
+"""Why requests come through /dev/fuse, by the errno of ``NativeFuse.uring_queues``."""
 
 _UPKEEP_SECONDS = 1.0
 _UPCALL_SECONDS = 60.0
@@ -112,6 +121,7 @@ class NativeMount:
                 root_seconds=ROOT_SECONDS,
                 busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
                 open_requests=options.open_requests,
+                uring=options.uring and kept is None,
             ),
             None if kept is None else kept.connection,
         )
@@ -125,11 +135,11 @@ class NativeMount:
             native.UPCALL_REPORT_FAILURE: self._report_failure,
         }
 
-    async def serve(self, on_ready: Callable[[str], None]) -> None:
+    async def serve(self, on_ready: OnReady) -> None:
         """Answer until the mount is unmounted; unmount it when cancelled.
 
         Args:
-            on_ready: called with the path when the mount answers.
+            on_ready: called with the path and the transport when the mount answers.
 
         Raises:
             DeviceError: the loop failed.
@@ -156,11 +166,17 @@ class NativeMount:
             self._fuse.close()
             self._view.close()
 
-    async def _report_ready(self, on_ready: Callable[[str], None]) -> None:
+    async def _report_ready(self, on_ready: OnReady) -> None:
         await trio.to_thread.run_sync(
             widen_read_ahead, self._path, self._device, abandon_on_cancel=True
         )
-        on_ready(self._path)
+        queues = self._fuse.uring_queues()
+        on_ready(self._path, URING_TRANSPORT if queues > 0 else DEVICE_TRANSPORT)
+        if queues > 0:
+            _log.info("%s: requests come over io_uring, in %d queues", self._path, queues)
+        else:
+            reason = _NO_URING.get(-queues, f"io_uring: {os.strerror(-queues)}")
+            _log.info("%s: requests come through /dev/fuse: %s", self._path, reason)
 
     async def _stop_when_cancelled(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlfs.arguments import check_choice
@@ -19,6 +20,13 @@ than a program pauses between two files."""
 BUSY_POLL_US_MAX = 10_000
 
 SERVERS = ("auto", "native", "pyfuse3")
+
+DEVICE_TRANSPORT = "/dev/fuse"
+URING_TRANSPORT = "io_uring"
+"""How the kernel sends requests to a server: by reads of /dev/fuse, or over io_uring."""
+
+OnReady = Callable[[str, str], None]
+"""Called with the absolute path of the mount point and the transport when a mount answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,7 @@ class MountOptions:
         open_requests: have the kernel send OPEN requests to the native server, as old kernels do.
         restart: if the native server of a mount in the background dies, another one takes its
             place, where the system permits it (``keeper``).
+        uring: have the kernel send requests to the native server over io_uring, if it can.
     """
 
     uid: int = field(default_factory=os.getuid)
@@ -52,6 +61,7 @@ class MountOptions:
     busy_poll_us: int = BUSY_POLL_US
     open_requests: bool = False
     restart: bool = True
+    uring: bool = True
 
     def __post_init__(self) -> None:
         if self.file_mode & ~0o555:

@@ -8,7 +8,6 @@ still use them get ENOTCONN.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import pyfuse3
@@ -18,7 +17,7 @@ from dlfs.errors import DeviceError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.open_file_cache import OpenFileCache
 from dlfs.mount.operations import MountOperations
-from dlfs.mount.options import MountOptions
+from dlfs.mount.options import DEVICE_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.view import ShownVolume, VolumeView
 from dlfs.mount.writable_operations import WritableOperations
 from dlfs.staging.incoming import IncomingTree, open_incoming
@@ -30,7 +29,7 @@ async def serve_pyfuse3(
     shown: ShownVolume,
     path: str,
     options: MountOptions,
-    on_ready: Callable[[str], None],
+    on_ready: OnReady,
 ) -> None:
     """Mount a volume and answer until it is unmounted; unmount it when cancelled.
 
@@ -39,7 +38,7 @@ async def serve_pyfuse3(
         shown: the same volume, or one that shares its open datasets with a node service.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
-        on_ready: called with the path when the mount answers.
+        on_ready: called with the path and the transport when the mount answers.
 
     Raises:
         LockedError: another server uses the staging area.
@@ -77,7 +76,7 @@ def _mount(operations: MountOperations, path: str, mount_options: list[str]) -> 
         ) from error
 
 
-async def _answer(path: str, on_ready: Callable[[str], None], tree: IncomingTree | None) -> None:
+async def _answer(path: str, on_ready: OnReady, tree: IncomingTree | None) -> None:
     """Answer the kernel until the mount is gone, and seal datasets meanwhile."""
     async with trio.open_nursery() as nursery:
         if tree is not None:
@@ -87,6 +86,6 @@ async def _answer(path: str, on_ready: Callable[[str], None], tree: IncomingTree
         nursery.cancel_scope.cancel()
 
 
-async def _report_ready(path: str, on_ready: Callable[[str], None]) -> None:
+async def _report_ready(path: str, on_ready: OnReady) -> None:
     await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
-    on_ready(path)
+    on_ready(path, DEVICE_TRANSPORT)

@@ -20,7 +20,7 @@ from dlfs.errors import DlfsError, NativeError, NotFoundError
 from dlfs.extras import install_command
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.kept import KeptMount
-from dlfs.mount.options import MountOptions
+from dlfs.mount.options import MountOptions, OnReady
 from dlfs.mount.signals import run_until_signal
 from dlfs.mount.view import ShownVolume
 from dlfs.store.members import same_kind
@@ -65,7 +65,7 @@ def serve(
     volume_uri: str,
     directory: str | os.PathLike[str],
     options: MountOptions,
-    on_ready: Callable[[str], None],
+    on_ready: OnReady,
 ) -> None:
     """Mount a volume and serve it until it is unmounted.
 
@@ -73,7 +73,7 @@ def serve(
         volume_uri: URI or path of the volume, as for ``dlfs.open``.
         directory: mount point: an empty directory, or the mount of a dead server.
         options: options of the mount.
-        on_ready: called with the absolute path of the mount point when the mount answers.
+        on_ready: called with the path and the transport when the mount answers.
 
     Raises:
         NotFoundError: the directory, the volume or a member does not exist.
@@ -96,7 +96,7 @@ def serve_kept(
     path: str,
     options: MountOptions,
     connect: Callable[[], KeptMount],
-    on_ready: Callable[[str], None],
+    on_ready: OnReady,
 ) -> None:
     """Serve a volume on a mount that a keeper has made, until it is unmounted.
 
@@ -105,7 +105,7 @@ def serve_kept(
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
         connect: returns the mount; called when the volume is open.
-        on_ready: called with the path when the mount answers.
+        on_ready: called with the path and the transport when the mount answers.
 
     Raises:
         DlfsError: as ``serve``.
@@ -121,7 +121,7 @@ async def serve_view(
     shown: ShownVolume,
     path: str,
     options: MountOptions,
-    on_ready: Callable[[str], None],
+    on_ready: OnReady,
     kept: KeptMount | None = None,
 ) -> None:
     """Mount an open volume and answer until it is unmounted; unmount it when cancelled.
@@ -131,7 +131,7 @@ async def serve_view(
         shown: the same volume, or one that shares its open datasets with a node service.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
-        on_ready: called with the path when the mount answers.
+        on_ready: called with the path and the transport when the mount answers.
         kept: the mount, if a keeper has made it; only for the native server.
 
     Raises:

@@ -118,7 +118,7 @@ class ServiceMounts:
         """Serve one mount until it is unmounted."""
         ready = False
 
-        def on_ready(_path: str) -> None:
+        def on_ready(_path: str, _transport: str) -> None:
             nonlocal ready
             ready = True
             task_status.started()

@@ -27,7 +27,7 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 4u
+#define DLFS_FUSE_VERSION 5u
 #define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
@@ -47,6 +47,8 @@ typedef struct dlfs_fuse dlfs_fuse;
 /* Flag: an earlier server of this mount has answered INIT, and the requests that it left are to be
  * sent again. */
 #define DLFS_FUSE_RESUME 2u
+/* Flag: all requests come through /dev/fuse, also where the kernel offers io_uring. */
+#define DLFS_FUSE_NO_URING 4u
 
 typedef struct dlfs_fuse_config {
     const char *mountpoint; /* absolute path */
@@ -68,8 +70,10 @@ typedef struct dlfs_fuse_config {
 
 /*
  * Mounts, or takes a file system that the owner has mounted. The owner keeps its descriptor, and
- * unmounts. Errors: -EINVAL; -ENOMEM; -EIO if the system refuses: libfuse prints why to stderr;
- * -ENOTSUP, libfuse is older than 3.13, which is needed for a mount of the owner.
+ * unmounts. Such a mount needs DLFS_FUSE_NO_URING: the kernel's queues would end with this process,
+ * and requests would wait in vain for the next one. Errors: -EINVAL; -ENOMEM; -EIO if the system
+ * refuses: libfuse prints why to stderr; -ENOTSUP, libfuse is older than 3.13, which is needed for
+ * a mount of the owner.
  */
 DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out);
 /*
@@ -87,6 +91,14 @@ DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse);
 DLFS_API void dlfs_fuse_abandon(dlfs_fuse *fuse);
 /* Unmounts and frees. Call it when no other function of the mount is running. Accepts NULL. */
 DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse);
+
+/*
+ * Returns how many io_uring queues the kernel sends requests to, or why it sends them through
+ * /dev/fuse: -EOPNOTSUPP, the kernel does not offer io_uring (Linux 6.14 with fuse.enable_uring
+ * does); -ECANCELED, DLFS_FUSE_NO_URING; -EINPROGRESS, it has not sent anything yet; others, why
+ * the queues could not be created.
+ */
+DLFS_API int dlfs_fuse_uring(dlfs_fuse *fuse);
 
 /* ---- upcalls --------------------------------------------------------------------------------- */
 

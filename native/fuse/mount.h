@@ -4,7 +4,9 @@
  *     inode.h            inode numbers
  *     tree.c             a dataset's directory as a tree
  *     open_file_cache.c  samples in memory
+ *     thread.h           starting threads
  *     readahead.c        which samples to read before they are requested
+ *     readahead_thread.c a thread that reads ahead
  *     receivers.c        which threads receive requests, and busy polling
  *     upcall.c           requests to the owner
  *     dataset.c          the datasets by number
@@ -14,6 +16,9 @@
  *     read.c             contents of files
  *     names.c            look-ups and listings
  *     xattr.c            extended attributes
+ *     processors.c       the processors of the system
+ *     uring_protocol.h   the kernel's structures for io_uring
+ *     uring.c            requests and replies over io_uring
  *     operations.c       the table of handlers that libfuse calls
  *     session.c          the functions of dlfs_fuse.h: mounting and the loop of threads
  *
@@ -35,10 +40,13 @@
 #include "dlfs_fuse.h"
 #include "open_file_cache.h"
 #include "readahead.h"
+#include "readahead_thread.h"
 #include "receivers.h"
 #include "upcall.h"
 
 #define ROOT_LISTINGS 8u /* past listings of the root that a reader can continue */
+
+struct rings;
 
 /* The entries of the root directory at one time. */
 struct root_listing {
@@ -83,12 +91,23 @@ struct dlfs_fuse {
     struct receivers receivers;
     struct upcall_queue upcalls;
     struct counters counters;
+    _Atomic int uring; /* what dlfs_fuse_uring returns */
+    uint64_t init;     /* ID of the INIT request */
+    struct readahead_thread
+        readahead_thread;        /* runs while the kernel sends requests over io_uring */
+    struct rings *_Atomic rings; /* NULL: all requests come through /dev/fuse */
     struct dataset_table datasets;
 };
 
 static inline void count(_Atomic uint64_t *counter, uint64_t more)
 {
     (void)atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
+}
+
+/* Returns true if the kernel sends requests over io_uring. */
+static inline bool is_over_uring(const struct dlfs_fuse *fuse)
+{
+    return atomic_load_explicit(&fuse->uring, memory_order_relaxed) > 0;
 }
 
 static inline struct dlfs_fuse *fuse_of(fuse_req_t request)

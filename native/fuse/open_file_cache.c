@@ -187,7 +187,7 @@ struct cached_sample *file_cache_find_unrequested(struct open_file_cache *cache,
 }
 
 static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                 struct cached_sample **out)
+                 bool in_place, struct cached_sample **out)
 {
     int code = find(cache, key) == NULL ? wait_for_room(cache, key, bytes, readahead) : -EEXIST;
     if (code == 0 && find(cache, key) != NULL) {
@@ -197,7 +197,7 @@ static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bo
         return code;
     }
     struct cached_sample *sample = calloc(1, sizeof *sample);
-    bool copied = bytes <= FILE_CACHE_COPY_BYTES_MAX;
+    bool copied = bytes <= FILE_CACHE_COPY_BYTES_MAX && !in_place;
     uint8_t *copy = copied ? malloc(bytes + 1) : NULL;
     if (sample == NULL || (copied && copy == NULL)) {
         free(sample);
@@ -218,10 +218,10 @@ static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bo
 }
 
 int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                     struct cached_sample **out)
+                     bool in_place, struct cached_sample **out)
 {
     (void)pthread_mutex_lock(&cache->lock);
-    int code = begin(cache, key, bytes, readahead, out);
+    int code = begin(cache, key, bytes, readahead, in_place, out);
     (void)pthread_mutex_unlock(&cache->lock);
     return code;
 }

@@ -85,14 +85,14 @@ enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t k
  * there is none. */
 struct cached_sample *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key);
 /*
- * Adds a sample that the caller will read: into copy, or, if copy is NULL, by setting data and
- * batch. Then call file_cache_finish. When memory is short, a read-ahead fails and any other call
- * waits in order of arrival; so a sample larger than the budget, which is cached alone, is not
- * overtaken by small ones without end. Errors: -EEXIST, the sample is in the cache by now; -EAGAIN,
- * no memory for a read-ahead; -ENOMEM.
+ * Adds a sample that the caller will read: into copy, or, if copy is NULL (the sample is large, or
+ * in_place), by setting data and batch. Then call file_cache_finish. When memory is short, a
+ * read-ahead fails and any other call waits in order of arrival; so a sample larger than the
+ * budget, which is cached alone, is not overtaken by small ones without end. Errors: -EEXIST, the
+ * sample is in the cache by now; -EAGAIN, no memory for a read-ahead; -ENOMEM.
  */
 int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                     struct cached_sample **out);
+                     bool in_place, struct cached_sample **out);
 /*
  * Ends the reading of a sample and returns the queued requests, which the caller answers and frees.
  * If it was read (loaded), the caller has pinned it. If not, the sample is gone.

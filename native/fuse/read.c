@@ -20,11 +20,14 @@
 #include <string.h>
 
 #include "inode.h"
+#include "uring.h"
 
 /* Largest sample that is served, since it needs memory as a whole. */
 #define SAMPLE_BYTES_MAX (UINT64_C(4) << 30)
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20) /* largest request of the kernel */
-#define BUSY_POLL_BYTES_MAX (128u << 10)    /* largest read that a thread busy-polls for */
+/* Smallest sample that is read at its look-up when requests come over io_uring. */
+#define LOOKUP_BYTES_MIN (32u << 10)
+#define BUSY_POLL_BYTES_MAX (128u << 10) /* largest read that a thread busy-polls for */
 #define MOVES_MAX 20u /* most times that a request follows its dataset to other chunks */
 
 /* Replies with the requested part of a sample. Returns its bytes. */
@@ -56,15 +59,19 @@ struct device_wait {
     bool slept;
 };
 
+/* Lets the program go on, if it was answered already; otherwise lets another thread receive. */
 static void before_sleep(void *argument)
 {
     struct device_wait *wait = argument;
     wait->slept = true;
-    receivers_release(wait->receivers);
+    if (!rings_send_reply()) {
+        receivers_release(wait->receivers);
+    }
 }
 
 /*
- * Reads a batch. The sole receiver busy-polls for a small one, since no other thread needs it.
+ * Reads a batch. The sole receiver busy-polls for a small one, since no other thread needs it. A
+ * thread that has a reply to send polls for a moment, which submits the read, and then sends it.
  * *reader gets the number of the dataset's reader.
  */
 static int read_batch(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
@@ -73,11 +80,12 @@ static int read_batch(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 {
     struct receivers *receivers = &fuse->receivers;
     struct device_wait wait = {.receivers = receivers};
-    bool busy_poll = receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
+    bool replied = rings_has_reply();
+    bool busy_poll = !replied && receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
                      busy_poll_pays(&receivers->device);
-    int code =
-        dlfs_reader_read_awake(dataset_take_reader(dataset, reader), indices, sample_count,
-                               busy_poll ? receivers->busy_poll_us : 0, before_sleep, &wait, batch);
+    uint32_t awake_us = busy_poll ? receivers->busy_poll_us : replied ? 1 : 0;
+    int code = dlfs_reader_read_awake(dataset_take_reader(dataset, reader), indices, sample_count,
+                                      awake_us, before_sleep, &wait, batch);
     dataset_return_reader(&fuse->datasets, dataset, *reader);
     if (busy_poll) {
         busy_poll_note(&receivers->device, !wait.slept);
@@ -168,13 +176,14 @@ static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position
     return NULL;
 }
 
-/* Reads samples that file_cache_begin has added, as one batch. */
+/* Reads samples that file_cache_begin has added, as one batch: in place only a single one. */
 static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                  struct cached_sample **samples, uint32_t sample_count)
 {
     uint64_t indices[READAHEAD_SAMPLES_MAX] = {0};
     uint64_t bytes = 0;
     dlfs_batch *batch = NULL;
+    bool kept = false;
     for (uint32_t i = 0; i < sample_count; i++) {
         indices[i] = inode_unpack(samples[i]->key).node.index;
     }
@@ -186,12 +195,17 @@ static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     for (uint32_t i = 0; i < sample_count; i++) {
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
-        if (failure == NULL) {
-            memcpy(samples[i]->copy, batch->base + batch->offsets[i], samples[i]->bytes);
+        const uint8_t *data = failure == NULL ? batch->base + batch->offsets[i] : NULL;
+        if (failure == NULL && samples[i]->copy != NULL) {
+            memcpy(samples[i]->copy, data, samples[i]->bytes);
+        } else if (failure == NULL) {
+            samples[i]->data = data;
+            samples[i]->batch = batch;
+            kept = true;
         }
         answer_queued(fuse, dataset, samples[i], reader, failure);
     }
-    if (code == 0) {
+    if (code == 0 && !kept) {
         dlfs_batch_release(batch);
     }
 }
@@ -220,14 +234,14 @@ static void load_large(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 
 /* Reads samples first..first+sample_count-1 into the cache, except those that it has. */
 static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t first,
-                       uint32_t sample_count)
+                       uint32_t sample_count, bool in_place)
 {
     struct cached_sample *samples[READAHEAD_SAMPLES_MAX];
     uint32_t begun = 0;
     for (uint64_t index = first; index < first + sample_count; index++) {
         uint64_t length = dataset_length(dataset, index);
         bool wanted = length > 0 && length <= READAHEAD_SAMPLE_BYTES_MAX;
-        if (wanted && file_cache_begin(fuse->cache, key_of(dataset, index), length, true,
+        if (wanted && file_cache_begin(fuse->cache, key_of(dataset, index), length, true, in_place,
                                        &samples[begun]) == 0) {
             begun++;
         }
@@ -242,7 +256,7 @@ static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
 static bool push(struct dlfs_fuse *fuse, struct cached_sample *sample)
 {
     struct fuse_bufvec content = FUSE_BUFVEC_INIT(sample->bytes);
-    content.buf[0].mem = sample->copy;
+    content.buf[0].mem = (void *)(uintptr_t)sample->data;
     bool taken = fuse_lowlevel_notify_store(fuse->session, sample->key, 0, &content, 0) == 0;
     count(&fuse->counters.pushed_samples, taken);
     file_cache_unpin(fuse->cache, sample, taken ? sample->bytes : 0);
@@ -274,23 +288,52 @@ static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *da
     atomic_flag_clear(&fuse->pushing);
 }
 
+static void read_ahead_as_planned(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
+                                  const struct readahead_job *job)
+{
+    push_sequence(fuse, dataset, job->push_first, job->plan.push_end);
+    if (job->plan.count > 0) {
+        read_ahead(fuse, dataset, job->plan.first, job->plan.count, false);
+    }
+}
+
+void read_ahead_job(void *fuse, const struct readahead_job *job)
+{
+    struct dlfs_fuse *mount = fuse;
+    struct dataset_entry *dataset;
+    if (dataset_acquire(&mount->datasets, job->dataset, &dataset) == 0) {
+        read_ahead_as_planned(mount, dataset, job);
+        dataset_release(&mount->datasets, dataset);
+    }
+}
+
 static void read_ahead_in_sequence(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                                    uint64_t index)
 {
     struct readahead_plan plan = readahead_advance(&fuse->readahead, dataset->info.number, index,
                                                    dataset->locations, dataset->count);
-    push_sequence(fuse, dataset, index + 1, plan.push_end);
-    if (plan.count > 0) {
-        read_ahead(fuse, dataset, plan.first, plan.count);
+    struct readahead_job job = {dataset->info.number, index + 1, plan};
+    if (!is_over_uring(fuse)) {
+        read_ahead_as_planned(fuse, dataset, &job);
+    } else if (plan.count > 0 || plan.push_end > index + 1) {
+        readahead_thread_post(&fuse->readahead_thread, &job);
     }
 }
 
 void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index)
 {
-    if (!readahead_on_lookup(&fuse->readahead)) {
+    /*
+     * Over io_uring the next request of this processor comes to this thread. That is right for one
+     * program, which waits for the same read; others would wait for nothing. A small sample is
+     * sooner there if the thread busy-polls for it when the program waits.
+     */
+    if ((is_over_uring(fuse) && !receivers_is_sole(&fuse->receivers)) ||
+        !readahead_on_lookup(&fuse->readahead)) {
         return;
     }
-    read_ahead(fuse, dataset, index, 1);
+    if (!is_over_uring(fuse) || dataset_length(dataset, index) > LOOKUP_BYTES_MIN) {
+        read_ahead(fuse, dataset, index, 1, is_over_uring(fuse));
+    }
     read_ahead_in_sequence(fuse, dataset, index);
 }
 
@@ -306,7 +349,8 @@ static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *datase
     bool was_readahead;
     uint64_t key = key_of(dataset, index);
     receivers_release(&fuse->receivers); /* it may wait for memory */
-    int code = file_cache_begin(fuse->cache, key, dataset_length(dataset, index), false, &sample);
+    int code =
+        file_cache_begin(fuse->cache, key, dataset_length(dataset, index), false, false, &sample);
     if (code == -EEXIST) {
         return false;
     }

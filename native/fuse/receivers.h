@@ -47,7 +47,12 @@ bool receivers_wait(struct receivers *receivers);
 void receivers_note_request(struct receivers *receivers, uint32_t client);
 /* Lets another thread become the receiver: the calling thread is about to block. */
 void receivers_release(struct receivers *receivers);
-/* Returns true if the calling thread is the sole receiver. */
+/* Notes that the calling thread receives requests over io_uring: each is for it alone. */
+void receivers_enter_ring(struct receivers *receivers);
+/*
+ * Returns true if the calling thread is the sole receiver, or if it receives over io_uring while
+ * one program uses the mount.
+ */
 bool receivers_is_sole(const struct receivers *receivers);
 
 /* Returns true if busy polling for this event should be tried now. */

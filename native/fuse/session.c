@@ -1,9 +1,10 @@
 /*
  * The functions of dlfs_fuse.h: mounting, the loop of threads, and the owner's side of a mount.
  *
- * The loop is libfuse's, with one descriptor of /dev/fuse for each thread. It waits for its threads
- * in sem_wait, so dlfs_fuse_stop interrupts it with a signal; it repeats the signal because the
- * first may arrive just before sem_wait begins.
+ * The loop is libfuse's, with one descriptor of /dev/fuse for each thread. Where the kernel offers
+ * io_uring, other threads answer its requests (uring.c), and the loop has one thread with little to
+ * do. The loop waits for its threads in sem_wait, so dlfs_fuse_stop interrupts it with a signal; it
+ * repeats the signal because the first may arrive just before sem_wait begins.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +19,9 @@
 #include "mount.h"
 #include "operations.h"
 #include "platform/clock.h"
+#include "read.h"
 #include "root.h"
+#include "uring.h"
 
 #define WAKE_SIGNAL (SIGRTMAX - 1)
 #define WAKE_NS UINT64_C(5000000) /* time between two signals */
@@ -27,12 +30,81 @@
 #define BUSY_POLL_US_MAX 10000u
 #define NOTIFY_RESEND 7 /* FUSE_NOTIFY_RESEND, of protocol 7.40 */
 
-/* ---- receiving ------------------------------------------------------------------------------- */
+/* ---- receiving and replying ------------------------------------------------------------------ */
 
-/* libfuse 3.13 and newer let a program receive requests itself. */
-#define CUSTOM_RECEIVE FUSE_VERSION >= FUSE_MAKE_VERSION(3, 13)
+/* libfuse 3.13 and newer let a program receive requests and send replies itself. */
+#define CUSTOM_IO FUSE_VERSION >= FUSE_MAKE_VERSION(3, 13)
 
-#if CUSTOM_RECEIVE
+#if CUSTOM_IO
+
+#define OVER_IO_URING (UINT64_C(1) << 41) /* FUSE_OVER_IO_URING of INIT's 64 flags */
+#define PAYLOAD_BYTES_MIN 8192u           /* FUSE_MIN_READ_BUFFER */
+#define PAGES_DEFAULT 32u                 /* pages of a request unless INIT's reply says more */
+
+static struct rings *rings_of(struct dlfs_fuse *fuse)
+{
+    return atomic_load_explicit(&fuse->rings, memory_order_acquire);
+}
+
+/*
+ * Prepares for io_uring if a request is INIT and the kernel offers it. Once the reply has accepted
+ * the offer, the kernel sends nothing until the queues are registered; so all that may fail by then
+ * is the registration itself, after which the kernel uses /dev/fuse.
+ */
+static void note_init(struct dlfs_fuse *fuse, const struct fuse_in_header *header,
+                      const uint8_t *request, size_t bytes)
+{
+    struct fuse_init_in init = {0};
+    size_t init_bytes = bytes - sizeof *header;
+    memcpy(&init, request + sizeof *header, init_bytes < sizeof init ? init_bytes : sizeof init);
+    bool offered = (init.flags & FUSE_INIT_EXT) != 0 && (init.flags2 & OVER_IO_URING >> 32) != 0;
+    bool refused = (fuse->config.flags & DLFS_FUSE_NO_URING) != 0;
+    struct rings *rings = NULL;
+    int code = !offered  ? -EOPNOTSUPP
+               : refused ? -ECANCELED
+                         : rings_start(fuse, dlfs_fuse_stop, &rings);
+    if (code == 0) {
+        code = readahead_thread_start(&fuse->readahead_thread, read_ahead_job, fuse);
+    }
+    if (code < 0) {
+        rings_destroy(rings);
+        rings = NULL;
+    }
+    atomic_store(&fuse->uring, code);
+    fuse->init = header->unique;
+    atomic_store_explicit(&fuse->rings, rings, memory_order_release);
+}
+
+static uint64_t payload_bytes_of(const struct fuse_init_out *init)
+{
+    uint64_t pages = (init->flags & FUSE_MAX_PAGES) != 0 ? init->max_pages : PAGES_DEFAULT;
+    uint64_t bytes = pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    bytes = bytes < init->max_write ? init->max_write : bytes;
+    return bytes < PAYLOAD_BYTES_MIN ? PAYLOAD_BYTES_MIN : bytes;
+}
+
+/* Sends the reply to INIT, accepting io_uring, and registers the queues. */
+static ssize_t accept_rings(struct dlfs_fuse *fuse, int kernel, struct iovec *parts)
+{
+    struct fuse_init_out init;
+    memcpy(&init, parts[1].iov_base, sizeof init);
+    init.flags |= FUSE_INIT_EXT;
+    init.flags2 |= OVER_IO_URING >> 32;
+    struct iovec changed[] = {parts[0], {.iov_base = &init, .iov_len = sizeof init}};
+    ssize_t sent = writev(kernel, changed, 2);
+    int error = errno;
+    if (sent >= 0) {
+        struct rings *rings = rings_of(fuse);
+        /* Before the first request, which may be answered while this thread still waits. */
+        atomic_store(&fuse->uring, (int)rings_queue_count(rings));
+        int code = rings_register(rings, payload_bytes_of(&init));
+        if (code < 0) {
+            atomic_store(&fuse->uring, code);
+        }
+    }
+    errno = error;
+    return sent;
+}
 
 /* Busy-polls for the next request, which is likely to come at once. */
 static void poll_for_request(struct receivers *receivers, int kernel)
@@ -51,15 +123,20 @@ static void poll_for_request(struct receivers *receivers, int kernel)
 
 static ssize_t receive(int kernel, void *request, size_t bytes, void *userdata)
 {
-    struct receivers *receivers = &((struct dlfs_fuse *)userdata)->receivers;
-    if (receivers_wait(receivers)) {
+    struct dlfs_fuse *fuse = userdata;
+    struct receivers *receivers = &fuse->receivers;
+    bool rings = atomic_load_explicit(&fuse->uring, memory_order_relaxed) > 0;
+    if (!rings && receivers_wait(receivers)) {
         poll_for_request(receivers, kernel);
     }
     ssize_t got = read(kernel, request, bytes);
     struct fuse_in_header header;
     if (got >= (ssize_t)sizeof header) {
         memcpy(&header, request, sizeof header);
-        if (header.pid != 0) { /* otherwise the kernel sent it, and no program waits for it */
+        if (header.opcode == FUSE_INIT) {
+            note_init(fuse, &header, request, (size_t)got);
+        }
+        if (!rings && header.pid != 0) { /* 0: the kernel sent it, and no program waits */
             receivers_note_request(receivers, header.pid);
         }
     }
@@ -72,21 +149,71 @@ static ssize_t send_reply(int kernel, struct iovec *parts, int part_count, void 
     if (fuse->drops_replies) {
         return (ssize_t)((struct fuse_out_header *)parts[0].iov_base)->len;
     }
+    struct rings *rings = rings_of(fuse);
+    struct fuse_out_header header;
+    memcpy(&header, parts[0].iov_base, sizeof header);
+    if (rings != NULL && header.unique == fuse->init && header.error == 0 && part_count == 2 &&
+        parts[1].iov_len == sizeof(struct fuse_init_out)) {
+        return accept_rings(fuse, kernel, parts);
+    }
+    if (rings != NULL && rings_take_reply(rings, parts, part_count)) {
+        return (ssize_t)header.len;
+    }
     return writev(kernel, parts, part_count);
 }
 
-static int use_receivers(struct fuse_session *session, int kernel)
+static int use_custom_io(struct fuse_session *session, int kernel)
 {
     static const struct fuse_custom_io io = {.writev = send_reply, .read = receive};
     return fuse_session_custom_io(session, &io, kernel);
 }
 
+/*
+ * Takes a mount of the owner: processes the INIT request that the owner has read, and has the
+ * kernel send again what an earlier server left unanswered. All requests only read, so one that was
+ * answered twice does no harm.
+ */
+static int take_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
+{
+    struct fuse_out_header resend = {.len = sizeof resend, .error = NOTIFY_RESEND};
+    bool resumes = (config->flags & DLFS_FUSE_RESUME) != 0;
+    int kernel = fcntl(config->kernel, F_DUPFD_CLOEXEC, 0); /* libfuse closes it */
+    if (kernel < 0) {
+        return -errno;
+    }
+    int code = use_custom_io(fuse->session, kernel);
+    if (code != 0) {
+        (void)close(kernel);
+        return code;
+    }
+    uint8_t *request = malloc(config->init_bytes);
+    if (request == NULL) {
+        return -ENOMEM;
+    }
+    memcpy(request, config->init, config->init_bytes);
+    const struct fuse_buf init = {.mem = request, .size = config->init_bytes};
+    struct fuse_in_header header;
+    memcpy(&header, request, sizeof header);
+    note_init(fuse, &header, request, config->init_bytes);
+    fuse->drops_replies = resumes;
+    fuse_session_process_buf(fuse->session, &init);
+    fuse->drops_replies = false;
+    free(request);
+    return resumes && write(kernel, &resend, sizeof resend) < 0 ? -errno : 0;
+}
+
 #else
 
-static int use_receivers(struct fuse_session *session, int kernel)
+static int use_custom_io(struct fuse_session *session, int kernel)
 {
-    (void)session; /* all threads receive, as libfuse does it */
-    return kernel == fuse_session_fd(session) ? 0 : -ENOTSUP;
+    (void)session, (void)kernel; /* all threads receive, as libfuse does it */
+    return 0;
+}
+
+static int take_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
+{
+    (void)fuse, (void)config;
+    return -ENOTSUP;
 }
 
 #endif
@@ -105,7 +232,7 @@ DLFS_API const char *dlfs_fuse_build(void)
 
 DLFS_API int dlfs_fuse_takes_connections(void)
 {
-    return CUSTOM_RECEIVE;
+    return CUSTOM_IO;
 }
 
 static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
@@ -113,46 +240,17 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     fuse->config = *config;
     fuse->config.mountpoint = fuse->config.options = NULL;
     fuse->config.init = NULL;
+    atomic_init(&fuse->uring, CUSTOM_IO ? -EINPROGRESS : -ENOSYS);
     (void)pthread_mutex_init(&fuse->lock, NULL);
     (void)pthread_mutex_init(&fuse->listings_lock, NULL);
     (void)condition_init(&fuse->ended);
     readahead_init(&fuse->readahead);
     atomic_flag_clear(&fuse->pushing);
+    readahead_thread_init(&fuse->readahead_thread);
     receivers_init(&fuse->receivers, config->busy_poll_us);
     upcall_queue_init(&fuse->upcalls, &fuse->receivers);
     dataset_table_init(&fuse->datasets, &fuse->upcalls);
     return file_cache_create(config->cache_bytes, &fuse->cache);
-}
-
-/*
- * Takes a mount of the owner: processes the INIT request that the owner has read, and has the
- * kernel send again what an earlier server left unanswered. All requests only read, so one that was
- * answered twice does no harm.
- */
-static int take_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
-{
-    struct fuse_out_header resend = {.len = sizeof resend, .error = NOTIFY_RESEND};
-    bool resumes = (config->flags & DLFS_FUSE_RESUME) != 0;
-    int kernel = fcntl(config->kernel, F_DUPFD_CLOEXEC, 0); /* libfuse closes it */
-    if (kernel < 0) {
-        return -errno;
-    }
-    int code = use_receivers(fuse->session, kernel);
-    if (code != 0) {
-        (void)close(kernel);
-        return code;
-    }
-    uint8_t *request = malloc(config->init_bytes);
-    if (request == NULL) {
-        return -ENOMEM;
-    }
-    memcpy(request, config->init, config->init_bytes);
-    const struct fuse_buf init = {.mem = request, .size = config->init_bytes};
-    fuse->drops_replies = resumes;
-    fuse_session_process_buf(fuse->session, &init);
-    fuse->drops_replies = false;
-    free(request);
-    return resumes && write(kernel, &resend, sizeof resend) < 0 ? -errno : 0;
 }
 
 static int mount_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
@@ -172,17 +270,26 @@ static int mount_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
         code = -EIO;
     }
     fuse->mounted = code == 0;
-    if (code == 0 && config->busy_poll_us > 0) {
-        code = use_receivers(fuse->session, fuse_session_fd(fuse->session));
+    if (code == 0) {
+        code = use_custom_io(fuse->session, fuse_session_fd(fuse->session));
     }
     return code;
 }
 
+static bool is_valid(const dlfs_fuse_config *config)
+{
+    if (config->kernel >= 0 && (config->init_bytes < sizeof(struct fuse_in_header) ||
+                                (config->flags & DLFS_FUSE_NO_URING) == 0)) {
+        return false;
+    }
+    return config->mountpoint != NULL && config->options != NULL && config->threads_max > 0 &&
+           config->threads_max <= THREADS_MAX && config->busy_poll_us <= BUSY_POLL_US_MAX &&
+           (config->file_mode & ~0777u) == 0;
+}
+
 DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out)
 {
-    if (config->mountpoint == NULL || config->options == NULL || config->threads_max == 0 ||
-        config->threads_max > THREADS_MAX || config->busy_poll_us > BUSY_POLL_US_MAX ||
-        (config->file_mode & ~0777u) != 0 || (config->kernel >= 0 && config->init_bytes == 0)) {
+    if (!is_valid(config)) {
         return -EINVAL;
     }
     struct dlfs_fuse *fuse = calloc(1, sizeof *fuse);
@@ -211,6 +318,9 @@ DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
     if (fuse == NULL) {
         return;
     }
+    rings_destroy(atomic_load(&fuse->rings));
+    readahead_thread_stop(&fuse->readahead_thread);
+    readahead_thread_destroy(&fuse->readahead_thread);
     if (fuse->mounted) {
         fuse_session_unmount(fuse->session);
     }
@@ -276,6 +386,10 @@ DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse)
         return again ? -EALREADY : 0;
     }
     int code = loop(fuse);
+    struct rings *rings = atomic_load(&fuse->rings);
+    int failure = rings != NULL ? rings_stop(rings) : 0;
+    readahead_thread_stop(&fuse->readahead_thread);
+    code = failure < 0 ? failure : code;
     (void)pthread_mutex_lock(&fuse->lock);
     fuse->running = false;
     end(fuse);
@@ -343,6 +457,11 @@ DLFS_API int dlfs_fuse_set_root_listing(dlfs_fuse *fuse, const uint8_t *names, u
 DLFS_API void dlfs_fuse_expire_cache(dlfs_fuse *fuse, uint32_t age_ms)
 {
     file_cache_expire(fuse->cache, age_ms * UINT64_C(1000000));
+}
+
+DLFS_API int dlfs_fuse_uring(dlfs_fuse *fuse)
+{
+    return atomic_load(&fuse->uring);
 }
 
 static uint64_t value_of(_Atomic uint64_t *counter)

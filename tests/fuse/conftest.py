@@ -12,15 +12,27 @@ import pytest
 import dlfs
 from dlfs._native.fuse import is_built
 from dlfs.units import MIB
-from tests.fuse.mounting import Mount, Prepared, World, add_dataset, mounted, sample_tree
+from tests.fuse.mounting import (
+    Mount,
+    Prepared,
+    World,
+    add_dataset,
+    lacks_uring,
+    mounted,
+    sample_tree,
+    served_by,
+)
 
 
-@pytest.fixture(scope="session", params=["native", "pyfuse3"])
+@pytest.fixture(scope="session", params=["native", "uring", "pyfuse3"])
 def server(request: pytest.FixtureRequest) -> str:
-    """Each server in turn: both know the same rules."""
+    """Each server in turn, all of which know the same rules: `uring` is native over io_uring."""
     name: str = request.param
-    if name == "native" and not is_built():
+    if name != "pyfuse3" and not is_built():
         pytest.skip("built without libfuse3 (package libfuse3-dev)")
+    reason = lacks_uring() if name == "uring" else None
+    if reason is not None:
+        pytest.skip(reason)
     return name
 
 
@@ -43,7 +55,7 @@ def world(
     """The unchanged volume, mounted for tests that only read."""
     volume, source, files = plain_volume
     folder = tmp_path_factory.mktemp("world")
-    with mounted(volume, folder / "mnt", folder / "log", fuse=server) as mount:
+    with mounted(volume, folder / "mnt", folder / "log", **served_by(server)) as mount:
         yield World(mount, source, files)
 
 
@@ -59,7 +71,7 @@ def own_volume(tmp_path: Path) -> Path:
 @pytest.fixture
 def own_mount(own_volume: Path, server: str, tmp_path: Path) -> Iterator[Mount]:
     """The small volume, mounted."""
-    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse=server) as mount:
+    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount:
         yield mount
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import select
@@ -14,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dlfs
+from dlfs.mount.keeper import ENABLE_URING
 from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.units import MIB
 from tests.odd_names import old_writer
@@ -94,6 +96,7 @@ class Mount:
     directory: Path
     pid: int
     log: Path
+    transport: str
 
     def __truediv__(self, name: str | bytes) -> Path:
         return self.directory / os.fsdecode(name)
@@ -120,6 +123,36 @@ class World:
         return self.mount / "train"
 
 
+def served_by(server: str) -> dict[str, Any]:
+    """Return the options of a mount by ``native``, ``uring`` (native over io_uring) or pyfuse3."""
+    return {"fuse": "native" if server == "uring" else server, "uring": server == "uring"}
+
+
+def lacks_uring() -> str | None:
+    """Return why mounts over io_uring cannot be tested here, or None."""
+    if not ENABLE_URING.exists():
+        return "the kernel has no FUSE over io_uring (Linux 6.14 and newer)"
+    if not os.access(ENABLE_URING, os.W_OK):
+        return "only root may set fuse.enable_uring"
+    return None
+
+
+@contextlib.contextmanager
+def uring_offered(offered: bool = True) -> Iterator[None]:
+    """Have the kernel offer io_uring to mounts that are made in a block, or not."""
+    if not os.access(ENABLE_URING, os.W_OK):
+        yield
+        return
+    with ENABLE_URING.open("r+") as parameter:
+        fcntl.flock(parameter, fcntl.LOCK_EX)  # against other processes that run tests
+        before = ENABLE_URING.read_text()
+        ENABLE_URING.write_text("Y" if offered else "N")
+        try:
+            yield
+        finally:
+            ENABLE_URING.write_text(before)
+
+
 @contextlib.contextmanager
 def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -> Iterator[Mount]:
     """Mount in the background for the duration of a block."""
@@ -128,9 +161,11 @@ def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -
 
     with contextlib.suppress(FileExistsError):  # it may be a mount whose server is dead
         directory.mkdir()
-    background = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
+    uring = bool(options.setdefault("uring", False))
+    with uring_offered() if uring else contextlib.nullcontext():
+        background = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
     try:
-        yield Mount(Path(volume), directory, background.pid, log)
+        yield Mount(Path(volume), directory, background.pid, log, background.transport)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(background.pid, signal.SIGCONT)

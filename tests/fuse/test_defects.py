@@ -23,7 +23,7 @@ from dlfs.mount.options import MountOptions
 from dlfs.mount.server import serve_view
 from dlfs.mount.view import ShownVolume
 from dlfs.staging import entries
-from tests.fuse.mounting import SECONDS_MAX, errno_of
+from tests.fuse.mounting import SECONDS_MAX, errno_of, served_by
 
 pytestmark = pytest.mark.fuse
 
@@ -49,7 +49,7 @@ def served(
     """Mount a volume by a server in a thread for the duration of a block."""
     directory.mkdir()
     ready = threading.Event()
-    arguments = (volume, shown, str(directory), options, lambda _path: ready.set())
+    arguments = (volume, shown, str(directory), options, lambda _path, _transport: ready.set())
     server = threading.Thread(target=trio.run, args=(serve_view, *arguments), daemon=True)
     server.start()
     assert ready.wait(SECONDS_MAX)
@@ -69,7 +69,7 @@ def test_a_defect_of_a_look_up(
     directory = tmp_path / "mnt"
     with (
         dlfs.open(str(own_volume)) as volume,
-        served(volume, Defective(volume), directory, MountOptions(fuse=server)),
+        served(volume, Defective(volume), directory, MountOptions(**served_by(server))),
     ):
         for _ in range(2):
             assert errno_of(lambda: os.stat(directory / "train" / "a")) == errno.EIO

@@ -1,4 +1,4 @@
-"""The keeper of a mount: programs do not notice that servers die.
+"""The keeper of a mount: programs do not notice that servers die. The mounts refuse io_uring.
 
 ``DLFS_SERVER_KILLS`` is the number of servers that are killed under load; a few by default.
 """
@@ -43,7 +43,9 @@ FILES = {
 
 pytestmark = [
     pytest.mark.fuse,
-    pytest.mark.skipif(not can_keep(MountOptions()), reason="needs Linux 6.9 and libfuse 3.13"),
+    pytest.mark.skipif(
+        not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9 and libfuse 3.13"
+    ),
 ]
 
 

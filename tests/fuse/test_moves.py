@@ -11,7 +11,7 @@ import pytest
 
 import dlfs
 from dlfs.units import KIB, MIB
-from tests.fuse.mounting import mounted
+from tests.fuse.mounting import mounted, served_by
 from tests.unit.resizing.test_following import overwrite, reuse_chunks
 
 pytestmark = pytest.mark.fuse
@@ -29,7 +29,7 @@ def test_rule_54_files_of_a_dataset_that_is_moved(tmp_path: Path, server: str) -
     with dlfs.open(old) as volume, volume.writer("d") as writer:
         for path, data in samples.items():
             writer.add(path, data)
-    with mounted(old, tmp_path / "mnt", tmp_path / "log", fuse=server) as mount:
+    with mounted(old, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount:
         wrong: list[str] = []
         moved = threading.Event()
 

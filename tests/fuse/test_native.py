@@ -26,8 +26,10 @@ from tests.fuse.mounting import (
     Prepared,
     add_dataset,
     errno_of,
+    lacks_uring,
     mounted,
     run_cli,
+    served_by,
     stopped,
     wait_for,
     wait_for_exit,
@@ -41,9 +43,19 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def native_mount(own_volume: Path, tmp_path: Path) -> Iterator[Mount]:
-    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
+NATIVE = pytest.mark.parametrize("server", ["native", "uring"], indirect=True)
+
+
+@pytest.fixture(params=["native", "uring"])
+def native_mount(
+    request: pytest.FixtureRequest, own_volume: Path, tmp_path: Path
+) -> Iterator[Mount]:
+    if request.param == "uring" and (reason := lacks_uring()):
+        pytest.skip(reason)
+    options = served_by(request.param)
+    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
+        expected = "io_uring" if request.param == "uring" else "/dev/fuse"
+        assert mount.transport == expected, mount.log.read_text()
         yield mount
 
 
@@ -66,8 +78,9 @@ def test_cached_entries_and_bytes_need_no_server(native_mount: Mount) -> None:
         os.close(folder)
 
 
-def test_kernels_that_open_files(plain_volume: Prepared, tmp_path: Path) -> None:
-    options = {"fuse": "native", "open_requests": True}
+@NATIVE
+def test_kernels_that_open_files(server: str, plain_volume: Prepared, tmp_path: Path) -> None:
+    options = {**served_by(server), "open_requests": True}
     with mounted(plain_volume.volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
         for path, data in plain_volume.files.items():
             assert (mount / "train" / os.fsdecode(path)).read_bytes() == data
@@ -139,7 +152,8 @@ def test_an_empty_dataset(own_volume: Path, native_mount: Mount) -> None:
     assert errno_of(lambda: os.stat(native_mount / "empty/x")) == errno.ENOENT
 
 
-def test_a_device_that_hangs_holds_no_mount(tmp_path: Path) -> None:
+@NATIVE
+def test_a_device_that_hangs_holds_no_mount(server: str, tmp_path: Path) -> None:
     files = {b"a": b"first" * 1000, b"b": b"second" * 1000}
     subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
     with ScriptedTarget([subsystem]) as target:
@@ -150,7 +164,7 @@ def test_a_device_that_hangs_holds_no_mount(tmp_path: Path) -> None:
         limit_ms = 2000 * SECONDS_MAX  # longer than any wait of this test
         uri = target.uri(timeout_ms=limit_ms, reconnect_ms=limit_ms)
         with (
-            mounted(uri, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount,
+            mounted(uri, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount,
             ThreadPoolExecutor(1) as pool,
         ):
             assert (mount / "train/a").read_bytes() == files[b"a"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from dlfs.cli.environment import MEMORY_VARIABLE
 from dlfs.cli.options import JsonOption, VolumeArgument, parse_size, require_trio
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from dlfs.mount.background import Mounted
 
 FuseOption = Annotated[
     str,
@@ -46,6 +49,24 @@ MemoryOption = Annotated[
     ),
 ]
 
+NoUringOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-uring",
+        help="Have the native server read its requests from /dev/fuse. By default they come "
+        "over io_uring, which is faster, where the kernel offers it: Linux 6.14 or newer, with "
+        "the parameter fuse.enable_uring on. A mount over io_uring is not restarted.",
+    ),
+]
+IncomingOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STAGING",
+        help="Let programs write to DIR/incoming, for 'dlfs seal'. Until then the files are in "
+        "STAGING, a directory on a local disk.",
+    ),
+]
+
 
 def _parse_mode(text: str) -> int:
     try:
@@ -69,17 +90,11 @@ def mount(
         str, typer.Option(help="Permissions of files, octal; directories add x to r.")
     ] = "444",
     memory: MemoryOption = None,
-    incoming: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGING",
-            help="Let programs write to DIR/incoming, for 'dlfs seal'. Until then the files are in "
-            "STAGING, a directory on a local disk.",
-        ),
-    ] = None,
+    incoming: IncomingOption = None,
     fuse: FuseOption = "auto",
     busy_poll: BusyPollOption = 200,
     no_restart: NoRestartOption = False,
+    no_uring: NoUringOption = False,
     log: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log file of the background server.")
     ] = None,
@@ -103,14 +118,30 @@ def mount(
         fuse=fuse,
         busy_poll_us=busy_poll,
         restart=not no_restart,
+        uring=not no_uring,
     )
     choose_server(options)  # fails before anything is started
     if foreground:
         log_events()
-        serve(volume, directory, options, lambda path: note(f"mounted on {path}"))
+        serve(volume, directory, options, lambda path, _: note(f"mounted on {path}"))
         return
     mounted = mount_volume(volume, directory, options, log=log)
+    _report(mounted, json=json)
+
+
+def _report(mounted: Mounted, *, json: bool) -> None:
+    """Print where a volume is mounted, and by which server."""
+    from dlfs.mount.options import URING_TRANSPORT
+
     if json:
-        print_json({"mountpoint": mounted.mountpoint, "pid": mounted.pid, "log": mounted.log})
+        print_json(
+            {
+                "mountpoint": mounted.mountpoint,
+                "pid": mounted.pid,
+                "log": mounted.log,
+                "transport": mounted.transport,
+            }
+        )
     else:
-        note(f"mounted on {mounted.mountpoint} (server {mounted.pid}, log: {mounted.log})")
+        over = f"over {URING_TRANSPORT}, " if mounted.transport == URING_TRANSPORT else ""
+        note(f"mounted on {mounted.mountpoint} (server {mounted.pid}, {over}log: {mounted.log})")

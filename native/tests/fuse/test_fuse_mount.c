@@ -12,7 +12,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -195,7 +197,10 @@ static void check_names(const struct mount *mount)
     CHECK(stat(path, &status) < 0 && errno == ENOENT);
 }
 
-/* A file that is looked up and not read is read ahead, after the answer to the look-up. */
+/*
+ * A file that is looked up and not read is read ahead, after the answer to the look-up. Over
+ * io_uring only large files are.
+ */
 static void check_readahead(const struct mount *mount)
 {
     char path[96];
@@ -203,7 +208,7 @@ static void check_readahead(const struct mount *mount)
     dlfs_fuse_stats stats = {0};
     (void)snprintf(path, sizeof path, "%s/data/%06u", mount->path, COUNT - 1);
     CHECK_EQ(stat(path, &status), 0);
-    while (stats.readahead_samples == 0) {
+    while (stats.readahead_samples == 0 && dlfs_fuse_uring(mount->fuse) < 0) {
         dlfs_fuse_get_stats(mount->fuse, &stats);
         sched_yield();
     }
@@ -217,6 +222,7 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
     CHECK(mount_begin(mount, dataset, flags, busy_poll_us));
     check_readahead(mount);
     check_names(mount);
+    CHECK(dlfs_fuse_uring(mount->fuse) < 0 || (flags & DLFS_FUSE_NO_URING) == 0);
     for (uint64_t i = 0; i < SINGLE_READS; i++) { /* as a single program */
         CHECK(read_file(mount, i * 7, 1 << 16));
     }
@@ -224,7 +230,8 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
     end_reading(readings);
     dlfs_fuse_get_stats(mount->fuse, &stats);
     CHECK(stats.reads > 0 && stats.readahead_hits <= stats.readahead_samples);
-    if (flags == 0) { /* the first OPEN and OPENDIR of each thread are refused with ENOSYS */
+    if ((flags & DLFS_FUSE_OPEN_REQUESTS) ==
+        0) { /* the first OPEN and OPENDIR of each thread are refused with ENOSYS */
         CHECK(stats.opens <= 2 * THREADS);
     } else {
         CHECK(stats.opens >= COUNT);
@@ -236,10 +243,10 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
 }
 
 static void test_ending_while_in_use(struct mount *mount, const struct dataset *dataset,
-                                     uint32_t busy_poll_us)
+                                     uint32_t flags, uint32_t busy_poll_us)
 {
     struct reading readings[THREADS];
-    CHECK(mount_begin(mount, dataset, 0, busy_poll_us));
+    CHECK(mount_begin(mount, dataset, flags, busy_poll_us));
     begin_reading(mount, readings);
     CHECK(read_file(mount, 1, 100));
     atomic_store(&mount->ending, true);
@@ -251,7 +258,7 @@ static void test_ending_while_in_use(struct mount *mount, const struct dataset *
 static void test_ending_while_one_reads(struct mount *mount, const struct dataset *dataset)
 {
     struct reading reading = {.mount = mount, .step = 7};
-    CHECK(mount_begin(mount, dataset, 0, BUSY_POLL_US));
+    CHECK(mount_begin(mount, dataset, DLFS_FUSE_NO_URING, BUSY_POLL_US));
     CHECK_EQ(pthread_create(&reading.thread, NULL, read_files, &reading), 0);
     dlfs_fuse_stats stats = {0};
     while (stats.reads < SINGLE_READS) {
@@ -260,6 +267,70 @@ static void test_ending_while_one_reads(struct mount *mount, const struct datase
     atomic_store(&mount->ending, true);
     mount_end(mount);
     CHECK_EQ(pthread_join(reading.thread, NULL), 0);
+}
+
+/*
+ * Has the kernel offer io_uring until the returned descriptor is closed or this process has ended,
+ * however it ends: another process then puts the parameter back. Returns -1 if the kernel has none.
+ */
+static int offer_uring(pid_t *guard)
+{
+    char before = 'N';
+    char end;
+    int link[2];
+    int parameter = open("/sys/module/fuse/parameters/enable_uring", O_RDWR | O_CLOEXEC);
+    if (parameter < 0) {
+        return -1;
+    }
+    CHECK_EQ(flock(parameter, LOCK_EX), 0); /* against other processes that run tests */
+    CHECK_EQ(pread(parameter, &before, 1, 0), 1);
+    CHECK_EQ(pipe2(link, O_CLOEXEC), 0);
+    *guard = fork();
+    CHECK(*guard >= 0);
+    if (*guard == 0) {
+        (void)setsid(); /* against signals to the process group */
+        (void)close(link[1]);
+        (void)read(link[0], &end, 1);
+        _exit(pwrite(parameter, &before, 1, 0) == 1 ? 0 : 1);
+    }
+    CHECK_EQ(close(link[0]), 0);
+    CHECK_EQ(pwrite(parameter, "Y", 1, 0), 1);
+    CHECK_EQ(close(parameter), 0); /* the other process has the lock */
+    return link[1];
+}
+
+/* Where the kernel has FUSE over io_uring, has it offered for the duration of the tests. */
+static void test_uring(struct mount *mount, const struct dataset *dataset)
+{
+    pid_t guard;
+    int status = 0;
+    int offered = offer_uring(&guard);
+    if (offered < 0) {
+        return;
+    }
+    test_reading(mount, dataset, 0, 0);
+    test_reading(mount, dataset, DLFS_FUSE_OPEN_REQUESTS, BUSY_POLL_US);
+    test_ending_while_in_use(mount, dataset, 0, BUSY_POLL_US);
+    CHECK_EQ(close(offered), 0);
+    CHECK_EQ(waitpid(guard, &status, 0), guard);
+    CHECK_EQ(status, 0);
+}
+
+/* A mount of the owner needs DLFS_FUSE_NO_URING and a whole INIT request. */
+static void test_refused_connections(void)
+{
+    const uint8_t init[64] = {0};
+    dlfs_fuse *fuse = NULL;
+    dlfs_fuse_config config = {.mountpoint = "/",
+                               .options = "ro",
+                               .threads_max = 1,
+                               .kernel = 0,
+                               .init = init,
+                               .init_bytes = sizeof init};
+    CHECK_EQ(dlfs_fuse_mount(&config, &fuse), -EINVAL);
+    config.flags = DLFS_FUSE_NO_URING;
+    config.init_bytes = 8;
+    CHECK_EQ(dlfs_fuse_mount(&config, &fuse), -EINVAL);
 }
 
 int main(void)
@@ -271,18 +342,22 @@ int main(void)
     if (access("/dev/fuse", R_OK | W_OK) != 0 || geteuid() != 0) {
         return SKIPPED;
     }
+    test_refused_connections();
     CHECK(mkdtemp(mount.path) != NULL);
     dataset_create(&dataset, &faults);
     CHECK_EQ(dlfs_directory_attach_names(dataset.directory, dataset.names, dataset.names_bytes), 0);
-    bool able = mount_begin(&mount, &dataset, 0, 0);
+    const uint32_t device = DLFS_FUSE_NO_URING;
+    bool able = mount_begin(&mount, &dataset, device, 0);
     if (able) {
+        CHECK(dlfs_fuse_uring(mount.fuse) < 0);
         mount_end(&mount);
-        test_reading(&mount, &dataset, 0, 0);
-        test_reading(&mount, &dataset, DLFS_FUSE_OPEN_REQUESTS, 0);
-        test_ending_while_in_use(&mount, &dataset, 0);
-        test_reading(&mount, &dataset, 0, BUSY_POLL_US);
-        test_ending_while_in_use(&mount, &dataset, BUSY_POLL_US);
+        test_reading(&mount, &dataset, device, 0);
+        test_reading(&mount, &dataset, device | DLFS_FUSE_OPEN_REQUESTS, 0);
+        test_ending_while_in_use(&mount, &dataset, device, 0);
+        test_reading(&mount, &dataset, device, BUSY_POLL_US);
+        test_ending_while_in_use(&mount, &dataset, device, BUSY_POLL_US);
         test_ending_while_one_reads(&mount, &dataset);
+        test_uring(&mount, &dataset);
     } else {
         CHECK_EQ(dlfs_reader_destroy(mount.reader), 0);
     }

@@ -1,0 +1,56 @@
+/*
+ * Requests and replies over io_uring, in place of reads and writes of /dev/fuse.
+ *
+ * The kernel has one queue of requests for each processor, and sends a request to the queue of the
+ * processor that the program runs on. Each queue has some entries: memory for one request and its
+ * reply. Each entry has a thread of its own, bound to that processor, with a ring of its own. So
+ * the program's processor answers, no request wakes another one, and one system call sends a reply
+ * and waits for the next request. The kernel prefers the entry that was used last.
+ *
+ * libfuse knows nothing of this. A request is passed to fuse_session_process_buf as if it had been
+ * read from /dev/fuse, and the reply is caught in libfuse's custom I/O (session.c). Requests
+ * without a reply (FORGET, INTERRUPT) and the first one (INIT) still come through /dev/fuse, and
+ * so do all if the kernel does not offer io_uring.
+ *
+ * Source: Linux 6.14, include/uapi/linux/fuse.h and fs/fuse/dev_uring.c.
+ */
+#ifndef DLFS_FUSE_URING_H
+#define DLFS_FUSE_URING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+struct dlfs_fuse;
+struct rings;
+
+/*
+ * Starts the threads and their rings; they wait for rings_register. Called when INIT has come,
+ * before the reply. A ring that fails later calls stop(fuse), which makes the mount end. Errors:
+ * -ENOSYS (built without liburing, or the processors are unknown), -EPERM (io_uring is forbidden),
+ * -ENOMEM, -EAGAIN.
+ */
+int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), struct rings **out);
+/*
+ * Registers all entries, each for payloads of up to payload_bytes. Called when the kernel has the
+ * reply to INIT. After an error the kernel sends all requests through /dev/fuse.
+ */
+int rings_register(struct rings *rings, uint64_t payload_bytes);
+/* Returns true if the reply belongs to an entry, which now has it; false if it is to be written. */
+bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_count);
+/* Returns true if the calling thread has a reply that is not sent yet. */
+bool rings_has_reply(void);
+/*
+ * Sends the reply of the calling thread, if it has one, before the handler returns. Returns true if
+ * it did. A thread that goes on to wait calls this first.
+ */
+bool rings_send_reply(void);
+/* Ends the threads, after the requests that they are handling. Returns the error that a ring failed
+ * with, or 0. */
+int rings_stop(struct rings *rings);
+/* Stops and frees. Accepts NULL. */
+void rings_destroy(struct rings *rings);
+/* Returns the number of queues. */
+uint32_t rings_queue_count(const struct rings *rings);
+
+#endif
