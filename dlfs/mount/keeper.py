@@ -7,7 +7,12 @@ kernel sends again. The keeper serves nothing itself; it waits for its child.
 A server is a fork of the keeper, which has loaded all modules and started no threads, so the next
 one answers within a fraction of a second. Over a pair of sockets, the server says that the volume
 is open, and then that the mount answers; the keeper mounts in between. A server that ends by itself
-has unmounted, and the keeper ends with it.
+has unmounted, and the keeper ends with it. The keeper itself detaches a mount that has never
+answered, or whose server dies after SIGTERM.
+
+A server that was killed while it stored samples in the kernel's cache may be unable to end: its
+thread waits for a page, and the page for a request that only the next server answers. So the keeper
+does not wait for the last thread of a server whose first one is dead.
 
 Needs the native server, fusermount3, and Linux 6.9 (FUSE_NOTIFY_RESEND). A mount over io_uring has
 no keeper: the kernel's queues end with the server, and requests would wait without end.
@@ -24,6 +29,7 @@ import logging
 import os
 import platform
 import re
+import select
 import shutil
 import signal
 import socket
@@ -55,6 +61,9 @@ FAILURES_MAX = 5
 
 YOUNG_SECONDS = 2.0
 """A server that dies before this age has died young, in seconds."""
+
+_LOOK_SECONDS = 1.0
+"""Time between two looks at a server that says nothing, in seconds."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OPENED, _READY = b"o", b"r"
@@ -101,6 +110,12 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
+def _is_dying(pid: int) -> bool:
+    """Return True if the first thread of a child has ended, or its memory is being dumped."""
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    return re.search(r"^(State:\tZ|CoreDumping:\t1)", status, re.MULTILINE) is not None
+
+
 class Keeper:
     """The keeper of one mount.
 
@@ -126,6 +141,7 @@ class Keeper:
         self._numbers = DatasetNumbers()
         self._device: str | None = None
         self._pid = 0
+        self._dying: list[int] = []  # earlier servers that had not ended yet
         self._ending = False
 
     def run(self) -> None:
@@ -138,18 +154,26 @@ class Keeper:
         for number in _SIGNALS:
             signal.signal(number, self._end)
         failures = 0
+        answered = False
         while failures < FAILURES_MAX and not self._ending:
             started = time.monotonic()
             ready, status = self._run_server()
             if status == 0 or self._kernel < 0 or mountpoints.device_of(self._path) != self._device:
                 return
+            answered = answered or ready
+            if not answered:
+                break
             young = not ready or time.monotonic() - started < YOUNG_SECONDS
             if young and status != -signal.SIGKILL:
                 failures += 1
             elif not young:
                 failures = 0
             _log.error("%s: the server died (status %d); starting another", self._path, status)
-        _log.error("%s: given up after %d servers that died", self._path, failures)
+        if answered and not self._ending:
+            _log.error("%s: given up after %d servers that died", self._path, failures)
+        elif self._kernel >= 0:
+            _log.error("%s: unmounting, since the server died", self._path)
+            mountpoints.detach(self._path)
 
     def _run_server(self) -> tuple[bool, int]:
         """Start a server and wait for its end.
@@ -158,27 +182,58 @@ class Keeper:
             Whether the mount has answered; the exit status, negative if a signal ended the server.
         """
         here, there = socket.socketpair()
+        here.settimeout(_LOOK_SECONDS)
         with _signals_blocked():  # in the child, a handler of the keeper would signal the group
             self._pid = os.fork()
             if self._pid == 0:
                 here.close()
                 self._serve(there)
         there.close()
+        if self._ending:  # since the last look at it
+            os.kill(self._pid, signal.SIGTERM)
         ready = False
         try:
             with here:
-                if here.recv(1) == _OPENED:
+                if self._receive(here) == _OPENED:
                     resumed = self._kernel >= 0
                     if not resumed:
                         self._mount()
                     self._send_connection(here, resumed=resumed)
-                    ready = here.recv(1) == _READY
+                    ready = self._receive(here) == _READY
         except BaseException:
             os.kill(self._pid, signal.SIGKILL)
             raise
         finally:
-            status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            status = self._await_end()
         return ready, status
+
+    def _receive(self, link: socket.socket) -> bytes:
+        """Wait for what a server says. Returns nothing if the server has died."""
+        while True:
+            try:
+                return link.recv(1)
+            except ConnectionError:
+                return b""
+            except TimeoutError:
+                if _is_dying(self._pid):
+                    return b""
+
+    def _await_end(self) -> int:
+        """Wait until the server has ended, or is dead but for a thread that waits for the next one.
+
+        Returns:
+            The exit status, negative if a signal ended the server.
+        """
+        process = os.pidfd_open(self._pid)
+        try:
+            while not select.select([process], [], [], _LOOK_SECONDS)[0]:
+                self._dying = [pid for pid in self._dying if os.waitpid(pid, os.WNOHANG)[0] == 0]
+                if _is_dying(self._pid):
+                    self._dying.append(self._pid)
+                    return -signal.SIGKILL
+        finally:
+            os.close(process)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         """Pass a signal to the server, which unmounts."""
@@ -210,7 +265,7 @@ class Keeper:
         self._on_mounted()
 
     def _send_connection(self, link: socket.socket, *, resumed: bool) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the server has died: waitpid tells
+        with contextlib.suppress(ConnectionError):  # the server has died: its end tells
             socket.send_fds(link, [bytes([resumed]) + self._init], [self._kernel])
 
     # ---- in the server's process -----------------------------------------------------------------

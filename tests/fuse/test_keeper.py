@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import functools
 import mmap
 import os
 import random
+import select
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +24,9 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.mount.keeper import FAILURES_MAX, can_keep
-from dlfs.mount.mountpoint import find_mount
+from dlfs.mount.keeper import FAILURES_MAX, Keeper, Server, can_keep
+from dlfs.mount.kept import KeptMount
+from dlfs.mount.mountpoint import detach, find_mount
 from dlfs.mount.options import MountOptions
 from dlfs.units import MIB
 from tests.fuse.mounting import (
@@ -178,3 +184,110 @@ def test_without_a_keeper(mount: Mount, tmp_path: Path) -> None:
         os.kill(plain.pid, signal.SIGKILL)
         wait_for_exit(plain.pid)
         assert errno_of(lambda: os.listdir(plain.directory)) == errno.ENOTCONN
+
+
+@contextlib.contextmanager
+def kept(directory: Path, servers: list[Server]) -> Iterator[int]:
+    """Run a keeper whose n-th server is the n-th function; yield its process ID."""
+    directory.mkdir()
+    started = os.memfd_create("started")
+
+    def server(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+        number = os.fstat(started).st_size
+        os.pwrite(started, b".", number)
+        servers[number](connect, ready)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            Keeper(str(directory), MountOptions(), server, lambda: None).run()
+        finally:
+            os._exit(0)
+    try:
+        yield pid
+        wait_for_exit(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(started)
+        while find_mount(directory) is not None:
+            detach(str(directory))
+
+
+def die(connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
+    connect()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def answer_and_die(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+    connect()
+    ready()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_mount_that_never_answered_is_detached(tmp_path: Path) -> None:
+    with kept(tmp_path / "mnt", [die]) as keeper:
+        wait_for_exit(keeper)
+        assert find_mount(tmp_path / "mnt") is None
+
+
+def test_sigterm_while_a_server_starts_unmounts(tmp_path: Path) -> None:
+    starts, says = os.pipe()
+
+    def start(_connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
+        os.write(says, b".")
+        signal.pause()
+
+    with kept(tmp_path / "mnt", [answer_and_die, start]) as keeper:
+        assert os.read(starts, 1) == b"."
+        os.kill(keeper, signal.SIGTERM)
+        wait_for_exit(keeper)
+        assert find_mount(tmp_path / "mnt") is None
+    os.close(starts)
+    os.close(says)
+
+
+def test_a_server_that_dies_before_it_takes_the_mount_is_replaced(tmp_path: Path) -> None:
+    def die_unread(connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
+        def await_message(link: socket.socket, *_sizes: int) -> None:
+            select.select([link], [], [])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        socket.recv_fds = await_message  # type: ignore[assignment]
+        connect()
+
+    def unmounts(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+        connect()
+        ready()
+        detach(str(tmp_path / "mnt"))
+
+    with kept(tmp_path / "mnt", [answer_and_die, die_unread, unmounts]) as keeper:
+        wait_for_exit(keeper)
+        assert find_mount(tmp_path / "mnt") is None
+
+
+def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
+    """Its first thread ends, as when it is killed while another waits for the next server."""
+    starts, says = os.pipe()
+
+    def leave_thread(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        os.write(says, b"%d\n" % os.getpid())
+        connect()
+        ready()
+        ctypes.CDLL(None).pthread_exit(None)
+
+    def unmounts(connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
+        connect()
+        detach(str(tmp_path / "mnt"))
+
+    with kept(tmp_path / "mnt", [leave_thread, unmounts]) as keeper:
+        undead = int(os.read(starts, 20))
+        try:
+            wait_for_exit(keeper)
+            assert find_mount(tmp_path / "mnt") is None
+        finally:
+            os.kill(undead, signal.SIGKILL)
+    os.close(starts)
+    os.close(says)
