@@ -279,8 +279,14 @@ class NativeMount:
         return {"error": errno.EAGAIN}
 
     async def _follow(self, dataset: ShownDataset, moved: SampleReader) -> None:
-        """Have the library read a dataset by another reader than one whose samples were moved."""
+        """Have the library read a dataset by another reader than one whose samples were moved.
+
+        Raises:
+            StaleError: the dataset was removed.
+            DlfsError: it cannot be opened again.
+        """
         loaded = await self._view.load(dataset)
+        self._view.dataset(dataset.number)  # its withdrawal has the lock, and waits for this upcall
         async with dataset.load_lock:
             if self._readers[dataset.number] is not moved:
                 return  # another task has replaced it

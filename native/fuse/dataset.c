@@ -79,7 +79,8 @@ void dataset_release(struct dataset_table *table, struct dataset_entry *dataset)
     (void)pthread_mutex_unlock(&table->lock);
 }
 
-dlfs_reader *dataset_take_reader(struct dataset_entry *dataset, uint32_t *reader_number)
+dlfs_reader *dataset_take_reader(struct dataset_table *table, struct dataset_entry *dataset,
+                                 uint32_t *reader_number)
 {
     for (;;) {
         uint32_t present = atomic_load(&dataset->reader_number);
@@ -88,7 +89,7 @@ dlfs_reader *dataset_take_reader(struct dataset_entry *dataset, uint32_t *reader
             *reader_number = present;
             return dataset->readers[present % 2];
         }
-        (void)atomic_fetch_sub(&dataset->reads[present % 2], 1);
+        dataset_return_reader(table, dataset, present); /* the owner may wait for this count */
     }
 }
 

@@ -55,7 +55,8 @@ void dataset_release(struct dataset_table *table, struct dataset_entry *dataset)
  * Gets the present reader of an open dataset, and its number, for one call. Call
  * dataset_return_reader with the number afterwards.
  */
-dlfs_reader *dataset_take_reader(struct dataset_entry *dataset, uint32_t *reader_number);
+dlfs_reader *dataset_take_reader(struct dataset_table *table, struct dataset_entry *dataset,
+                                 uint32_t *reader_number);
 void dataset_return_reader(struct dataset_table *table, struct dataset_entry *dataset,
                            uint32_t reader_number);
 static inline uint64_t dataset_length(const struct dataset_entry *dataset, uint64_t index)

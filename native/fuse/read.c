@@ -84,8 +84,8 @@ static int read_batch(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     bool busy_poll = !replied && receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
                      busy_poll_pays(&receivers->device);
     uint32_t awake_us = busy_poll ? receivers->busy_poll_us : replied ? 1 : 0;
-    int code = dlfs_reader_read_awake(dataset_take_reader(dataset, reader), indices, sample_count,
-                                      awake_us, before_sleep, &wait, batch);
+    int code = dlfs_reader_read_awake(dataset_take_reader(&fuse->datasets, dataset, reader),
+                                      indices, sample_count, awake_us, before_sleep, &wait, batch);
     dataset_return_reader(&fuse->datasets, dataset, *reader);
     if (busy_poll) {
         busy_poll_note(&receivers->device, !wait.slept);
@@ -218,7 +218,8 @@ static void load_large(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     dlfs_batch *batch = NULL;
     receivers_release(&fuse->receivers);
     uint32_t reader;
-    int code = dlfs_reader_read_apart(dataset_take_reader(dataset, &reader), &index, 1, &batch);
+    int code = dlfs_reader_read_apart(dataset_take_reader(&fuse->datasets, dataset, &reader),
+                                      &index, 1, &batch);
     dataset_return_reader(&fuse->datasets, dataset, reader);
     dlfs_failure whole = {.index = index, .code = code, .member = UINT32_MAX};
     const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, 0);

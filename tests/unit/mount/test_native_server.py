@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 import trio
 
 from dlfs._native import fuse as native
-from dlfs.errors import ChecksumError
+from dlfs.errors import ChecksumError, StaleError
 from dlfs.mount import native_server
 from dlfs.mount.native_server import NativeMount, widen_read_ahead
+from dlfs.mount.view import ShownDataset, VolumeView
+from dlfs.reader import MovedError
 
 
 class Replies:
@@ -70,3 +73,53 @@ def test_only_the_mount_itself_reads_ahead_further(
         assert knob.read_text() == "128"
     widen_read_ahead(str(tmp_path), device)
     assert knob.read_text() == "1024"
+
+
+class AnsweredFuse:
+    """A library whose withdrawal of a dataset waits for the reply to an upcall."""
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self.withdrawn = False
+
+    def reader_number(self, _number: int) -> int:
+        return 0
+
+    def withdraw_dataset(self, _number: int) -> None:
+        self.withdrawn = self.answered.wait(100)
+
+
+def test_a_failure_is_answered_while_the_dataset_is_removed() -> None:
+    """A dataset is removed while a read of it, which failed since it was moved, is explained."""
+    mount = NativeMount.__new__(NativeMount)
+    fuse: Any = AnsweredFuse()
+    info: Any = SimpleNamespace(name="d", version=1, uuid="u")
+    dataset = ShownDataset(1, info, 0, loaded=SimpleNamespace(close=int))  # type: ignore[arg-type]
+    dataset.pin()
+    view: Any = VolumeView(None, on_removed=mount._on_removed)  # type: ignore[arg-type]
+    view._shown, view._by_uuid = [dataset], {"u": dataset}
+    mount._view, mount._fuse = view, fuse
+
+    async def remove() -> None:
+        view._update([])
+        while not dataset.load_lock.locked():
+            await trio.lowlevel.checkpoint()
+
+    def explain(_failure: Any) -> MovedError:
+        trio.from_thread.run(remove)
+        return MovedError("moved")
+
+    mount._readers = {1: SimpleNamespace(explain=explain)}  # type: ignore[dict-item]
+    upcall: Any = SimpleNamespace(dataset=1, reader=0, failure=SimpleNamespace(member=0))
+
+    async def answer() -> None:
+        async with trio.open_nursery() as mount._nursery:
+            try:
+                with trio.fail_after(50), pytest.raises(StaleError, match="removed"):
+                    await mount._report_failure(upcall)
+            finally:
+                fuse.answered.set()
+
+    trio.run(answer)
+    assert fuse.withdrawn
+    assert mount._readers == {}

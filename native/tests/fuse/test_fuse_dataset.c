@@ -1,0 +1,60 @@
+/* Tests that the owner, which replaces readers of a dataset, waits for their uses and no longer. */
+#include <errno.h>
+#include <pthread.h>
+
+#include "check.h"
+#include "dataset.h"
+
+#define THREADS 3u
+#define REPLACEMENTS 200000u
+
+static struct dataset_table table;
+static uint32_t readers[2]; /* in the place of readers: whether each one may be used */
+static _Atomic bool ended;
+
+static dlfs_reader *reader_of(uint32_t number)
+{
+    void *reader = &readers[number % 2];
+    return reader;
+}
+
+static void *use(void *argument)
+{
+    (void)argument;
+    while (!atomic_load(&ended)) {
+        uint32_t number;
+        dlfs_reader *reader = dataset_take_reader(&table, &table.entries[1], &number);
+        CHECK(reader == reader_of(number));
+        CHECK_EQ(readers[number % 2], 1);
+        dataset_return_reader(&table, &table.entries[1], number);
+    }
+    return NULL;
+}
+
+int main(void)
+{
+    pthread_t threads[THREADS];
+    dataset_table_init(&table, NULL);
+    readers[0] = 1;
+    table.entries[1].readers[0] = reader_of(0);
+    atomic_store(&table.entries[1].state, DATASET_OPEN);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, use, NULL), 0);
+    }
+    for (uint32_t number = 1; number <= REPLACEMENTS; number++) {
+        readers[number % 2] = 1;
+        int code = -EBUSY; /* a thread may just find out that its reader is not the present one */
+        while (code == -EBUSY) {
+            code = dataset_replace_reader(&table, 1, reader_of(number));
+        }
+        CHECK_EQ(code, 0);
+        CHECK_EQ(dataset_await_reader(&table, 1, true), 1);
+        readers[(number + 1) % 2] = 0;
+    }
+    atomic_store(&ended, true);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        (void)pthread_join(threads[i], NULL);
+    }
+    dataset_table_destroy(&table);
+    return 0;
+}
