@@ -35,6 +35,7 @@ from dlfs.fields import FieldSpan
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
 from dlfs.identity import DatasetIdentity
+from dlfs.reader import follow
 from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
 from dlfs.store.records import find_record, no_such_dataset
@@ -129,13 +130,8 @@ class DatasetCache:
             entry = self._places[uuid]
         with entry.opening:
             if entry.attributes is None and entry.dataset is not None:
-                access = entry.dataset.session
-                entry.attributes = load_attributes_whole(
-                    access.sources,
-                    access.geometry,
-                    access.record,
-                    diagnose=access.reader.diagnose,
-                )
+                dataset = entry.dataset
+                entry.attributes = follow(lambda: dataset.session, _load_attributes)
         if entry.attributes is None:
             raise NotFoundError(f"find attributes of dataset {entry.identity.name!r}: none")
         return entry.attributes
@@ -223,6 +219,12 @@ class DatasetCache:
 
     def _left_bytes(self) -> int:
         return self._cache_bytes - sum(entry.cache_bytes for entry in self._places.values())
+
+
+def _load_attributes(session: DatasetSession) -> Part | None:
+    return load_attributes_whole(
+        session.sources, session.geometry, session.record, diagnose=session.reader.diagnose
+    )
 
 
 def _statistics_of(entry: _Entry) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ import trio
 import dlfs
 from dlfs._native.reader import NativeReader
 from dlfs._native.server_channel import STATS, ServerChannel, Share
+from dlfs.connection import DatasetSession
 from dlfs.dataset import Dataset
 from dlfs.errors import (
     ClosedError,
@@ -51,7 +52,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.reader import MovedError, SampleReader
+from dlfs.reader import MovedError, SampleReader, follow
 from dlfs.service.generation_file import generation_file
 from dlfs.service.protocol import (
     HEADER,
@@ -347,9 +348,8 @@ class Session:
         dataset = await self._state.run_for_volume(volume, acquire)
         with ExitStack() as undone:
             undone.callback(dataset.close)
-            session = dataset.session
             find = functools.partial(_find_reader, dataset, request.fields)
-            samples = await self._state.run_for_volume(volume, find)
+            session, samples = await self._state.run_for_volume(volume, find)
             native = samples.native
             assert isinstance(native, NativeReader)
             arena, arena_bytes = native.arena()
@@ -460,11 +460,18 @@ class Session:
             )
 
 
-def _find_reader(dataset: Dataset, fields: tuple[str, ...]) -> SampleReader:
-    """Return the reader of whole samples or of some fields; the sizes of its samples are known."""
-    samples = dataset.session.readers.reader(fields or None)
+def _find_reader(dataset: Dataset, fields: tuple[str, ...]) -> tuple[DatasetSession, SampleReader]:
+    """Return the reader of whole samples or of some fields, with the session that has it.
+
+    The sizes of the reader's samples are known. If the dataset is moved meanwhile, it is followed.
+    """
+
+    def find(session: DatasetSession) -> tuple[DatasetSession, SampleReader]:
+        return session, session.readers.reader(fields or None)
+
+    session, samples = follow(lambda: dataset.session, find)
     _ = samples.directory.sample_bytes, samples.directory.largest_bytes
-    return samples
+    return session, samples
 
 
 def _make_channel(opened: _ClientDataset) -> ServerChannel:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import dlfs
-from dlfs.units import MIB
+from dlfs.units import KIB, MIB
 from tests.service.serving import Service, make_samples, make_volume
-from tests.unit.resizing.test_following import overwrite
+from tests.unit.resizing.test_following import overwrite, reuse_chunks
 
 
 def test_clients_follow_a_dataset_that_is_moved(tmp_path: Path) -> None:
@@ -37,6 +39,36 @@ def test_clients_follow_a_dataset_that_is_moved(tmp_path: Path) -> None:
             assert other.get(paths[-1]) == expected[-1]
         with dlfs.connect(service.uri) as volume:
             assert volume.info().uri == new
+    finally:
+        service.stop()
+        service.close()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_columns_are_loaded_where_the_dataset_is_now(tmp_path: Path, known: bool) -> None:
+    """The service has the dataset open, and loads columns when a client first needs them.
+
+    Args:
+        tmp_path: folder of the test.
+        known: True if the client has them before the move, and the service's reader of fields not.
+    """
+    path = str(tmp_path / "v.img")
+    dlfs.format_volume(path, size_bytes=3 * MIB, chunk_bytes=16 * KIB)
+    with dlfs.open(path) as volume, volume.writer("d") as writer:
+        for number in range(100):
+            writer.add(f"{number:02}", {"image": bytes([number]) * 9000, "label": number})
+    service = Service([path], tmp_path / "m.sock")
+    try:
+        service.wait_ready()
+        with dlfs.connect(service.uri) as volume, volume["d"] as dataset:
+            assert len(dataset) == 100
+            if known:
+                assert list(dataset.fields) == ["image", "label"]
+            with dlfs.open(path) as writer:
+                writer.grow(tmp_path / "new.img", size_bytes=3 * MIB)
+                reuse_chunks(writer)
+            with dataset.read([7, 99], fields=["label"]) as batch:
+                assert batch["label"].tolist() == [7, 99]
     finally:
         service.stop()
         service.close()
