@@ -120,6 +120,7 @@ class Dataset(ColumnAccess, Closing):
                 try:
                     self._check_open()
                 except ClosedError:  # closed by another thread, which did not see this session
+                    self._session = None
                     session.close(with_directory=not self._inherited)
                     raise
             return session

@@ -117,6 +117,8 @@ def test_a_session_that_is_opened_meanwhile_is_closed(
         again.open()
     with pytest.raises(ClosedError):
         _ = opened[0].sources[0].native
+    with pytest.raises(ClosedError, match="dataset 'd': it is closed"):
+        len(again)  # the session was not left to later calls
     dataset.close()
 
 
