@@ -23,6 +23,7 @@ from dlfs import errors
 from dlfs.block import FileUri, parse_uri, split_members
 from dlfs.errors import DlfsError, NativeError
 from dlfs.json_records import parse_json, to_json, to_record
+from dlfs.mount.mountpoint import unmount
 from dlfs.mount.options import MountOptions
 
 STATUS_PREFIX = "dlfs-mount-status "
@@ -101,6 +102,7 @@ def mount_volume(
     )
     assert process.stdin is not None
     assert process.stdout is not None
+    mounted: Mounted | None = None
     with process:  # closes the pipes and waits for the process, which forks the server
         try:
             with contextlib.suppress(
@@ -112,11 +114,14 @@ def mount_volume(
             with contextlib.suppress(BrokenPipeError):  # it was unmounted already
                 process.stdin.write(KEEP)
                 process.stdin.flush()
+            _close(process.stdin)
         except BaseException:
             _close(process.stdin)
-            process.stdout.read()  # returns when the server has unmounted
+            process.stdout.read()  # returns when the server has unmounted, or has got its answer
+            if mounted is not None:
+                with contextlib.suppress(DlfsError):
+                    unmount(mounted.mountpoint, lazy=True)
             raise
-        _close(process.stdin)
     return mounted
 
 

@@ -9,7 +9,7 @@ from dlfs._native import abi
 from dlfs._native.batch import NativeFailure
 from dlfs._native.library import describe, error_for
 from dlfs.directory import FrozenDirectory
-from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.errors import DlfsError
 from dlfs.fields import FieldSpan
 from dlfs.wording import quote
 
@@ -90,7 +90,7 @@ def _name(directory: FrozenDirectory, index: int) -> bytes:
     """Return the path of a sample; ``?`` if the names cannot be read."""
     try:
         return directory.name(index)
-    except (DeviceError, FormatError):
+    except DlfsError:
         return b"?"
 
 

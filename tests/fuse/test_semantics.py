@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -779,3 +780,21 @@ def test_rule_25_an_interrupted_mount_is_taken_back(
         thread.join()
     assert find_mount(directory) is None
     assert b"Broken pipe" not in words[0]  # it was not left to find out by itself
+
+
+def test_rule_25_a_mount_is_taken_back_although_it_was_confirmed(
+    own_volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, closings = background._close, list[object]()
+
+    def interrupted(stream: IO[str]) -> None:
+        closings.append(stream)
+        if len(closings) == 1:
+            raise KeyboardInterrupt
+        close(stream)
+
+    monkeypatch.setattr(background, "_close", interrupted)
+    (tmp_path / "mnt").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        mount_volume(str(own_volume), tmp_path / "mnt", log=tmp_path / "log")
+    assert find_mount(tmp_path / "mnt") is None
