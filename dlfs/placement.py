@@ -87,11 +87,13 @@ class LocalPlacement:
 
     def diagnose(self) -> DlfsError | None:
         """Return the error that explains failed reads: dataset removed or moved, device swapped."""
-        try:
-            return self.check()
-        except (FormatError, DeviceError, NotFoundError, UsageError):
+        found: DlfsError | None = None
+        with suppress(FormatError, DeviceError, NotFoundError, UsageError):  # the samples' errors
+            found = self.check()
+        if found is None:  # it looks at some of the members
             other = describe_swapped(self._opened.devices, self.volume_uuid)
-            return None if other is None else self._identity.stale(other)  # the samples' errors
+            found = None if other is None else self._identity.stale(other)
+        return found
 
     def check(self) -> DlfsError | None:
         """Return None if all that was read so far is the dataset's; else the error that says why.

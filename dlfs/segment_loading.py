@@ -23,13 +23,13 @@ from dlfs.directory import (
     load_directory,
 )
 from dlfs.directory.sharing import SHARED_ROOT
-from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
 from dlfs.identity import DatasetIdentity
 from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_into
-from dlfs.store.members import Opener
+from dlfs.store.members import Opener, describe_swapped
 from dlfs.store.newest import is_moved, newest_generation
 from dlfs.store.records import find_record
 from dlfs.store.transaction import Generation
@@ -55,18 +55,25 @@ def _read_moved(
         True if the dataset was moved; the directory has been read.
 
     Raises:
-        StaleError: the newest generation no longer has the dataset.
+        StaleError: the newest generation no longer has the dataset, or a device holds another
+            volume now.
         DlfsError: the same errors as ``load_generation``.
     """
-    with newest_generation(opened, engine, opener) as newest:
-        found = find_record(newest.catalog, record.uuid)
-        if found is None:
-            identity = DatasetIdentity.of(record, opened.superblock.volume_uuid)
-            raise identity.missing_from(newest.devices)
-        moved = is_moved(opened, record, newest, found)
-        if moved:
-            read(newest, found)
-        return moved
+    identity = DatasetIdentity.of(record, opened.superblock.volume_uuid)
+    try:
+        with newest_generation(opened, engine, opener) as newest:
+            found = find_record(newest.catalog, record.uuid)
+            if found is None:
+                raise identity.missing_from(newest.devices)
+            moved = is_moved(opened, record, newest, found)
+            if moved:
+                read(newest, found)
+            return moved
+    except UsageError:
+        swapped = describe_swapped(opened.devices, opened.superblock.volume_uuid)
+        if swapped is None:
+            raise
+        raise identity.stale(swapped) from None
 
 
 def load_segment(

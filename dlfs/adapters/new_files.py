@@ -270,6 +270,6 @@ class NewSampleFile(io.BufferedIOBase):
     def __del__(self) -> None:
         # A file that was never closed is incomplete; the base class would close it.
         if not self.closed:
-            self._ended = True
             self._autocommit = False
+            self.discard()
             super().close()

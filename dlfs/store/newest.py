@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice
-from dlfs.errors import DeviceError, FormatError, NotFoundError, StaleError, UsageError
+from dlfs.errors import DeviceError, FormatError, NotFoundError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.store.located import open_located
-from dlfs.store.members import Opener, close_devices, describe_swapped, identify_all
+from dlfs.store.members import Opener, close_devices, identify_all
 from dlfs.store.transaction import Generation, load_generation
 
 REOPEN_TIMEOUT_S = 15.0
@@ -86,7 +86,6 @@ def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Ite
     This waits for members that cannot be opened for the moment, as open devices wait for a target.
 
     Raises:
-        StaleError: a device holds another volume now.
         DlfsError: as ``load_generation``.
     """
     count = len(opened.devices)
@@ -107,10 +106,6 @@ def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Ite
             if not any(map(_may_return, devices[count:])) or time.monotonic() > deadline:
                 raise
             time.sleep(REOPEN_PAUSE_S)
-        except UsageError as error:
-            swapped = describe_swapped(devices[:count], volume_uuid)
-            close_devices(devices[count:])
-            raise error if swapped is None else StaleError(swapped) from None
         except BaseException:
             close_devices(devices[count:])
             raise

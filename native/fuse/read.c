@@ -267,12 +267,14 @@ static bool push(struct dlfs_fuse *fuse, struct cached_sample *sample)
 /*
  * Pushes samples first..end-1, up to one that is not in memory or that the kernel does not take.
  * The kernel lets a notification wait while the same page is requested. So one thread pushes at a
- * time, and the others answer requests.
+ * time, and the others answer requests. A server that is killed meanwhile cannot die before that
+ * request is answered, so only a keeper's mount, which the next server goes on with, is pushed to.
  */
 static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
                           uint64_t first, uint64_t end)
 {
-    if (fuse->config.threads_max == 1 || first >= end || atomic_flag_test_and_set(&fuse->pushing)) {
+    if (fuse->mounted || fuse->config.threads_max == 1 || first >= end ||
+        atomic_flag_test_and_set(&fuse->pushing)) {
         return;
     }
     bool going_on = true;

@@ -18,7 +18,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from tests.fuse.mounting import (
     errno_of,
     mounted,
     parent_of,
+    stopped,
     wait_for,
     wait_for_exit,
 )
@@ -291,3 +293,30 @@ def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
             os.kill(undead, signal.SIGKILL)
     os.close(starts)
     os.close(says)
+
+
+def test_listed_files_are_pushed_ahead_of_a_program(mount: Mount) -> None:
+    folder = os.open(mount / "train/d0", os.O_RDONLY | os.O_DIRECTORY)
+
+    def read(name: str) -> bytes:  # open() would send an ioctl request as well
+        opened = os.open(name, os.O_RDONLY, dir_fd=folder)
+        try:
+            return os.read(opened, 10_000)
+        finally:
+            os.close(opened)
+
+    names = iter(sorted(os.listdir(folder)))
+    for name in islice(names, 6):
+        assert read(name) == FILES[b"d0/" + os.fsencode(name)]
+    with ThreadPoolExecutor(1) as pool:
+
+        def is_pushed(name: str) -> bool:
+            select.select([], [], [], 0.2)  # after its last answer, the server pushes
+            with stopped(mount):
+                reading = pool.submit(read, name)
+                done = bool(wait([reading], timeout=2).done)
+            assert reading.result() == FILES[b"d0/" + os.fsencode(name)]
+            return done
+
+        wait_for(lambda: is_pushed(next(names)), "a file that needs no server")
+    os.close(folder)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,36 +111,6 @@ def test_files_in_path_order(own_volume: Path, native_mount: Mount, listed: bool
         else:
             assert path.read_bytes() == data
     assert "'0333'" in native_mount.log.read_text()
-
-
-def test_listed_files_are_pushed_ahead_of_a_program(own_volume: Path, native_mount: Mount) -> None:
-    files = {b"%04d" % i: b"%d" % i * 300 for i in range(100)}
-    add_dataset(own_volume, "many", files)
-    wait_for(lambda: (native_mount / "many").exists(), "the dataset")
-    folder = os.open(native_mount / "many", os.O_RDONLY | os.O_DIRECTORY)
-
-    def read(name: str) -> bytes:  # open() would send an ioctl request as well
-        opened = os.open(name, os.O_RDONLY, dir_fd=folder)
-        try:
-            return os.read(opened, 10_000)
-        finally:
-            os.close(opened)
-
-    names = iter(sorted(os.listdir(folder)))
-    for name in islice(names, 6):
-        assert read(name) == files[os.fsencode(name)]
-    with ThreadPoolExecutor(1) as pool:
-
-        def is_pushed(name: str) -> bool:
-            select.select([], [], [], 0.2)  # after its last answer, the server pushes
-            with stopped(native_mount):
-                reading = pool.submit(read, name)
-                done = bool(wait([reading], timeout=2).done)
-            assert reading.result() == files[os.fsencode(name)]
-            return done
-
-        wait_for(lambda: is_pushed(next(names)), "a file that needs no server")
-    os.close(folder)
 
 
 def test_an_empty_dataset(own_volume: Path, native_mount: Mount) -> None:
