@@ -127,7 +127,9 @@ def prepare(directory: str | os.PathLike[str]) -> str:
 def resolve(directory: str | os.PathLike[str]) -> str:
     """Return a path as mountinfo has it, without a request to the mount there."""
     path = absolute(directory)
-    return absolute(os.path.realpath(path)) if os.path.islink(path) else path
+    if find_mount(path) is not None or not os.path.islink(path):
+        return path
+    return absolute(os.path.realpath(path))
 
 
 def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:

@@ -157,9 +157,10 @@ def _was_left(base: Generation, device: BlockDevice) -> bool:
         member = identify(device)
     except (FormatError, DeviceError):
         joining = JoiningRecord.decode(device.read(JOINING_OFFSET_BYTES, JOINING_BYTES))
-        records = joining, read_locations(device)
-        recorded = {record.volume_uuid for record in records if record is not None}
-        return superblock.volume_uuid in recorded and not has_other_data(device)
+        located = read_locations(device)
+        joins = joining is not None and joining.volume_uuid == superblock.volume_uuid
+        known = joins or (located is not None and located.volume_uuid == superblock.volume_uuid)
+        return known and not has_other_data(device, joining=joins)
     same = member.newest.volume_uuid == superblock.volume_uuid
     return same and member.uuid not in superblock.member_uuids
 

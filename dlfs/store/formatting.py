@@ -263,16 +263,20 @@ def _without_record(data: bytes, offset_bytes: int) -> bytes:
     return data[:start] + data[start + LEASE_BYTES :]
 
 
-def has_other_data(device: BlockDevice) -> bool:
+def has_other_data(device: BlockDevice, *, joining: bool) -> bool:
     """Return True if a device has data before its chunks that no DLFS volume has there.
 
-    Superblocks may be zeros, or damaged as a crash leaves them: the first sector of one that was
-    written to a wiped device may still be zeros.
+    Superblocks may be zeros, or damaged as a crash leaves them.
+
+    Args:
+        device: the device.
+        joining: True if the device was being added when it was left. Its first superblocks are
+            written over zeros then, so the first sector of one may still be zeros.
     """
     data = bytearray(device.read(0, min(DATA_OFFSET_BYTES_MIN, device.size_bytes)))
     for offset in superblock_offsets(device.size_bytes)[:2]:
         sector = data[offset : offset + SECTOR_BYTES]
-        if sector.startswith(SUPERBLOCK_MAGIC) or not any(sector):
+        if sector.startswith(SUPERBLOCK_MAGIC) or (joining and not any(sector)):
             data[offset : offset + SUPERBLOCK_BYTES] = bytes(SUPERBLOCK_BYTES)
     for offset, length in (
         (LEASE_OFFSET_BYTES, LEASE_BYTES),

@@ -36,6 +36,7 @@ from tests.fuse.mounting import (
     errno_of,
     mounted,
     parent_of,
+    run_cli,
     stopped,
     wait_for,
     wait_for_exit,
@@ -293,6 +294,12 @@ def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
             os.kill(undead, signal.SIGKILL)
     os.close(starts)
     os.close(says)
+
+
+def test_a_mount_whose_server_is_stopped_is_unmounted(mount: Mount) -> None:
+    with stopped(mount):
+        assert run_cli("umount", "--lazy", mount.directory).returncode == 0
+        assert find_mount(mount.directory) is None
 
 
 def test_listed_files_are_pushed_ahead_of_a_program(mount: Mount) -> None:

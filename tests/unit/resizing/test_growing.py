@@ -185,6 +185,15 @@ def leave_location_record(file: str, volume: dlfs.Volume) -> None:
         opened.write(b"another file system")
 
 
+def leave_swap_area(file: str, volume: dlfs.Volume) -> None:
+    """Use a device as swap space after it was removed; the first KiB of that is unused."""
+    volume.grow(file, size_bytes=SIZE)
+    volume.shrink([1])
+    with open(file, "r+b") as opened:
+        opened.write(bytes(1024))
+        opened.write(b"\1".ljust(3062) + b"SWAPSPACE2")
+
+
 def test_a_torn_superblock_of_an_interrupted_growth_is_overwritten(files: list[str]) -> None:
     with make(files[:1]) as volume:
         with open(files[1], "w+b") as opened:
@@ -196,7 +205,7 @@ def test_a_torn_superblock_of_an_interrupted_growth_is_overwritten(files: list[s
         assert len(volume.grow(files[1]).members) == 2
 
 
-@pytest.mark.parametrize("leave", [leave_joining_record, leave_location_record])
+@pytest.mark.parametrize("leave", [leave_joining_record, leave_location_record, leave_swap_area])
 def test_records_do_not_permit_to_overwrite_later_data(
     files: list[str], leave: Callable[[str, dlfs.Volume], None]
 ) -> None:
