@@ -80,8 +80,7 @@ struct chunk_copy {
     uint32_t loading_max;
 };
 
-/* Mapping of the arena's pages ahead of the reads. The thread's own but for what the lock guards:
- * all fields but `thread`. */
+/* Mapping of the arena's pages ahead of the reads. The lock protects all fields but `thread`. */
 struct prefault {
     pthread_t thread;
     bool running;
