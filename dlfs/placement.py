@@ -88,12 +88,13 @@ class LocalPlacement:
     def diagnose(self) -> DlfsError | None:
         """Return the error that explains failed reads: dataset removed or moved, device swapped."""
         found: DlfsError | None = None
-        with suppress(FormatError, DeviceError, NotFoundError, UsageError):  # the samples' errors
-            found = self.check()
-        if found is None:  # it looks at some of the members
-            other = describe_swapped(self._opened.devices, self.volume_uuid)
-            found = None if other is None else self._identity.stale(other)
-        return found
+        with self._uses:
+            with suppress(FormatError, DeviceError, NotFoundError, UsageError):
+                found = self.check()
+            if found is None:  # it looks at some of the members
+                other = describe_swapped(self._opened.devices, self.volume_uuid)
+                found = None if other is None else self._identity.stale(other)
+        return found  # None: the samples' own errors explain it
 
     def check(self) -> DlfsError | None:
         """Return None if all that was read so far is the dataset's; else the error that says why.
