@@ -258,8 +258,8 @@ class NativeFuse:
     Args:
         path: absolute path of the mount point.
         options: options of the mount.
-        connection: the file system, if it is mounted already; whoever mounted it unmounts it.
-            The options must refuse io_uring then.
+        connection: the file system, if it is mounted already; the process that mounted it also
+            unmounts it. The options must refuse io_uring then.
 
     Raises:
         NativeError: libdlfs_fuse is not available, or too old for a given connection.

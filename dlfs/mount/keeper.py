@@ -67,7 +67,7 @@ _LOOK_SECONDS = 1.0
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OPENED, _READY = b"o", b"r"
-"""What a server tells its keeper: the volume is open; the mount answers."""
+"""Messages of a server to its keeper: the volume is open; the mount answers."""
 
 _log = logging.getLogger(__name__)
 

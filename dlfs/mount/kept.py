@@ -1,4 +1,4 @@
-"""What the servers of one mount get from its keeper (``keeper``)."""
+"""The connection and the dataset numbers that a keeper hands to each server of its mount."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SERVERS = ("auto", "native", "pyfuse3")
 
 DEVICE_TRANSPORT = "/dev/fuse"
 URING_TRANSPORT = "io_uring"
-"""How the kernel sends requests to a server: by reads of /dev/fuse, or over io_uring."""
+"""Ways by which the kernel sends requests to a server: reads of /dev/fuse, or io_uring."""
 
 OnReady = Callable[[str, str], None]
 """Called with the absolute path of the mount point and the transport when a mount answers."""

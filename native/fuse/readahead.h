@@ -26,7 +26,7 @@
 #define READAHEAD_BYTES (UINT64_C(16) << 20)  /* most bytes of one window */
 #define READAHEAD_SAMPLE_BYTES_MAX (1u << 20) /* largest sample that is read ahead */
 
-/* What to do after a request for a sample: samples first .. first+count-1 are to be read ahead. */
+/* Samples to read ahead after a request: first .. first+count-1. */
 struct readahead_plan {
     uint64_t first;
     uint32_t count;

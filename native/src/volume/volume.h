@@ -137,7 +137,7 @@ static inline uint64_t volume_tail_offset(uint64_t member_bytes)
  * major version or a feature that this code does not know).
  */
 int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out);
-/* Where a member is; pointers are into the record's bytes. */
+/* Location of a member; the pointers lead into the record's bytes. */
 struct volume_member_location {
     const uint8_t *uuid;
     const char *uri; /* without a final NUL */
