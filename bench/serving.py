@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bench.datasets import DATASET
 from bench.errors import Unavailable
 from bench.process import ROOT, find_program, started
 from dlfs.extras import install_command
+from dlfs.mount.keeper import ENABLE_URING
 
 READY_SECONDS = 30.0
 """Most time until a file system is mounted."""
@@ -87,18 +89,44 @@ def check_fuse() -> None:
 
 
 @contextmanager
+def uring_offered(offered: bool = True) -> Iterator[None]:
+    """Have the kernel offer io_uring to mounts that are made in a block, or not, if we may."""
+    if not os.access(ENABLE_URING, os.W_OK):
+        yield
+        return
+    with ENABLE_URING.open("r+") as parameter:
+        fcntl.flock(parameter, fcntl.LOCK_EX)  # against other programs that set it
+        before = ENABLE_URING.read_text()
+        ENABLE_URING.write_text("Y" if offered else "N")
+        try:
+            yield
+        finally:
+            ENABLE_URING.write_text(before)
+
+
+@contextmanager
 def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Iterator[Mounted]:
-    """Mount a volume by a server: ``native``, ``pyfuse3``, or ``auto`` for DLFS's own choice."""
+    """Mount a volume by a server.
+
+    The server is ``native`` (through /dev/fuse), ``uring`` (native over io_uring), ``pyfuse3``, or
+    ``auto`` for DLFS's own choice.
+    """
     check_fuse()
     from dlfs._native.fuse import is_built
     from dlfs.mount.background import mount_volume
     from dlfs.mount.mountpoint import unmount
     from dlfs.mount.options import MountOptions
 
-    if server == "native" and not is_built():
+    if server in ("native", "uring") and not is_built():
         raise Unavailable("the native server was not built: apt-get install libfuse3-dev")
+    if server == "uring" and not os.access(ENABLE_URING, os.W_OK):
+        raise Unavailable("only root may set fuse.enable_uring, of Linux 6.14 and newer")
     point.mkdir(exist_ok=True)
-    mounted = mount_volume(volume, point, MountOptions(fuse=server), log=log)
+    options = MountOptions(
+        fuse="native" if server == "uring" else server, uring=server in ("uring", "auto")
+    )
+    with uring_offered() if server == "uring" else nullcontext():
+        mounted = mount_volume(volume, point, options, log=log)
     try:
         yield Mounted(point / DATASET, mounted.pid)
     finally:

@@ -131,6 +131,7 @@ URING = BareUring()
 COPY = BareCopy()
 TOUCH = FreshMemory()
 COLD, WARM = Files(cold=True), Files(cold=False)
+COLD_8 = Files(cold=True, programs=8)
 SOURCE_READ = ParallelFiles()
 
 GLOBAL_16 = Epoch("global", 1 / 16, whole=False)
@@ -145,6 +146,9 @@ FIND_PACKED, FIND = Find(packed=True), Find(packed=False)
 LOAD, LOAD_NAMES = Load(names=False), Load(names=True)
 IMPORT, IMPORT_PATH = Import("shuffled"), Import("path")
 NATIVE_COLD, NATIVE_WARM = MountFiles("native", cold=True), MountFiles("native", cold=False)
+NATIVE_COLD_8 = MountFiles("native", cold=True, programs=8)
+URING_COLD, URING_WARM = MountFiles("uring", cold=True), MountFiles("uring", cold=False)
+URING_COLD_8 = MountFiles("uring", cold=True, programs=8)
 PYFUSE3_COLD, PYFUSE3_WARM = MountFiles("pyfuse3", cold=True), MountFiles("pyfuse3", cold=False)
 BARE_COLD, BARE_WARM = MountFiles("bare", cold=True), MountFiles("bare", cold=False)
 LIBFUSE_COLD = MountFiles("libfuse", cold=True)
@@ -199,18 +203,21 @@ def _import(dataset: str) -> Case:
 def _mount(dataset: str) -> Case:
     about = "open + read + close of random files through FUSE"
     libfuse = (LIBFUSE_COLD, LIBFUSE_THREADS_COLD, LIBFUSE_TOGETHER)
-    ours = (NATIVE_COLD, NATIVE_TOGETHER, PYFUSE3_COLD)
-    cold = (*ours, BARE_COLD, *libfuse, SQUASH_COLD, COLD, FIO_4K_1)
-    warm = (NATIVE_WARM, PYFUSE3_WARM, BARE_WARM, SQUASH_WARM, WARM)
+    ours = (NATIVE_COLD, URING_COLD, NATIVE_TOGETHER, PYFUSE3_COLD)
+    eight = (NATIVE_COLD_8, URING_COLD_8, COLD_8)
+    cold = (*ours, BARE_COLD, *libfuse, SQUASH_COLD, COLD, FIO_4K_1, *eight)
+    warm = (NATIVE_WARM, URING_WARM, PYFUSE3_WARM, BARE_WARM, SQUASH_WARM, WARM)
     contenders = (*cold, *warm)
-    bare = "pyfuse3 at its own bare limit, {} (90% counts as at it)"
     floors = (
         Floor("native: 1.5x squashfuse, cold", NATIVE_COLD, 1.5, rate, (SQUASH_COLD,)),
         Floor("native: 1.5x squashfuse, warm", NATIVE_WARM, 1.5, rate, (SQUASH_WARM,)),
         Floor("native: plain files, cold", NATIVE_COLD, 1.0, rate, (COLD,)),
+        Floor("io_uring: plain files, cold", URING_COLD, 1.0, rate, (COLD,)),
+        Floor("io_uring: plain files, cold, 8 programs", URING_COLD_8, 1.0, rate, (COLD_8,)),
         Floor("native: 80% of plain files, warm", NATIVE_WARM, 0.8, rate, (WARM,)),
-        Floor(bare.format("cold"), PYFUSE3_COLD, 0.9, rate, (BARE_COLD,)),
-        Floor(bare.format("warm"), PYFUSE3_WARM, 0.9, rate, (BARE_WARM,)),
+        Floor("io_uring: 80% of plain files, warm", URING_WARM, 0.8, rate, (WARM,)),
+        Floor("pyfuse3: 60% of its bare limit, cold", PYFUSE3_COLD, 0.6, rate, (BARE_COLD,)),
+        Floor("pyfuse3: 90% of its bare limit, warm", PYFUSE3_WARM, 0.9, rate, (BARE_WARM,)),
     )
     return Case(f"mount-{dataset}", dataset, about, contenders, floors)
 
@@ -351,6 +358,7 @@ CASES: tuple[Case, ...] = (
         ),
     ),
     _mount("4k"),
+    _mount("110k"),
     _walk("4k"),
     _nvme("nvme-4k", 4 * KIB, 32),
     _nvme("nvme-128k", 128 * KIB, 16),

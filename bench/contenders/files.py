@@ -1,11 +1,16 @@
 """Plain files: one by one from Python, as a training loop reads them, and by threads in C.
 
 The threads in C show how fast the files can be read at all, which limits an import.
+
+Several programs are processes that are forked for the measurement, each with a part of the files.
+Threads of one program would wait for Python's lock.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +21,20 @@ from numpy.typing import NDArray
 from bench.contenders.bare import run_bare
 from bench.datasets import Source
 from bench.measurement import CHECKED, Environment, Measurement, check_bytes
-from bench.resources import timed
+from bench.resources import cpu_seconds, timed
 
 CLOCK_EVERY = 64
 """Files between two looks at the clock."""
 THREADS = 8
+
+
+_Part = tuple[int, int, dict[int, bytes], float, float]
+"""What one of several programs read (`FileList.read`), and the times of its start and end."""
+
+
+def programs_label(programs: int) -> str:
+    """Return what a label says of the number of programs."""
+    return "" if programs == 1 else f", {programs} programs"
 
 
 class FileList:
@@ -72,20 +86,49 @@ class FileList:
         checked = check_bytes(self._source, found)
         return Measurement(count, total, watch.seconds, watch.cpu_seconds, checked)
 
+    def measure_programs(self, seconds: float, programs: int) -> Measurement:
+        """Measure so many processes that read at the same time, each every so manyth file."""
+        if programs == 1:
+            return self.measure(seconds)
+        context = multiprocessing.get_context("fork")
+        results: multiprocessing.SimpleQueue[_Part] = context.SimpleQueue()
+        start = context.Barrier(programs)
+
+        def run(number: int) -> None:
+            start.wait()
+            begun = time.perf_counter()
+            count, total, found = self.read(seconds, slice(number, None, programs))
+            results.put((count, total, found, begun, time.perf_counter()))
+
+        before = cpu_seconds(resource.RUSAGE_CHILDREN)
+        children = [context.Process(target=run, args=(number,)) for number in range(programs)]
+        for child in children:
+            child.start()
+        parts = [results.get() for _ in children]
+        for child in children:
+            child.join()
+        used = cpu_seconds(resource.RUSAGE_CHILDREN) - before
+        found = {index: data for part in parts for index, data in part[2].items()}
+        elapsed = max(part[4] for part in parts) - min(part[3] for part in parts)
+        count, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        return Measurement(count, total, elapsed, used, check_bytes(self._source, found))
+
 
 @dataclass(frozen=True)
 class Files:
-    """Plain files in random order, one process, one at a time.
+    """Plain files in random order; each program reads one at a time.
 
     Attributes:
         cold: drop the kernel's caches first; else read the files once before.
+        programs: number of processes that read at the same time.
     """
 
     cold: bool
+    programs: int = 1
 
     @property
     def label(self) -> str:
-        return f"plain files, {'cold' if self.cold else 'warm'}"
+        return f"plain files, {'cold' if self.cold else 'warm'}{programs_label(self.programs)}"
 
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene
@@ -93,6 +136,8 @@ class Files:
         environment.machine.require_cold(cold=self.cold)
         seconds = environment.limits.seconds
         count = len(files) if self.cold else files.read(seconds * 2)[0]
+        if self.programs > 1:
+            return files.measure_programs(seconds, self.programs)
         return files.measure(seconds, slice(count))
 
 

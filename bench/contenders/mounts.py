@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.contenders.files import FileList
+from bench.contenders.files import FileList, programs_label
 from bench.errors import Unavailable
 from bench.measurement import Environment, Measurement
 from bench.process import ROOT, bound_to, find_program, output_of, started
@@ -29,6 +29,7 @@ UNCOMPRESSED = ("-noappend", "-quiet", "-no-progress", "-noI", "-noD", "-noF", "
 
 SERVERS = {
     "native": "DLFS mount, native",
+    "uring": "DLFS mount, io_uring",
     "pyfuse3": "DLFS mount, pyfuse3",
     "bare": "bare pyfuse3, from memory",
     "libfuse": "bare libfuse, from memory, one thread",
@@ -73,24 +74,27 @@ def _mount_image(environment: Environment, point: Path) -> AbstractContextManage
 
 @dataclass(frozen=True)
 class MountFiles:
-    """Random files through a mount: open, read and close, in one process.
+    """Random files through a mount: open, read and close, one at a time by each program.
 
     Attributes:
-        server: ``native`` or ``pyfuse3``: servers of DLFS. ``bare``, ``libfuse``,
-            ``libfuse-threads``: minimal servers on pyfuse3 and libfuse, from memory.
+        server: ``native``, ``uring`` or ``pyfuse3``: servers of DLFS (`mount_dlfs`). ``bare``,
+            ``libfuse``, ``libfuse-threads``: minimal servers on pyfuse3 and libfuse, from memory.
             ``squashfuse``: an image of the files.
         cold: neither kernel nor server has cached anything; else all files were read once before.
         together: bind server and reader to one processor, so that no request and no answer wakes
             another one.
+        programs: number of processes that read at the same time.
     """
 
     server: str
     cold: bool
     together: bool = False
+    programs: int = 1
 
     @property
     def label(self) -> str:
         where = ", one processor" if self.together else ""
+        where += programs_label(self.programs)
         return f"{SERVERS[self.server]}, {'cold' if self.cold else 'warm'}{where}"
 
     def run(self, environment: Environment) -> Measurement:
@@ -106,7 +110,7 @@ class MountFiles:
             if not self.cold:
                 files.read(WARM_UP_SECONDS)
             before = cpu_seconds_of(mounted.pid)
-            found = files.measure(limits.seconds)
+            found = files.measure_programs(limits.seconds, self.programs)
             served = cpu_seconds_of(mounted.pid) - before
         found.cpu_seconds += served
         found.notes["server_cpu_seconds"] = served
@@ -115,7 +119,7 @@ class MountFiles:
     def _mounted(
         self, environment: Environment, point: Path, order: list[int]
     ) -> AbstractContextManager[Mounted]:
-        if self.server in ("native", "pyfuse3"):
+        if self.server in ("native", "uring", "pyfuse3"):
             volume, log = str(environment.scene.volume), environment.scene.folder / "mount.log"
             return mount_dlfs(volume, point, log, self.server)
         if self.server == "squashfuse":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import select
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import dlfs
+from bench.serving import uring_offered
 from dlfs.mount.keeper import ENABLE_URING
 from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.units import MIB
@@ -135,22 +135,6 @@ def lacks_uring() -> str | None:
     if not os.access(ENABLE_URING, os.W_OK):
         return "only root may set fuse.enable_uring"
     return None
-
-
-@contextlib.contextmanager
-def uring_offered(offered: bool = True) -> Iterator[None]:
-    """Have the kernel offer io_uring to mounts that are made in a block, or not."""
-    if not os.access(ENABLE_URING, os.W_OK):
-        yield
-        return
-    with ENABLE_URING.open("r+") as parameter:
-        fcntl.flock(parameter, fcntl.LOCK_EX)  # against other processes that run tests
-        before = ENABLE_URING.read_text()
-        ENABLE_URING.write_text("Y" if offered else "N")
-        try:
-            yield
-        finally:
-            ENABLE_URING.write_text(before)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.serving import uring_offered
 from dlfs._native.fuse import is_built
 from dlfs.mount.background import mount_volume
 from dlfs.mount.keeper import can_keep
@@ -28,7 +29,6 @@ from tests.fuse.mounting import (
     mounted,
     parent_of,
     run_cli,
-    uring_offered,
     wait_for_exit,
 )
 
