@@ -33,7 +33,7 @@ class Limits:
 
     Attributes:
         seconds: time after which a contender with a steady pace stops. Whole epochs ignore it.
-        mount_files: most files read through a mount.
+        mount_files: most files that a program reads through a mount.
         paths: paths of the synthetic sample directory.
         seed: seed of every order.
     """

@@ -102,7 +102,7 @@ class MountFiles:
         point = environment.scene.folder / "mnt"
         point.mkdir(exist_ok=True)
         scene, limits = environment.scene, environment.limits
-        order = scene.file_order(environment.round)[: limits.mount_files]
+        order = scene.file_order(environment.round)[: limits.mount_files * self.programs]
         environment.machine.require_cold(cold=self.cold)
         core = max(os.sched_getaffinity(0)) if self.together else None
         with bound_to(core), self._mounted(environment, point, order.tolist()) as mounted:
