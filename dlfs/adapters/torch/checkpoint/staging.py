@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,13 @@ class Stager:
     def __init__(self) -> None:
         self._free: list[_CopyStager] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._background: ThreadPoolExecutor | None = None
+
+    def copy_later(self, state: dict[str, Any]) -> Future[StagedState]:
+        """Return the future copy of a state, which must not change until the copy is complete."""
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, thread_name_prefix="dlfs-stage-later")
+        return self._background.submit(self.copy, state)
 
     def copy(self, state: dict[str, Any]) -> StagedState:
         """Return a copy that does not change with the state.
@@ -113,7 +120,8 @@ class Stager:
 
     def clear(self) -> None:
         """Free the memory that no copy uses, and end the threads."""
+        for pool in (self._background, self._pool):
+            if pool is not None:
+                pool.shutdown()
+        self._background = self._pool = None
         self._free.clear()
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None

@@ -4,8 +4,9 @@ Each rank writes its own shards; then the coordinator commits the metadata. Befo
 part of the new checkpoint is visible, and the earlier checkpoints stay as they are. A save that
 failed or was killed leaves at most unused shards, which the next save of the same name removes.
 
-``async_save`` copies the state in the training thread, by ``stage``. It calls the other methods
-from another thread or another process, to which the writer is pickled.
+``async_save`` copies the state by ``stage``: in the training thread, or with ``async_staging`` in
+another one. It calls the other methods from another thread or another process, to which the writer
+is pickled.
 
 Threads: one save at a time, from ``reset`` to the end of its thread; ``stage`` at any time.
 """
@@ -17,6 +18,7 @@ import os
 import pickle
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future as CopyFuture
 from typing import Any
 from uuid import uuid4
 
@@ -43,7 +45,7 @@ from dlfs.adapters.torch.checkpoint.layout import (
     shards_dataset,
 )
 from dlfs.adapters.torch.checkpoint.pieces import Item, ShardWriter, tensor_bytes
-from dlfs.adapters.torch.checkpoint.staging import Stager
+from dlfs.adapters.torch.checkpoint.staging import StagedState, Stager
 from dlfs.arguments import check_integer
 from dlfs.errors import DlfsError, UsageError
 
@@ -80,7 +82,9 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
 
     ``async_save`` holds up training for the copy of the state in memory only. Wait for its result
     before the next one: a save that begins while another is in progress fails with UsageError, and
-    the other goes on.
+    the other goes on. With ``async_staging`` the copy goes on in the background as well;
+    ``async_save`` then returns torch's ``AsyncSaveResponse``, and the state must not change until
+    its ``staging_completion`` is done.
 
     Args:
         volume: URIs or paths of the volume's members, as for ``dlfs.open``.
@@ -88,6 +92,8 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
         keep: complete checkpoints of this name that stay, >= 1; older ones are removed after each
             save. Their bytes stay while a newer checkpoint shares them. None removes nothing.
         lock_timeout_s: time to wait for the volume, which one rank at a time may write to.
+        async_staging: copy the state in the background, during the forward and backward pass of the
+            next step.
 
     Raises:
         UsageError: the name or ``keep`` is not allowed, or the volume is a service.
@@ -100,6 +106,7 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
         *,
         keep: int | None = None,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
+        async_staging: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(volume, str) and volume.startswith("unix:"):
@@ -110,6 +117,7 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
         self.name = check_part(name, "a name")
         self.keep = keep
         self.lock_timeout_s = lock_timeout_s
+        self.async_staging = async_staging
         self._step: str | None = None
         self._written_step: str | None = None
         self._save_id = ""
@@ -127,15 +135,15 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
 
     # ---- copies for async_save -------------------------------------------------------------------
 
-    _synchronize_after_execute = False  # the copy is complete when ``stage`` returns
+    _synchronize_after_execute = False  # the copy is complete when ``stage`` or its future ends
 
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a state in the CPU's memory.
+    def stage(self, state_dict: dict[str, Any]) -> StagedState | CopyFuture[StagedState]:
+        """Return a copy of a state in the CPU's memory; with ``async_staging``, its future.
 
         The first call allocates the memory and takes longer than later ones. Call it once before
         training, and drop the result, to do that in advance.
         """
-        return self._stager.copy(state_dict)
+        return (self._stager.copy_later if self.async_staging else self._stager.copy)(state_dict)
 
     def close(self) -> None:
         """Free the memory of earlier copies; the writer may be used again."""

@@ -236,6 +236,35 @@ def test_an_async_save_has_the_state_of_its_call(volume: str) -> None:
     writer.close()
 
 
+def test_a_save_that_is_copied_later_has_the_state_of_its_call(volume: str) -> None:
+    writer, reader = StorageWriter(volume, async_staging=True), StorageReader(volume)
+    content = state(0)
+    for step in range(1, 4):
+        for name, tensor in state(step)["model"].items():
+            content["model"][name].copy_(tensor)
+        content.update(lr=state(step)["lr"], step=step)
+        saved = dcp.async_save(content, checkpoint_id=str(step), storage_writer=writer)
+        saved.staging_completion.result()
+        content["model"]["large"].zero_()
+        content["step"] = -5
+        saved.upload_completion.result()
+        check(reader, step)
+    copy = pickle.loads(pickle.dumps(writer))  # as for a process that saves
+    assert copy.stage(content).result()["step"] == -5
+    writer.close()
+    copy.close()
+
+
+def test_a_copy_that_fails_later_fails_the_save(volume: str) -> None:
+    writer = StorageWriter(volume, async_staging=True)
+    saved = dcp.async_save({"lock": threading.Lock()}, checkpoint_id="1", storage_writer=writer)
+    with pytest.raises(TypeError, match="pickle"):
+        saved.upload_completion.result(60)
+    dcp.async_save(state(1), checkpoint_id="1", storage_writer=writer).upload_completion.result()
+    check(StorageReader(volume), 1)
+    writer.close()
+
+
 def test_a_copy_that_is_in_use_is_left_alone() -> None:
     stager = Stager()
     shared = torch.arange(10)
