@@ -10,6 +10,10 @@ is open, and then that the mount answers; the keeper mounts in between. A server
 has unmounted, and the keeper ends with it. The keeper itself detaches a mount that has never
 answered, or whose server dies after SIGTERM.
 
+Servers fail one after the other while a device of the volume is away, or when a request that is
+sent again kills each of them. The keeper pauses between them, while programs wait, and gives the
+mount up after a minute.
+
 A server that was killed while it stored samples in the kernel's cache may be unable to end: its
 thread waits for a page, and the page for a request that only the next server answers. So the keeper
 does not wait for the last thread of a server whose first one is dead.
@@ -56,11 +60,19 @@ REQUEST_BYTES_MAX = 64 * KIB
 ENABLE_URING = Path("/sys/module/fuse/parameters/enable_uring")
 """The kernel's parameter that offers io_uring to mounts, read when a mount is made."""
 
-FAILURES_MAX = 5
-"""Servers in a row that die young, and not by SIGKILL, after which the mount is given up."""
+YOUNG_SECONDS = 10.0
+"""A server that has answered for less than this time when it dies has failed, in seconds."""
 
-YOUNG_SECONDS = 2.0
-"""A server that dies before this age has died young, in seconds."""
+FAILING_SECONDS_MAX = 60.0
+"""Time from the first of several failures in a row until the mount is given up, in seconds."""
+
+PAUSE_SECONDS_MIN = 0.1
+"""Pause after the second of several failures in a row, in seconds; each is twice the last one."""
+PAUSE_SECONDS_MAX = 5.0
+"""Longest pause between two servers, in seconds."""
+
+_STEP_SECONDS = 0.1
+"""Longest sleep within a pause, after which a signal ends it, in seconds."""
 
 _LOOK_SECONDS = 1.0
 """Time between two looks at a server that says nothing, in seconds."""
@@ -116,6 +128,33 @@ def _is_dying(pid: int) -> bool:
     return re.search(r"^(State:\tZ|CoreDumping:\t1)", status, re.MULTILINE) is not None
 
 
+class Failures:
+    """Servers that fail one after the other, and the pauses between them.
+
+    Attributes:
+        count: number of servers that died since the last one that had answered for long.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._since_s = 0.0
+
+    def pause_after(self, lived_s: float, died_s: float) -> float | None:
+        """Count a server that died. Returns the pause before the next one; None to give up.
+
+        Args:
+            lived_s: time for which the server has answered, in seconds.
+            died_s: time of its death, in seconds.
+        """
+        self.count = 1 if lived_s >= YOUNG_SECONDS else self.count + 1
+        if self.count == 1:
+            self._since_s = died_s
+            return 0.0
+        if died_s - self._since_s > FAILING_SECONDS_MAX:
+            return None
+        return float(min(PAUSE_SECONDS_MIN * 2 ** (self.count - 2), PAUSE_SECONDS_MAX))
+
+
 class Keeper:
     """The keeper of one mount.
 
@@ -153,33 +192,44 @@ class Keeper:
         gc.freeze()  # the servers share the memory of what is loaded
         for number in _SIGNALS:
             signal.signal(number, self._end)
-        failures = 0
+        failures = Failures()
         answered = False
-        while failures < FAILURES_MAX and not self._ending:
-            started = time.monotonic()
-            ready, status = self._run_server()
-            if status == 0 or self._kernel < 0 or mountpoints.device_of(self._path) != self._device:
+        while True:
+            lived_s, status = self._run_server()
+            if status == 0 or self._kernel < 0 or not self._is_mounted():
                 return
-            answered = answered or ready
-            if not answered:
+            answered = answered or lived_s > 0
+            if self._ending or not answered:
                 break
-            young = not ready or time.monotonic() - started < YOUNG_SECONDS
-            if young and status != -signal.SIGKILL:
-                failures += 1
-            elif not young:
-                failures = 0
-            _log.error("%s: the server died (status %d); starting another", self._path, status)
-        if answered and not self._ending:
-            _log.error("%s: given up after %d servers that died", self._path, failures)
-        elif self._kernel >= 0:
-            _log.error("%s: unmounting, since the server died", self._path)
-            mountpoints.detach(self._path)
+            pause_s = failures.pause_after(lived_s, time.monotonic())
+            died = f"{self._path}: the server died (status {status})"
+            if pause_s is None:
+                _log.error("%s; given up after %d servers in a row", died, failures.count)
+                return
+            _log.error("%s; starting another in %.1f s", died, pause_s)
+            if not self._pause(pause_s):
+                break
+            if not self._is_mounted():
+                return
+        _log.error("%s: unmounting, since the server died", self._path)
+        mountpoints.detach(self._path)
 
-    def _run_server(self) -> tuple[bool, int]:
+    def _is_mounted(self) -> bool:
+        return mountpoints.device_of(self._path) == self._device
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait until the time has passed, or SIGTERM comes. Returns False in the second case."""
+        until_s = time.monotonic() + seconds
+        while not self._ending and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _STEP_SECONDS))  # signals do not end it early
+        return not self._ending
+
+    def _run_server(self) -> tuple[float, int]:
         """Start a server and wait for its end.
 
         Returns:
-            Whether the mount has answered; the exit status, negative if a signal ended the server.
+            The time for which the mount has answered, in seconds, 0 if it never did; the exit
+            status, negative if a signal ended the server.
         """
         here, there = socket.socketpair()
         here.settimeout(_LOOK_SECONDS)
@@ -191,7 +241,7 @@ class Keeper:
         there.close()
         if self._ending:  # since the last look at it
             os.kill(self._pid, signal.SIGTERM)
-        ready = False
+        answers_s: float | None = None  # since when
         try:
             with here:
                 if self._receive(here) == _OPENED:
@@ -199,13 +249,15 @@ class Keeper:
                     if not resumed:
                         self._mount()
                     self._send_connection(here, resumed=resumed)
-                    ready = self._receive(here) == _READY
+                    if self._receive(here) == _READY:
+                        answers_s = time.monotonic()
         except BaseException:
             os.kill(self._pid, signal.SIGKILL)
             raise
         finally:
             status = self._await_end()
-        return ready, status
+            self._pid = 0
+        return 0.0 if answers_s is None else time.monotonic() - answers_s, status
 
     def _receive(self, link: socket.socket) -> bytes:
         """Wait for what a server says. Returns nothing if the server has died."""
@@ -238,8 +290,9 @@ class Keeper:
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         """Pass a signal to the server, which unmounts."""
         self._ending = True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGTERM)
+        if self._pid:  # otherwise none runs, or it is a child that is about to begin
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
 
     # ---- mounting --------------------------------------------------------------------------------
 

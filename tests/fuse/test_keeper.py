@@ -25,7 +25,9 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.mount.keeper import FAILURES_MAX, Keeper, Server, can_keep
+from dlfs.errors import DeviceError
+from dlfs.mount import keeper as keepers
+from dlfs.mount.keeper import YOUNG_SECONDS, Keeper, Server, can_keep
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_mount
 from dlfs.mount.options import MountOptions
@@ -43,6 +45,8 @@ from tests.fuse.mounting import (
 )
 
 KILLS = int(os.environ.get("DLFS_SERVER_KILLS", "4"))
+KILLS_IN_A_ROW = 8
+"""Servers that are killed young, one after the other, since the keeper's pauses get longer."""
 READERS = 8
 FILES = {
     b"d%d/%03d" % (folder, file): random.Random(f"{folder} {file}").randbytes(5000)
@@ -67,16 +71,14 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
         yield mount
 
 
+def children_of(keeper: int) -> list[str]:
+    return Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+
+
 def server_of(keeper: int) -> int:
     """Wait for the keeper's server and return its process ID."""
-    children: list[str] = []
-
-    def has_server() -> bool:
-        children[:] = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-        return bool(children)
-
-    wait_for(has_server, "a server")
-    return int(children[0])
+    wait_for(lambda: bool(children_of(keeper)), "a server")
+    return int(children_of(keeper)[0])
 
 
 def kill_server(mount: Mount, keeper: int, number: int = signal.SIGKILL) -> None:
@@ -127,6 +129,8 @@ def test_programs_do_not_notice_servers_that_are_killed(mount: Mount) -> None:
         running = [pool.submit(repeat, look, seed) for seed, look in enumerate(looks)]
         try:
             for kill in range(1, KILLS + 1):
+                if kill % KILLS_IN_A_ROW == 0:
+                    time.sleep(YOUNG_SECONDS)
                 drop_caches()
                 kill_server(mount, keeper)
                 wait_for(functools.partial(has_answered, kill), "a server")
@@ -169,15 +173,6 @@ def test_sigterm_unmounts(mount: Mount, of_keeper: bool) -> None:
     for process in (server, keeper):
         wait_for_exit(process)
     assert find_mount(mount.directory) is None
-
-
-def test_servers_that_crash_again_and_again_are_given_up(mount: Mount) -> None:
-    keeper = parent_of(mount.pid)
-    for _ in range(FAILURES_MAX):
-        kill_server(mount, keeper, signal.SIGSEGV)
-    wait_for_exit(keeper)
-    assert errno_of(lambda: os.listdir(mount.directory)) == errno.ENOTCONN
-    assert f"given up after {FAILURES_MAX} servers" in mount.log.read_text()
 
 
 def test_without_a_keeper(mount: Mount, tmp_path: Path) -> None:
@@ -227,6 +222,72 @@ def answer_and_die(connect: Callable[[], KeptMount], ready: Callable[[], None]) 
     connect()
     ready()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(_connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
+    raise DeviceError("a device of the volume is away")
+
+
+@pytest.mark.parametrize("then", [answer_and_die, fail])
+def test_servers_that_die_again_and_again_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Server
+) -> None:
+    monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", 0.05)
+    monkeypatch.setattr(keepers, "FAILING_SECONDS_MAX", 0.5)
+    started, starts = os.pipe()
+
+    def count(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+        os.write(starts, b".")
+        then(connect, ready)
+
+    with kept(tmp_path / "mnt", [answer_and_die, *[count] * 100]) as keeper:
+        wait_for_exit(keeper)
+        assert errno_of(lambda: os.listdir(tmp_path / "mnt")) == errno.ENOTCONN
+    os.close(starts)
+    # Pauses of 0.05 s, 0.1 s, 0.2 s and 0.4 s: others only begin when it is over.
+    assert 2 <= len(os.read(started, 200)) <= 6
+    os.close(started)
+
+
+def test_a_mount_outlasts_a_device_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", 0.01)
+
+    def unmounts(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+        connect()
+        ready()
+        detach(str(tmp_path / "mnt"))
+
+    with kept(tmp_path / "mnt", [answer_and_die, *[fail] * 6, unmounts]) as keeper:
+        wait_for_exit(keeper)
+        assert find_mount(tmp_path / "mnt") is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, None])
+def test_a_pause_ends_with_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals | None
+) -> None:
+    """SIGTERM ends it at once; an unmount by another program leaves nothing to do after it."""
+    monkeypatch.setattr(keepers, "PAUSE_SECONDS_MAX", 2 if number is None else 3600)
+    monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", keepers.PAUSE_SECONDS_MAX)
+    started, starts = os.pipe()
+
+    def answer(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+        os.write(starts, b".")
+        answer_and_die(connect, ready)
+
+    with kept(tmp_path / "mnt", [answer, answer]) as keeper:
+        assert [os.read(started, 1) for _ in range(2)] == [b".", b"."]
+        wait_for(lambda: not children_of(keeper), "the pause")
+        if number is None:
+            detach(str(tmp_path / "mnt"))
+        else:
+            os.kill(keeper, number)
+        wait_for_exit(keeper)
+        assert find_mount(tmp_path / "mnt") is None
+    os.close(starts)
+    os.close(started)
 
 
 def test_a_mount_that_never_answered_is_detached(tmp_path: Path) -> None:
