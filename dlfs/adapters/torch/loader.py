@@ -482,16 +482,19 @@ class Loader(IterableDataset[Any]):
         share = self._share(begin["position"])
         with self._open_epoch(begin, workers=every) as epoch:
             for number in range(0, share.batches, every):
-                if share.is_plain(number):
-                    batch = next(epoch)
-                else:
-                    batch = self._read_runs(begin, share.runs(number))
-                last = number + 1 == share.batches
-                state = {**begin, "position": share.end(number)}
-                contexts = None
-                if self._recipe.with_context:
-                    contexts = make_contexts(batch, share.positions(number), begin)
-                yield batch, next_epoch(state) if last else state, contexts
+                yield self._read_one(epoch, begin, share, number)
+
+    def _read_one(self, epoch: Epoch, begin: State, share: Share, number: int) -> _Read:
+        """Read one batch of this rank; return it, the state behind it, and its contexts."""
+        if share.is_plain(number):
+            batch = next(epoch)
+        else:
+            batch = self._read_runs(begin, share.runs(number))
+        state = {**begin, "position": share.end(number)}
+        contexts = None
+        if self._recipe.with_context:
+            contexts = make_contexts(batch, share.positions(number), begin)
+        return batch, next_epoch(state) if number + 1 == share.batches else state, contexts
 
     def _read_runs(self, begin: State, runs: list[tuple[int, int]]) -> Batch:
         """Read the samples at some positions of an epoch; see ``Share.runs``."""
@@ -502,16 +505,23 @@ class Loader(IterableDataset[Any]):
         return self.dataset.read(wanted, on_error=options.on_error, fields=options.fields)
 
     def _make(self, begin: State, *, every: int = 1) -> Iterator[TensorBatch]:
+        # By map, which holds no batch while the next one is read.
         reading = self._read(begin, every)
         with closing(reading):
             if not self._recipe.has_work:
-                for batch, state, _ in reading:
-                    yield self._tensors(batch, state, self._recipe.gather(batch))
+                yield from map(self._gather, reading)
                 return
             with TransformPool(self._recipe, self.dataset) as pool:
-                for batch, state, parts in _begin_ahead(reading, pool, self._lookahead):
-                    samples = self._recipe.join(pool.finish(parts))
-                    yield self._tensors(batch, state, samples)
+                begun = _begin_ahead(reading, pool, self._lookahead)
+                yield from map(partial(self._join, pool), begun)
+
+    def _gather(self, read: _Read) -> TensorBatch:
+        batch, state, _ = read
+        return self._tensors(batch, state, self._recipe.gather(batch))
+
+    def _join(self, pool: TransformPool, work: _Work) -> TensorBatch:
+        batch, state, parts = work
+        return self._tensors(batch, state, self._recipe.join(pool.finish(parts)))
 
     def _tensors(self, batch: Batch, state: State, samples: Any) -> TensorBatch:
         kind = TensorBatch if self.world_size == 1 else RankBatch
@@ -551,12 +561,13 @@ def _begin_ahead(reading: Iterator[_Read], pool: TransformPool, lookahead: int) 
         while not ended and len(begun) <= lookahead:
             try:
                 read = next(reading, None)
+                ended = read is None
                 if read is not None:
                     batch, state, contexts = read
                     begun.append((batch, state, pool.start(batch, contexts)))
+                    del read, batch
             except DlfsError as error:
-                read, failure = None, error
-            ended = read is None
+                ended, failure = True, error
         if not begun:
             break
         yield begun.popleft()

@@ -6,7 +6,9 @@ import io
 import json
 import pickle
 import threading
+import weakref
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -52,6 +54,22 @@ def test_samples_are_views_of_the_batches_memory(samples):
         for index, sample in zip(batch.indices.tolist(), batch.samples, strict=True):
             assert sample.dtype == torch.uint8
             assert sample.numpy().tobytes() == samples[index]
+
+
+@pytest.mark.parametrize("options", [{"collate": "jagged"}, {"transform": bytes, "lookahead": 0}])
+def test_a_batch_is_released_before_the_next_one_is_read(samples, options):
+    class Watching(Loader):
+        alive: ClassVar[list[int]] = []
+        read: ClassVar[list[weakref.ref]] = []
+
+        def _read_one(self, *args):
+            self.alive.append(sum(batch() is not None for batch in self.read))
+            one = super()._read_one(*args)
+            self.read.append(weakref.ref(one[0]))
+            return one
+
+    assert len(list(Watching(samples, 16, **options))) > 2
+    assert set(Watching.alive) == {0}
 
 
 def test_views_outlive_batch_epoch_and_dataset(opened):
