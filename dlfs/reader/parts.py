@@ -11,7 +11,7 @@ With replicas, a sample with a wrong checksum is read again without each member 
 batches. A sample that is returned in pieces is therefore first read through once, to find the
 member to avoid.
 
-Threads: any at once.
+Threads: any at once; of one ``LargeSample``, ``read_part`` only.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class LargeSample:
         self.length_bytes = int(reader.directory.lengths([index])[0])
         self._crc32c = int(reader.directory.crcs([index])[0])
         self._found: NativeFailure | None = None
+        """Location of a part that was read, for the error of a wrong checksum."""
         self._avoided_member: int | None = None
 
     def read_part(self, buffer: memoryview, offset_bytes: int) -> None:
@@ -105,9 +106,10 @@ class LargeSample:
         ):  # a pending Ctrl-C is handled between two
             piece = buffer[start : start + PIECE_BYTES]
             part = SamplePart(self.index, offset_bytes + start, self._avoided_member)
-            self._found = self._reader.native.read_part(part, piece)
-            if self._found.code < 0:
-                raise self._reader.explain(self._found)
+            found = self._reader.native.read_part(part, piece)
+            if found.code < 0:
+                raise self._reader.explain(found)
+            self._found = found
 
     def read_whole(self, buffer: memoryview) -> None:
         """Fill a buffer with the whole sample, and verify it.

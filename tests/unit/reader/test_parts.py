@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dlfs._native.batch import NativeFailure
 from dlfs._native.parts import SamplePart
 from dlfs.errors import ChecksumError, DeviceError, UsageError
 from dlfs.reader import LargeSample, parts, read_into, read_pieces
@@ -22,6 +25,8 @@ LARGE = np.random.default_rng(5).bytes(5 * CHUNK_BYTES + 4321)
 SAMPLES = {b"empty": b"", b"large": LARGE, b"small": b"a few bytes"}
 EMPTY_INDEX, LARGE_INDEX, SMALL_INDEX = range(3)
 PIECE = 3000  # of no multiple of a block
+
+TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +165,43 @@ def test_an_unreadable_sector_is_reported_with_its_sample(bench: Callable[..., B
                 ask()
             assert made.devices[member].uri in str(caught.value)
         assert reader.get(SMALL_INDEX) == SAMPLES[b"small"]
+
+
+def test_a_read_by_another_thread_hides_no_failure(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench(SAMPLES)
+    address = int(made.laid.directory.addresses([LARGE_INDEX])[0]) + 3 * CHUNK_BYTES
+    _, offset = made.member_offset(address)
+    faults = Faults(bad_first_bytes=offset // 512 * 512, bad_length_bytes=512)
+    native = FaultyNativeDevice(made.devices[0].native, faults, uri="mem:")
+    with made.reader([native]) as reader:
+        sample = LargeSample(reader, LARGE_INDEX)
+        read_native = reader.native.read_part
+        failed = False
+
+        def read_part(part: SamplePart, buffer: memoryview) -> NativeFailure:
+            nonlocal failed
+            found = read_native(part, buffer)
+            failed = found.code < 0
+            return found
+
+        def switch_threads(frame: FrameType, _event: str, _value: object) -> TraceFunction:
+            """Read another part between the failure and the next line, as another thread may."""
+            nonlocal failed
+            if failed and frame.f_code is LargeSample._read.__code__:
+                failed = False
+                sample.read_part(memoryview(bytearray(100)), 0)
+            return switch_threads
+
+        monkeypatch.setattr(reader.native, "read_part", read_part)
+        before = sys.gettrace()
+        sys.settrace(switch_threads)
+        try:
+            with pytest.raises(DeviceError, match="sample 1 'large'"):
+                sample.read_part(memoryview(bytearray(100)), 3 * CHUNK_BYTES)
+        finally:
+            sys.settrace(before)
 
 
 def test_a_copy_is_read_where_one_has_an_unreadable_sector(bench: Callable[..., Bench]) -> None:
