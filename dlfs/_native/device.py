@@ -111,6 +111,7 @@ class NativeDevice(Closing):
         self.block_bytes: int = native.dlfs_device_block_bytes(handle)
         self.kind: str = native.dlfs_device_kind(handle).decode()
         self._finalizer = weakref.finalize(self, _destroy_device, handle.value or 0)
+        self._finalizer.atexit = False  # threads may use it until the process is gone
 
     @classmethod
     def open_file(
@@ -259,6 +260,7 @@ class NativeQueue(Closing):
         self._registered: object = None
         self._completions = (abi.Completion * _POLL_COUNT)()
         self._finalizer = weakref.finalize(self, _destroy_queue, handle.value or 0, self._in_flight)
+        self._finalizer.atexit = False  # a thread may use it until the process is gone
 
     @property
     def handle(self) -> c_void_p:

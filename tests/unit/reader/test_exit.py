@@ -1,7 +1,16 @@
-"""A program that ends in the middle of an epoch ends as it wanted to."""
+"""A program that ends in the middle of an epoch, or of a read, ends as it wanted to."""
 
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.nvme import Event, Fault, FaultScript, ScriptedTarget
+from tests.support.nvme.faults import Silence
+from tests.unit.store.nodes import make_volume, serve, subsystem
 
 PROGRAM = """
 import sys
@@ -33,3 +42,64 @@ def test_a_program_ends_well_with_an_epoch_open():
     ]
     ends = [(*program.communicate(timeout=60), program.returncode) for program in programs]
     assert ends == [("done\n", "", 0)] * len(programs)
+
+
+READING = """
+import sys
+import threading
+import dlfs
+from dlfs.block import open_device
+
+how, what, uri = sys.argv[1:]
+if what == "device":
+    read = lambda device=open_device(uri): device.read(0, 4096)
+elif what == "samples":
+    read = lambda dataset=dlfs.open(uri)["small"]: dataset.read(range(len(dataset)))
+else:
+    read = lambda epoch=dlfs.open(uri)["small"].batches(50, seed=1): list(epoch)
+print("open", flush=True)
+sys.stdin.readline()
+threading.Thread(target=read, daemon=True).start()
+sys.stdin.readline()
+if how == "exit":
+    sys.exit(3)
+raise KeyError(how)
+"""
+EXIT_S = 20
+"""Longest time in which a program ends, on a busy machine; the reads take longer."""
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [("device", "exit"), ("device", "interrupt"), ("samples", "exit"), ("epoch", "error")],
+)
+def test_a_program_ends_while_its_thread_reads(tmp_path: Path, what: str, how: str) -> None:
+    """The device does not answer, and the thread does not end by itself for long."""
+    _, (path,) = make_volume(tmp_path, "v", 1)
+    with ScriptedTarget([subsystem("a", [serve(path)])]) as target:
+        uri = target.uri(timeout_ms=600_000, keepalive_ms=0)
+        program = subprocess.Popen(
+            [sys.executable, "-c", READING, how, what, uri],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        with program:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            try:
+                assert program.stdout.readline() == "open\n"
+                script = FaultScript([Fault(Event.READ, Silence(), times=None)])
+                target.play(script)
+                print(file=program.stdin, flush=True)
+                while not script.played:
+                    time.sleep(0.005)
+                if how == "interrupt":
+                    program.send_signal(signal.SIGINT)
+                else:
+                    print(file=program.stdin, flush=True)
+                code = program.wait(EXIT_S)
+            finally:
+                program.kill()
+    assert code == {"exit": 3, "error": 1, "interrupt": -signal.SIGINT}[how]
