@@ -14,7 +14,7 @@ import pytest
 
 from dlfs.block import NvmeTcpDevice, open_device
 from dlfs.block.uri import NvmeTcpDiscoverUri, NvmeTcpOptions
-from dlfs.errors import AuthenticationError, DeviceError, DeviceTimeoutError
+from dlfs.errors import AuthenticationError, DeviceError, DeviceLostError, DeviceTimeoutError
 from dlfs.fabric.discovery import discover
 from dlfs.units import MIB
 from tests.support.nvme import Event, Fault, FaultScript, Namespace, ScriptedTarget, Subsystem
@@ -250,12 +250,37 @@ def test_silence_in_the_middle(mutual: Authentication, event: Event, number: int
         opened(target, connect_ms=200)
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_target_that_is_restarted_in_the_middle(mutual: Authentication, number: int) -> None:
+    """It authenticates at the next attempt, or is away: it has refused nothing."""
+    script = FaultScript([Fault(Event.AUTHENTICATION_RECEIVE, Cut(0), nth=number)])
+    with target_of(mutual, script) as target, opened(target) as device:
+        assert device.read(0, PAGE) == bytes(PAGE)
+        assert script.played == 1
+
+        def restart(name: str, message: bytes) -> bytes:
+            if name == "challenge":
+                mutual.change = None
+                target._unlisten()
+                target.server.drop_all(reset=True)
+            return message
+
+        mutual.change = restart
+        with pytest.raises(DeviceLostError):
+            opened(target)
+
+
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_connection_that_is_closed_in_place_of_an_answer(
+def test_connections_that_are_closed_in_place_of_an_answer(
     mutual: Authentication, number: int
 ) -> None:
-    """Linux's target may close it before its Failure1 has arrived."""
-    script = FaultScript([Fault(Event.AUTHENTICATION_RECEIVE, Cut(0), nth=number)])
+    """Linux's target may close them before its Failure1 has arrived."""
+    script = FaultScript(
+        [
+            Fault(Event.AUTHENTICATION_RECEIVE, Cut(0), nth=number),
+            Fault(Event.AUTHENTICATION_RECEIVE, Cut(0), nth=2 * number),
+        ]
+    )
     with (
         target_of(mutual, script) as target,
         pytest.raises(AuthenticationError, match="the target refused this host, or was restarted"),

@@ -35,12 +35,11 @@ static int run(struct exchange *exchange, bool receive, uint32_t data_bytes)
     nvme_entry_authenticate(command.entry, receive, data_bytes);
     int code = nvme_connection_run(exchange->connection, &command, exchange->deadline, &reason);
     if (code == DLFS_E_LOST && receive) {
-        /* Linux's target closes the connection so soon after Failure1 that this may be lost. */
         nvme_text_format(exchange->text,
                          "the target refused this host, or was restarted: it closed the "
                          "connection in the authentication (%s: %.200s)",
                          name, reason.bytes);
-        return DLFS_E_AUTH;
+        return NVME_AUTH_CLOSED;
     }
     if (code < 0) {
         nvme_text_format(exchange->text, "%s: %.400s", name, reason.bytes);

@@ -459,9 +459,9 @@ static int open_admin(const struct nvme_config *config, const struct nvme_addres
     return code;
 }
 
-int nvme_controller_open(const struct nvme_config *config, const struct nvme_address *address,
-                         const struct nvme_deadline *deadline, struct nvme_admin *out,
-                         struct nvme_text *text)
+static int open_once(const struct nvme_config *config, const struct nvme_address *address,
+                     const struct nvme_deadline *deadline, struct nvme_admin *out,
+                     struct nvme_text *text)
 {
     struct nvme_admin admin = {.address = *address};
     int code = open_admin(config, address, deadline, &admin.connection, text);
@@ -477,11 +477,25 @@ int nvme_controller_open(const struct nvme_config *config, const struct nvme_add
     return 0;
 }
 
-int nvme_controller_connect_queue(const struct nvme_config *config, const struct nvme_admin *admin,
-                                  uint16_t qid, uint32_t command_count,
-                                  const struct nvme_deadline *deadline,
-                                  struct nvme_connection **out, bool *refused,
-                                  struct nvme_text *text)
+/*
+ * A target that closed the connection in the authentication gets another attempt. One that refused
+ * this host closes it again; one that was restarted is away, or authenticates.
+ */
+int nvme_controller_open(const struct nvme_config *config, const struct nvme_address *address,
+                         const struct nvme_deadline *deadline, struct nvme_admin *out,
+                         struct nvme_text *text)
+{
+    int code = open_once(config, address, deadline, out, text);
+    if (code == NVME_AUTH_CLOSED) {
+        code = open_once(config, address, deadline, out, text);
+    }
+    return code == NVME_AUTH_CLOSED ? DLFS_E_AUTH : code;
+}
+
+static int connect_queue_once(const struct nvme_config *config, const struct nvme_admin *admin,
+                              uint16_t qid, uint32_t command_count,
+                              const struct nvme_deadline *deadline, struct nvme_connection **out,
+                              bool *refused, struct nvme_text *text)
 {
     *refused = false;
     struct nvme_connection *connection;
@@ -510,6 +524,19 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
                                              admin->controller.keepalive_step_ms);
     *out = connection;
     return 0;
+}
+
+int nvme_controller_connect_queue(const struct nvme_config *config, const struct nvme_admin *admin,
+                                  uint16_t qid, uint32_t command_count,
+                                  const struct nvme_deadline *deadline,
+                                  struct nvme_connection **out, bool *refused,
+                                  struct nvme_text *text)
+{
+    int code = connect_queue_once(config, admin, qid, command_count, deadline, out, refused, text);
+    if (code == NVME_AUTH_CLOSED) { /* as nvme_controller_open */
+        code = connect_queue_once(config, admin, qid, command_count, deadline, out, refused, text);
+    }
+    return code == NVME_AUTH_CLOSED ? DLFS_E_AUTH : code;
 }
 
 int nvme_controller_check(const struct nvme_admin *admin, const struct nvme_deadline *deadline,

@@ -284,6 +284,7 @@ static int authenticate(struct nvme_association *association)
                                  config->concat ? NVME_CHANNEL_REPLACE : NVME_CHANNEL_NONE,
                                  &deadline, &text);
     association->authenticated_ns = monotonic_ns();
+    code = code == NVME_AUTH_CLOSED ? DLFS_E_LOST : code; /* connecting again tells why */
     if (code < 0 && code != DLFS_E_CLOSED) {
         fail_locked(association, code, text.bytes);
     }
