@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,6 +71,10 @@ from dlfs.units import MIB, format_bytes, format_count
 _log = logging.getLogger("dlfs")
 
 
+PartMemory = Callable[[FieldSpan, PartDirectory], AbstractContextManager[int]]
+"""Reserves the sample memory of a reader of some fields; see ``OpenOptions``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOptions:
     """Options for opening a volume and its datasets.
@@ -82,8 +87,10 @@ class OpenOptions:
         opener: function that opens a device.
         shared: place directories and sample memory in unnamed files, whose descriptors a service
             can pass to clients.
-        part_memory: returns the sample memory of a reader of some fields in bytes, given the names
-            of the fields and the directory of the parts; None for ``memory_bytes``.
+        part_memory: reserves the sample memory of a reader of some fields, given the names of the
+            fields and the directory of the parts. In a ``with`` statement, in which the reader is
+            opened, it gives the bytes, and takes them back if that fails. None for
+            ``memory_bytes``.
     """
 
     memory_bytes: int = 256 * MIB
@@ -91,7 +98,7 @@ class OpenOptions:
     engine: Engine = "auto"
     opener: Opener = open_device
     shared: bool = False
-    part_memory: Callable[[FieldSpan, PartDirectory], int] | None = None
+    part_memory: PartMemory | None = None
 
     def __post_init__(self) -> None:
         check_choice(self.engine, ENGINES, option="engine", action="open a volume")
@@ -363,23 +370,24 @@ class LocalConnection:
         placement: LocalPlacement,
         span: FieldSpan = (),
     ) -> SampleReader:
-        memory_bytes = self.options.memory_bytes
+        memory: AbstractContextManager[int] = nullcontext(self.options.memory_bytes)
         if self.options.part_memory is not None and isinstance(directory, PartDirectory):
-            memory_bytes = self.options.part_memory(span, directory)
-        native = make_native_reader(
-            [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
-            generation.geometry,
-            record.data_runs,
-            directory,
-            ReaderOptions(
-                memory_bytes=memory_bytes,
-                depth=self.options.depth,
-                gap_bytes=max(device.gap_bytes for device in generation.sources),
-                timeout_ms=read_timeout_ms(generation.sources),
-                shared=self.options.shared,
-                parts=bool(span),
-            ),
-        )
+            memory = self.options.part_memory(span, directory)
+        with memory as memory_bytes:
+            native = make_native_reader(
+                [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
+                generation.geometry,
+                record.data_runs,
+                directory,
+                ReaderOptions(
+                    memory_bytes=memory_bytes,
+                    depth=self.options.depth,
+                    gap_bytes=max(device.gap_bytes for device in generation.sources),
+                    timeout_ms=read_timeout_ms(generation.sources),
+                    shared=self.options.shared,
+                    parts=bool(span),
+                ),
+            )
         return SampleReader(
             native,
             generation.geometry,

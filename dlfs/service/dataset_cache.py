@@ -19,14 +19,20 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from dlfs.attributes import load_attributes_whole
 from dlfs.closing import Closing
-from dlfs.connection import DatasetSession, LocalConnection, LocalVolume, OpenOptions
+from dlfs.connection import (
+    DatasetSession,
+    LocalConnection,
+    LocalVolume,
+    OpenOptions,
+    PartMemory,
+)
 from dlfs.dataset import Dataset
 from dlfs.directory import PartDirectory
 from dlfs.directory.sharing import Part
@@ -179,10 +185,15 @@ class DatasetCache:
         needed_bytes = (record.data_chunks * 5 // 4 + SPARE_CHUNKS) * chunk_bytes
         cache_bytes = self._reserve(entry, needed_bytes)
 
-        def part_memory(span: FieldSpan, parts: PartDirectory) -> int:
+        @contextlib.contextmanager
+        def part_memory(span: FieldSpan, parts: PartDirectory) -> Iterator[int]:
             read_bytes = parts.sample_bytes + len(parts) * PART_OVERHEAD_BYTES
             part_bytes = read_bytes * 5 // 4 + SPARE_CHUNKS * chunk_bytes
-            return self._reserve(entry, min(needed_bytes, part_bytes), span)
+            try:
+                yield self._reserve(entry, min(needed_bytes, part_bytes), span)
+            except BaseException:
+                entry.memory.pop(span, None)
+                raise
 
         try:
             connection = volume.connection(cache_bytes, part_memory)
@@ -316,13 +327,13 @@ class ServedVolume(Closing):
     def connection(
         self,
         cache_bytes: int,
-        part_memory: Callable[[FieldSpan, PartDirectory], int] | None = None,
+        part_memory: PartMemory | None = None,
     ) -> LocalConnection:
         """Return a connection that opens datasets of this volume in memory that can be shared.
 
         Args:
             cache_bytes: sample memory of each dataset, in bytes.
-            part_memory: returns the sample memory of a reader of some fields; see ``OpenOptions``.
+            part_memory: reserves the sample memory of a reader of some fields; see ``OpenOptions``.
         """
         return LocalConnection(
             tuple(split_uris(self.volume.uri)),

@@ -1,0 +1,43 @@
+"""The memory budget of a node service's datasets."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs import connection
+from dlfs.connection import OpenOptions
+from dlfs.errors import DeviceError
+from dlfs.service.dataset_cache import DatasetCache, ServedVolume
+from dlfs.units import MIB
+
+
+def test_a_reader_of_fields_that_fails_to_open_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "v.img")
+    dlfs.format_volume(path, size_bytes=16 * MIB)
+    with dlfs.open(path) as volume, volume.writer("d") as writer:
+        for number in range(20):
+            writer.add(f"{number:02}", {"image": bytes(50_000), "label": number})
+    make_reader = connection.make_native_reader
+
+    def fail(*_arguments: object) -> None:
+        raise DeviceError("out of memory")
+
+    with (
+        closing(DatasetCache()) as cache,
+        ServedVolume(path, cache, OpenOptions()) as served,
+        served.dataset("d", 1) as dataset,
+    ):
+        (before,) = cache.statistics()
+        monkeypatch.setattr(connection, "make_native_reader", fail)
+        with pytest.raises(DeviceError, match="out of memory"):
+            dataset.session.readers.reader(["label"])
+        assert cache.statistics()[0]["cache_bytes"] == before["cache_bytes"]
+        monkeypatch.setattr(connection, "make_native_reader", make_reader)
+        dataset.session.readers.reader(["label"])
+        assert cache.statistics()[0]["cache_bytes"] > before["cache_bytes"]
