@@ -47,7 +47,8 @@ class _Follower:
         self.paths: dict[str, list[tuple[str, int]]] = {}
         self._uri = uri
         self._association: NvmeTcpAssociation | None = None
-        self._seen = (0, 0)
+        self._seen: tuple[int, int] | None = None  # counts of events when the log was read last
+        self._tried: tuple[int, int] | None = None  # the same, of the last attempt
         self._retry_s = 0.0
 
     def look(self) -> None:
@@ -61,13 +62,14 @@ class _Follower:
             # A command to a lost controller makes one attempt to connect: close() waits for it.
             options = replace(self._uri.options, reconnect_ms=0)
             self._association = NvmeTcpAssociation([place], DISCOVERY_NQN, options)
-            self._read(self._association)
         status = self._association.status()
         seen = (status.discovery_events, status.reconnects)
-        if seen != self._seen or (not status.connected and now_s >= self._retry_s):
-            self._retry_s = now_s + RETRY_S
-            self._read(self._association)
-            self._seen = seen
+        is_read = seen == self._seen and status.connected
+        if is_read or (seen == self._tried and now_s < self._retry_s):
+            return
+        self._tried, self._retry_s = seen, now_s + RETRY_S
+        self._read(self._association)
+        self._seen = seen
 
     def _read(self, association: NvmeTcpAssociation) -> None:
         self.paths = {

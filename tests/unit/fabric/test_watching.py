@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.block import NvmeTcpDiscoverUri, open_nvme_devices
+from dlfs.block import NvmeTcpAssociation, NvmeTcpDiscoverUri, open_nvme_devices
+from dlfs.errors import FormatError
 from dlfs.fabric import watching
+from dlfs.fabric.discovery import Address
 from tests.support.nvme import DiscoveryRecord, ScriptedTarget
 from tests.unit.store.nodes import SAMPLES, asking, make_volume, nqn, serve, subsystem
 
@@ -103,3 +105,26 @@ def test_a_volume_without_discovery_has_no_watch() -> None:
     assert (
         watching.watch_discovery(["nvme-tcp://127.0.0.1/nqn.2024-01.org.example:a?nsid=1"]) is None
     )
+
+
+def test_a_log_that_could_not_be_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (path,) = make_volume(tmp_path, "v", 1)
+    shared = subsystem("a", [serve(path)])
+    read_paths = watching.read_paths
+    reads = []
+
+    def fail_once(
+        association: NvmeTcpAssociation, request: NvmeTcpDiscoverUri
+    ) -> dict[str, list[Address]]:
+        reads.append(request)
+        if len(reads) == 1:
+            raise FormatError("the log is being changed")
+        return read_paths(association, request)
+
+    monkeypatch.setattr(watching, "read_paths", fail_once)
+    with ScriptedTarget([shared]) as target, dlfs.open(asking(target, options=QUICK)):
+        until(lambda: len(reads) > 1)
+        time.sleep(0.2)  # some looks
+        assert len(reads) == 2
