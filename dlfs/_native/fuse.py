@@ -41,7 +41,7 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 5
+VERSION = 6
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
 OPEN_REQUESTS, RESUME, NO_URING = 1, 2, 4
@@ -53,6 +53,8 @@ OPEN_REQUESTS, RESUME, NO_URING = 1, 2, 4
     UPCALL_OPEN_DATASET,
     UPCALL_REPORT_FAILURE,
 ) = range(1, 7)
+INCOMING = 0
+"""Dataset number of ``incoming``, the directory or link in the root."""
 NO_MEMBER = (1 << 32) - 1
 """Member number of a failure that concerns a dataset as a whole, not one sample."""
 NO_READER = (1 << 32) - 1
@@ -74,6 +76,7 @@ class CConfig(Structure):
         (c_int32, "kernel"),
         (c_char_p, "init"),
         (c_uint64, "init_bytes"),
+        (c_char_p, "incoming_link"),
     )
 
 
@@ -202,6 +205,8 @@ class FuseOptions:
         busy_poll_us: longest busy polling for an event before a thread sleeps, at most 10,000.
         open_requests: have the kernel send OPEN requests, as old kernels do.
         uring: receive requests over io_uring where the kernel offers it.
+        incoming_link: target of the link ``incoming``; None: it is an empty directory, if it is
+            listed at all.
     """
 
     options: Sequence[str]
@@ -214,6 +219,7 @@ class FuseOptions:
     busy_poll_us: int = 0
     open_requests: bool = False
     uring: bool = True
+    incoming_link: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +294,9 @@ class NativeFuse:
             kernel=-1 if connection is None else connection.descriptor,
             init=None if connection is None else connection.init,
             init_bytes=0 if connection is None else len(connection.init),
+            incoming_link=None
+            if options.incoming_link is None
+            else os.fsencode(options.incoming_link),
         )
         handle = c_void_p()
         self._library = fuse_library()

@@ -11,8 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import select
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from dlfs import errors
@@ -26,7 +27,13 @@ from dlfs.errors import (
 )
 from dlfs.format.names import INCOMING, dataset_name_bytes
 from dlfs.format.paths import PathLike, display
-from dlfs.mount.mountpoint import FILE_SYSTEM_TYPE, find_mount, resolve
+from dlfs.mount.mountpoint import (
+    FILE_SYSTEM_TYPE,
+    INCOMING_TYPE,
+    find_mount,
+    record_of,
+    resolve,
+)
 from dlfs.staging.protocol import (
     XATTR_DISCARD,
     XATTR_INCOMING,
@@ -37,6 +44,9 @@ from dlfs.staging.protocol import (
 )
 
 POLL_SECONDS = 0.1
+
+SHOWN_SECONDS = 3.0
+"""Longest wait for a mount to show a dataset that was sealed, in seconds."""
 
 _FINAL_STATES = ("open", "sealed", "undecided")
 
@@ -63,7 +73,7 @@ def seal(
     *,
     progress: Callable[[SealStatus], None] = lambda _: None,
 ) -> SealStatus:
-    """Seal a dataset and wait for the end.
+    """Seal a dataset, and wait for the end and until the mount shows the dataset.
 
     Args:
         mountpoint: mount point of a mount with ``incoming``.
@@ -90,7 +100,19 @@ def seal(
         kind = getattr(errors, status.kind or "", DeviceError)
         assert issubclass(kind, DlfsError)
         raise kind(status.error or f"{what}: it was not sealed")
+    _await_dataset(mountpoint, dataset_name_bytes(name), status.version)
     return status
+
+
+def _await_dataset(mountpoint: PathLike, name: bytes, version: int | None) -> None:
+    """Wait until the name stands for a version; not long, as it may be replaced by another one."""
+    path = os.path.join(os.fsencode(mountpoint), name)
+    deadline = time.monotonic() + SHOWN_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            if os.path.samefile(path, b"%s@%d" % (path, version or 0)):
+                return
+        select.select([], [], [], POLL_SECONDS)
 
 
 def discard(mountpoint: PathLike, name: str | bytes) -> None:
@@ -128,10 +150,11 @@ def _incoming(mountpoint: PathLike, what: str) -> bytes:
     record = find_mount(path)
     if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
         raise UsageError(f"{what}: expected a mount point of DLFS, got {path}")
-    incoming = os.path.join(os.fsencode(path), INCOMING.encode())
-    if "ro" in record.options.split(",") or not os.path.isdir(incoming):
+    incoming = os.path.realpath(os.path.join(path, INCOMING))
+    above = record_of(incoming)
+    if above is None or above.file_system_type != INCOMING_TYPE:
         raise UsageError(f"{what}: {path} is read-only; mount it with --incoming")
-    return incoming
+    return os.fsencode(incoming)
 
 
 @contextmanager

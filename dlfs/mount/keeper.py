@@ -37,14 +37,13 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from dlfs._native.fuse import KernelConnection, takes_connections
-from dlfs.errors import DeviceError, DlfsError
+from dlfs.errors import DlfsError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.kept import DatasetNumbers, KeptMount
 from dlfs.mount.options import MountOptions
@@ -297,22 +296,8 @@ class Keeper:
     # ---- mounting --------------------------------------------------------------------------------
 
     def _mount(self) -> None:
-        """Mount by fusermount3, and read the request with which the kernel begins."""
-        here, there = socket.socketpair()
-        command = ["fusermount3", "-o", ",".join(self._options.for_kernel()), "--", self._path]
-        with here, there:
-            done = subprocess.run(
-                command,
-                env={**os.environ, "_FUSE_COMMFD": str(there.fileno())},
-                pass_fds=[there.fileno()],
-                check=False,
-            )
-            if done.returncode:
-                raise DeviceError(
-                    f"mount on {self._path}: the system refused (is /dev/fuse there, and "
-                    "allow_other permitted?)"
-                )
-            _, (self._kernel,), _, _ = socket.recv_fds(here, 1, 1)
+        """Mount the file system, and read the request with which the kernel begins."""
+        self._kernel = mountpoints.mount_file_system(self._path, self._options.for_kernel())
         self._device = mountpoints.device_of(self._path)
         self._init = os.read(self._kernel, REQUEST_BYTES_MAX)
         self._on_mounted()

@@ -1,4 +1,4 @@
-"""Finds, checks and unmounts mount points, and detaches the mounts of killed servers.
+"""Mounts, finds, checks and unmounts mount points, and detaches the mounts of killed servers.
 
 A server that dies by SIGKILL leaves its mount behind: the kernel fails every request below it with
 ENOTCONN ("Transport endpoint is not connected"). The next mount on that directory detaches it
@@ -15,13 +15,18 @@ import errno
 import os
 import re
 import shutil
+import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
+from dlfs.format.names import INCOMING
 
 FILE_SYSTEM_TYPE = "fuse.dlfs"
+INCOMING_TYPE = "fuse.dlfs-incoming"
+"""Type of the file system of the staging area, which is mounted over ``incoming``."""
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -57,7 +62,12 @@ def parse_mountinfo(text: bytes) -> list[MountRecord]:
 
 def find_mount(directory: str | os.PathLike[str]) -> MountRecord | None:
     """Return the topmost mount exactly on a directory, or None."""
-    wanted = os.fsencode(absolute(directory))
+    return record_of(absolute(directory))
+
+
+def record_of(path: str) -> MountRecord | None:
+    """Return the topmost mount exactly on an absolute path, without a request to any mount."""
+    wanted = os.fsencode(path)
     found = [r for r in parse_mountinfo(MOUNTINFO.read_bytes()) if r.mountpoint == wanted]
     return found[-1] if found else None
 
@@ -68,7 +78,7 @@ def device_of(path: str) -> str | None:
     A server remembers the device of its mount. If the device differs when the server ends, its
     mount was detached (``umount --lazy``) and another one may be in its place, which must stay.
     """
-    record = find_mount(path)
+    record = record_of(path)
     return None if record is None else record.device
 
 
@@ -133,7 +143,7 @@ def resolve(directory: str | os.PathLike[str]) -> str:
 
 
 def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
-    """Unmount a DLFS mount.
+    """Unmount a DLFS mount, and the staging area that is mounted over its ``incoming``.
 
     Args:
         directory: the mount point.
@@ -151,6 +161,10 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
     if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
         what = "nothing" if record is None else record.file_system_type
         raise UsageError(f"unmount {path}: expected a mount of DLFS, got {what} mounted there")
+    incoming = os.path.join(path, INCOMING)
+    above = record_of(incoming)
+    if not lazy and above is not None and above.file_system_type == INCOMING_TYPE:
+        _unmount(incoming, lazy=False)
     _unmount(path, lazy=lazy)
     return path
 
@@ -162,6 +176,40 @@ def detach(path: str) -> None:
         DeviceError: the system refuses.
     """
     _unmount(path, lazy=True)
+
+
+def mount_file_system(path: str, options: Sequence[str]) -> int:
+    """Mount by fusermount3, which needs no root rights.
+
+    Args:
+        path: the mount point.
+        options: options that fusermount3 takes.
+
+    Returns:
+        A descriptor of /dev/fuse, from which the kernel's requests are read.
+
+    Raises:
+        NotFoundError: fusermount3 is not installed.
+        DeviceError: the system refused the mount; fusermount3 has printed the reason.
+    """
+    helper = shutil.which("fusermount3")
+    if helper is None:
+        raise NotFoundError(f"mount on {path}: expected fusermount3 (package fuse3) on the PATH")
+    here, there = socket.socketpair()
+    with here, there:
+        done = subprocess.run(
+            [helper, "-o", ",".join(options), "--", path],
+            env={**os.environ, "_FUSE_COMMFD": str(there.fileno())},
+            pass_fds=[there.fileno()],
+            check=False,
+        )
+        if done.returncode:
+            raise DeviceError(
+                f"mount on {path}: the system refused (is /dev/fuse there, and allow_other "
+                "permitted?)"
+            )
+        _, (kernel,), _, _ = socket.recv_fds(here, 1, 1)
+    return int(kernel)
 
 
 def _unmount(path: str, *, lazy: bool) -> None:

@@ -34,8 +34,10 @@ import trio
 from dlfs._native import fuse as native
 from dlfs._native.reader import NativeReader
 from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError, NotFoundError
+from dlfs.format.names import INCOMING
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
+from dlfs.mount.incoming_server import link_target
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.view import (
@@ -102,6 +104,7 @@ class NativeMount:
     ) -> None:
         self._volume = volume
         self._path = path
+        self._has_incoming = options.incoming is not None
         self._started_ns = time.time_ns()
         self._kept = kept
         numbers = None if kept is None else kept.numbers
@@ -122,6 +125,7 @@ class NativeMount:
                 busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
                 open_requests=options.open_requests,
                 uring=options.uring and kept is None,
+                incoming_link=link_target(options),
             ),
             None if kept is None else kept.connection,
         )
@@ -165,6 +169,10 @@ class NativeMount:
                 mountpoints.detach(self._path)
             self._fuse.close()
             self._view.close()
+
+    def expire_root(self) -> None:
+        """Have the next request for the root read the list of datasets again."""
+        self._view.expire()
 
     async def _report_ready(self, on_ready: OnReady) -> None:
         await trio.to_thread.run_sync(
@@ -218,6 +226,8 @@ class NativeMount:
         self._fuse.reply(upcall.id, **fields)
 
     async def _look_up(self, upcall: native.Upcall) -> dict[str, Any]:
+        if self._has_incoming and upcall.name == INCOMING.encode():
+            return {"dataset": native.INCOMING}
         dataset = await self._view.child(upcall.name)
         self._register(dataset)
         return {"dataset": dataset.number}
@@ -235,6 +245,8 @@ class NativeMount:
         """Pass the datasets to the library; if they have changed, the kernel's cache is dropped."""
         names, numbers = [], []
         for name in await self._view.names():
+            if self._has_incoming and name == INCOMING.encode():
+                continue
             try:
                 dataset = await self._view.child(name)
             except NotFoundError:
@@ -242,6 +254,9 @@ class NativeMount:
             self._register(dataset)
             names.append(name)
             numbers.append(dataset.number)
+        if self._has_incoming:
+            names.append(INCOMING.encode())
+            numbers.append(native.INCOMING)
         await trio.to_thread.run_sync(self._fuse.set_root_listing, names, numbers)
 
     async def _statfs(self, _upcall: native.Upcall) -> dict[str, Any]:

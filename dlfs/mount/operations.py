@@ -24,16 +24,27 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 
 from dlfs.errors import NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX
+from dlfs.format.names import INCOMING as INCOMING_TEXT
 from dlfs.mount.errnos import report_failure
+from dlfs.mount.incoming_server import link_target
 from dlfs.mount.open_file_cache import OpenFileCache, OpenSample
 from dlfs.mount.options import MountOptions
 from dlfs.mount.tree import Listing, TreeNode
 from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset, VolumeView
-from dlfs.staging.inode_numbers import DATASET_DEPTH, FILE_DEPTH, ROOT, pack, unpack
+from dlfs.staging.inode_numbers import (
+    DATASET_DEPTH,
+    FILE_DEPTH,
+    INCOMING,
+    ROOT,
+    pack,
+    unpack,
+)
 from dlfs.volume import Volume
 
 FOREVER_SECONDS = 1e9
 """Cache timeout of attributes and names that never change, in seconds."""
+
+INCOMING_NAME = INCOMING_TEXT.encode()
 
 BLOCK_BYTES = 4096
 DISK_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
@@ -51,8 +62,9 @@ _T = TypeVar("_T")
 
 @dataclass
 class _RootHandle:
-    """An open root directory, with its names when the listing began."""
+    """The open root directory, with its names when the listing began; or ``incoming``, empty."""
 
+    inode: int
     names: list[bytes]
 
 
@@ -65,7 +77,7 @@ class _DirectoryHandle:
 
 
 def answers(
-    handler: Callable[_P, Coroutine[Any, Any, _T]], *, in_staging: bool = False
+    handler: Callable[_P, Coroutine[Any, Any, _T]],
 ) -> Callable[_P, Coroutine[Any, Any, _T]]:
     """Wrap a handler so that any exception becomes an errno for the kernel (``report_failure``)."""
 
@@ -76,7 +88,7 @@ def answers(
         except FUSEError:
             raise
         except Exception as error:
-            raise FUSEError(report_failure(error, in_staging=in_staging)) from error
+            raise FUSEError(report_failure(error)) from error
 
     return answer
 
@@ -131,6 +143,8 @@ class MountOperations(ReadOnlyOperations):
         try:
             if parent == ROOT:
                 return await self._lookup_in_root(name)
+            if parent == INCOMING:
+                raise NotFoundError("look a name up in the directory below the staging area")
             shown, node = self._locate(parent)
             loaded = shown.loaded or await self._view.load(shown)
             if name in (b".", b".."):
@@ -152,6 +166,8 @@ class MountOperations(ReadOnlyOperations):
         """Return the attributes of a file or directory."""
         if inode == ROOT:
             return await self._root()
+        if inode == INCOMING:
+            return self._incoming()
         shown, node = self._locate(inode)
         if node.depth != FILE_DEPTH:
             return self._directory(shown, node)
@@ -167,11 +183,32 @@ class MountOperations(ReadOnlyOperations):
 
     async def _root_child(self, name: bytes) -> EntryAttributes:
         """Return the attributes of an entry of the root."""
+        if self._options.incoming is not None and name == INCOMING_NAME:
+            return self._incoming()
         return self._directory(await self._view.child(name), TreeNode(DATASET_DEPTH, 0))
 
     async def _root_names(self) -> list[bytes]:
         """Return the names that the root lists."""
-        return await self._view.names()
+        names = await self._view.names()
+        return names if self._options.incoming is None else sorted({*names, INCOMING_NAME})
+
+    def _incoming(self) -> EntryAttributes:
+        """Return the attributes of ``incoming``, which do not change."""
+        link = link_target(self._options)
+        entry = self._unchanging(INCOMING, self._started_ns)
+        entry.st_mode = stat.S_IFDIR | self._options.directory_mode
+        if link is not None:
+            entry.st_mode = stat.S_IFLNK | 0o777
+            entry.st_size = len(os.fsencode(link))
+        return entry
+
+    @answers
+    async def readlink(self, inode: int, _ctx: RequestContext) -> bytes:
+        """Return the target of ``incoming``, if that is a link."""
+        link = link_target(self._options)
+        if inode != INCOMING or link is None:
+            raise FUSEError(errno.EINVAL)
+        return os.fsencode(link)
 
     async def _lookup_dots(
         self, shown: ShownDataset, loaded: LoadedDataset, node: TreeNode, name: bytes
@@ -204,14 +241,18 @@ class MountOperations(ReadOnlyOperations):
         return entry
 
     def _entry(self, inode: int, shown: ShownDataset) -> EntryAttributes:
+        entry = self._unchanging(inode, shown.modified_ns)
+        entry.generation = shown.generation
+        return entry
+
+    def _unchanging(self, inode: int, modified_ns: int) -> EntryAttributes:
         entry = EntryAttributes()
         entry.st_ino = inode
-        entry.generation = shown.generation
         entry.entry_timeout = entry.attr_timeout = FOREVER_SECONDS
         entry.st_uid = self._options.uid
         entry.st_gid = self._options.gid
         entry.st_blksize = BLOCK_BYTES
-        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = shown.modified_ns
+        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = modified_ns
         return entry
 
     async def _root(self) -> EntryAttributes:
@@ -232,7 +273,7 @@ class MountOperations(ReadOnlyOperations):
         """Open a file for reading."""
         if flags & _WRITE_FLAGS:
             raise FUSEError(errno.EROFS)
-        if inode == ROOT:
+        if inode in (ROOT, INCOMING):
             raise FUSEError(errno.EISDIR)
         shown, node = self._locate(inode)
         if node.depth != FILE_DEPTH:
@@ -261,8 +302,8 @@ class MountOperations(ReadOnlyOperations):
     async def opendir(self, inode: int, _ctx: RequestContext) -> int:
         """Open a directory to list it."""
         handle: _RootHandle | _DirectoryHandle
-        if inode == ROOT:
-            handle = _RootHandle(await self._root_names())
+        if inode in (ROOT, INCOMING):
+            handle = _RootHandle(inode, [])
         else:
             shown, node = self._locate(inode)
             if node.depth == FILE_DEPTH:
@@ -283,7 +324,7 @@ class MountOperations(ReadOnlyOperations):
             self._list(handle, start_id, token)
 
     async def _list_root(self, handle: _RootHandle, position: int, token: ReaddirToken) -> None:
-        if not position:
+        if not position and handle.inode == ROOT:
             handle.names = await self._root_names()
         for number, name in enumerate(handle.names[position:], position + 1):
             try:
@@ -337,7 +378,7 @@ class MountOperations(ReadOnlyOperations):
         return list(await self._xattrs(inode))
 
     async def _xattrs(self, inode: int) -> dict[bytes, bytes]:
-        if inode == ROOT:
+        if inode in (ROOT, INCOMING):
             return {}
         shown, node = self._locate(inode)
         version = {XATTR_VERSION: b"%d" % shown.info.version}

@@ -39,13 +39,15 @@ class MountOptions:
         file_mode: permission bits of files, without write; directories get x where these have r.
         allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
         cache_bytes: memory of the open-file cache.
-        incoming: directory of the staging area for files written below ``incoming``; None makes
-            the mount read-only.
+        incoming: directory of the staging area for files written below ``incoming``; None: the
+            mount has no ``incoming``.
         fuse: the server: ``native``, ``pyfuse3``, or ``auto`` (native if possible).
         busy_poll_us: longest busy polling of the native server for a device's answer or the next
             request, before a thread sleeps; 0: none. It polls only while one program uses the
             mount, and pauses polling while the polls find nothing.
         open_requests: have the kernel send OPEN requests to the native server, as old kernels do.
+        pass_through: have the kernel pass reads and writes below ``incoming`` through to the files
+            of the staging area, if it can.
         restart: if the native server of a mount in the background dies, another one takes its
             place, where the system permits it (``keeper``).
         uring: have the kernel send requests to the native server over io_uring, if it can.
@@ -60,6 +62,7 @@ class MountOptions:
     fuse: str = "auto"
     busy_poll_us: int = BUSY_POLL_US
     open_requests: bool = False
+    pass_through: bool = True
     restart: bool = True
     uring: bool = True
 
@@ -80,10 +83,6 @@ class MountOptions:
                 f"got {self.busy_poll_us}"
             )
         check_choice(self.fuse, SERVERS, option="fuse", action="mount")
-        if self.fuse == "native" and self.incoming is not None:
-            raise UsageError(
-                "mount: the native server does not support --incoming; leave --fuse out"
-            )
 
     @property
     def directory_mode(self) -> int:
@@ -91,7 +90,6 @@ class MountOptions:
         return self.file_mode | (self.file_mode & 0o444) >> 2
 
     def for_kernel(self) -> list[str]:
-        """Return the options that libfuse takes."""
-        words = ["default_permissions", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"]
-        words += ["ro"] if self.incoming is None else []
+        """Return the options with which the sealed datasets are mounted."""
+        words = ["default_permissions", "ro", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"]
         return words + (["allow_other"] if self.allow_other else [])

@@ -1,4 +1,4 @@
-"""The pyfuse3 server of a mount: the plain reference, and the only server with ``incoming``.
+"""The pyfuse3 server of a mount: the plain reference.
 
 One thread runs the FUSE loop (trio) and every handler; samples and metadata of the volume are read
 in worker threads. A mount that ends goes away at once, even if files on it are open: programs that
@@ -8,7 +8,6 @@ still use them get ENOTCONN.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 
 import pyfuse3
 import trio
@@ -19,73 +18,70 @@ from dlfs.mount.open_file_cache import OpenFileCache
 from dlfs.mount.operations import MountOperations
 from dlfs.mount.options import DEVICE_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.view import ShownVolume, VolumeView
-from dlfs.mount.writable_operations import WritableOperations
-from dlfs.staging.incoming import IncomingTree, open_incoming
 from dlfs.volume import Volume
 
 
-async def serve_pyfuse3(
-    volume: Volume,
-    shown: ShownVolume,
-    path: str,
-    options: MountOptions,
-    on_ready: OnReady,
-) -> None:
-    """Mount a volume and answer until it is unmounted; unmount it when cancelled.
+class Pyfuse3Mount:
+    """A mount that the pyfuse3 server answers.
 
     Args:
-        volume: the volume; must outlive the call.
+        volume: the volume; must outlive the mount.
         shown: the same volume, or one that shares its open datasets with a node service.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
-        on_ready: called with the path and the transport when the mount answers.
 
-    Raises:
-        LockedError: another server uses the staging area.
-        DeviceError: the system refused the mount.
+    Threads: the trio loop; one mount in a process.
     """
-    view = VolumeView(shown)
-    cache = OpenFileCache(budget_bytes=options.cache_bytes)
-    tree = None
-    try:
-        with ExitStack() as stack:
-            if options.incoming is None:
-                operations = MountOperations(volume, view, cache, options)
-            else:
-                tree = stack.enter_context(open_incoming(volume, options.incoming))
-                operations = WritableOperations(volume, view, cache, options, tree)
-            _mount(operations, path, options.for_kernel())
-            device = mountpoints.device_of(path)
+
+    def __init__(
+        self, volume: Volume, shown: ShownVolume, path: str, options: MountOptions
+    ) -> None:
+        self._volume = volume
+        self._path = path
+        self._options = options
+        self._view = VolumeView(shown)
+
+    def expire_root(self) -> None:
+        """Have the next request for the root read the list of datasets again."""
+        self._view.expire()
+
+    async def serve(self, on_ready: OnReady) -> None:
+        """Mount, and answer until the mount is unmounted; unmount it when cancelled.
+
+        Args:
+            on_ready: called with the path and the transport when the mount answers.
+
+        Raises:
+            DeviceError: the system refused the mount.
+        """
+        cache = OpenFileCache(budget_bytes=self._options.cache_bytes)
+        try:
+            self._mount(MountOperations(self._volume, self._view, cache, self._options))
+            device = mountpoints.device_of(self._path)
             try:
-                await _answer(path, on_ready, tree)
+                await self._answer(on_ready)
             finally:
-                pyfuse3.close(unmount=mountpoints.device_of(path) == device)
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(cache.close)
-        view.close()
+                pyfuse3.close(unmount=mountpoints.device_of(self._path) == device)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(cache.close)
+            self._view.close()
 
+    def _mount(self, operations: MountOperations) -> None:
+        try:
+            pyfuse3.init(operations, self._path, set(self._options.for_kernel()))
+        except RuntimeError as error:
+            raise DeviceError(
+                f"mount on {self._path}: the system refused (is /dev/fuse there, fusermount3 "
+                "installed, and allow_other permitted?)"
+            ) from error
 
-def _mount(operations: MountOperations, path: str, mount_options: list[str]) -> None:
-    try:
-        pyfuse3.init(operations, path, set(mount_options))
-    except RuntimeError as error:
-        raise DeviceError(
-            f"mount on {path}: the system refused (is /dev/fuse there, fusermount3 installed, and "
-            "allow_other permitted?)"
-        ) from error
+    async def _answer(self, on_ready: OnReady) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report_ready, on_ready)
+            await pyfuse3.main()
+            nursery.cancel_scope.cancel()
 
-
-async def _answer(path: str, on_ready: OnReady, tree: IncomingTree | None) -> None:
-    """Answer the kernel until the mount is gone, and seal datasets meanwhile."""
-    async with trio.open_nursery() as nursery:
-        if tree is not None:
-            nursery.start_soon(tree.sealer.run)
-        nursery.start_soon(_report_ready, path, on_ready)
-        await pyfuse3.main()
-        nursery.cancel_scope.cancel()
-
-
-async def _report_ready(path: str, on_ready: OnReady) -> None:
-    await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
-    on_ready(path, DEVICE_TRANSPORT)
+    async def _report_ready(self, on_ready: OnReady) -> None:
+        await trio.to_thread.run_sync(os.stat, self._path, abandon_on_cancel=True)
+        on_ready(self._path, DEVICE_TRANSPORT)

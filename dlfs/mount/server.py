@@ -1,8 +1,9 @@
 """The server of one mount: opens the volume, mounts it, and answers until it is unmounted.
 
-Two servers follow the same rules (SEMANTICS.md). The native server (``native_server``) is fast and
-serves sealed datasets only. The pyfuse3 server (``pyfuse3_server``) is the plain reference and also
-serves ``incoming``. By default the native server is used if it was built and supports the options.
+Two servers of sealed datasets follow the same rules (SEMANTICS.md). The native server
+(``native_server``) is fast. The pyfuse3 server (``pyfuse3_server``) is the plain reference. By
+default the native server is used if it was built. With either, the staging area is a second file
+system (``incoming_server``), which is mounted once the first one answers.
 
 SIGTERM and SIGINT unmount and end the server; so does an unmount by another program.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from typing import Protocol
 
 import trio
 
@@ -19,14 +21,26 @@ from dlfs._native.fuse import fuse_library, is_built
 from dlfs.errors import DlfsError, NativeError, NotFoundError
 from dlfs.extras import install_command
 from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.incoming_server import detach_link, serve_incoming
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.options import MountOptions, OnReady
-from dlfs.mount.signals import run_until_signal
+from dlfs.mount.signals import first_error, run_until_signal
 from dlfs.mount.view import ShownVolume
 from dlfs.store.members import same_kind
 from dlfs.units import MIB
 from dlfs.volume import Volume
 from dlfs.volume import open as open_volume
+
+
+class SealedMount(Protocol):
+    """A server of sealed datasets."""
+
+    async def serve(self, on_ready: OnReady) -> None:
+        """Answer until the mount is unmounted; unmount it when cancelled."""
+
+    def expire_root(self) -> None:
+        """Have the next request for the root read the list of datasets again."""
+
 
 READER_BYTES = 256 * MIB
 """Sample memory of each open dataset, in bytes; a dataset that fits is read only once."""
@@ -39,12 +53,12 @@ def choose_server(options: MountOptions) -> str:
 
     Raises:
         NativeError: the options demand the native server, and it cannot be loaded.
-        NotFoundError: no server that supports the options is installed.
+        NotFoundError: no server is installed.
     """
     if options.fuse == "native":
         fuse_library()
         return "native"
-    if options.fuse == "auto" and options.incoming is None and is_built():
+    if options.fuse == "auto" and is_built():
         try:
             fuse_library()
         except NativeError as error:
@@ -141,15 +155,62 @@ async def serve_view(
     """
     if options.incoming is not None:
         await trio.to_thread.run_sync(_check_sealing, volume)
+    sealed: SealedMount
     if choose_server(options) == "native":
         from dlfs.mount.native_server import NativeMount
 
-        await NativeMount(volume, shown, path, options, kept).serve(on_ready)
-        return
-    # Imported here, because only this server needs pyfuse3.
-    from dlfs.mount.pyfuse3_server import serve_pyfuse3
+        sealed = NativeMount(volume, shown, path, options, kept)
+    else:  # imported here, because only this server needs pyfuse3
+        from dlfs.mount.pyfuse3_server import Pyfuse3Mount
 
-    await serve_pyfuse3(volume, shown, path, options, on_ready)
+        sealed = Pyfuse3Mount(volume, shown, path, options)
+    if options.incoming is None:
+        await sealed.serve(on_ready)
+        return
+    resumed = kept is not None and kept.connection.resumed
+    try:
+        await _serve_both(sealed, volume, path, options, on_ready, resumed=resumed)
+    except ExceptionGroup as group:
+        raise first_error(group) from group
+
+
+async def _serve_both(
+    sealed: SealedMount,
+    volume: Volume,
+    path: str,
+    options: MountOptions,
+    on_ready: OnReady,
+    *,
+    resumed: bool,
+) -> None:
+    """Serve sealed datasets and, once these are mounted, the staging area.
+
+    With ``resumed``, programs use the mount already, so it goes on without the staging area if that
+    cannot be mounted.
+    """
+
+    async def serve_staging(transport: str) -> None:
+        ready = False
+
+        def on_staging_ready() -> None:
+            nonlocal ready
+            ready = True
+            on_ready(path, transport)
+
+        try:
+            await serve_incoming(volume, path, options, on_staging_ready, sealed.expire_root)
+        except (DlfsError, OSError) as error:
+            if ready or not resumed:
+                raise
+            _log.error("%s: only sealed datasets are served: %s", path, error)
+            on_ready(path, transport)
+        else:
+            _log.info("%s: the staging area was unmounted", path)
+
+    async with trio.open_nursery() as nursery:
+        await sealed.serve(lambda _, transport: nursery.start_soon(serve_staging, transport))
+        # A lazy unmount of the tree took both; the staging area is served until it is not used.
+        await trio.to_thread.run_sync(detach_link, options)
 
 
 def _check_sealing(volume: Volume) -> None:

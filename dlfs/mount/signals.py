@@ -33,12 +33,13 @@ def run_until_signal(
     try:
         trio.run(run)
     except ExceptionGroup as group:
-        raise _first_error(group) from group
+        raise first_error(group) from group
 
 
-def _first_error(group: ExceptionGroup[Exception]) -> Exception:
+def first_error(group: ExceptionGroup[Exception]) -> Exception:
+    """Return the first error in a group."""
     found = group.exceptions[0]
-    return _first_error(found) if isinstance(found, ExceptionGroup) else found
+    return first_error(found) if isinstance(found, ExceptionGroup) else found
 
 
 async def _cancel_on_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:

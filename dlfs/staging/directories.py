@@ -20,7 +20,7 @@ import trio
 
 from dlfs.errors import StaleError
 from dlfs.staging import entries
-from dlfs.staging.inode_numbers import INCOMING
+from dlfs.staging.inode_numbers import ROOT
 from dlfs.staging.inode_table import Inode
 
 CACHED_MAX = 1024
@@ -91,7 +91,7 @@ class Directories:
             self.close_one(inode)
 
     def _known(self, inode: Inode) -> _OpenDirectory | None:
-        if inode.number == INCOMING:
+        if inode.number == ROOT:
             return self._root
         found = self._cached.get(inode)
         if found is not None:
@@ -105,7 +105,7 @@ class Directories:
             if not above.links:
                 raise StaleError(f"find directory {inode.number} below incoming: it was removed")
             above, name = above.links[-1]
-            names[:0] = [name, b"files"] if above.number == INCOMING else [name]
+            names[:0] = [name, b"files"] if above.number == ROOT else [name]
         start.users += 1
         try:
             descriptor = await self.run(entries.open_below, start.descriptor, names, inode.identity)

@@ -37,7 +37,10 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """New values of a file's attributes; None for those that stay."""
+    """New values of a file's attributes; None for those that stay.
+
+    With ``clears_ids``, a new size also clears the bits that set user and group.
+    """
 
     mode: int | None = None
     uid: int | None = None
@@ -45,6 +48,12 @@ class Change:
     size_bytes: int | None = None
     access_ns: int | None = None
     modify_ns: int | None = None
+    clears_ids: bool = False
+
+
+def refusal(number: int) -> OSError:
+    """Return the error with which a request is refused."""
+    return OSError(number, os.strerror(number))
 
 
 def identity_of(status: os.stat_result) -> Identity:
@@ -95,16 +104,21 @@ def open_below(directory: int, names: list[bytes], identity: Identity) -> int:
     return current
 
 
-def open_file(directory: int, name: bytes, identity: Identity, flags: int) -> int:
-    """Open a file; fail with ESTALE if it has not the expected identity."""
+def open_file(
+    directory: int, name: bytes, identity: Identity, flags: int, *, clears_ids: bool = False
+) -> int:
+    """Open a file; fail with ESTALE if it has not the expected identity.
+
+    With ``clears_ids``, truncating it clears the bits that set user and group.
+    """
     wanted = flags & _OPEN_FLAGS & ~os.O_TRUNC
     descriptor = os.open(
         name, wanted | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
     )
     try:
-        _check(os.fstat(descriptor), identity)
+        status = _check(os.fstat(descriptor), identity)
         if flags & os.O_TRUNC:
-            os.ftruncate(descriptor, 0)
+            change_opened(descriptor, status, Change(size_bytes=0, clears_ids=clears_ids))
     except OSError:
         os.close(descriptor)
         raise
@@ -112,7 +126,13 @@ def open_file(directory: int, name: bytes, identity: Identity, flags: int) -> in
 
 
 def create(
-    directory: int, name: bytes, flags: int, mode: int, owner: Owner
+    directory: int,
+    name: bytes,
+    flags: int,
+    mode: int,
+    owner: Owner,
+    *,
+    clears_ids: bool = False,
 ) -> tuple[int, os.stat_result]:
     """Create and open a file; open an existing one unless O_EXCL forbids it."""
     wanted = flags & _OPEN_FLAGS & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -122,7 +142,8 @@ def create(
         if flags & os.O_EXCL:
             raise
         status = stat_entry(directory, name)
-        descriptor = open_file(directory, name, identity_of(status), flags)
+        identity = identity_of(status)
+        descriptor = open_file(directory, name, identity, flags, clears_ids=clears_ids)
         return descriptor, os.fstat(descriptor)
     try:
         _set_owner(directory, descriptor, owner)
@@ -151,7 +172,7 @@ def make_directory(directory: int, name: bytes, mode: int, owner: Owner) -> os.s
 def make_node(directory: int, name: bytes, mode: int, owner: Owner) -> os.stat_result:
     """Make a regular file, FIFO or socket; devices are refused with EPERM."""
     if stat.S_IFMT(mode) not in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK):
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        raise refusal(errno.EPERM)
     os.mknod(name, stat.S_IFMT(mode) | 0o600, dir_fd=directory)
     try:
         with opened(directory, name) as descriptor:
@@ -247,13 +268,13 @@ def rename(
     """
     moved = stat_entry(directory, name)
     if across and moved.st_nlink > 1 and not stat.S_ISDIR(moved.st_mode):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        raise refusal(errno.EXDEV)
     replaced: int | None = None
     with suppress(FileNotFoundError):
         replaced = os.open(new, _PATH_ONLY, dir_fd=into)
     try:
         if replaced is not None and not replace:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            raise refusal(errno.EEXIST)
         os.rename(name, new, src_dir_fd=directory, dst_dir_fd=into)
     except OSError:
         if replaced is not None:
@@ -270,7 +291,7 @@ def change(directory: int, name: bytes, identity: Identity, wanted: Change) -> o
             change_opened(_proc_path(descriptor), status, wanted)
             return os.fstat(descriptor)
         if wanted.mode is not None or wanted.size_bytes is not None:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            raise refusal(errno.EOPNOTSUPP)
         if wanted.uid is not None or wanted.gid is not None:
             os.chown(name, *_owner_ids(wanted), dir_fd=directory, follow_symlinks=False)
         if wanted.access_ns is not None or wanted.modify_ns is not None:
@@ -282,6 +303,8 @@ def change_opened(file: int | str, status: os.stat_result, wanted: Change) -> No
     """Change the attributes of an open file, or of a path; ``status`` has the present ones."""
     if wanted.size_bytes is not None:
         os.truncate(file, wanted.size_bytes)
+        if wanted.clears_ids:
+            clear_ids(file, status)
     if wanted.uid is not None or wanted.gid is not None:
         os.chown(file, *_owner_ids(wanted))
     if wanted.mode is not None:
@@ -290,13 +313,25 @@ def change_opened(file: int | str, status: os.stat_result, wanted: Change) -> No
         os.utime(file, ns=_times(status, wanted))
 
 
+def clear_ids(file: int | str, status: os.stat_result) -> None:
+    """Clear the bits of a mode that set user and group, as the kernel does after a write.
+
+    The bit of the group stays without execute permission for it: it means something else then.
+    """
+    kept = stat.S_IMODE(status.st_mode) & ~stat.S_ISUID
+    if kept & stat.S_IXGRP:
+        kept &= ~stat.S_ISGID
+    if stat.S_ISREG(status.st_mode) and kept != stat.S_IMODE(status.st_mode):
+        os.chmod(file, kept)
+
+
 def change_directory(directory: int, wanted: Change) -> os.stat_result:
     """Change the attributes of a directory by its O_PATH descriptor."""
     change_opened(_proc_path(directory), os.fstat(directory), wanted)
     return os.fstat(directory)
 
 
-def write_all(descriptor: int, data: bytes, offset: int) -> int:
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> int:
     """Write all bytes. Return the number of written bytes, which is smaller on a full disk."""
     done = os.pwrite(descriptor, data, offset)
     left = memoryview(data)[done:]
@@ -318,7 +353,7 @@ def sync_directory(directory: int) -> None:
 
 def _check(status: os.stat_result, identity: Identity) -> os.stat_result:
     if identity_of(status) != identity:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        raise refusal(errno.ESTALE)
     return status
 
 

@@ -9,7 +9,8 @@ to close a file, takes less time than a thread would, so these run in the FUSE l
 - ``sealer``: makes datasets of finished directories
 
 The server removes entries itself when it has sealed a dataset. The kernel may therefore cache names
-and attributes for one second only.
+and attributes for one second only. The kernel knows files by the numbers of ``inode_table``;
+programs see the inode numbers that the files have in the staging area.
 
 ``incoming`` itself contains directories with names that new datasets may have, and nothing else.
 
@@ -23,23 +24,18 @@ import logging
 import os
 import resource
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-import pyfuse3
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext
-
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
-from dlfs.format.names import INCOMING as INCOMING_NAME
 from dlfs.format.paths import display
 from dlfs.staging import entries
 from dlfs.staging.area import StagingArea
-from dlfs.staging.attributes import entry_of, requested_change
 from dlfs.staging.directories import Directories
-from dlfs.staging.entries import Change, Owner, identity_of
-from dlfs.staging.inode_numbers import INCOMING
+from dlfs.staging.entries import Change, Owner, identity_of, refusal
+from dlfs.staging.inode_numbers import ROOT
 from dlfs.staging.inode_table import Inode, InodeTable
 from dlfs.staging.open_files import OpenFiles, is_writing
 from dlfs.staging.protocol import (
@@ -49,9 +45,8 @@ from dlfs.staging.protocol import (
     SealOptions,
 )
 from dlfs.staging.sealer import Sealer
+from dlfs.staging.wire import Entry, Listing, Opened
 from dlfs.volume import Volume
-
-NAME = INCOMING_NAME.encode()
 
 LIST_AHEAD = 64
 """Entries of a listing whose attributes are read in one worker thread call."""
@@ -64,7 +59,7 @@ _What = TypeVar("_What")
 
 
 @dataclass(eq=False)
-class _Listing:
+class _OpenDirectory:
     """An open directory, with its names when the listing began."""
 
     inode: Inode
@@ -79,8 +74,7 @@ class IncomingTree:
         area: the staging area, after ``recover``; must outlive the tree.
 
     Raises (every handler):
-        FUSEError: the request is refused with this errno.
-        OSError: a system call on the staging area failed.
+        OSError: the request is refused, or a system call on the staging area failed.
         StaleError: the file no longer exists.
     """
 
@@ -91,9 +85,9 @@ class IncomingTree:
         self.sealer = Sealer(volume, area, self._on_taken_out)
         self.files = OpenFiles(self._table, self._directories)
         self.on_gone: Callable[[bytes], None] = lambda _name: None
-        """Callback with the name of each dataset that was sealed or discarded."""
-        self._listings: dict[int, _Listing] = {}
-        self._last_listing = INCOMING
+        """Callback with the name of each dataset that was sealed or discarded, in the loop."""
+        self._listings: dict[int, _OpenDirectory] = {}
+        self._last_listing = 0
 
     def close(self) -> None:
         """Close every file and directory."""
@@ -104,45 +98,39 @@ class IncomingTree:
         """Remove the names of a dataset that has left the staging area."""
         self._table.note_removal(self._table.root, name, dataset.identity, last=True)
         self._directories.close()
-        pyfuse3.invalidate_entry_async(INCOMING, name, ignore_enoent=True)
         self.on_gone(name)
 
     # ---- names and attributes --------------------------------------------------------------------
 
-    async def lookup(self, parent: int, name: bytes, _ctx: RequestContext) -> EntryAttributes:
+    async def lookup(self, parent: int, name: bytes) -> Entry:
         """Find an entry."""
         folder = self._table.get(parent)
         if name in (b".", b".."):  # NFS handles of forgotten inodes
-            raise FUSEError(errno.ESTALE)
+            raise refusal(errno.ESTALE)
         if len(name) > COMPONENT_BYTES_MAX:
-            raise FUSEError(errno.ENAMETOOLONG)
+            raise refusal(errno.ENAMETOOLONG)
         async with self._directories.opened(folder) as directory:
             status = _stat(folder, directory, name)
         return self._found(folder, name, status)
 
-    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Note the inodes that the kernel has forgotten."""
-        for number, lookups in inode_list:
-            self._table.forget(number, lookups)
+    def forget(self, number: int, lookups: int) -> None:
+        """Note that the kernel has forgotten that many look-ups of an inode."""
+        self._table.forget(number, lookups)
 
-    async def getattr(self, number: int, _ctx: RequestContext) -> EntryAttributes:
+    async def getattr(self, number: int) -> Entry:
         """Return the attributes of an entry."""
-        return entry_of(number, await self.status(self._table.get(number)))
-
-    async def root(self) -> EntryAttributes:
-        """Return the attributes of ``incoming`` itself."""
-        return entry_of(INCOMING, await self.status(self._table.root))
+        return Entry(number, await self.status(self._table.get(number)))
 
     async def status(self, inode: Inode) -> os.stat_result:
         """Return the attributes of an inode in the staging area."""
-        if inode.number == INCOMING:
+        if inode.number == ROOT:
             return os.fstat(self._area.datasets)
         if not inode.links:
             if inode.last_status is not None:
                 return inode.last_status
             return os.fstat(self.files.of_unlinked(inode).descriptor)
         parent, name = inode.links[-1]
-        if parent.number == INCOMING:
+        if parent.number == ROOT:
             async with self._directories.opened(inode) as directory:
                 return os.fstat(directory)
         async with self._directories.opened(parent) as directory:
@@ -153,77 +141,66 @@ class IncomingTree:
     async def setattr(
         self,
         number: int,
-        attr: EntryAttributes,
-        fields: pyfuse3.SetattrFields,
+        wanted: Change,
         fh: int | None,
-        _ctx: RequestContext,
-    ) -> EntryAttributes:
+    ) -> Entry:
         """Change attributes."""
         inode = self._table.get(number)
-        wanted = requested_change(attr, fields)
         run = self._directories.run
-        if inode.number == INCOMING:
-            return entry_of(
-                number, await run(entries.change_directory, self._area.datasets, wanted)
-            )
+        if inode.number == ROOT:
+            return Entry(number, await run(entries.change_directory, self._area.datasets, wanted))
         file = self.files.get(fh)
         if file is None and not inode.links:
             file = self.files.of_unlinked(inode)
         if file is not None and (file.writable or not inode.links):
-            return entry_of(number, await run(_change_file, file.descriptor, wanted))
+            return Entry(number, await run(_change_file, file.descriptor, wanted))
         with self.sealer.changing(inode):
             parent, name = inode.links[-1]
-            if parent.number == INCOMING:
+            if parent.number == ROOT:
                 async with self._directories.opened(inode) as directory:
-                    return entry_of(number, await run(entries.change_directory, directory, wanted))
+                    return Entry(number, await run(entries.change_directory, directory, wanted))
             async with self._directories.opened(parent) as directory:
                 status = await run(entries.change, directory, name, inode.identity, wanted)
-        return entry_of(number, status)
+        return Entry(number, status)
 
-    async def readlink(self, number: int, _ctx: RequestContext) -> bytes:
+    async def readlink(self, number: int) -> bytes:
         """Return the target of a symbolic link."""
         inode = self._table.get(number)
         if not inode.links:
-            raise FUSEError(errno.ESTALE)
+            raise refusal(errno.ESTALE)
         parent, name = inode.links[-1]
         async with self._directories.opened(parent) as directory:
             return await self._directories.run(entries.read_link, directory, name)
 
-    def _found(self, parent: Inode, name: bytes, status: os.stat_result) -> EntryAttributes:
+    def _found(self, parent: Inode, name: bytes, status: os.stat_result) -> Entry:
         inode = self._table.note_lookup(
             parent, name, identity_of(status), directory=stat.S_ISDIR(status.st_mode)
         )
-        return entry_of(inode.number, status)
+        return Entry(inode.number, status)
 
     # ---- making and removing ---------------------------------------------------------------------
 
-    async def mkdir(
-        self, parent: int, name: bytes, mode: int, ctx: RequestContext
-    ) -> EntryAttributes:
+    async def mkdir(self, parent: int, name: bytes, mode: int, owner: Owner) -> Entry:
         """Make a directory; directly in ``incoming``, create a dataset."""
         folder = self._table.get(parent)
-        if parent == INCOMING:
+        if parent == ROOT:
             await self._directories.run(
-                self._area.create, name, mode=mode & 0o7777, uid=ctx.uid, gid=ctx.gid
+                self._area.create, name, mode=mode & 0o7777, uid=owner.uid, gid=owner.gid
             )
             self.sealer.forget(name)
-            return await self.lookup(parent, name, ctx)
-        return await self._make(entries.make_directory, folder, name, mode, ctx)
+            return await self.lookup(parent, name)
+        return await self._make(entries.make_directory, folder, name, mode, owner)
 
-    async def mknod(
-        self, parent: int, name: bytes, mode: int, _rdev: int, ctx: RequestContext
-    ) -> EntryAttributes:
+    async def mknod(self, parent: int, name: bytes, mode: int, owner: Owner) -> Entry:
         """Make a file, FIFO or socket."""
         return await self._make(
-            entries.make_node, self._directory_in_dataset(parent), name, mode, ctx
+            entries.make_node, self._directory_in_dataset(parent), name, mode, owner
         )
 
-    async def symlink(
-        self, parent: int, name: bytes, target: bytes, ctx: RequestContext
-    ) -> EntryAttributes:
+    async def symlink(self, parent: int, name: bytes, target: bytes, owner: Owner) -> Entry:
         """Make a symbolic link."""
         return await self._make(
-            entries.make_symlink, self._directory_in_dataset(parent), name, target, ctx
+            entries.make_symlink, self._directory_in_dataset(parent), name, target, owner
         )
 
     async def _make(
@@ -232,27 +209,23 @@ class IncomingTree:
         folder: Inode,
         name: bytes,
         what: _What,
-        ctx: RequestContext,
-    ) -> EntryAttributes:
+        owner: Owner,
+    ) -> Entry:
         with self.sealer.changing(folder):
             _check_length(folder, name)
             async with self._directories.opened(folder) as directory:
-                status = await self._directories.run(
-                    call, directory, name, what, Owner(ctx.uid, ctx.gid)
-                )
+                status = await self._directories.run(call, directory, name, what, owner)
             return self._found(folder, name, status)
 
-    async def link(
-        self, number: int, parent: int, name: bytes, _ctx: RequestContext
-    ) -> EntryAttributes:
+    async def link(self, number: int, parent: int, name: bytes) -> Entry:
         """Add a name to a file."""
         inode, folder = self._table.get(number), self._directory_in_dataset(parent)
         if not inode.links:
-            raise FUSEError(errno.ENOENT)
+            raise refusal(errno.ENOENT)
         with self.sealer.changing(inode, folder):
             # One dataset could be written while the other is sealed.
             if inode.dataset() is not folder.dataset():
-                raise FUSEError(errno.EXDEV)
+                raise refusal(errno.EXDEV)
             _check_length(folder, name)
             old_folder, old = inode.links[-1]
             async with (
@@ -264,7 +237,7 @@ class IncomingTree:
                 )
             return self._found(folder, name, status)
 
-    async def unlink(self, parent: int, name: bytes, _ctx: RequestContext) -> None:
+    async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name."""
         folder = self._directory_in_dataset(parent)
         with self.sealer.changing(folder):
@@ -273,10 +246,10 @@ class IncomingTree:
             with entries.closing(gone):
                 self._forget_name(folder, name, os.fstat(gone))
 
-    async def rmdir(self, parent: int, name: bytes, _ctx: RequestContext) -> None:
+    async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; directly in ``incoming``, an empty dataset."""
         folder = self._table.get(parent)
-        if parent == INCOMING:
+        if parent == ROOT:
             gone = _stat(folder, self._area.datasets, name)
             with self._changing_datasets(gone):
                 await self._directories.run(self._area.remove_empty, name)
@@ -296,17 +269,16 @@ class IncomingTree:
         parent_new: int,
         name_new: bytes,
         flags: int,
-        _ctx: RequestContext,
     ) -> None:
         """Rename an entry, or a dataset."""
         if flags & ~_RENAME_NOREPLACE:
-            raise FUSEError(errno.EINVAL)
+            raise refusal(errno.EINVAL)
         replace = not flags & _RENAME_NOREPLACE
-        if parent_old == parent_new == INCOMING:
+        if parent_old == parent_new == ROOT:
             await self._rename_dataset(name_old, name_new, replace=replace)
             return
-        if INCOMING in (parent_old, parent_new):  # a dataset has more than a directory
-            raise FUSEError(errno.EXDEV)
+        if ROOT in (parent_old, parent_new):  # a dataset has more than a directory
+            raise refusal(errno.EXDEV)
         old, new = self._table.get(parent_old), self._table.get(parent_new)
         with self.sealer.changing(old, new):
             _check_length(new, name_new)
@@ -335,7 +307,7 @@ class IncomingTree:
         root = self._table.root
         replaced = _stat_all(root, self._area.datasets, [new]).get(new)
         if replaced is not None and not replace:
-            raise FUSEError(errno.EEXIST)
+            raise refusal(errno.EEXIST)
         moved = _stat(root, self._area.datasets, old)
         with self._changing_datasets(*filter(None, [moved, replaced])):
             await self._directories.run(self._area.rename, old, new)
@@ -369,57 +341,57 @@ class IncomingTree:
 
     def _directory_in_dataset(self, parent: int) -> Inode:
         """Return a directory that may contain files; EPERM for ``incoming`` itself."""
-        if parent == INCOMING:
-            raise FUSEError(errno.EPERM)
+        if parent == ROOT:
+            raise refusal(errno.EPERM)
         return self._table.get(parent)
 
     # ---- files -----------------------------------------------------------------------------------
 
-    async def open(self, number: int, flags: int, _ctx: RequestContext) -> FileInfo:
-        """Open a file."""
+    async def open(self, number: int, flags: int, *, clears_ids: bool) -> Opened:
+        """Open a file. With ``clears_ids``, see ``entries.open_file``."""
         inode = self._table.get(number)
         with ExitStack() as stack:
             if is_writing(flags) or flags & os.O_TRUNC:
                 stack.enter_context(self.sealer.changing(inode))
             if not inode.links:
-                raise FUSEError(errno.ESTALE)
+                raise refusal(errno.ESTALE)
             parent, name = inode.links[-1]
             async with self._directories.opened(parent) as directory:
                 descriptor = await self._directories.run(
-                    entries.open_file, directory, name, inode.identity, flags
+                    entries.open_file, directory, name, inode.identity, flags, clears_ids=clears_ids
                 )
             return self.files.add(inode, descriptor, flags)
 
     async def create(
-        self, parent: int, name: bytes, mode: int, flags: int, ctx: RequestContext
-    ) -> tuple[FileInfo, EntryAttributes]:
-        """Create a file and open it."""
+        self, parent: int, name: bytes, mode: int, flags: int, owner: Owner, *, clears_ids: bool
+    ) -> tuple[Opened, Entry]:
+        """Create a file and open it. With ``clears_ids``, see ``entries.open_file``."""
         folder = self._directory_in_dataset(parent)
         with self.sealer.changing(folder):
             _check_length(folder, name)
             async with self._directories.opened(folder) as directory:
                 descriptor, status = await self._directories.run(
-                    entries.create, directory, name, flags, mode, Owner(ctx.uid, ctx.gid)
+                    entries.create, directory, name, flags, mode, owner, clears_ids=clears_ids
                 )
             entry = self._found(folder, name, status)
-            return self.files.add(self._table.get(entry.st_ino), descriptor, flags), entry
+            return self.files.add(self._table.get(entry.node), descriptor, flags), entry
 
     # ---- directories -----------------------------------------------------------------------------
 
-    async def opendir(self, number: int, _ctx: RequestContext) -> int:
+    async def opendir(self, number: int) -> int:
         """Open a directory to list it."""
         inode = self._table.get(number)
         self._last_listing += 1
-        self._listings[self._last_listing] = _Listing(inode, [])
+        self._listings[self._last_listing] = _OpenDirectory(inode, [])
         inode.handles.add(self._last_listing)
         return self._last_listing
 
-    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        """List a directory with the names it had when the listing began."""
+    async def readdir(self, fh: int, start: int, reply: Listing) -> None:
+        """List a directory from a position on, with the names it had when the listing began."""
         listing = self._listings[fh]
-        if not start_id:
+        if not start:
             listing.names = await self._names(listing.inode)
-        position = start_id
+        position = start
         async with self._directories.opened(listing.inode) as directory:
             while position < len(listing.names):
                 names = listing.names[position : position + LIST_AHEAD]
@@ -427,19 +399,19 @@ class IncomingTree:
                 for name in names:
                     position += 1
                     if name in found and not self._list(
-                        listing.inode, name, found[name], position, token
+                        listing.inode, name, found[name], position, reply
                     ):
                         return
 
     def _list(
-        self, folder: Inode, name: bytes, status: os.stat_result, position: int, token: ReaddirToken
+        self, folder: Inode, name: bytes, status: os.stat_result, position: int, reply: Listing
     ) -> bool:
-        """Append an entry to the kernel's buffer. Return False if the buffer is full."""
+        """Append an entry to a reply. Return False if the reply is full."""
         entry = self._found(folder, name, status)
-        if pyfuse3.readdir_reply(token, name, entry, position):
-            return True
-        self._table.forget(entry.st_ino, 1)
-        return False
+        appended = reply.append(name, entry, position)
+        if not (appended and reply.plus):
+            self._table.forget(entry.node, 1)
+        return appended
 
     async def releasedir(self, fh: int) -> None:
         """Close a directory."""
@@ -452,14 +424,14 @@ class IncomingTree:
             await self._directories.run(entries.sync_directory, directory)
 
     async def _names(self, inode: Inode) -> list[bytes]:
-        if inode.number == INCOMING:
+        if inode.number == ROOT:
             return await self._directories.run(self._area.names)
         async with self._directories.opened(inode) as directory:
             return await self._directories.run(entries.list_names, directory)
 
     # ---- extended attributes ---------------------------------------------------------------------
 
-    async def getxattr(self, number: int, name: bytes, _ctx: RequestContext) -> bytes:
+    async def getxattr(self, number: int, name: bytes) -> bytes:
         """Return the state of a dataset's sealing, or its contents, as JSON."""
         inode = self._table.get(number)
         attribute = os.fsdecode(name)
@@ -468,20 +440,16 @@ class IncomingTree:
         if attribute == XATTR_INCOMING and self._is_dataset(inode):
             found = await self._directories.run(self._area.contents, inode.links[-1][1])
             return found.encode()
-        raise FUSEError(errno.ENODATA)
+        raise refusal(errno.ENODATA)
 
-    async def listxattr(self, _inode: int, _ctx: RequestContext) -> list[bytes]:
-        """Return no names: a program that copies attributes must not copy these."""
-        return []
-
-    async def setxattr(self, number: int, name: bytes, value: bytes, _ctx: RequestContext) -> None:
+    async def setxattr(self, number: int, name: bytes, value: bytes) -> None:
         """Seal or discard a dataset."""
         inode = self._table.get(number)
         attribute = os.fsdecode(name)
         if attribute not in (XATTR_SEAL, XATTR_DISCARD):
-            raise FUSEError(errno.EOPNOTSUPP)
+            raise refusal(errno.EOPNOTSUPP)
         if not self._is_dataset(inode):
-            raise FUSEError(errno.EINVAL)
+            raise refusal(errno.EINVAL)
         inode.last_status = await self.status(inode)
         if attribute == XATTR_SEAL:
             options = SealOptions.decode(value)
@@ -489,12 +457,12 @@ class IncomingTree:
         else:
             await self.sealer.discard(inode, lambda: self._find_obstacle(inode))
 
-    async def removexattr(self, _inode: int, _name: bytes, _ctx: RequestContext) -> None:
-        """Fail: there is no attribute to remove."""
-        raise FUSEError(errno.ENODATA)
+    def space(self) -> os.statvfs_result:
+        """Return the space of the file system that the staging area lies on."""
+        return os.statvfs(self._area.datasets)
 
     def _is_dataset(self, inode: Inode) -> bool:
-        return bool(inode.links) and inode.links[-1][0].number == INCOMING
+        return bool(inode.links) and inode.links[-1][0].number == ROOT
 
     def _seal_status(self, inode: Inode) -> bytes | None:
         ended = self.sealer.ended(inode)
@@ -536,7 +504,7 @@ def _raise_descriptor_limit() -> None:
 
 def _stat(folder: Inode, directory: int, name: bytes) -> os.stat_result:
     """Return the attributes of an entry; for a dataset, those of its directory ``files``."""
-    if folder.number != INCOMING:
+    if folder.number != ROOT:
         return entries.stat_entry(directory, name)
     with entries.opened(directory, name) as wrapper:
         return entries.stat_entry(wrapper, b"files")
@@ -559,7 +527,7 @@ def _change_file(descriptor: int, wanted: Change) -> os.stat_result:
 def _check_length(folder: Inode, name: bytes) -> None:
     """Refuse a path that is too long for a sample."""
     if len(name) > COMPONENT_BYTES_MAX:
-        raise FUSEError(errno.ENAMETOOLONG)
+        raise refusal(errno.ENAMETOOLONG)
     below_dataset = folder.path.partition(b"/")[2]
     if len(below_dataset) + 1 + len(name) > PATH_BYTES_MAX:
-        raise FUSEError(errno.ENAMETOOLONG)
+        raise refusal(errno.ENAMETOOLONG)

@@ -5,9 +5,9 @@
     63        48 47      36 35                                 0
     | dataset   | depth    | index                             |
 
-- dataset: number of the dataset in this mount, from 1. Number 0 has the root and everything below
-  ``incoming``, which belong to no sealed dataset. A number is never used for a second dataset,
-  because the kernel may remember files of the first one as long as the mount exists.
+- dataset: number of the dataset in this mount, from 1. Number 0 has the root and ``incoming``,
+  which belong to no dataset. A number is never used for a second dataset, because the kernel may
+  remember files of the first one as long as the mount exists.
 - index: a sample of the dataset.
 - depth: 0 for the file of that sample. Depth d >= 1 is a directory: the first d-1 components of the
   sample's path. The sample is the first one below the directory, so each directory has one number;
@@ -15,10 +15,6 @@
 
 A number says everything about its file, so the server need not remember the files that the kernel
 has seen, and ``forget`` costs nothing.
-
-Files below ``incoming`` are not sealed and have no sample index. They get consecutive numbers from
-``INCOMING`` on: dataset 0 at a depth over 0, where no sealed file can be. File handles below
-``incoming`` come from the same range, so one comparison routes a request.
 
 Source: pyfuse3 documentation, "Operations.lookup": numbers must be unique while the kernel knows
 them.
@@ -42,7 +38,7 @@ FILE_DEPTH = 0
 DATASET_DEPTH = 1
 
 INCOMING = 1 << INDEX_BITS
-"""Inode number of the directory ``incoming``; files below it have higher numbers."""
+"""Inode number of ``incoming``, over which the staging area is mounted."""
 
 _DEPTH_SHIFT = INDEX_BITS
 _DATASET_SHIFT = INDEX_BITS + DEPTH_BITS
@@ -64,8 +60,3 @@ def pack(dataset: int, depth: int, index: int) -> int:
 def unpack(inode: int) -> InodeParts:
     """Return the parts of an inode number; the root's are (0, 0, 1)."""
     return InodeParts(inode >> _DATASET_SHIFT, inode >> _DEPTH_SHIFT & DEPTH_MAX, inode & INDEX_MAX)
-
-
-def is_incoming(number: int) -> bool:
-    """Return True if an inode number or a file handle lies below ``incoming``."""
-    return INCOMING <= number < 1 << _DATASET_SHIFT

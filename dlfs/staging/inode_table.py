@@ -17,7 +17,7 @@ import os
 from typing import Any
 
 from dlfs.errors import StaleError
-from dlfs.staging.inode_numbers import INCOMING
+from dlfs.staging.inode_numbers import ROOT
 
 Identity = tuple[int, int]
 """Device and inode number of a file on the staging area's file system."""
@@ -34,10 +34,13 @@ class Inode:
         children: links of other inodes in this directory.
         handles: open file and directory handles.
         last_status: attributes of a removed directory, which programs may still have open.
+        backing: file to which the kernel passes reads and writes of the open handles through; 0 if
+            they come to the server.
     """
 
     __slots__ = (
         "__weakref__",
+        "backing",
         "children",
         "handles",
         "identity",
@@ -55,6 +58,7 @@ class Inode:
         self.children = 0
         self.handles: set[Any] = set()
         self.last_status: os.stat_result | None = None
+        self.backing = 0
 
     @property
     def path(self) -> bytes:
@@ -84,7 +88,7 @@ class Inode:
         inode = self
         while inode.links:
             parent = inode.links[-1][0]
-            if parent.number == INCOMING:
+            if parent.number == ROOT:
                 return inode
             inode = parent
         raise StaleError(f"find file {self.number} below incoming: it was removed or sealed")
@@ -98,10 +102,10 @@ class InodeTable:
     """
 
     def __init__(self, identity: Identity) -> None:
-        self.root = Inode(INCOMING, identity)
-        self._by_number = {INCOMING: self.root}
+        self.root = Inode(ROOT, identity)
+        self._by_number = {ROOT: self.root}
         self._by_identity = {identity: self.root}
-        self._last_number = INCOMING
+        self._last_number = ROOT
 
     def __len__(self) -> int:
         return len(self._by_number)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from dataclasses import dataclass
 
 import trio
-from pyfuse3 import FileInfo, FUSEError
 
 from dlfs.staging import entries
 from dlfs.staging.directories import Directories
-from dlfs.staging.inode_numbers import INCOMING
 from dlfs.staging.inode_table import Inode, InodeTable
+from dlfs.staging.wire import Backing, Opened
 
 ROUND_SECONDS = 0.1
 ROUNDS = 20
@@ -53,7 +53,9 @@ class OpenFiles:
         self._table = table
         self._run = directories.run
         self._files: dict[int, OpenFile] = {}
-        self._last_handle = INCOMING
+        self._last_handle = 0
+        self.backing = Backing()
+        """Registers files with the kernel; replaced when the kernel offers that."""
 
     def close(self) -> None:
         """Close all files, even if programs still use them."""
@@ -61,13 +63,20 @@ class OpenFiles:
             os.close(file.descriptor)
         self._files.clear()
 
-    def add(self, inode: Inode, descriptor: int, flags: int) -> FileInfo:
-        """Add a handle for a file that was opened with these flags."""
+    def add(self, inode: Inode, descriptor: int, flags: int) -> Opened:
+        """Add a handle for a file that was opened with these flags.
+
+        The kernel demands that all handles of a file are passed through, or none. A write to a file
+        that sets user or group must clear these bits, so it comes to the server.
+        """
+        if not inode.handles:
+            sets_ids = os.fstat(descriptor).st_mode & (stat.S_ISUID | stat.S_ISGID)
+            inode.backing = 0 if sets_ids else self.backing.open(descriptor)
         self._last_handle += 1
         file = OpenFile(inode, descriptor, is_writing(flags))
         self._files[self._last_handle] = file
         inode.handles.add(file)
-        return FileInfo(fh=self._last_handle)
+        return Opened(self._last_handle, inode.backing)
 
     def get(self, fh: int | None) -> OpenFile | None:
         """Return the file of a handle."""
@@ -77,12 +86,12 @@ class OpenFiles:
         """Return a handle on a file that has no name any more.
 
         Raises:
-            FUSEError: ESTALE: no handle on it is open.
+            OSError: ESTALE: no handle on it is open.
         """
         for handle in inode.handles:
             if isinstance(handle, OpenFile):
                 return handle
-        raise FUSEError(errno.ESTALE)
+        raise entries.refusal(errno.ESTALE)
 
     async def writer_in(self, dataset: Inode) -> OpenFile | None:
         """Return a file of a dataset that stays open for writing for a while, or None."""
@@ -105,14 +114,20 @@ class OpenFiles:
         """Read from a file."""
         return await self._run(os.pread, self._files[fh].descriptor, size, off)
 
-    async def write(self, fh: int, off: int, buf: bytes) -> int:
-        """Write to a file."""
-        return await self._run(entries.write_all, self._files[fh].descriptor, buf, off)
+    async def write(self, fh: int, off: int, buf: bytes | memoryview, *, clears_ids: bool) -> int:
+        """Write to a file. With ``clears_ids``, clear the bits that set user and group."""
+        descriptor = self._files[fh].descriptor
+        if clears_ids:
+            entries.clear_ids(descriptor, os.fstat(descriptor))
+        return await self._run(entries.write_all, descriptor, buf, off)
 
     async def release(self, fh: int) -> None:
         """Close a file."""
         file = self._files.pop(fh)
         self._table.note_close(file.inode, file)
+        if not file.inode.handles:
+            self.backing.close(file.inode.backing)
+            file.inode.backing = 0
         os.close(file.descriptor)
 
     async def fsync(self, fh: int, datasync: bool) -> None:

@@ -22,7 +22,6 @@ from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
 
 import trio
-from pyfuse3 import FUSEError
 
 from dlfs.errors import ClosedError, DlfsError
 from dlfs.format.paths import display
@@ -30,6 +29,7 @@ from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import ImportReport, import_dataset
 from dlfs.ingest.progress import Progress
 from dlfs.staging.area import StagingArea
+from dlfs.staging.entries import refusal
 from dlfs.staging.inode_table import Inode
 from dlfs.staging.protocol import SealOptions, SealStatus, StagedContents
 from dlfs.store.info import DatasetInfo
@@ -99,12 +99,12 @@ class Sealer:
         """Run a block that changes the datasets of some inodes.
 
         Raises:
-            FUSEError: EBUSY: one of the datasets is being sealed.
+            OSError: EBUSY: one of the datasets is being sealed.
             StaleError: one of the inodes lies in no dataset any more.
         """
         datasets = [self._dataset(_name(inode)) for inode in inodes]
         if any(dataset.status.state != OPEN for dataset in datasets):
-            raise FUSEError(errno.EBUSY)
+            raise refusal(errno.EBUSY)
         for dataset in datasets:
             dataset.changes += 1
         try:
@@ -142,7 +142,7 @@ class Sealer:
                 change is under way.
 
         Raises:
-            FUSEError: EBUSY: it is being sealed already, or it has an obstacle, which the status
+            OSError: EBUSY: it is being sealed already, or it has an obstacle, which the status
                 names.
         """
         dataset = await self._freeze(inode, "seal", find_obstacle)
@@ -155,7 +155,7 @@ class Sealer:
         """Remove a dataset from the staging area without sealing it.
 
         Raises:
-            FUSEError: EBUSY: it is being sealed, or a file in it is open for writing.
+            OSError: EBUSY: it is being sealed, or a file in it is open for writing.
         """
         dataset = await self._freeze(inode, "discard", find_obstacle)
         try:
@@ -173,20 +173,20 @@ class Sealer:
         dataset = self._dataset(_name(inode))
         before = dataset.status.state
         if before not in (OPEN, UNDECIDED):
-            raise FUSEError(errno.EBUSY)
+            raise refusal(errno.EBUSY)
         dataset.status = SealStatus(WAITING)
         while dataset.changes:
             dataset.idle = trio.Event()
             await dataset.idle.wait()
             dataset.idle = None
         if dataset.name != _name(inode):
-            raise FUSEError(errno.EBUSY)  # it was renamed meanwhile
+            raise refusal(errno.EBUSY)  # it was renamed meanwhile
         reason = await find_obstacle()
         if reason is not None:
             dataset.status = SealStatus(
                 before, error=f"{action} {display(dataset.name)!r}: {reason}"
             )
-            raise FUSEError(errno.EBUSY)
+            raise refusal(errno.EBUSY)
         return dataset
 
     # ---- in the background -----------------------------------------------------------------------

@@ -27,7 +27,7 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 5u
+#define DLFS_FUSE_VERSION 6u
 #define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
@@ -66,6 +66,8 @@ typedef struct dlfs_fuse_config {
     int32_t kernel;   /* descriptor of /dev/fuse, mounted by the owner; -1: mount it here */
     const uint8_t *init; /* the kernel's INIT request, which the owner has read from there */
     uint64_t init_bytes;
+    const char *incoming_link; /* target of the symbolic link `incoming` in the root; NULL: if the
+                                  root has `incoming`, it is an empty directory */
 } dlfs_fuse_config;
 
 /*
@@ -103,7 +105,7 @@ DLFS_API int dlfs_fuse_uring(dlfs_fuse *fuse);
 /* ---- upcalls --------------------------------------------------------------------------------- */
 
 /* Kinds of upcalls, and the fields of the reply that the owner sets. */
-#define DLFS_FUSE_UPCALL_LOOKUP 1u       /* find the dataset of a name: dataset */
+#define DLFS_FUSE_UPCALL_LOOKUP 1u       /* find the dataset of a name: dataset; 0: `incoming` */
 #define DLFS_FUSE_UPCALL_ROOT_TIME 2u    /* modification time of the root: modified_ns */
 #define DLFS_FUSE_UPCALL_LIST_ROOT 3u    /* call dlfs_fuse_set_root_listing, then reply */
 #define DLFS_FUSE_UPCALL_STATFS 4u       /* capacity_bytes, free_bytes, sample_count */
@@ -177,8 +179,8 @@ DLFS_API int dlfs_fuse_await_reader(dlfs_fuse *fuse, uint32_t number, int wait);
 DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number);
 /*
  * Sets the entries that the root directory lists, in this order. The i-th name (each ends with NUL)
- * is the dataset numbers[i]. If the listing has changed, the kernel drops its cached one. -EINVAL,
- * -ENOMEM.
+ * is the dataset numbers[i], or `incoming` if that is 0. If the listing has changed, the kernel
+ * drops its cached one. -EINVAL, -ENOMEM.
  */
 DLFS_API int dlfs_fuse_set_root_listing(dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
                                         const uint32_t *numbers, uint32_t entry_count);

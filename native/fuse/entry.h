@@ -10,6 +10,9 @@
 
 /* Sets the attributes of the root. An upcall gives its time. Returns 0 or an errno > 0. */
 int entry_set_root(struct dlfs_fuse *fuse, struct fuse_entry_param *entry);
+/* Sets the attributes of `incoming`, which never change: the directory that the owner mounts the
+ * staging area over, or a link to where it is mounted. */
+void entry_set_incoming(const struct dlfs_fuse *fuse, struct fuse_entry_param *entry);
 void entry_set_directory(const struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
                          struct tree_node node, struct fuse_entry_param *entry);
 /* Sets the attributes of a file or directory of an open dataset. ESTALE: no such sample. */

@@ -91,8 +91,10 @@ struct dlfs_fuse {
     struct receivers receivers;
     struct upcall_queue upcalls;
     struct counters counters;
-    _Atomic int uring; /* what dlfs_fuse_uring returns */
-    uint64_t init;     /* ID of the INIT request */
+    _Atomic int uring;   /* what dlfs_fuse_uring returns */
+    uint64_t init;       /* ID of the INIT request */
+    int64_t started_ns;  /* since 1970 */
+    char *incoming_link; /* target of the link `incoming`; NULL: an empty directory */
     struct readahead_thread
         readahead_thread;        /* runs while the kernel sends requests over io_uring */
     struct rings *_Atomic rings; /* NULL: all requests come through /dev/fuse */

@@ -25,6 +25,10 @@ static int set_attributes(struct dlfs_fuse *fuse, fuse_ino_t number, struct fuse
     if (number == ROOT_INODE) {
         return entry_set_root(fuse, entry);
     }
+    if (number == INCOMING_INODE) {
+        entry_set_incoming(fuse, entry);
+        return 0;
+    }
     if (inode.node.depth != FILE_DEPTH) { /* needs no open dataset */
         error = dataset_find(&fuse->datasets, inode.dataset, &dataset);
         if (error == 0) {
@@ -49,6 +53,16 @@ void handle_getattr(fuse_req_t request, fuse_ino_t number, struct fuse_file_info
         (void)fuse_reply_err(request, error);
     } else {
         (void)fuse_reply_attr(request, &entry.attr, entry.attr_timeout);
+    }
+}
+
+void handle_readlink(fuse_req_t request, fuse_ino_t number)
+{
+    const char *target = fuse_of(request)->incoming_link;
+    if (number == INCOMING_INODE && target != NULL) {
+        (void)fuse_reply_readlink(request, target);
+    } else {
+        (void)fuse_reply_err(request, EINVAL);
     }
 }
 
@@ -105,6 +119,10 @@ void handle_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
         root_lookup(request, name);
         return;
     }
+    if (parent == INCOMING_INODE) {
+        entry_reply_absent(request, FOREVER_SECONDS);
+        return;
+    }
     int error = dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
         (void)fuse_reply_err(request, error);
@@ -157,6 +175,10 @@ static void read_directory(fuse_req_t request, fuse_ino_t number, size_t bytes, 
     bytes = bytes < REPLY_BYTES_MAX ? bytes : REPLY_BYTES_MAX;
     if (number == ROOT_INODE) {
         root_readdir(request, bytes, position, plus);
+        return;
+    }
+    if (number == INCOMING_INODE) {
+        (void)fuse_reply_buf(request, NULL, 0);
         return;
     }
     char *reply = malloc(bytes);

@@ -155,6 +155,7 @@ const struct fuse_lowlevel_ops OPERATIONS = {
     .init = handle_init,
     .lookup = handle_lookup,
     .getattr = handle_getattr,
+    .readlink = handle_readlink,
     .open = handle_open,
     .read = handle_read,
     .opendir = handle_opendir,

@@ -31,6 +31,10 @@ static int find_dataset(struct dlfs_fuse *fuse, const char *name, struct fuse_en
     upcall.request.name_bytes = (uint32_t)strlen(name);
     memcpy(upcall.request.name, name, upcall.request.name_bytes);
     int error = upcall_send(&fuse->upcalls, &upcall);
+    if (error == 0 && upcall.reply.dataset == 0) {
+        entry_set_incoming(fuse, entry);
+        return 0;
+    }
     if (error == 0) {
         error = dataset_find(&fuse->datasets, upcall.reply.dataset, &dataset);
     }
@@ -150,6 +154,21 @@ int root_set_listing(struct dlfs_fuse *fuse, const uint8_t *names, uint64_t name
     return 0;
 }
 
+/* Sets the attributes of an entry; 0 is `incoming`. Returns false if there is no such dataset. */
+static bool set_entry(struct dlfs_fuse *fuse, uint32_t number, struct fuse_entry_param *entry)
+{
+    struct dataset_entry *dataset;
+    if (number == 0) {
+        entry_set_incoming(fuse, entry);
+        return true;
+    }
+    if (dataset_find(&fuse->datasets, number, &dataset) != 0) {
+        return false;
+    }
+    entry_set_directory(fuse, dataset, TOP, entry);
+    return true;
+}
+
 /* Fills a reply with entries from index `first` on; the caller has the lock. Returns its bytes. */
 static size_t fill_reply(fuse_req_t request, const struct root_listing *listing, uint32_t first,
                          char *reply, size_t bytes, bool plus)
@@ -159,11 +178,9 @@ static size_t fill_reply(fuse_req_t request, const struct root_listing *listing,
     size_t used = 0;
     for (uint32_t i = 0; i < listing->count; i++, name += strlen(name) + 1) {
         struct fuse_entry_param entry;
-        struct dataset_entry *dataset;
-        if (i < first || dataset_find(&fuse->datasets, listing->datasets[i], &dataset) != 0) {
+        if (i < first || !set_entry(fuse, listing->datasets[i], &entry)) {
             continue;
         }
-        entry_set_directory(fuse, dataset, TOP, &entry);
         off_t next = (off_t)listing->number << LISTING_SHIFT | (off_t)(i + 1);
         size_t more = entry_append(request, reply + used, bytes - used, name, &entry, next, plus);
         if (more > bytes - used) {

@@ -240,6 +240,8 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     fuse->config = *config;
     fuse->config.mountpoint = fuse->config.options = NULL;
     fuse->config.init = NULL;
+    fuse->config.incoming_link = NULL;
+    fuse->started_ns = (int64_t)clock_read_ns(CLOCK_REALTIME);
     atomic_init(&fuse->uring, CUSTOM_IO ? -EINPROGRESS : -ENOSYS);
     (void)pthread_mutex_init(&fuse->lock, NULL);
     (void)pthread_mutex_init(&fuse->listings_lock, NULL);
@@ -250,6 +252,12 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     receivers_init(&fuse->receivers, config->busy_poll_us);
     upcall_queue_init(&fuse->upcalls, &fuse->receivers);
     dataset_table_init(&fuse->datasets, &fuse->upcalls);
+    if (config->incoming_link != NULL) {
+        fuse->incoming_link = strdup(config->incoming_link);
+        if (fuse->incoming_link == NULL) {
+            return -ENOMEM;
+        }
+    }
     return file_cache_create(config->cache_bytes, &fuse->cache);
 }
 
@@ -328,6 +336,7 @@ DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
         fuse_session_destroy(fuse->session);
     }
     root_free_listings(fuse);
+    free(fuse->incoming_link);
     file_cache_destroy(fuse->cache);
     dataset_table_destroy(&fuse->datasets);
     upcall_queue_destroy(&fuse->upcalls);

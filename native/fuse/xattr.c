@@ -46,7 +46,7 @@ void handle_getxattr(fuse_req_t request, fuse_ino_t number, const char *name, si
     struct dataset_entry *dataset = NULL;
     int value_bytes = 0;
     int error =
-        number == ROOT_INODE ? ENODATA : dataset_find(&fuse->datasets, inode.dataset, &dataset);
+        inode.dataset == 0 ? ENODATA : dataset_find(&fuse->datasets, inode.dataset, &dataset);
     bool version = inode.node.depth <= DATASET_DEPTH && strcmp(name, XATTR_VERSION) == 0;
     if (error == 0 && version) {
         value_bytes = snprintf(value, sizeof value, "%" PRIu32, dataset->info.version);
@@ -70,10 +70,10 @@ void handle_listxattr(fuse_req_t request, fuse_ino_t number, size_t bytes)
     struct dlfs_fuse *fuse = fuse_of(request);
     struct inode inode = inode_unpack(number);
     struct dataset_entry *dataset;
-    int error = number == ROOT_INODE ? 0 : dataset_find(&fuse->datasets, inode.dataset, &dataset);
+    int error = inode.dataset == 0 ? 0 : dataset_find(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
         (void)fuse_reply_err(request, error);
-    } else if (number == ROOT_INODE || inode.node.depth > DATASET_DEPTH) {
+    } else if (inode.dataset == 0 || inode.node.depth > DATASET_DEPTH) {
         reply_value(request, "", 0, bytes);
     } else if (inode.node.depth == DATASET_DEPTH) {
         reply_value(request, XATTR_VERSION, sizeof XATTR_VERSION, bytes);

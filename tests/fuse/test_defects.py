@@ -23,6 +23,7 @@ from dlfs.mount.options import MountOptions
 from dlfs.mount.server import serve_view
 from dlfs.mount.view import ShownVolume
 from dlfs.staging import entries
+from dlfs.staging.wire import Backing
 from tests.fuse.mounting import SECONDS_MAX, errno_of, served_by
 
 pytestmark = pytest.mark.fuse
@@ -84,6 +85,7 @@ def test_a_defect_of_a_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(entries, "write_all", fail)
+    monkeypatch.setattr(Backing, "open", lambda *_: 0)  # so that the server gets the write
     directory = tmp_path / "mnt"
     options = MountOptions(incoming=str(tmp_path / "staging"))
     with dlfs.open(str(own_volume)) as volume, served(volume, volume, directory, options):

@@ -163,6 +163,26 @@ def test_what_a_program_has_open_goes_on(mount: Mount) -> None:
         os.close(descriptor)
 
 
+def test_incoming_is_mounted_again(mount: Mount, tmp_path: Path) -> None:
+    options = {"fuse": "native", "incoming": str(tmp_path / "staging")}
+    with mounted(mount.volume, tmp_path / "both", tmp_path / "log2", **options) as both:
+        new = both / "incoming/new"
+        new.mkdir()
+        (new / "a").write_bytes(b"a")
+        opened = os.open(both / "train/d1/007", os.O_RDONLY)
+        with (new / "b").open("wb", buffering=0) as file:
+            file.write(b"b")
+            kill_server(both, parent_of(both.pid))
+            drop_caches()
+            assert os.pread(opened, 6000, 0) == FILES[b"d1/007"]
+            wait_for(lambda: errno_of(lambda: os.listdir(new)) == 0, "the next file system")
+            assert errno_of(lambda: os.fstat(file.fileno())) in (0, errno.ENOTCONN)
+        os.close(opened)
+        assert {file.name: file.read_bytes() for file in new.iterdir()} == {"a": b"a", "b": b"b"}
+        assert run_cli("seal", both.directory, "new").returncode == 0
+        assert (both / "new/b").read_bytes() == b"b"
+
+
 @pytest.mark.parametrize("of_keeper", [True, False])
 def test_sigterm_unmounts(mount: Mount, of_keeper: bool) -> None:
     keeper = parent_of(mount.pid)

@@ -174,9 +174,7 @@ def test_a_server_that_ends_late_leaves_the_next_mount(
 def test_the_choice() -> None:
     assert choose_server(MountOptions()) == "native"
     assert choose_server(MountOptions(fuse="pyfuse3")) == "pyfuse3"
-    assert choose_server(MountOptions(incoming="/staging")) == "pyfuse3"
-    with pytest.raises(UsageError, match="--incoming"):
-        MountOptions(fuse="native", incoming="/staging")
+    assert choose_server(MountOptions(incoming="/staging")) == "native"
     with pytest.raises(UsageError, match="'other'"):
         MountOptions(fuse="other")
 

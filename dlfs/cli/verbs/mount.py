@@ -20,8 +20,8 @@ FuseOption = Annotated[
     typer.Option(
         "--fuse",
         metavar="SERVER",
-        help="Server of the mount: 'native' (several threads of C; needs libfuse3; sealed datasets "
-        "only), 'pyfuse3' (the reference; required for --incoming), or 'auto': native if possible.",
+        help="Server of the sealed datasets: 'native' (several threads of C; needs libfuse3), "
+        "'pyfuse3' (the reference), or 'auto': native if possible.",
     ),
 ]
 BusyPollOption = Annotated[

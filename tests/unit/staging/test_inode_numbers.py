@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from dlfs.staging.inode_numbers import (
     DATASET_MAX,
     DEPTH_MAX,
+    INCOMING,
     INDEX_MAX,
     ROOT,
     InodeParts,
@@ -21,5 +22,5 @@ def test_round_trip(dataset: int, depth: int, index: int) -> None:
     assert 1 < inode < 1 << 64
 
 
-def test_root_is_in_no_dataset() -> None:
-    assert unpack(ROOT).dataset == 0
+def test_root_and_incoming_are_in_no_dataset() -> None:
+    assert unpack(ROOT).dataset == unpack(INCOMING).dataset == 0

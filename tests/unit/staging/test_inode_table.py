@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlfs.errors import StaleError
-from dlfs.staging.inode_numbers import INCOMING, ROOT, is_incoming, pack
+from dlfs.staging.inode_numbers import ROOT
 from dlfs.staging.inode_table import InodeTable
 
 
@@ -14,12 +14,10 @@ def table() -> InodeTable:
     return InodeTable((1, 1))
 
 
-def test_ranges_of_numbers(table: InodeTable) -> None:
+def test_numbers(table: InodeTable) -> None:
     inode = table.note_lookup(table.root, b"x", (1, 2), directory=True)
-    assert is_incoming(INCOMING)
-    assert is_incoming(inode.number)
-    assert not is_incoming(ROOT)
-    assert not is_incoming(pack(1, 0, 0))
+    assert table.get(ROOT) is table.root
+    assert inode.number == ROOT + 1
 
 
 def test_two_names_are_one_node(table: InodeTable) -> None:
