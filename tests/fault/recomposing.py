@@ -8,7 +8,6 @@ When standard input ends, all of them are ended.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import mmap
@@ -158,22 +157,12 @@ def file_memory() -> mmap.mmap:
 
 
 def read_file(path: bytes, memory: mmap.mmap) -> bytes:
-    """Read a file into memory that O_DIRECT takes.
-
-    A mount that opens a moved dataset anew while the storage node is down reports it once.
-    """
-    deadline = time.monotonic() + ABSENT_S
-    while True:
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            try:
-                return memory[: os.readv(file, [memory])]
-            finally:
-                os.close(file)
-        except OSError as error:
-            passing = (errno.ENOENT, errno.ENXIO, errno.ESTALE)
-            if error.errno not in passing or time.monotonic() > deadline:
-                raise
+    """Read a file into memory that O_DIRECT takes."""
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        return memory[: os.readv(file, [memory])]
+    finally:
+        os.close(file)
 
 
 def epochs_of(kind: str, uri: str, seed: int) -> Iterator[None]:

@@ -17,8 +17,10 @@ import random
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +29,7 @@ import pytest
 import dlfs
 from dlfs.block import open_device
 from dlfs.errors import DeviceError
+from dlfs.mount.native_server import THREADS_MAX
 from dlfs.service.client import attach, detach
 from dlfs.units import KIB, MIB
 from tests.fault.recomposing import (
@@ -41,7 +44,7 @@ from tests.fault.recomposing import (
 from tests.fuse.mounting import mounted
 from tests.nvmet.guest import free_port
 from tests.nvmet.volumes import assert_whole, read_epoch
-from tests.service.serving import Service, wait_for
+from tests.service.serving import SECONDS_MAX, Service, wait_for
 from tests.spdk.target import Namespace as SpdkNamespace
 from tests.spdk.target import SpdkTarget
 from tests.support.nvme import AnaState, Namespace, ScriptedTarget, Settings, Subsystem
@@ -59,7 +62,7 @@ TIMES = {"connect_ms": 5_000}
 DESCRIPTORS_MORE = 4
 """Descriptors by which two counts of the same process may differ: those of one more device."""
 WORKERS_MAX = 40
-"""Threads that the service and the mount start when they are needed, and do not end soon."""
+"""Threads that the service starts when they are needed. Unused ones end after 10 s."""
 RESIDENT_MORE_BYTES = 24 * MIB
 
 pytestmark = [
@@ -335,6 +338,67 @@ def write_sets(uri: str, label: str, numbers: Sequence[int]) -> None:
                     writer.add(path, data)
 
 
+class Servers:
+    """A node service and a mount of the volume.
+
+    Args:
+        stack: ends them.
+        uri: a member of the volume.
+        folder: folder for their files; is created.
+    """
+
+    def __init__(self, stack: ExitStack, uri: str, folder: Path) -> None:
+        folder.mkdir()
+        self.service = Service([uri], folder / "s.sock", "--cache", "1MiB")
+        stack.callback(self.service.close)
+        self.service.wait_ready()
+        self.mount = stack.enter_context(
+            mounted(uri, folder / "mnt", folder / "log", cache_bytes=64 * KIB, busy_poll_us=0)
+        )
+        self._memory = file_memory()
+
+    def read_all(self, *, alone: bool = False) -> None:
+        """Read all datasets through the mount, and through the service, which closes others.
+
+        Args:
+            alone: True if the service has no other client.
+        """
+        for number in reversed(range(SETS)):
+            self._read_files(number)
+            with (
+                dlfs.connect(self.service.uri, volume="main") as volume,
+                volume[name_of(number)] as dataset,
+            ):
+                assert_whole(read_epoch(dataset, 1), samples_of(number))
+            if alone:  # a dataset that is in use stays open when the next one is opened
+                wait_for(lambda: not self._datasets_in_use(), "the end of the client's session")
+
+    def _datasets_in_use(self) -> int:
+        return sum(dataset["users"] > 0 for dataset in self.service.snapshot()["datasets"])
+
+    def _read_files(self, number: int) -> None:
+        folder = os.fsencode(self.mount / name_of(number))
+        for path, data in samples_of(number).items():
+            assert read_file(os.path.join(folder, path), self._memory) == data
+
+    def usage(self) -> dict[str, Usage]:
+        """Return the resources of both."""
+        return {"service": Usage.of(self.service.pid), "mount": Usage.of(self.mount.pid)}
+
+    def descriptors(self) -> dict[str, Counter[str]]:
+        """Return the number of open files of each name, of both."""
+        return {"service": open_files(self.service.pid), "mount": open_files(self.mount.pid)}
+
+
+def open_files(pid: int) -> Counter[str]:
+    """Return the number of open files of a process by name; sockets and pipes have none."""
+    names: Counter[str] = Counter()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names[os.path.basename(os.readlink(link)).partition(":[")[0]] += 1
+    return names
+
+
 class World:
     """A volume, the service and the mount of it, and its readers."""
 
@@ -345,24 +409,17 @@ class World:
             os.truncate(file, SIZE)
         write_sets(self.files[0], "main", range(SETS))
         write_sets(node.uri(3), "other", [SETS])
-        self.service = Service([self.files[0]], folder / "s.sock", "--cache", "1MiB")
-        stack.callback(self.service.close)
-        self.service.wait_ready()
-        self.mount = stack.enter_context(
-            mounted(
-                self.files[0], folder / "mnt", folder / "log", cache_bytes=64 * KIB, busy_poll_us=0
-            )
-        )
+        self.servers = Servers(stack, self.files[0], folder / "servers")
         self.readers = Readers()
         stack.callback(self.readers.close)
-        self._memory = file_memory()
-        self.rounds = Rounds(SEED, node, self.files, self.service)
+        self.rounds = Rounds(SEED, node, self.files, self.servers.service)
 
     def start_readers(self) -> list[str]:
         """Start the readers, and return their names."""
+        service = self.servers.service.uri
         kinds = {"local": self.files[0], "local-anew": self.files[0]}
-        kinds |= {"client": self.service.uri, "client-anew": self.service.uri}
-        kinds |= {"files": str(self.mount.directory)}
+        kinds |= {"client": service, "client-anew": service}
+        kinds |= {"files": str(self.servers.mount.directory)}
         names = [*kinds, "client-anew-2", "client-anew-3"]
         for name in names:
             kind = name.rstrip("-0123456789")
@@ -373,40 +430,51 @@ class World:
         """Have every process that reads open the volume on its first device alone."""
         for file in reversed(self.files):
             self.rounds.move_to(file)
-            self.read_all()
+            self.servers.read_all(alone=not names)
             self.readers.read_on(names, 2)
 
-    def read_all(self) -> None:
-        """Read all datasets through the mount, and through the service, which closes others."""
-        for number in reversed(range(SETS)):
-            self.read_files(number)
-            with (
-                dlfs.connect(self.service.uri, volume="main") as volume,
-                volume[name_of(number)] as dataset,
-            ):
-                assert_whole(read_epoch(dataset, 1), samples_of(number))
 
-    def servers(self) -> dict[str, Usage]:
-        """Return what the service and the mount use, once they have nothing else to do."""
-        self.read_all()
-        return {"service": Usage.of(self.service.pid), "mount": Usage.of(self.mount.pid)}
-
-    def read_files(self, number: int) -> None:
-        """Read the files of a dataset."""
-        folder = os.fsencode(self.mount / name_of(number))
-        for path, data in samples_of(number).items():
-            assert read_file(os.path.join(folder, path), self._memory) == data
-
-
-def check_no_leak(before: dict[str, Usage], after: dict[str, Usage], threads_more: int) -> None:
-    """Compare the resources of the same processes at two times."""
+def check_no_leak(before: dict[str, Usage], after: dict[str, Usage]) -> None:
+    """Compare the resources of the same readers at two times."""
     for name, then in before.items():
         now = after[name]
         assert now.descriptors <= then.descriptors + DESCRIPTORS_MORE, f"{name}: {then}, {now}"
-        assert now.threads <= then.threads + threads_more, f"{name}: {then}, {now}"
-        assert now.resident_bytes <= then.resident_bytes + RESIDENT_MORE_BYTES, (
-            f"{name}: {then}, {now}"
-        )
+        assert now.threads <= then.threads + 4, f"{name}: {then}, {now}"
+        check_memory(name, then, now)
+
+
+def check_memory(name: str, then: Usage, now: Usage) -> None:
+    """Compare the memory of the same process at two times."""
+    assert now.resident_bytes <= then.resident_bytes + RESIDENT_MORE_BYTES, f"{name}: {then}, {now}"
+
+
+def check_servers(old: Servers, new: Servers) -> None:
+    """Check that servers have no file open that new ones have not, which have read the same.
+
+    Args:
+        old: the servers; their last work may be about to end. They have fewer queue pairs than new
+            ones, since they read no directory anew.
+        new: servers that were started with the volume as it is.
+    """
+    new.read_all(alone=True)
+    threads = new.usage()
+    allowed = {"service": WORKERS_MAX if ROUNDS < 10 else 0, "mount": THREADS_MAX}
+
+    def surplus() -> list[str]:
+        found = []
+        expected = new.descriptors()
+        for name, now in old.descriptors().items():
+            more = now - expected[name]
+            found += [f"{name}: {count} more of {file}" for file, count in more.items()]
+        for name, usage in old.usage().items():
+            if usage.threads > threads[name].threads + allowed[name]:
+                found.append(f"{name}: {usage.threads} threads, new: {threads[name].threads}")
+        return found
+
+    deadline = time.monotonic() + SECONDS_MAX
+    while found := surplus():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +485,9 @@ def test_every_epoch_is_exact(make_node, tmp_path: Path) -> None:
     with ExitStack() as stack:
         node = stack.enter_context(make_node(tmp_path))
         world = World(stack, tmp_path, node)
-        idle = world.servers()
+        servers = world.servers
+        servers.read_all(alone=True)
+        idle = servers.usage()
         names = world.start_readers()
         world.readers.read_on(names, 2)
         busy = world.readers.usage()
@@ -427,9 +497,12 @@ def test_every_epoch_is_exact(make_node, tmp_path: Path) -> None:
                 step()
             world.readers.read_on(names, 1)
         world.settle(names)
-        check_no_leak(busy, world.readers.usage(), 4)
+        check_no_leak(busy, world.readers.usage())
         world.readers.close()
-        check_no_leak(idle, world.servers(), WORKERS_MAX)
+        world.settle([])  # no longer read by several at a time, which takes queue pairs
+        check_servers(servers, Servers(stack, world.files[0], tmp_path / "new"))
+        for name, now in servers.usage().items():
+            check_memory(name, idle[name], now)
         for each in world.readers.reports.values():
             print(each)
-        world.service.stop()
+        servers.service.stop()
