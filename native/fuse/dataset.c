@@ -151,19 +151,18 @@ int dataset_replace_reader(struct dataset_table *table, uint32_t number, dlfs_re
         return -EINVAL;
     }
     struct dataset_entry *dataset = &table->entries[number];
-    int code = 0;
     (void)pthread_mutex_lock(&table->lock);
     uint32_t next = atomic_load(&dataset->reader_number) + 1;
-    if (state_of(dataset) != DATASET_OPEN) {
-        code = -ESTALE;
-    } else if (atomic_load(&dataset->reads[next % 2]) > 0) {
-        code = -EBUSY;
-    } else {
+    while (atomic_load(&dataset->reads[next % 2]) > 0) {
+        (void)pthread_cond_wait(&table->unused, &table->lock);
+    }
+    bool open = state_of(dataset) == DATASET_OPEN;
+    if (open) {
         dataset->readers[next % 2] = reader;
         atomic_store(&dataset->reader_number, next);
     }
     (void)pthread_mutex_unlock(&table->lock);
-    return code;
+    return open ? 0 : -ESTALE;
 }
 
 int dataset_await_reader(struct dataset_table *table, uint32_t number, bool wait)
@@ -174,12 +173,13 @@ int dataset_await_reader(struct dataset_table *table, uint32_t number, bool wait
     struct dataset_entry *dataset = &table->entries[number];
     (void)pthread_mutex_lock(&table->lock);
     _Atomic uint32_t *before = &dataset->reads[(atomic_load(&dataset->reader_number) + 1) % 2];
-    while (wait && atomic_load(before) > 0) {
+    uint32_t reads = atomic_load(before);
+    while (wait && reads > 0) {
         (void)pthread_cond_wait(&table->unused, &table->lock);
+        reads = atomic_load(before);
     }
-    int code = atomic_load(before) > 0 ? 0 : 1;
     (void)pthread_mutex_unlock(&table->lock);
-    return code;
+    return reads > 0 ? 0 : 1;
 }
 
 int dataset_withdraw(struct dataset_table *table, uint32_t number)

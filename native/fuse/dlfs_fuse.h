@@ -167,8 +167,9 @@ DLFS_API int dlfs_fuse_open_dataset(dlfs_fuse *fuse, uint32_t number,
                                     const dlfs_directory *directory, dlfs_reader *reader);
 /*
  * Has later reads of an open dataset use another reader, of the same directory. Reads under way end
- * with the one before, which stays in use until dlfs_fuse_await_reader has returned 1. -EINVAL;
- * -ESTALE if the dataset is not open; -EBUSY if the reader before the present one is in use.
+ * with the one before, which stays in use until dlfs_fuse_await_reader has returned 1. Waits while
+ * the reader before the present one is in use. One call at a time. -EINVAL; -ESTALE if the dataset
+ * is not open.
  */
 DLFS_API int dlfs_fuse_replace_reader(dlfs_fuse *fuse, uint32_t number, dlfs_reader *reader);
 /*

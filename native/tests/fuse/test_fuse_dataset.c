@@ -1,5 +1,4 @@
 /* Tests that the owner, which replaces readers of a dataset, waits for their uses and no longer. */
-#include <errno.h>
 #include <pthread.h>
 
 #include "check.h"
@@ -31,10 +30,37 @@ static void *use(void *argument)
     return NULL;
 }
 
+static void *replace(void *argument)
+{
+    CHECK_EQ(dataset_replace_reader(&table, 2, argument), 0);
+    atomic_store(&ended, true);
+    return NULL;
+}
+
+/* A replacement waits until the place of its reader is free. */
+static void test_waiting(void)
+{
+    pthread_t thread;
+    uint32_t number;
+    struct dataset_entry *dataset = &table.entries[2];
+    dataset->readers[0] = reader_of(0);
+    atomic_store(&dataset->state, DATASET_OPEN);
+    CHECK(dataset_take_reader(&table, dataset, &number) == reader_of(0));
+    CHECK_EQ(dataset_replace_reader(&table, 2, reader_of(1)), 0);
+    CHECK_EQ(pthread_create(&thread, NULL, replace, reader_of(0)), 0);
+    CHECK(!atomic_load(&ended));
+    CHECK_EQ(atomic_load(&dataset->reader_number), 1);
+    dataset_return_reader(&table, dataset, number);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(atomic_load(&dataset->reader_number), 2);
+    atomic_store(&ended, false);
+}
+
 int main(void)
 {
     pthread_t threads[THREADS];
     dataset_table_init(&table, NULL);
+    test_waiting();
     readers[0] = 1;
     table.entries[1].readers[0] = reader_of(0);
     atomic_store(&table.entries[1].state, DATASET_OPEN);
@@ -43,11 +69,8 @@ int main(void)
     }
     for (uint32_t number = 1; number <= REPLACEMENTS; number++) {
         readers[number % 2] = 1;
-        int code = -EBUSY; /* a thread may just find out that its reader is not the present one */
-        while (code == -EBUSY) {
-            code = dataset_replace_reader(&table, 1, reader_of(number));
-        }
-        CHECK_EQ(code, 0);
+        /* A thread may just find out that its reader is not the present one. */
+        CHECK_EQ(dataset_replace_reader(&table, 1, reader_of(number)), 0);
         CHECK_EQ(dataset_await_reader(&table, 1, true), 1);
         readers[(number + 1) % 2] = 0;
     }
