@@ -84,7 +84,10 @@ DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out);
  * hangs, that takes as long as its reader's timeout.
  */
 DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse);
-/* Makes dlfs_fuse_run return. Upcalls under way and later ones fail with ENOTCONN. */
+/*
+ * Makes dlfs_fuse_run return. Upcalls under way and later ones fail with ENOTCONN. The call waits
+ * for a tenth of a second at most; call it again until dlfs_fuse_run has returned.
+ */
 DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse);
 /*
  * Says that the mount is gone already, so that dlfs_fuse_destroy unmounts nothing: another file

@@ -75,9 +75,10 @@ struct dlfs_fuse {
     bool open_requests;    /* the kernel sends OPEN; otherwise the first is refused with ENOSYS */
     bool opendir_requests; /* the same for OPENDIR */
 
-    pthread_mutex_t lock; /* protects the next four fields */
-    pthread_cond_t ended;
+    pthread_mutex_t lock; /* protects the next five fields */
+    pthread_cond_t ended; /* the loop, or pushing */
     bool stopping;
+    bool pushing; /* a thread is pushing samples into the kernel's cache */
     bool running;
     pthread_t loop; /* the thread in dlfs_fuse_run */
 
@@ -87,7 +88,6 @@ struct dlfs_fuse {
 
     struct open_file_cache *cache;
     struct readahead readahead;
-    atomic_flag pushing; /* a thread is pushing samples into the kernel's cache */
     struct receivers receivers;
     struct upcall_queue upcalls;
     struct counters counters;

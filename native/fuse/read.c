@@ -264,21 +264,47 @@ static bool push(struct dlfs_fuse *fuse, struct cached_sample *sample)
     return taken;
 }
 
+/* Makes this thread the one that pushes. Returns false if there is one, or the mount is ending. */
+static bool begin_pushing(struct dlfs_fuse *fuse)
+{
+    (void)pthread_mutex_lock(&fuse->lock);
+    bool begins = !fuse->pushing && !fuse->stopping;
+    fuse->pushing = fuse->pushing || begins;
+    (void)pthread_mutex_unlock(&fuse->lock);
+    return begins;
+}
+
+static bool may_go_on_pushing(struct dlfs_fuse *fuse)
+{
+    (void)pthread_mutex_lock(&fuse->lock);
+    bool may = !fuse->stopping;
+    (void)pthread_mutex_unlock(&fuse->lock);
+    return may;
+}
+
+static void end_pushing(struct dlfs_fuse *fuse)
+{
+    (void)pthread_mutex_lock(&fuse->lock);
+    fuse->pushing = false;
+    (void)pthread_cond_broadcast(&fuse->ended);
+    (void)pthread_mutex_unlock(&fuse->lock);
+}
+
 /*
  * Pushes samples first..end-1, up to one that is not in memory or that the kernel does not take.
  * The kernel lets a notification wait while the same page is requested. So one thread pushes at a
- * time, and the others answer requests. A server that is killed meanwhile cannot die before that
- * request is answered, so only a keeper's mount, which the next server goes on with, is pushed to.
+ * time, and the others answer requests until it has ended (dlfs_fuse_stop). A server that is killed
+ * meanwhile cannot die before that request is answered, so only a keeper's mount, which the next
+ * server goes on with, is pushed to.
  */
 static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
                           uint64_t first, uint64_t end)
 {
-    if (fuse->mounted || fuse->config.threads_max == 1 || first >= end ||
-        atomic_flag_test_and_set(&fuse->pushing)) {
+    if (fuse->mounted || fuse->config.threads_max == 1 || first >= end || !begin_pushing(fuse)) {
         return;
     }
     bool going_on = true;
-    for (uint64_t index = first; index < end && going_on; index++) {
+    for (uint64_t index = first; index < end && going_on && may_go_on_pushing(fuse); index++) {
         struct cached_sample *sample =
             file_cache_find_unrequested(fuse->cache, key_of(dataset, index));
         if (sample != NULL) {
@@ -288,7 +314,7 @@ static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *da
             going_on = dataset_length(dataset, index) == 0;
         }
     }
-    atomic_flag_clear(&fuse->pushing);
+    end_pushing(fuse);
 }
 
 static void read_ahead_as_planned(struct dlfs_fuse *fuse, struct dataset_entry *dataset,

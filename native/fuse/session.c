@@ -247,7 +247,6 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     (void)pthread_mutex_init(&fuse->listings_lock, NULL);
     (void)condition_init(&fuse->ended);
     readahead_init(&fuse->readahead);
-    atomic_flag_clear(&fuse->pushing);
     readahead_thread_init(&fuse->readahead_thread);
     receivers_init(&fuse->receivers, config->busy_poll_us);
     upcall_queue_init(&fuse->upcalls, &fuse->receivers);
@@ -371,11 +370,10 @@ static int loop(struct dlfs_fuse *fuse)
     return code;
 }
 
-/* Ends requests and upcalls; the caller has the lock. */
-static void end(struct dlfs_fuse *fuse)
+/* Ends upcalls and pushing; the caller has the lock. */
+static void begin_end(struct dlfs_fuse *fuse)
 {
     fuse->stopping = true;
-    fuse_session_exit(fuse->session);
     upcall_queue_close(&fuse->upcalls);
 }
 
@@ -401,7 +399,8 @@ DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse)
     code = failure < 0 ? failure : code;
     (void)pthread_mutex_lock(&fuse->lock);
     fuse->running = false;
-    end(fuse);
+    begin_end(fuse);
+    fuse_session_exit(fuse->session);
     (void)pthread_cond_broadcast(&fuse->ended);
     (void)pthread_mutex_unlock(&fuse->lock);
     return code;
@@ -410,10 +409,14 @@ DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse)
 DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse)
 {
     (void)pthread_mutex_lock(&fuse->lock);
-    end(fuse);
+    begin_end(fuse);
     for (uint32_t tries = 0; fuse->running && tries < WAKE_TRIES; tries++) {
         uint64_t until_ns = monotonic_ns() + WAKE_NS;
-        (void)pthread_kill(fuse->loop, WAKE_SIGNAL);
+        /* A thread that pushes waits for requests that only the loop answers. */
+        if (!fuse->pushing) {
+            fuse_session_exit(fuse->session);
+            (void)pthread_kill(fuse->loop, WAKE_SIGNAL);
+        }
         condition_wait_until(&fuse->ended, &fuse->lock, until_ns);
     }
     (void)pthread_mutex_unlock(&fuse->lock);

@@ -1,6 +1,7 @@
 """The keeper of a mount: programs do not notice that servers die. The mounts refuse io_uring.
 
-``DLFS_SERVER_KILLS`` is the number of servers that are killed under load; a few by default.
+``DLFS_SERVER_KILLS`` is the number of servers that are killed under load, and ``DLFS_SERVER_STOPS``
+of mounts that are ended; a few by default.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 import select
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +31,11 @@ from dlfs.errors import DeviceError
 from dlfs.mount import keeper as keepers
 from dlfs.mount.keeper import YOUNG_SECONDS, Keeper, Server, can_keep
 from dlfs.mount.kept import KeptMount
-from dlfs.mount.mountpoint import detach, find_mount
+from dlfs.mount.mountpoint import detach, find_mount, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.units import MIB
 from tests.fuse.mounting import (
+    SECONDS_MAX,
     Mount,
     add_dataset,
     errno_of,
@@ -45,6 +48,8 @@ from tests.fuse.mounting import (
 )
 
 KILLS = int(os.environ.get("DLFS_SERVER_KILLS", "4"))
+STOPS = int(os.environ.get("DLFS_SERVER_STOPS", "2"))
+WALKS = 4
 KILLS_IN_A_ROW = 8
 """Servers that are killed young, one after the other, since the keeper's pauses get longer."""
 READERS = 8
@@ -375,6 +380,35 @@ def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
             os.kill(undead, signal.SIGKILL)
     os.close(starts)
     os.close(says)
+
+
+@pytest.mark.parametrize("number", range(STOPS))
+def test_a_mount_that_is_walked_ends(tmp_path: Path, number: int) -> None:
+    """Files are pushed into the kernel's cache while it requests the same ones."""
+    volume = tmp_path / "volume.img"
+    dlfs.format_volume(str(volume), size_bytes=32 * MIB)
+    add_dataset(volume, "walked", {b"%05d" % file: bytes(file) for file in range(4000)})
+    draw = random.Random(number)
+    with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
+        keeper = parent_of(mount.pid)
+        walks = [
+            subprocess.Popen(
+                ["tar", "c", "-f", "-", "-C", mount.directory, "walked"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for _ in range(WALKS)
+        ]
+        time.sleep(draw.random() / 2)
+        if draw.random() < 0.5:
+            unmount(mount.directory, lazy=True)
+        with contextlib.suppress(ProcessLookupError):  # the unmount may have ended it
+            os.kill(draw.choice([keeper, mount.pid]), signal.SIGTERM)
+        for process in (mount.pid, keeper):
+            wait_for_exit(process)
+        for walk in walks:
+            walk.wait(SECONDS_MAX)
+        assert find_mount(mount.directory) is None
 
 
 def test_a_mount_whose_server_is_stopped_is_unmounted(mount: Mount) -> None:
