@@ -48,8 +48,8 @@ static struct rings *rings_of(struct dlfs_fuse *fuse)
 
 /*
  * Prepares for io_uring if a request is INIT and the kernel offers it. Once the reply has accepted
- * the offer, the kernel sends nothing until the queues are registered; so all that may fail by then
- * is the registration itself, after which the kernel uses /dev/fuse.
+ * the offer, the kernel sends nothing until the queues are registered or it has refused one; so
+ * nothing but the registration itself may fail by then.
  */
 static void note_init(struct dlfs_fuse *fuse, const struct fuse_in_header *header,
                       const uint8_t *request, size_t bytes)
@@ -86,18 +86,25 @@ static uint64_t payload_bytes_of(const struct fuse_init_out *init)
 /* Sends the reply to INIT, accepting io_uring, and registers the queues. */
 static ssize_t accept_rings(struct dlfs_fuse *fuse, int kernel, struct iovec *parts)
 {
+    struct rings *rings = rings_of(fuse);
     struct fuse_init_out init;
     memcpy(&init, parts[1].iov_base, sizeof init);
+    int queues = rings_allocate(rings, payload_bytes_of(&init));
+    if (queues < 0) {
+        atomic_store(&fuse->uring, queues);
+        atomic_store(&fuse->rings, NULL);
+        rings_destroy(rings);
+        return writev(kernel, parts, 2);
+    }
     init.flags |= FUSE_INIT_EXT;
     init.flags2 |= OVER_IO_URING >> 32;
     struct iovec changed[] = {parts[0], {.iov_base = &init, .iov_len = sizeof init}};
     ssize_t sent = writev(kernel, changed, 2);
     int error = errno;
     if (sent >= 0) {
-        struct rings *rings = rings_of(fuse);
         /* Before the first request, which may be answered while this thread still waits. */
-        atomic_store(&fuse->uring, (int)rings_queue_count(rings));
-        int code = rings_register(rings, payload_bytes_of(&init));
+        atomic_store(&fuse->uring, queues);
+        int code = rings_register(rings);
         if (code < 0) {
             atomic_store(&fuse->uring, code);
         }

@@ -129,6 +129,24 @@ static bool wait_for_registration(struct rings *rings)
     return registering;
 }
 
+/* Returns true if the error is that of a connection that has ended. */
+static bool is_end(int code)
+{
+    return code == -ENOTCONN || code == -ECONNABORTED || code == -ENODEV || code == -ECANCELED;
+}
+
+/*
+ * Notes that a ring has failed. Without its thread programs may wait without end, so the mount
+ * ends; the loop ends by itself with the connection.
+ */
+static void fail(struct rings *rings, int code)
+{
+    if (!is_end(code)) {
+        atomic_store(&rings->error, code);
+        rings->stop(rings->fuse);
+    }
+}
+
 /* ---- commands -------------------------------------------------------------------------------- */
 
 /* Prepares a command. The ring always has room, because an entry has at most one. */
@@ -153,35 +171,23 @@ static void prepare_reply(struct ring_thread *thread, struct entry *entry)
     prepare(thread, entry, COMMAND_COMMIT_AND_FETCH, entry->header->state.commit_id);
 }
 
-/* Allocates the memory of an entry, which the kernel provides when it is first used. */
-static int allocate_entry(struct entry *entry, uint64_t payload_bytes)
+/* Returns true for an error after which the same call may succeed. */
+static bool is_transient(int code)
 {
-    uint8_t *memory = mmap(NULL, ROOM_BYTES + payload_bytes, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-        return -ENOMEM;
-    }
-    entry->header = (struct entry_header *)memory;
-    entry->payload = memory + ROOM_BYTES;
-    entry->memory[0] = (struct iovec){memory, sizeof *entry->header};
-    entry->memory[1] = (struct iovec){entry->payload, payload_bytes};
-    return 0;
+    return code == -EINTR || code == -EAGAIN || code == -EBUSY;
 }
 
-/* Registers the thread's entries. Returns 0, or a negative code if the kernel refused one. */
+/* Registers the thread's entries. Returns 0, or a negative code if the kernel has not all. */
 static int register_entries(struct ring_thread *thread)
 {
     struct rings *rings = thread->rings;
     struct io_uring_cqe *completion;
     for (uint32_t i = 0; i < thread->entry_count; i++) {
-        int code = allocate_entry(&thread->entries[i], rings->payload_bytes);
-        if (code < 0) {
-            return code;
-        }
         prepare(thread, &thread->entries[i], COMMAND_REGISTER, 0);
     }
-    int code = io_uring_submit(&thread->ring);
-    if (code < 0) {
+    int code = io_uring_submit(&thread->ring); /* serve_one submits what is left */
+    if (code < 0 && !is_transient(code)) {
+        fail(rings, code);
         return code;
     }
     /* A refusal is there at once; an accepted command completes with its first request. */
@@ -311,30 +317,12 @@ static void handle(struct ring_thread *thread, struct entry *entry)
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-/* Returns true if the error is that of a connection that has ended. */
-static bool is_end(int code)
-{
-    return code == -ENOTCONN || code == -ECONNABORTED || code == -ENODEV || code == -ECANCELED;
-}
-
-/*
- * Notes that a ring has failed. Without its thread programs may wait without end, so the mount
- * ends; the loop ends by itself with the connection.
- */
-static void fail(struct rings *rings, int code)
-{
-    if (!is_end(code)) {
-        atomic_store(&rings->error, code);
-        rings->stop(rings->fuse);
-    }
-}
-
 /* Sends the replies that are ready and handles a request. Returns false at the end. */
 static bool serve_one(struct ring_thread *thread)
 {
     struct io_uring_cqe *completion;
     int code = io_uring_submit_and_wait(&thread->ring, 1);
-    if (code < 0 && code != -EINTR && code != -EAGAIN && code != -EBUSY) {
+    if (code < 0 && !is_transient(code)) {
         fail(thread->rings, code);
         return false;
     }
@@ -487,9 +475,26 @@ int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), st
     return 0;
 }
 
-int rings_register(struct rings *rings, uint64_t payload_bytes)
+int rings_allocate(struct rings *rings, uint64_t payload_bytes)
 {
     rings->payload_bytes = payload_bytes;
+    for (uint32_t i = 0; i < rings->entry_count; i++) {
+        struct entry *entry = &rings->entries[i];
+        uint8_t *memory = mmap(NULL, ROOM_BYTES + payload_bytes, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); /* its pages come with use */
+        if (memory == MAP_FAILED) {
+            return -ENOMEM;
+        }
+        entry->header = (struct entry_header *)memory;
+        entry->payload = memory + ROOM_BYTES;
+        entry->memory[0] = (struct iovec){memory, sizeof *entry->header};
+        entry->memory[1] = (struct iovec){entry->payload, payload_bytes};
+    }
+    return (int)rings->queue_count;
+}
+
+int rings_register(struct rings *rings)
+{
     begin_phase(rings, RINGS_REGISTERING);
     int failure = wait_for_reports(rings, rings->thread_count);
     /* The kernel uses the queues once each has an entry, and /dev/fuse otherwise. */
@@ -539,11 +544,6 @@ void rings_destroy(struct rings *rings)
     free(rings);
 }
 
-uint32_t rings_queue_count(const struct rings *rings)
-{
-    return rings->queue_count;
-}
-
 #else /* built without liburing */
 
 int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), struct rings **out)
@@ -552,9 +552,15 @@ int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), st
     return -ENOSYS;
 }
 
-int rings_register(struct rings *rings, uint64_t payload_bytes)
+int rings_allocate(struct rings *rings, uint64_t payload_bytes)
 {
     (void)rings, (void)payload_bytes;
+    return -ENOSYS;
+}
+
+int rings_register(struct rings *rings)
+{
+    (void)rings;
     return -ENOSYS;
 }
 
@@ -583,12 +589,6 @@ int rings_stop(struct rings *rings)
 void rings_destroy(struct rings *rings)
 {
     (void)rings;
-}
-
-uint32_t rings_queue_count(const struct rings *rings)
-{
-    (void)rings;
-    return 0;
 }
 
 #endif

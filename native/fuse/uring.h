@@ -32,10 +32,16 @@ struct rings;
  */
 int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), struct rings **out);
 /*
- * Registers all entries, each for payloads of up to payload_bytes. Called when the kernel has the
- * reply to INIT. After an error the kernel sends all requests through /dev/fuse.
+ * Allocates the memory of all entries, each for payloads of up to payload_bytes, and returns the
+ * number of queues. Called before the kernel gets the reply to INIT, since it then waits for all
+ * queues. -ENOMEM.
  */
-int rings_register(struct rings *rings, uint64_t payload_bytes);
+int rings_allocate(struct rings *rings, uint64_t payload_bytes);
+/*
+ * Registers all entries. Called when the kernel has the reply to INIT. After an error the kernel
+ * sends all requests through /dev/fuse, or the mount ends.
+ */
+int rings_register(struct rings *rings);
 /* Returns true if the reply belongs to an entry, which now has it; false if it is to be written. */
 bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_count);
 /* Returns true if the calling thread has a reply that is not sent yet. */
@@ -50,7 +56,5 @@ bool rings_send_reply(void);
 int rings_stop(struct rings *rings);
 /* Stops and frees. Accepts NULL. */
 void rings_destroy(struct rings *rings);
-/* Returns the number of queues. */
-uint32_t rings_queue_count(const struct rings *rings);
 
 #endif

@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -26,6 +27,9 @@
 #define DATASET 3u
 #define SINGLE_READS 50u
 #define BUSY_POLL_US 200u
+#define REQUEST_BYTES (1u << 20) /* memory of a request over io_uring */
+
+static _Atomic bool lacks_memory;
 
 struct mount {
     dlfs_fuse *fuse;
@@ -299,6 +303,32 @@ static int offer_uring(pid_t *guard)
     return link[1];
 }
 
+void *__wrap_mmap(void *address, size_t bytes, int access, int flags, int file, off_t offset);
+void *__real_mmap(void *address, size_t bytes, int access, int flags, int file, off_t offset);
+
+/* The linker has the library call this in place of mmap. */
+void *__wrap_mmap(void *address, size_t bytes, int access, int flags, int file, off_t offset)
+{
+    if (atomic_load(&lacks_memory) && bytes >= REQUEST_BYTES) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    return __real_mmap(address, bytes, access, flags, file, offset);
+}
+
+/* Without memory for requests over io_uring, they come through /dev/fuse. */
+static void test_lack_of_memory(struct mount *mount, const struct dataset *dataset)
+{
+    atomic_store(&lacks_memory, true);
+    CHECK(mount_begin(mount, dataset, 0, 0));
+    while (dlfs_fuse_uring(mount->fuse) != -ENOMEM) {
+        sched_yield();
+    }
+    atomic_store(&lacks_memory, false);
+    CHECK(read_file(mount, 1, 1 << 16));
+    mount_end(mount);
+}
+
 /* Where the kernel has FUSE over io_uring, has it offered for the duration of the tests. */
 static void test_uring(struct mount *mount, const struct dataset *dataset)
 {
@@ -311,6 +341,7 @@ static void test_uring(struct mount *mount, const struct dataset *dataset)
     test_reading(mount, dataset, 0, 0);
     test_reading(mount, dataset, DLFS_FUSE_OPEN_REQUESTS, BUSY_POLL_US);
     test_ending_while_in_use(mount, dataset, 0, BUSY_POLL_US);
+    test_lack_of_memory(mount, dataset);
     CHECK_EQ(close(offered), 0);
     CHECK_EQ(waitpid(guard, &status, 0), guard);
     CHECK_EQ(status, 0);
