@@ -270,7 +270,7 @@ def test_servers_that_die_again_and_again_are_given_up(
         assert errno_of(lambda: os.listdir(tmp_path / "mnt")) == errno.ENOTCONN
     os.close(starts)
     # Pauses of 0.05 s, 0.1 s, 0.2 s and 0.4 s: others only begin when it is over.
-    assert 2 <= len(os.read(started, 200)) <= 6
+    assert 1 <= len(os.read(started, 200)) <= 6
     os.close(started)
 
 
