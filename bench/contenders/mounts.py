@@ -38,6 +38,9 @@ SERVERS = {
 }
 """Names of the servers in tables."""
 
+STATES = {"cold": "cold", "served": "from its memory", "warm": "warm"}
+"""States of the caches before a run, and their names in tables."""
+
 LIBFUSE_THREADS = {"libfuse": 1, "libfuse-threads": 32}
 """Threads of the libfuse servers: one, or as many as DLFS's mount may have."""
 
@@ -80,14 +83,16 @@ class MountFiles:
         server: ``native``, ``uring`` or ``pyfuse3``: servers of DLFS (`mount_dlfs`). ``bare``,
             ``libfuse``, ``libfuse-threads``: minimal servers on pyfuse3 and libfuse, from memory.
             ``squashfuse``: an image of the files.
-        cold: neither kernel nor server has cached anything; else all files were read once before.
+        state: ``cold``: neither kernel nor server has cached anything. ``served``: the server has
+            the samples in its memory, the kernel has cached nothing. ``warm``: all files were read
+            once before.
         together: bind server and reader to one processor, so that no request and no answer wakes
             another one.
         programs: number of processes that read at the same time.
     """
 
     server: str
-    cold: bool
+    state: str
     together: bool = False
     programs: int = 1
 
@@ -95,7 +100,7 @@ class MountFiles:
     def label(self) -> str:
         where = ", one processor" if self.together else ""
         where += programs_label(self.programs)
-        return f"{SERVERS[self.server]}, {'cold' if self.cold else 'warm'}{where}"
+        return f"{SERVERS[self.server]}, {STATES[self.state]}{where}"
 
     def run(self, environment: Environment) -> Measurement:
         check_fuse()
@@ -103,12 +108,13 @@ class MountFiles:
         point.mkdir(exist_ok=True)
         scene, limits = environment.scene, environment.limits
         order = scene.file_order(environment.round)[: limits.mount_files * self.programs]
-        environment.machine.require_cold(cold=self.cold)
+        environment.machine.require_cold(cold=self.state == "cold")
         core = max(os.sched_getaffinity(0)) if self.together else None
         with bound_to(core), self._mounted(environment, point, order.tolist()) as mounted:
             files = FileList(mounted.files, scene.source, order)
-            if not self.cold:
+            if self.state != "cold":
                 files.read(WARM_UP_SECONDS)
+            environment.machine.require_cold(cold=self.state == "served")
             before = cpu_seconds_of(mounted.pid)
             found = files.measure_programs(limits.seconds, self.programs)
             served = cpu_seconds_of(mounted.pid) - before
