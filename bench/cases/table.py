@@ -18,7 +18,12 @@ from bench.contenders.imports import Import
 from bench.contenders.initiators import BareInitiator, Idle, Initiator, SpdkPerf
 from bench.contenders.mounts import MountFiles
 from bench.contenders.samples import DEPTH, WHOLE, Batches, Cached, Epoch, Get
-from bench.contenders.service import ServiceCached, ServiceClients
+from bench.contenders.service import (
+    ServiceBatches,
+    ServiceCached,
+    ServiceClients,
+    ServiceEpoch,
+)
 from bench.contenders.walks import COMMANDS, Walk
 from bench.measurement import Contender, Measurement
 from dlfs.units import KIB, MIB
@@ -138,9 +143,11 @@ GLOBAL_16 = Epoch("global", 1 / 16, whole=False)
 GLOBAL_8 = Epoch("global", 1 / 8)
 GLOBAL_ALL = Epoch("global", WHOLE)
 CHUNK = Epoch("chunk", 1 / 16)
-READ_16 = Batches(1 / 16)
+READ_16, READ_ALL = Batches(1 / 16), Batches(WHOLE)
 CACHED = Cached()
 SERVICE_CACHED, SERVICE_8 = ServiceCached(), ServiceClients(8)
+SERVICE_EPOCH_16, SERVICE_EPOCH_ALL = ServiceEpoch(1 / 16, whole=False), ServiceEpoch(WHOLE)
+SERVICE_READ_16, SERVICE_READ_ALL = ServiceBatches(1 / 16), ServiceBatches(WHOLE)
 GET_COLD, GET_WARM = Get(cold=True), Get(cold=False)
 FIND_PACKED, FIND = Find(packed=True), Find(packed=False)
 LOAD, LOAD_NAMES = Load(names=False), Load(names=True)
@@ -186,6 +193,32 @@ def _planner(dataset: str, *floors: Floor) -> Case:
 def _cached(dataset: str, *floors: Floor) -> Case:
     about = "batches of samples in memory, random order"
     return Case(f"cached-{dataset}", dataset, about, (CACHED, COPY, WARM), floors)
+
+
+def _service_cold(dataset: str) -> Case:
+    about = "cold, through a node service and without, data larger and smaller than the memory"
+    pairs: dict[str, tuple[Contender, Contender]] = {
+        "epoch, all in memory": (SERVICE_EPOCH_ALL, GLOBAL_ALL),
+        "epoch, budget 1/16": (SERVICE_EPOCH_16, GLOBAL_16),
+        "read(), all in memory": (SERVICE_READ_ALL, READ_ALL),
+        "read(), budget 1/16": (SERVICE_READ_16, READ_16),
+    }
+    floors = tuple(
+        Floor(f"{what}: 90% of in-process", served, 0.9, rate, (local,))
+        for what, (served, local) in pairs.items()
+    )
+    contenders = tuple(contender for pair in pairs.values() for contender in pair)
+    return Case(f"service-cold-{dataset}", dataset, about, contenders, floors)
+
+
+def _memory(dataset: str) -> Case:
+    about = "cold, with memory for all of the data and for a sixteenth"
+    floors = (
+        Floor("epoch: 90% of a sixteenth", GLOBAL_ALL, 0.9, rate, (GLOBAL_16,)),
+        Floor("read(): 90% of a sixteenth", READ_ALL, 0.9, rate, (READ_16,)),
+    )
+    contenders = (GLOBAL_ALL, GLOBAL_16, READ_ALL, READ_16, TOUCH)
+    return Case(f"memory-{dataset}", dataset, about, contenders, floors)
 
 
 def _import(dataset: str) -> Case:
@@ -313,6 +346,10 @@ CASES: tuple[Case, ...] = (
             Floor("directory and cache are there once", SERVICE_8, 0.95, shared_share, base=1.0),
         ),
     ),
+    _service_cold("4k"),
+    _service_cold("110k"),
+    _memory("4k"),
+    _memory("110k"),
     Case(
         "get-4k",
         "4k",

@@ -43,7 +43,7 @@ def fill_memory(dataset: dlfs.Dataset, batch: int) -> None:
             found.release()
 
 
-def _share_text(share: float) -> str:
+def share_text(share: float) -> str:
     return "all in memory" if share >= 1 else f"budget 1/{round(1 / share)}"
 
 
@@ -63,33 +63,50 @@ class Epoch:
 
     @property
     def label(self) -> str:
-        return f"DLFS {self.shuffle} epoch, {_share_text(self.share)}"
+        return f"DLFS {self.shuffle} epoch, {share_text(self.share)}"
 
     def run(self, environment: Environment) -> Measurement:
-        scene, tally = environment.scene, Tally()
         environment.machine.drop_caches()
-        with open_dataset(scene, self.share) as dataset:
-            seconds = UNLIMITED_SECONDS if self.whole else environment.limits.seconds
-            with timed() as watch:
-                until = time.perf_counter() + seconds
-                epoch = dataset.batches(
-                    scene.spec.batch,
-                    seed=environment.limits.seed,
-                    epoch=environment.round,
-                    shuffle=self.shuffle,
-                )
-                with epoch:
-                    for batch in epoch:
-                        tally.add_batch(batch)
-                        batch.release()
-                        if time.perf_counter() > until:
-                            break
-                    plan = epoch.plan if tally.samples < len(scene) else ""
-            stats = dataset.stats()
-            if not plan:  # the epoch has ended; another one has the same plan
-                with dataset.batches(scene.spec.batch, shuffle=self.shuffle) as other:
-                    plan = other.plan
-        return tally.result(scene.source, watch, plan=plan, stats=stats)
+        with open_dataset(environment.scene, self.share) as dataset:
+            return measure_epoch(dataset, environment, self.shuffle, whole=self.whole)
+
+
+def measure_epoch(
+    dataset: dlfs.Dataset,
+    environment: Environment,
+    shuffle: str,
+    *,
+    whole: bool,
+    servers: Sequence[int] = (),
+) -> Measurement:
+    """Measure an epoch to its end, or until the time is over.
+
+    The CPU time of the processes that serve the dataset counts as well.
+    """
+    scene, tally = environment.scene, Tally()
+    seconds = UNLIMITED_SECONDS if whole else environment.limits.seconds
+    cpu = cpu_seconds_of_all(servers)
+    with timed() as watch:
+        until = time.perf_counter() + seconds
+        epoch = dataset.batches(
+            scene.spec.batch,
+            seed=environment.limits.seed,
+            epoch=environment.round,
+            shuffle=shuffle,
+        )
+        with epoch:
+            for batch in epoch:
+                tally.add_batch(batch)
+                batch.release()
+                if time.perf_counter() > until:
+                    break
+            plan = epoch.plan if tally.samples < len(scene) else ""
+    watch.cpu_seconds += cpu_seconds_of_all(servers) - cpu
+    stats = dataset.stats()
+    if not plan:  # the epoch has ended; another one has the same plan
+        with dataset.batches(scene.spec.batch, shuffle=shuffle) as other:
+            plan = other.plan
+    return tally.result(scene.source, watch, plan=plan, stats=stats)
 
 
 @dataclass(frozen=True)
@@ -109,16 +126,28 @@ class Batches:
     @property
     def label(self) -> str:
         depth = "" if self.depth == DEPTH else f", depth {self.depth}"
-        return f"DLFS read() of random batches, {_share_text(self.share)}{depth}"
+        return f"DLFS read() of random batches, {share_text(self.share)}{depth}"
 
     def run(self, environment: Environment) -> Measurement:
-        scene = environment.scene
         environment.machine.drop_caches()
-        with open_dataset(scene, self.share, self.depth) as dataset:
-            order = scene.file_order(environment.round)
-            with timed() as watch:
-                tally = read_batches(dataset, order, scene.spec.batch, environment.limits.seconds)
-            return tally.result(scene.source, watch, stats=dataset.stats())
+        with open_dataset(environment.scene, self.share, self.depth) as dataset:
+            return measure_batches(dataset, environment)
+
+
+def measure_batches(
+    dataset: dlfs.Dataset, environment: Environment, servers: Sequence[int] = ()
+) -> Measurement:
+    """Measure random batches of the samples that are plain files, until the time is over.
+
+    The CPU time of the processes that serve the dataset counts as well.
+    """
+    scene = environment.scene
+    order = scene.file_order(environment.round)
+    cpu = cpu_seconds_of_all(servers)
+    with timed() as watch:
+        tally = read_batches(dataset, order, scene.spec.batch, environment.limits.seconds)
+    watch.cpu_seconds += cpu_seconds_of_all(servers) - cpu
+    return tally.result(scene.source, watch, stats=dataset.stats())
 
 
 def read_batches(

@@ -1,21 +1,29 @@
 """DLFS through a node service: the cost of the service, and many clients on one cache.
 
-The service is ``dlfs serve`` in a process of its own, with memory for all of the data; its CPU time
-counts. The memory that its clients share is found in their memory maps. PSS is a page's size
-divided by the number of processes that map it. The PSS of all processes adds up to the shared
-memory, unless something exists twice.
+The service is ``dlfs serve`` in a process of its own; its CPU time counts. Unless a contender says
+otherwise, it has memory for all of the data. The memory that its clients share is found in their
+memory maps. PSS is a page's size divided by the number of processes that map it. The PSS of all
+processes adds up to the shared memory, unless something exists twice.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import dlfs
-from bench.contenders.samples import fill_memory, measure_cached, read_batches
+from bench.contenders.samples import (
+    fill_memory,
+    measure_batches,
+    measure_cached,
+    measure_epoch,
+    read_batches,
+    share_text,
+)
 from bench.datasets import DATASET, Scene
 from bench.measurement import Environment, Measurement, check_bytes
 from bench.process import Child, Parent, run_child, run_program, start_child
@@ -32,6 +40,65 @@ def serve_scene(scene: Scene) -> AbstractContextManager[Served]:
     return serve(str(scene.volume), 4 * scene.data_bytes + GIB)
 
 
+@contextmanager
+def open_served(served: Served) -> Iterator[dlfs.Dataset]:
+    """Open a scene's dataset at a service."""
+    with dlfs.connect(served.uri) as volume, volume.dataset(DATASET) as dataset:
+        yield dataset.open()
+
+
+@dataclass(frozen=True)
+class ServiceEpoch:
+    """A cold epoch in global order through a new service.
+
+    Attributes:
+        share: the service's memory as a share of the data; it takes ``CACHE_BYTES_MIN`` at least.
+        whole: read to the end; else stop when the time is over.
+    """
+
+    share: float
+    whole: bool = True
+
+    @property
+    def label(self) -> str:
+        return f"DLFS global epoch through a service, {share_text(self.share)}"
+
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
+        environment.machine.drop_caches()
+        with (
+            serve(str(scene.volume), scene.memory_bytes(self.share)) as served,
+            open_served(served) as dataset,
+        ):
+            return measure_epoch(
+                dataset, environment, "global", whole=self.whole, servers=[served.pid]
+            )
+
+
+@dataclass(frozen=True)
+class ServiceBatches:
+    """Cold random batches through a new service.
+
+    Attributes:
+        share: the service's memory as a share of the data; it takes ``CACHE_BYTES_MIN`` at least.
+    """
+
+    share: float
+
+    @property
+    def label(self) -> str:
+        return f"DLFS read() of random batches through a service, {share_text(self.share)}"
+
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
+        environment.machine.drop_caches()
+        with (
+            serve(str(scene.volume), scene.memory_bytes(self.share)) as served,
+            open_served(served) as dataset,
+        ):
+            return measure_batches(dataset, environment, [served.pid])
+
+
 @dataclass(frozen=True)
 class ServiceCached:
     """Random batches of samples that are in a service's memory, read by one client."""
@@ -41,8 +108,7 @@ class ServiceCached:
     def run(self, environment: Environment) -> Measurement:
         with (
             serve_scene(environment.scene) as served,
-            dlfs.connect(served.uri) as volume,
-            volume.dataset(DATASET) as dataset,
+            open_served(served) as dataset,
         ):
             return measure_cached(dataset, environment, [served.pid])
 
