@@ -109,7 +109,9 @@ class Volume(CatalogChanges, MemberChanges, Closing):
     single samples, or whole chunks if the epoch needs whole chunks. For an epoch of n bytes (of all
     ranks together, each sample once):
 
-    - With memory for all of it, later epochs read nothing. A cached sample takes 12 bytes in
+    - With memory for all of it, later epochs read nothing. Of 64 MiB and more, the kernel may be
+      slow to provide the memory. The first epoch does not wait for that, but reads samples by
+      themselves, and the next one reads their chunks. A cached sample takes 12 bytes in
       addition to its own and up to 43 in an index (at least 16 KiB). At most one sample in 33 is
       lost at the ends of the memory blocks in which samples are packed, or five in small memories.
       Each stream, one for every ``batches`` in progress, needs four chunks and two of its largest

@@ -19,9 +19,9 @@ _DLFS_FILES = (
     ("submission and completion", r"^device/|liburing|setup\.c|queue\.c|syscall"),
     ("directory", r"^directory/"),
     ("order", r"^sequence/|mix\.h"),
-    ("look-ahead", r"^stream/(?!prefault)"),
+    ("look-ahead", r"^stream/"),
     ("planning", r"^reader/plan"),
-    ("cache and memory", r"^reader/(arena|cache|private_memory)|^stream/prefault|^platform/memory"),
+    ("cache and memory", r"^reader/(arena|cache|fill|private_memory)|^platform/memory"),
     ("batches", r"^reader/|barrier|atomic|^platform/thread"),
 )
 _DLFS = tuple((f"libdlfs: {name}", re.compile(pattern)) for name, pattern in _DLFS_FILES)

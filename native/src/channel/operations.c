@@ -15,6 +15,7 @@
 
 #define REQUEST_RETAINED_BYTES (UINT64_C(1) << 20) /* pages of the request area that stay */
 #define NEXT_WAIT_MS 100 /* longest wait for the stream; then the client repeats its request */
+#define AHEAD_SHARE 2u   /* divisor of what a client may pin: bytes read ahead for it */
 #define REPORTED_MAX (UINT64_C(1) << 52) /* largest plausible count of a client */
 
 /* Copies memory that the client can write. The barrier keeps the compiler from reading it again. */
@@ -262,7 +263,9 @@ static int64_t serve_open(dlfs_channel *channel)
         .group_stride = request.group_stride,
         .plan = request.plan,
     };
-    code = dlfs_stream_create(channel->reader, &config, &channel->stream);
+    struct stream_bounds bounds = {limit_of(channel),
+                                   share_bytes_max(channel->share) / AHEAD_SHARE};
+    code = stream_create(channel->reader, &config, &bounds, &channel->stream);
     if (code == 0 && !charge_stream(channel)) {
         code = DLFS_E_LIMIT;
     }
@@ -270,8 +273,6 @@ static int64_t serve_open(dlfs_channel *channel)
         operation_close_stream(channel);
         return code;
     }
-    struct read_limit limit = limit_of(channel);
-    stream_limit(channel->stream, &limit);
     return dlfs_stream_plan(channel->stream);
 }
 

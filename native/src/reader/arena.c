@@ -142,6 +142,7 @@ int arena_map(dlfs_reader *reader)
         slots[slot].waiters = SLOT_NONE;
         list_push(reader, &reader->free_slots, slot);
     }
+    fill_begin(reader);
     return 0;
 }
 
@@ -176,6 +177,7 @@ static void run_free(dlfs_reader *reader, uint32_t first)
 static void evict(dlfs_reader *reader, uint32_t slot)
 {
     list_remove(reader, &reader->idle_slots, slot);
+    reader->chunk_slot_count -= reader->slots[slot].run;
     reader->chunk_slots[reader->slots[slot].chunk] = 0;
     run_free(reader, slot);
 }
@@ -201,6 +203,7 @@ void arena_evict_cached(dlfs_reader *reader, uint32_t number)
         cache_unmap_run(reader, number);
         arena_release_empty_map(reader);
     } else {
+        reader->chunk_slot_count -= slot->run;
         reader->chunk_slots[slot->chunk] = 0;
     }
     run_free(reader, number);
@@ -381,6 +384,9 @@ void arena_release(dlfs_reader *reader, uint32_t number)
     if (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) {
         list_push(reader, idle_list(reader, slot), number);
     } else {
+        uint32_t others = reader->slot_count - reader->free_slots.count - reader->chunk_slot_count;
+        reader->other_slots_most =
+            others > reader->other_slots_most ? others : reader->other_slots_most;
         run_free(reader, number);
     }
     pthread_cond_broadcast(&reader->released);
@@ -392,6 +398,7 @@ void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, cons
 {
     struct slot *slot = &reader->slots[number];
     slot->state = SLOT_LOADING;
+    reader->chunk_slot_count += slot->run;
     slot->chunk = chunk;
     slot->owner = owner;
     reader->chunk_slots[chunk] = number + 1;
@@ -413,6 +420,7 @@ void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad
     slot->owner = NULL;
     slot->waiters = SLOT_NONE;
     if (!valid) {
+        reader->chunk_slot_count -= slot->run;
         reader->chunk_slots[slot->chunk] = 0;
         return;
     }

@@ -106,7 +106,7 @@ uint64_t plan_merge(const dlfs_reader *reader, const struct miss *misses, uint64
 }
 
 uint64_t plan_widen(const dlfs_reader *reader, const struct miss *misses, uint64_t count,
-                    struct plan_span *spans)
+                    struct plan_span *spans, uint64_t *slots)
 {
     uint64_t mask = reader->config.chunk_bytes - 1;
     uint64_t total = 0;
@@ -119,6 +119,7 @@ uint64_t plan_widen(const dlfs_reader *reader, const struct miss *misses, uint64
         } else {
             spans[total++] =
                 (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, true};
+            *slots += (end - first) >> reader->chunk_shift;
         }
     }
     return total;

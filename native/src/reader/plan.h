@@ -43,9 +43,9 @@ uint64_t plan_merge(const struct dlfs_reader *reader, const struct miss *misses,
                     struct plan_span *spans);
 /*
  * Widens sorted misses to whole chunks, or to the run of chunks that a larger sample lies in.
- * Returns the number of spans, at most count.
+ * Returns the number of spans, at most count. Adds the chunks of all spans to *slots.
  */
 uint64_t plan_widen(const struct dlfs_reader *reader, const struct miss *misses, uint64_t count,
-                    struct plan_span *spans);
+                    struct plan_span *spans, uint64_t *slots);
 
 #endif

@@ -218,9 +218,13 @@ static int plan(struct read *read)
     if (read->terms->private_only) {
         return take_private_memory(read);
     }
-    read->span_count = read->whole_chunks
-                           ? plan_widen(reader, read->misses, read->miss_count, read->spans)
-                           : plan_merge(reader, read->misses, read->miss_count, read->spans);
+    uint64_t slots = 0;
+    if (read->whole_chunks) {
+        read->span_count = plan_widen(reader, read->misses, read->miss_count, read->spans, &slots);
+    }
+    if (!read->whole_chunks || !fill_admits(reader, slots)) {
+        read->span_count = plan_merge(reader, read->misses, read->miss_count, read->spans);
+    }
     pthread_mutex_lock(&reader->lock);
     bool taken = take_slots(read);
     for (uint64_t i = 0; taken && i < read->span_count; i++) {

@@ -100,6 +100,7 @@ static void reader_free(dlfs_reader *reader)
     }
     private_memory_free_all(reader);
     arena_free(reader);
+    pthread_cond_destroy(&reader->fill.work);
     pthread_cond_destroy(&reader->released);
     pthread_mutex_destroy(&reader->lock);
     chunk_map_destroy(reader->map);
@@ -121,6 +122,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
     }
     pthread_mutex_init(&reader->lock, NULL);
     (void)condition_init(&reader->released);
+    pthread_cond_init(&reader->fill.work, NULL);
     reader->arena_descriptor = -1;
     cache_init(&reader->cache);
     code = copy_config(reader, config);
@@ -153,6 +155,7 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
     if (busy) {
         return -EBUSY;
     }
+    fill_end(reader);
     free_fetches(reader);
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
         if (reader->devices[member] != NULL) {

@@ -3,8 +3,8 @@
  * the other parts of the library include. The layers of the reader share the structures of
  * reader/state.h and call only those below them; from the bottom:
  *
- * - reader/cache_map.c, arena.c, cache.c: the sample memory, equal slots of a chunk with counted
- *   references, and which samples and chunks stay in it from one epoch to the next;
+ * - reader/cache_map.c, fill.c, arena.c, cache.c: the sample memory, equal slots of a chunk with
+ *   counted references, and which samples and chunks stay in it from one epoch to the next;
  * - reader/private_memory.c, share.c: memory of batches that own theirs, charged to a budget;
  * - reader/members.c: where chunks and their copies lie, and which members are lost;
  * - reader/plan.c, span.c, fetch_queues.c, requests.c, fetch.c: spans of the data space read

@@ -57,6 +57,16 @@ DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share)
     return atomic_load_explicit(&share->bytes, memory_order_relaxed);
 }
 
+uint64_t share_bytes_max(const dlfs_share *share)
+{
+    uint64_t least = UINT64_MAX;
+    for (; share != NULL; share = share->parent) {
+        uint64_t bytes_max = atomic_load_explicit(&share->bytes_max, memory_order_relaxed);
+        least = bytes_max < least ? bytes_max : least;
+    }
+    return least;
+}
+
 /* Takes bytes off the shares from `share` up to, but not including, `end`. */
 static void refund_up_to(dlfs_share *share, const dlfs_share *end, uint64_t bytes)
 {

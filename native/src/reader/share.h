@@ -17,6 +17,8 @@ struct dlfs_share {
 
 /* A NULL share is a budget without a bound, in all of these functions. */
 
+/* Returns the least budget of the share and its parents; UINT64_MAX without a bound. */
+uint64_t share_bytes_max(const dlfs_share *share);
 /* Takes a reference, which dlfs_share_destroy gives up. */
 void share_reference(dlfs_share *share);
 /* Charges bytes to the share and to all of its parents. Returns false, and charges none of them,

@@ -10,6 +10,7 @@
 #include "dlfs/dlfs.h"
 #include "reader/arena.h"
 #include "reader/cache_map.h"
+#include "reader/fill.h"
 
 struct fetch;
 struct private_memory;
@@ -69,9 +70,11 @@ struct dlfs_reader {
     uint64_t resident_offset;         /* of resident_slots in the arena, behind the slots */
     _Atomic uint32_t *resident_slots; /* [chunk_count] slot + 1 of each resident chunk, which other
                                          processes look up; NULL if chunks are not resident */
-    bool prefaulted;                  /* a stream has touched the arena's memory, or is doing so */
-    struct slot *slots;               /* [slot_count] */
+    struct fill fill;
+    struct slot *slots; /* [slot_count] */
     uint32_t slot_count;
+    uint32_t chunk_slot_count; /* slots that are LOADING or CHUNK */
+    uint32_t other_slots_most; /* most other slots that were in use at a time */
     struct slot_list free_slots;
     struct slot_list idle_slots; /* CHUNK, not cached, without references */
     struct cache cache;

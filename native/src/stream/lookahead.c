@@ -27,7 +27,7 @@ bool lookahead_plan(dlfs_stream *stream)
     if (stream->planned == stream->filled) {
         return false;
     }
-    if (stream->plan == DLFS_PLAN_DIRECT) {
+    if (stream->plan == DLFS_PLAN_DIRECT || stream_is_filling(stream)) {
         return direct_plan(stream);
     }
     uint64_t before = stream->planned;

@@ -141,6 +141,9 @@ void plan_begin(dlfs_stream *stream)
     stream->plan = choose_plan(stream);
     stream->to_cache_bytes_max = to_cache_bytes_max(stream);
     stream_size_cache(stream);
+    if (stream->plan == DLFS_PLAN_CHUNKS && reader->dataset_fits) {
+        fill_want(reader, reader->slot_count); /* the epoch needs all chunks */
+    }
     if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT) {
         cache_reserve_map(reader, map_samples(stream));
     }
@@ -186,6 +189,9 @@ void plan_end(dlfs_stream *stream)
     }
     if (*at != NULL) {
         *at = stream->next;
+    }
+    if (stream->reader->streams == NULL) {
+        fill_pause(stream->reader);
     }
     reader_divide_slots(stream->reader);
 }

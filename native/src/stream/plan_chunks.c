@@ -15,13 +15,9 @@ static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct loca
     if (run > reader->slot_count || stream->fetch->unused_spans == SLOT_NONE) {
         return false;
     }
-    uint32_t slot = arena_take(reader, (uint32_t)run, false);
+    stream->helps = run > fill_room(reader);
+    uint32_t slot = stream->helps ? SLOT_NONE : arena_take(reader, (uint32_t)run, false);
     if (slot == SLOT_NONE) {
-        return false;
-    }
-    stream->prefault.wanted = !prefault_covers(stream, slot, run);
-    if (stream->prefault.wanted) {
-        arena_release(reader, slot);
         return false;
     }
     struct span *span = span_take(stream->fetch);

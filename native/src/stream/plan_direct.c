@@ -10,6 +10,8 @@
 
 #define WINDOW_SHARE_SHIFT 4u  /* a window takes at most a sixteenth of the memory */
 #define PREFETCH_POSITIONS 16u /* from the prefetch of a location to its use */
+#define DIRECT_BYTES_PER_NS 2u /* assumed of a device; a request costs gap_bytes */
+#define SOON_FACTOR 2u         /* of a batch, or of what the queues take: positions needed soon */
 
 /*
  * Finds room for a span of at most a chunk, with a reference for the caller. Returns SLOT_NONE if
@@ -126,6 +128,49 @@ static uint64_t landing_taken(const dlfs_reader *reader, const struct location *
     return reader->config.chunk_bytes / (reader->config.chunk_bytes / blocks);
 }
 
+bool stream_is_filling(const dlfs_stream *stream)
+{
+    const dlfs_reader *reader = stream->reader;
+    if (stream->plan != DLFS_PLAN_CHUNKS || !fill_bounds_chunks(reader)) {
+        return false;
+    }
+    uint64_t bytes = stream->need.read_bytes + reader->config.gap_bytes;
+    uint64_t samples = stream->need.samples * fill_step_slots(reader) / reader->chunk_count;
+    return reader->fill.step_ns > samples * bytes / DIRECT_BYTES_PER_NS;
+}
+
+/* Returns the end of the positions that are needed soon. While memory is being touched, later ones
+ * wait for their chunks. */
+static uint64_t soon_end(const dlfs_stream *stream)
+{
+    const dlfs_reader_config *config = &stream->reader->config;
+    uint64_t queues = (uint64_t)config->depth * config->member_count;
+    uint64_t soon = stream->awaited_max > queues ? stream->awaited_max : queues;
+    return stream->head + SOON_FACTOR * soon;
+}
+
+/* Returns the end of the positions that the consumer's share of the memory has room for. */
+static uint64_t share_end(const dlfs_stream *stream)
+{
+    uint64_t positions = stream->bounds.ahead_bytes_max / stream->need.read_bytes;
+    uint64_t left = stream->config.count - stream->head;
+    uint64_t end = stream->head + (positions < left ? positions : left);
+    uint64_t soon = soon_end(stream);
+    return end > soon ? end : soon;
+}
+
+/* Plans an entry that is no part of a window. Returns false if it has to wait. */
+static bool plan_outside_window(dlfs_stream *stream, uint64_t position)
+{
+    struct location location;
+    enum entry_plan planned = entry_plan_alone(stream, position, &location);
+    if (planned != ENTRY_NEEDS_CHUNK) {
+        return planned == ENTRY_PLANNED;
+    }
+    return chunks_plan(stream, position, &location) ||
+           (position < soon_end(stream) && load_alone(stream, position, &location));
+}
+
 /*
  * Collects the misses of the next window, and returns their number. Entries that need no window are
  * planned at once. The window ends where the memory does: it is read in the order of addresses, so
@@ -136,8 +181,11 @@ static uint64_t collect_window(dlfs_stream *stream)
     dlfs_reader *reader = stream->reader;
     uint64_t spans = stream->fetch->unused_span_count;
     uint64_t end = stream->planned + (spans < WINDOW_MAX ? spans : WINDOW_MAX);
+    uint64_t share = share_end(stream);
+    end = end < share ? end : share;
     uint64_t landing_room = window_room(stream);
     uint64_t to_cache = to_cache_room(stream);
+    bool filling = stream_is_filling(stream);
     uint64_t count = 0;
     for (; stream->planned < stream->filled && stream->planned < end; stream->planned++) {
         struct entry *entry = entry_at(stream, stream->planned);
@@ -151,10 +199,14 @@ static uint64_t collect_window(dlfs_stream *stream)
                       reader_locate(reader, entry->index, &location) && location.length > 0 &&
                       location_in_one_chunk(reader, &location);
         if (!window) {
-            if (entry_plan_alone(stream, stream->planned, &location) == ENTRY_WAITS) {
+            if (!plan_outside_window(stream, stream->planned)) {
                 break;
             }
-        } else if (!entry_look_up(stream, entry, &location)) {
+        } else if (!entry_look_up(stream, entry, &location) &&
+                   !(filling && chunks_plan(stream, stream->planned, &location))) {
+            if (filling && stream->planned >= soon_end(stream)) {
+                break;
+            }
             uint64_t *room =
                 entry_may_be_cached(stream, location.address) ? &to_cache : &landing_room;
             uint64_t taken = landing_taken(reader, &location);

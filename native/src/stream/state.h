@@ -2,7 +2,6 @@
  * The inside of a stream. The files, each of which calls only those before it:
  *
  * - stream/positions.c: which positions of the order are the consumer's;
- * - stream/prefault.c: has the arena's memory mapped by the kernel before reads need it;
  * - stream/entry.c: the entries of the look-ahead, and reads of single samples;
  * - stream/plan_direct.c, plan_chunks.c, plan_chunk_copy.c: the three plans;
  * - stream/cache_size.c, plan_choice.c: measure the epoch, size the cache, choose the plan;
@@ -80,17 +79,6 @@ struct chunk_copy {
     uint32_t loading_max;
 };
 
-/* Mapping of the arena's pages ahead of the reads. The lock protects all fields but `thread`. */
-struct prefault {
-    pthread_t thread;
-    bool running;
-    bool wanted;    /* the stream's thread would read into memory that is not mapped yet */
-    size_t end;     /* bytes of the arena to map; 0 if another stream does it */
-    size_t claimed; /* of them, those mapped or being mapped by one of the two threads */
-    size_t busy;    /* offset of the step that the prefault thread is at */
-    size_t own;     /* offset of the step that the stream's thread is at */
-};
-
 /* The samples and bytes that one epoch reads, all its consumers together. */
 struct epoch_need {
     uint64_t samples;       /* different samples, at most */
@@ -119,10 +107,9 @@ struct dlfs_stream {
     bool cache_crowded;    /* samples of other streams fill the cache, where these would fit */
     uint64_t to_cache_bytes_max; /* most bytes being read for the cache at a time */
     uint64_t cached_share;       /* samples of chunks with a cache_spread below it are cached */
-    struct read_limit limit;     /* of a batch that is read on demand */
+    struct stream_bounds bounds;
     struct fetch *fetch;
     pthread_t thread;
-    struct prefault prefault;
     pthread_cond_t ready; /* an entry became ready or failed, or the thread is blocked */
 
     /* Guarded by the reader's lock. */
@@ -136,6 +123,7 @@ struct dlfs_stream {
     uint64_t awaited_ended; /* of them, those known to be ready or failed */
     bool stop;
     bool paused;           /* the consumer reads on demand: nothing is planned */
+    bool helps;            /* no chunk is read until more of the arena is touched */
     bool blocked;          /* no memory, and nothing under way that would free any */
     bool overdue;          /* the consumer's deadline has passed: what it waits for fails */
     uint64_t time_left_ns; /* for the batch at the head, without the time waited already; 0 if no
@@ -177,20 +165,6 @@ static inline void prefetch_location(const dlfs_stream *stream, uint64_t index)
 {
     __builtin_prefetch(&stream->reader->locations[index]);
 }
-
-/* ---- stream/prefault.c ----------------------------------------------------------------------- */
-
-/* Starts to map the arena's memory, if the stream is the first that needs all of it. */
-void prefault_start(dlfs_stream *stream);
-/* Ends the mapping, however far it has come. */
-void prefault_stop(dlfs_stream *stream);
-/* Returns true if reads into a run of slots may start. The lock is held. */
-bool prefault_covers(const dlfs_stream *stream, uint32_t slot, uint64_t run);
-/* Claims a step of the mapping for the stream's thread, if that would read into memory that is not
- * mapped yet. The lock is held. */
-bool prefault_claim(dlfs_stream *stream);
-/* Maps the claimed step, without the lock. */
-void prefault_help(dlfs_stream *stream);
 
 /* ---- stream/entry.c; the lock is held -------------------------------------------------------- */
 
@@ -248,6 +222,9 @@ bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct location *
 /* Takes in a chunk that was read. */
 void chunks_finish(dlfs_stream *stream, struct span *span);
 
+/* Returns true if samples whose chunks have no memory yet are to be read directly: the arena is
+ * still being touched, and that takes longer. */
+bool stream_is_filling(const dlfs_stream *stream);
 /* Collects the next window of entries and starts their reads. Returns true if it planned any. */
 bool direct_plan(dlfs_stream *stream);
 /* Takes in a span of a window. */

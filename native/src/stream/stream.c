@@ -170,8 +170,8 @@ static void *stream_thread(void *argument)
         }
         wake_consumer(stream);
         fetch_add_time(stream->fetch, &stream->fetch->stats.plan_ns);
-        bool helping = prefault_claim(stream);
-        if (!planned && !helping && fetch_is_idle(stream->fetch)) {
+        bool helps = stream->helps && !stream_is_filling(stream) && fill_needs_help(reader);
+        if (!planned && !helps && fetch_is_idle(stream->fetch)) {
             if (fetch_has_idle_queues(stream->fetch)) {
                 release_idle_queues(stream); /* then plans again: the lock was released */
                 continue;
@@ -183,16 +183,17 @@ static void *stream_thread(void *argument)
         bool short_of_memory = stream->planned < stream->filled;
         reader_fold_stats(reader, stream->fetch);
         pthread_mutex_unlock(&reader->lock);
-        fetch_step(stream->fetch, planned || helping ? 0 : short_of_memory ? BLOCKED_POLL_MS : -1);
+        fetch_step(stream->fetch, planned || helps ? 0 : short_of_memory ? BLOCKED_POLL_MS : -1);
         struct span *span;
         while ((span = fetch_take_done(stream->fetch)) != NULL) {
             lookahead_finish(stream, span);
         }
         fetch_add_time(stream->fetch, &stream->fetch->stats.verify_ns);
-        if (helping) {
-            prefault_help(stream);
-        }
         pthread_mutex_lock(&reader->lock);
+        if (helps) {
+            stream->helps = false;
+            fill_help(reader);
+        }
         wake_consumer(stream);
     }
     pthread_mutex_unlock(&reader->lock);
@@ -295,7 +296,7 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
         return -ENOMEM;
     }
     int code = stream_indices(&stream->config, stream->head, count, indices);
-    struct read_terms terms = {.limit = stream->limit, .deadline_ns = stream->deadline_ns};
+    struct read_terms terms = {.limit = stream->bounds.limit, .deadline_ns = stream->deadline_ns};
     if (code == 0) {
         code = reader_read(stream->reader, indices, count, &terms, out);
     }
@@ -479,8 +480,8 @@ static void stream_free(dlfs_stream *stream)
     free(stream);
 }
 
-DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
-                                dlfs_stream **out)
+int stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
+                  const struct stream_bounds *bounds, dlfs_stream **out)
 {
     if (reader == NULL || config == NULL || config->sequence == NULL || config->stride == 0 ||
         config->plan > DLFS_PLAN_CHUNK_COPY || config->reserved != 0) {
@@ -495,7 +496,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     }
     stream->reader = reader;
     stream->config = *config;
-    stream->limit.private_bytes_max = UINT64_MAX;
+    stream->bounds = *bounds;
     stream->landing.slot = SLOT_NONE;
     stream->to_cache.slot = SLOT_NONE;
     (void)condition_init(&stream->ready);
@@ -510,11 +511,9 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
         }
     }
     if (code == 0) {
-        prefault_start(stream);
         code = thread_start(&stream->thread, NULL, stream_thread, stream);
     }
     if (code < 0) {
-        prefault_stop(stream);
         stream_free(stream);
         return code;
     }
@@ -532,13 +531,14 @@ DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
     pthread_cond_broadcast(&stream->reader->released);
     pthread_mutex_unlock(&stream->reader->lock);
     pthread_join(stream->thread, NULL);
-    prefault_stop(stream);
     stream_free(stream);
 }
 
-void stream_limit(dlfs_stream *stream, const struct read_limit *limit)
+DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
+                                dlfs_stream **out)
 {
-    stream->limit = *limit;
+    const struct stream_bounds none = {{.private_bytes_max = UINT64_MAX}, UINT64_MAX};
+    return stream_create(reader, config, &none, out);
 }
 
 uint64_t stream_memory_bytes(const dlfs_stream *stream)

@@ -13,8 +13,16 @@ bool stream_fits(const dlfs_stream_config *config, uint64_t total);
 int stream_indices(const dlfs_stream_config *config, uint64_t ordinal, uint64_t count,
                    uint64_t *out);
 /* stream/stream.c */
-/* Sets the bound on the private memory of batches that are read on demand. */
-void stream_limit(dlfs_stream *stream, const struct read_limit *limit);
+/* Bounds on the memory that a stream uses for its consumer. */
+struct stream_bounds {
+    struct read_limit limit; /* of a batch that is read on demand */
+    uint64_t
+        ahead_bytes_max; /* of samples read ahead, but for those that are needed soon. The chunks
+                            plan and the chunk copy plan, whose samples stay, have no bound */
+};
+/* Creates a stream as dlfs_stream_create, with bounds. */
+int stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
+                  const struct stream_bounds *bounds, dlfs_stream **out);
 /* Returns the memory of the stream in bytes, in addition to the reader's. */
 uint64_t stream_memory_bytes(const dlfs_stream *stream);
 

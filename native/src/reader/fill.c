@@ -1,0 +1,220 @@
+/*
+ * Touches the memory of a reader's arena before reads need it. The kernel provides and zeroes a
+ * page when it is first touched. For an arena that takes a whole dataset that is as much work as
+ * reading it, and many times as much on a virtual machine whose host provides memory page by page.
+ *
+ * One thread of the reader does this, a huge page at a time, from the first slot on, as far as
+ * reads have asked for. Whole chunks, which stay in memory, are read into as many slots as were
+ * touched. Until then, samples are read one by one, into a few slots that are used again and again
+ * (the list of free slots begins with those that were released last). Where the memory comes so
+ * fast that this is not worth it, a stream's thread helps instead.
+ *
+ * Huge pages. Private memory gets them at its first touch, where
+ * /sys/kernel/mm/transparent_hugepage/enabled is "always" or "madvise". Shared memory does so where
+ * shmem_enabled in the same folder allows it, which it mostly does not. Then MADV_COLLAPSE (Linux
+ * 6.1), which depends on neither setting, replaces the pages of a step, mostly none, by a huge
+ * page.
+ */
+#include "reader/fill.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "platform/clock.h"
+#include "platform/thread.h"
+#include "reader/state.h"
+
+#define STEP_BYTES ((size_t)2 << 20) /* a huge page, which the arena is aligned to */
+/* Chunks of a smaller dataset do not wait: all of it is read and touched in a moment. */
+#define BOUNDS_BYTES_MIN ((uint64_t)64 << 20)
+#define SHARED_FIRST_BYTES ((uint64_t)64 << 20) /* of a shared arena that are touched at once */
+#define OTHERS_BYTES ((uint64_t)32 << 20)       /* least bytes for samples read by themselves */
+#define PAGE_BYTES 4096u
+#define MEAN_STEPS 4u /* that the mean time of a step is taken over */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+enum { THREAD, HELPER }; /* indices of fill.busy */
+
+uint32_t fill_step_slots(const dlfs_reader *reader)
+{
+    return reader->chunk_shift < 21 ? (uint32_t)(STEP_BYTES >> reader->chunk_shift) : 1;
+}
+
+static bool is_over(const dlfs_reader *reader)
+{
+    return reader->fill.touched >= reader->slot_count;
+}
+
+/* Returns the slots to touch until the fill is over. */
+static uint64_t slots_needed(const dlfs_reader *reader)
+{
+    return reader->dataset_fits ? reader->chunk_count : reader->slot_count;
+}
+
+/* Returns the slots that are left to samples that are read by themselves. */
+static uint32_t other_slots(const dlfs_reader *reader)
+{
+    uint64_t least = OTHERS_BYTES >> reader->chunk_shift;
+    least = least < reader->slot_count / 8 ? least : reader->slot_count / 8;
+    return reader->other_slots_most > least ? reader->other_slots_most : (uint32_t)least;
+}
+
+/* Touches the memory of a step. Returns false with a kernel older than 5.14, or without memory. */
+static bool touch(dlfs_reader *reader, uint32_t slot)
+{
+    size_t at = (size_t)slot << reader->chunk_shift;
+    size_t bytes = (size_t)fill_step_slots(reader) << reader->chunk_shift;
+    bytes = bytes < reader->arena_bytes - at ? bytes : reader->arena_bytes - at;
+    uint8_t *memory = reader->arena + at;
+    /* Without a page table, which the first page brings, MADV_COLLAPSE fails. */
+    if (reader->fill.huge && madvise(memory, PAGE_BYTES, MADV_POPULATE_WRITE) == 0 &&
+        madvise(memory, bytes, MADV_COLLAPSE) < 0 && (errno == EINVAL || errno == ENOMEM)) {
+        reader->fill.huge = false; /* not in this kernel, forbidden, or none is free */
+    }
+    return madvise(memory, bytes, MADV_POPULATE_WRITE) == 0;
+}
+
+/* Touches the next step. The lock is held, and released meanwhile. */
+static void touch_next(dlfs_reader *reader, uint32_t *busy)
+{
+    struct fill *fill = &reader->fill;
+    uint32_t slot = fill->claimed;
+    *busy = slot;
+    fill->claimed += fill_step_slots(reader);
+    pthread_mutex_unlock(&reader->lock);
+    uint64_t before = monotonic_ns();
+    bool touched = touch(reader, slot);
+    uint64_t step_ns = monotonic_ns() - before;
+    pthread_mutex_lock(&reader->lock);
+    *busy = SLOT_NONE;
+    fill->failed |= !touched;
+    fill->step_ns = (fill->step_ns * (MEAN_STEPS - 1) + step_ns) / MEAN_STEPS;
+    uint32_t end = fill->busy[0] < fill->busy[1] ? fill->busy[0] : fill->busy[1];
+    end = end < fill->claimed ? end : fill->claimed;
+    fill->touched = fill->failed || end >= slots_needed(reader) ? reader->slot_count : end;
+    pthread_cond_broadcast(&reader->released);
+}
+
+/* Returns true if there is a step to touch. */
+static bool has_step(const dlfs_reader *reader)
+{
+    const struct fill *fill = &reader->fill;
+    return !is_over(reader) && fill->claimed < fill->wanted && fill->claimed < slots_needed(reader);
+}
+
+static void *fill_thread(void *argument)
+{
+    dlfs_reader *reader = argument;
+    struct fill *fill = &reader->fill;
+    pthread_mutex_lock(&reader->lock);
+    while (!fill->stop && !is_over(reader)) {
+        if (has_step(reader)) {
+            touch_next(reader, &fill->busy[THREAD]);
+        } else if (fill->claimed < slots_needed(reader)) {
+            pthread_cond_wait(&fill->work, &reader->lock);
+        } else {
+            break; /* the helper touches the last step */
+        }
+    }
+    pthread_mutex_unlock(&reader->lock);
+    return NULL;
+}
+
+bool fill_needs_help(const dlfs_reader *reader)
+{
+    return reader->fill.busy[HELPER] == SLOT_NONE && has_step(reader);
+}
+
+void fill_help(dlfs_reader *reader)
+{
+    if (fill_needs_help(reader)) {
+        touch_next(reader, &reader->fill.busy[HELPER]);
+    }
+}
+
+void fill_begin(dlfs_reader *reader)
+{
+    struct fill *fill = &reader->fill;
+    bool shared = (reader->config.flags & DLFS_READER_SHARED) != 0;
+    uint64_t bytes = slots_needed(reader) << reader->chunk_shift;
+    fill->huge = shared;
+    fill->bounds = reader->dataset_fits && bytes >= BOUNDS_BYTES_MIN;
+    bool wanted = fill->bounds || (shared && bytes >= STEP_BYTES);
+    fill->busy[THREAD] = fill->busy[HELPER] = SLOT_NONE;
+    fill->touched = wanted ? 0 : reader->slot_count;
+    if (shared && wanted) {
+        uint64_t first = SHARED_FIRST_BYTES >> reader->chunk_shift;
+        fill_want(reader, reader->dataset_fits ? first : reader->slot_count);
+    }
+}
+
+void fill_want(dlfs_reader *reader, uint64_t slots)
+{
+    struct fill *fill = &reader->fill;
+    uint64_t wanted = reader->chunk_slot_count + other_slots(reader) + slots;
+    if (is_over(reader) || wanted <= fill->wanted) {
+        return;
+    }
+    fill->wanted = wanted < reader->slot_count ? (uint32_t)wanted : reader->slot_count;
+    if (!fill->running) {
+        fill->running = thread_start(&fill->thread, NULL, fill_thread, reader) == 0;
+    }
+    if (!fill->running) {
+        fill->failed = true;
+        fill->touched = reader->slot_count;
+    }
+    pthread_cond_signal(&fill->work);
+}
+
+void fill_pause(dlfs_reader *reader)
+{
+    struct fill *fill = &reader->fill;
+    if (reader->dataset_fits && fill->wanted > fill->claimed) {
+        fill->wanted = fill->claimed;
+    }
+}
+
+bool fill_bounds_chunks(const dlfs_reader *reader)
+{
+    return reader->fill.bounds && !is_over(reader);
+}
+
+uint32_t fill_room(const dlfs_reader *reader)
+{
+    if (!fill_bounds_chunks(reader)) {
+        return reader->slot_count;
+    }
+    uint32_t used = reader->chunk_slot_count + other_slots(reader);
+    return reader->fill.touched > used ? reader->fill.touched - used : 0;
+}
+
+bool fill_admits(dlfs_reader *reader, uint64_t slots)
+{
+    pthread_mutex_lock(&reader->lock);
+    bool admitted = slots <= fill_room(reader) || !fill_bounds_chunks(reader);
+    if (!admitted) {
+        fill_want(reader, slots);
+    }
+    pthread_mutex_unlock(&reader->lock);
+    return admitted;
+}
+
+void fill_end(dlfs_reader *reader)
+{
+    struct fill *fill = &reader->fill;
+    pthread_mutex_lock(&reader->lock);
+    bool running = fill->running;
+    fill->stop = true;
+    fill->running = false;
+    pthread_cond_signal(&fill->work);
+    pthread_mutex_unlock(&reader->lock);
+    if (running) {
+        pthread_join(fill->thread, NULL);
+    }
+}

@@ -1,0 +1,51 @@
+/* Touches the memory of a reader's arena before reads need it. */
+#ifndef DLFS_FILL_H
+#define DLFS_FILL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dlfs/dlfs.h"
+
+/* The progress of the threads that touch the arena, a step at a time, from its first slot on. */
+struct fill {
+    pthread_t thread;
+    pthread_cond_t work; /* `wanted` has grown, or the thread is to end */
+    bool running;
+    bool stop;
+    bool huge;        /* shared memory is to be collapsed into huge pages */
+    bool bounds;      /* until the end, no more chunks are loaded than slots were touched */
+    bool failed;      /* the kernel refuses: reads touch the rest */
+    uint32_t wanted;  /* slots that reads have asked for */
+    uint32_t claimed; /* slots that were touched or are being touched */
+    uint32_t touched; /* slots before every step in progress; all of the arena's at the end */
+    uint32_t busy[2]; /* first slot of the steps of the thread and of its helper; or SLOT_NONE */
+    uint64_t step_ns; /* mean time of the last steps */
+};
+
+/* Decides whether a thread is to touch the new arena. The lock is held. */
+void fill_begin(dlfs_reader *reader);
+/* Has the thread touch this many slots more than those in use. The lock is held. */
+void fill_want(dlfs_reader *reader, uint64_t slots);
+/* Has the thread pause until a read asks for more. The lock is held. */
+void fill_pause(dlfs_reader *reader);
+/* Returns true if another thread may touch a step, too. The lock is held. */
+bool fill_needs_help(const dlfs_reader *reader);
+/* Touches a step if fill_needs_help. The lock is held, and released meanwhile. */
+void fill_help(dlfs_reader *reader);
+/* Returns true if chunks have to wait for slots that were touched. The lock is held. */
+bool fill_bounds_chunks(const dlfs_reader *reader);
+/* Returns how many slots chunks may be read into now. The lock is held. */
+uint32_t fill_room(const dlfs_reader *reader);
+/*
+ * Returns true if a read may put whole chunks into this many slots. If not, has the slots touched
+ * for later reads. Takes the lock.
+ */
+bool fill_admits(dlfs_reader *reader, uint64_t slots);
+/* Returns the slots of a step. */
+uint32_t fill_step_slots(const dlfs_reader *reader);
+/* Ends the thread, however far it has come. */
+void fill_end(dlfs_reader *reader);
+
+#endif

@@ -1,0 +1,238 @@
+/*
+ * The arena's memory is touched by a thread that no read waits for: whole chunks go where memory
+ * was touched, and other samples are read by themselves.
+ */
+#define LARGE_EVERY 6u /* several steps of memory */
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include "reader/reader_tests.h"
+#include "stream/stream.h"
+
+#define STEP ((size_t)2 << 20)
+#define STEPS 6u
+#define STEP_SLOTS 4u
+#define BATCH 16u
+#define OTHERS (STEPS * STEP_SLOTS / 8) /* slots that are left to samples read by themselves */
+
+/* ---- the thread by itself -------------------------------------------------------------------- */
+
+/* Has a small arena touched as a large one is. The lock is held where it is needed. */
+static void begin_large(dlfs_reader *reader)
+{
+    reader->fill.bounds = true;
+    reader->fill.touched = reader->fill.claimed = 0;
+}
+
+static void reader_over_memory(dlfs_reader *reader, struct slot *slots, void *arena)
+{
+    *reader = (dlfs_reader){
+        .lock = PTHREAD_MUTEX_INITIALIZER,
+        .released = PTHREAD_COND_INITIALIZER,
+        .fill = {.work = PTHREAD_COND_INITIALIZER},
+        .arena = arena,
+        .arena_bytes = STEPS * STEP,
+        .chunk_shift = 19,
+        .chunk_count = (STEPS - 1) * STEP_SLOTS,
+        .slot_count = STEPS * STEP_SLOTS,
+        .slots = slots,
+        .free_slots = {.count = STEPS * STEP_SLOTS},
+        .dataset_fits = true,
+    };
+    fill_begin(reader);
+    CHECK(!reader->fill.bounds);
+    begin_large(reader);
+}
+
+static uint32_t wait_for_room(dlfs_reader *reader, uint32_t least)
+{
+    uint32_t room = 0;
+    while (room < least) {
+        pthread_mutex_lock(&reader->lock);
+        room = fill_room(reader);
+        pthread_mutex_unlock(&reader->lock);
+        sched_yield();
+    }
+    return room;
+}
+
+static bool is_touched(const uint8_t *memory, size_t bytes)
+{
+    unsigned char resident[STEPS * STEP / 4096];
+    CHECK_EQ(mincore((void *)(uintptr_t)memory, bytes, resident), 0);
+    bool touched = true;
+    for (size_t page = 0; page < bytes / 4096; page++) {
+        touched = touched && (resident[page] & 1);
+    }
+    return touched;
+}
+
+static void as_far_as_asked(void)
+{
+    void *arena;
+    dlfs_reader reader;
+    struct slot slots[STEPS * STEP_SLOTS];
+    CHECK_EQ(dlfs_memory_map(STEPS * STEP, &arena, NULL), 0);
+    reader_over_memory(&reader, slots, arena);
+    CHECK_EQ(fill_room(&reader), 0);
+    CHECK(!reader.fill.running);
+    CHECK(!fill_admits(&reader, STEP_SLOTS + 1)); /* and has them touched */
+    CHECK_EQ(wait_for_room(&reader, STEP_SLOTS + 1), 2 * STEP_SLOTS - OTHERS);
+    CHECK(is_touched(arena, 2 * STEP));
+    CHECK(fill_admits(&reader, STEP_SLOTS + 1));
+    reader.chunk_slot_count = 2 * STEP_SLOTS;
+    CHECK_EQ(fill_room(&reader), 0);
+    CHECK(!fill_admits(&reader, 1));
+    CHECK_EQ(wait_for_room(&reader, 1), STEP_SLOTS - OTHERS);
+    CHECK(!fill_admits(&reader, 3 * STEP_SLOTS)); /* all chunks of the dataset */
+    CHECK_EQ(wait_for_room(&reader, 3 * STEP_SLOTS), reader.slot_count);
+    CHECK(!fill_bounds_chunks(&reader));
+    CHECK(is_touched(arena, (STEPS - 1) * STEP));
+    fill_end(&reader);
+    fill_end(&reader);
+    dlfs_memory_unmap(arena, STEPS * STEP);
+}
+
+static void with_help(void)
+{
+    void *arena;
+    dlfs_reader reader;
+    struct slot slots[STEPS * STEP_SLOTS];
+    CHECK_EQ(dlfs_memory_map(STEPS * STEP, &arena, NULL), 0);
+    reader_over_memory(&reader, slots, arena);
+    reader.fill.running = true; /* so that no thread is started */
+    CHECK(!fill_needs_help(&reader));
+    CHECK(!fill_admits(&reader, STEP_SLOTS - OTHERS));
+    pthread_mutex_lock(&reader.lock);
+    CHECK(fill_needs_help(&reader));
+    fill_help(&reader);
+    CHECK_EQ(fill_room(&reader), STEP_SLOTS - OTHERS);
+    CHECK(reader.fill.step_ns > 0);
+    CHECK(!fill_needs_help(&reader));
+    reader.fill.claimed += STEP_SLOTS; /* another thread is at this step */
+    reader.fill.busy[0] = STEP_SLOTS;
+    fill_want(&reader, reader.slot_count);
+    fill_help(&reader);
+    CHECK_EQ(fill_room(&reader), STEP_SLOTS - OTHERS);
+    reader.fill.busy[0] = SLOT_NONE;
+    fill_help(&reader);
+    CHECK_EQ(fill_room(&reader), 4 * STEP_SLOTS - OTHERS);
+    fill_pause(&reader);
+    CHECK(!fill_needs_help(&reader));
+    pthread_mutex_unlock(&reader.lock);
+    dlfs_memory_unmap(arena, STEPS * STEP);
+}
+
+static void cannot_be_touched(void)
+{
+    dlfs_reader reader;
+    struct slot slots[STEPS * STEP_SLOTS];
+    void *arena = mmap(NULL, STEPS * STEP, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(arena != MAP_FAILED);
+    reader_over_memory(&reader, slots, arena);
+    CHECK(!fill_admits(&reader, 1));
+    CHECK_EQ(wait_for_room(&reader, 1), reader.slot_count);
+    fill_end(&reader);
+    munmap(arena, STEPS * STEP);
+}
+
+/* ---- reads next to it ------------------------------------------------------------------------ */
+
+static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t stop)
+{
+    dlfs_stream_config config = {
+        .sequence = sequence, .stride = 1, .count = COUNT, .plan = DLFS_PLAN_CHUNKS};
+    dlfs_stream *stream;
+    CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
+    uint64_t taken = 0;
+    for (dlfs_batch *batch; taken < stop && dlfs_stream_next(stream, BATCH, -1, &batch) == 0;) {
+        CHECK_EQ(batch->failure_count, 0);
+        for (uint64_t i = 0; i < batch->count; i++) {
+            check_sample(batch, i);
+        }
+        taken += batch->count;
+        dlfs_batch_release(batch);
+    }
+    CHECK(taken >= stop);
+    dlfs_stream_destroy(stream);
+}
+
+static void read_all(dlfs_reader *reader)
+{
+    for (uint64_t first = 0; first + BATCH <= COUNT; first += BATCH) {
+        uint64_t indices[BATCH];
+        dlfs_batch *batch;
+        for (uint64_t i = 0; i < BATCH; i++) {
+            indices[i] = (first + i) * 37 % COUNT;
+        }
+        CHECK_EQ(dlfs_reader_read(reader, indices, BATCH, &batch), 0);
+        CHECK_EQ(batch->failure_count, 0);
+        for (uint64_t i = 0; i < BATCH; i++) {
+            check_sample(batch, i);
+        }
+        dlfs_batch_release(batch);
+    }
+}
+
+static uint64_t chunks_in_memory(dlfs_reader *reader)
+{
+    uint64_t found = 0;
+    pthread_mutex_lock(&reader->lock);
+    for (uint32_t slot = 0; slot < reader->slot_count; slot += reader->slots[slot].run) {
+        found += reader->slots[slot].state == SLOT_CHUNK ? reader->slots[slot].run : 0;
+    }
+    pthread_mutex_unlock(&reader->lock);
+    return found;
+}
+
+/* Reads an epoch up to a position, batches, and a whole epoch. */
+static void reads(uint64_t first_stop, uint32_t flags, bool stuck)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    CHECK(dataset.chunk_count * CHUNK > 2 * STEP);
+    dlfs_reader *reader = reader_with(&dataset, DEVICE_BYTES, 0, flags);
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 3, 0, 4, &sequence),
+             0);
+    reader->fill.running = stuck;                      /* then the reader starts no thread, */
+    reader->fill.step_ns = stuck ? UINT64_MAX / 8 : 0; /* and does not wait for it */
+    pthread_mutex_lock(&reader->lock);
+    CHECK_EQ(arena_map(reader), 0);
+    if ((flags & DLFS_READER_SHARED) == 0 || stuck) {
+        begin_large(reader);
+    } else {
+        reader->fill.bounds = true;
+    }
+    pthread_mutex_unlock(&reader->lock);
+    take(reader, sequence, first_stop);
+    read_all(reader);
+    if (stuck) {
+        CHECK_EQ(chunks_in_memory(reader), 0);
+        reader->fill.running = false;
+        reader->fill.wanted = 0;
+        pthread_mutex_lock(&reader->lock);
+        fill_want(reader, reader->slot_count);
+        pthread_mutex_unlock(&reader->lock);
+        (void)wait_for_room(reader, reader->slot_count);
+    }
+    take(reader, sequence, COUNT);
+    CHECK(chunks_in_memory(reader) > 0);
+    dlfs_sequence_destroy(sequence);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+int main(void)
+{
+    as_far_as_asked();
+    with_help();
+    cannot_be_touched();
+    for (uint32_t flags = 0; flags <= DLFS_READER_SHARED; flags += DLFS_READER_SHARED) {
+        reads(COUNT, flags, false);
+        reads(COUNT, flags, true);
+        reads(1, flags, false);
+    }
+    return 0;
+}
