@@ -96,7 +96,7 @@ CHANNELS_OF_USER_MAX = 1024
 """Most channels of all processes of one user."""
 DATASETS_MAX = 64
 """Most open datasets of one connection."""
-PINNED_SHARE = 1 / 8
+PINNED_SHARE = 1 / 2
 """Share of a dataset's sample memory that the batches of one client process may pin. Batches beyond
 it are copied out."""
 PINNED_SHARE_OF_USER = 3 / 4
