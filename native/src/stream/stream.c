@@ -304,6 +304,18 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
     return code;
 }
 
+/* Returns true if the awaited samples can be in the arena all at once. Each different one is taken
+ * as long as the mean. */
+static bool awaited_fit(const dlfs_stream *stream)
+{
+    const dlfs_reader *reader = stream->reader;
+    uint64_t different =
+        stream->awaited < stream->need.samples ? stream->awaited : stream->need.samples;
+    uint64_t arena_bytes = (uint64_t)reader->slot_count << reader->chunk_shift;
+    return stream->awaited <= stream->lookahead &&
+           different <= arena_bytes / stream->need.mean_bytes;
+}
+
 /*
  * Waits until the awaited entries have ended, and returns 0. Returns DLFS_E_LIMIT if they have to
  * be read on demand, because there is no memory for them and the thread is blocked; -EAGAIN after
@@ -312,7 +324,7 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
 static int wait_for_entries(dlfs_stream *stream, int timeout_ms)
 {
     uint64_t until = timeout_ms < 0 ? UINT64_MAX : monotonic_ns() + (uint64_t)timeout_ms * 1000000;
-    bool possible = stream->awaited <= stream->lookahead;
+    bool possible = awaited_fit(stream);
     stream->paused = !possible;
     stream->blocked = false; /* memory may have been released since then */
     for (;;) {
@@ -372,14 +384,18 @@ static void begin_wait(dlfs_stream *stream, uint64_t count)
     stream->awaited_ended = 0;
 }
 
-/* Ends the wait, and keeps the remaining time if the batch is still to come. */
+/*
+ * Ends the wait, and keeps the remaining time if the batch is still to come. The look-ahead stays
+ * paused after a batch that cannot fit in the arena: the next one hardly will either, and what is
+ * read ahead for it would be read twice.
+ */
 static void end_wait(dlfs_stream *stream, int code)
 {
     uint64_t now = monotonic_ns();
     uint64_t left = stream->deadline_ns > now ? stream->deadline_ns - now : 1;
     stream->time_left_ns = code == -EAGAIN ? left : 0;
+    stream->paused = !awaited_fit(stream);
     stream->awaited = 0;
-    stream->paused = false;
 }
 
 DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_ms, dlfs_batch **out)

@@ -219,6 +219,40 @@ static void wrong_calls(void)
     dataset_destroy(&dataset);
 }
 
+static uint64_t read_bytes(dlfs_reader *reader)
+{
+    dlfs_reader_stats stats;
+    dlfs_reader_get_stats(reader, &stats);
+    return stats.read_bytes;
+}
+
+/* Batches that are larger than the memory are read on demand. Nothing is read ahead for the next
+ * one, which would read it again. */
+static void batches_beyond_memory(uint32_t plan)
+{
+    enum { SIZE = 50, MEMORY = 4 * CHUNK };
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, MEMORY, 0);
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 3, 0, 1, &sequence),
+             0);
+    for (uint64_t first = 0; first < COUNT; first += SIZE) {
+        uint64_t indices[SIZE];
+        dlfs_batch *batch;
+        CHECK_EQ(dlfs_sequence_fill(sequence, first, 1, SIZE, indices), 0);
+        CHECK_EQ(dlfs_reader_read_apart(reader, indices, SIZE, &batch), 0);
+        dlfs_batch_release(batch);
+    }
+    uint64_t needed = read_bytes(reader);
+    CHECK_EQ(take_epoch(reader, sequence, plan, SIZE, COUNT), COUNT);
+    /* The stream reads ahead until it knows the size of a batch. */
+    CHECK(read_bytes(reader) - needed <= needed + MEMORY);
+    dlfs_sequence_destroy(sequence);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
 int main(void)
 {
     dlfs_fault_config faults = {
@@ -243,6 +277,9 @@ int main(void)
         for (uint64_t consumers = 1; consumers <= 3; consumers++) {
             groups(plan, plan % 3, consumers); /* DLFS_ORDER_*, each at least once */
         }
+    }
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_CHUNK_COPY; plan++) {
+        batches_beyond_memory(plan);
     }
     wrong_groups();
     wrong_calls();
