@@ -25,6 +25,7 @@
 
 #include "channel/channel.h"
 #include "platform/clock.h"
+#include "platform/thread.h"
 
 #define SPIN_NS UINT64_C(50000) /* about the cost of one sleep and wake-up to both sides */
 #define WAKE_NS UINT64_C(30000) /* time that a wake-up may add to a wait that slept */
@@ -106,15 +107,6 @@ void ring_wake(struct ring *ring, struct waiter *waiter)
     atomic_fetch_add_explicit(&waiter->wakes, 1, memory_order_relaxed);
 }
 
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Publishes this side's processor. Returns true if the other side last ran on another one. */
 static bool runs_elsewhere(struct ring *ring, const struct waiter *waiter)
 {
@@ -133,7 +125,7 @@ static bool spin(struct ring *ring, const struct waiter *waiter, uint64_t until_
             if (ring_ready(ring)) {
                 return true;
             }
-            relax();
+            processor_pause();
         }
         if (monotonic_ns() >= until_ns) {
             return false;

@@ -88,6 +88,7 @@ void nvme_operation_complete(struct nvme_queue *queue, uint32_t number, int64_t 
     position = position < queue->base.depth ? position : position - queue->base.depth;
     queue->done[position] = (dlfs_completion){.tag = operation->tag, .result = result};
     queue->done_count++;
+    queue->done_bytes += operation->length_bytes;
     operation->next = queue->free_operation;
     queue->free_operation = number;
 }

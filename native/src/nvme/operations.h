@@ -125,6 +125,7 @@ struct nvme_queue {
     uint64_t quiesce_ns;  /* quiesce_ms of the present or the last connection */
     uint32_t done_first;  /* first entry of the ring of completions */
     uint32_t done_count;
+    uint64_t done_bytes; /* of all operations that were ever completed */
     struct nvme_passthrough passthrough;
     struct nvme_operation *operations; /* [depth] */
     struct nvme_command *commands;     /* [commands_max] */

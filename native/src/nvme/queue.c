@@ -10,11 +10,22 @@
 
 #include "nvme/recovery.h"
 #include "platform/clock.h"
+#include "platform/thread.h"
 
 /* Commands of a queue pair. A shallow one has more than its depth, so that one large operation
  * keeps several commands in flight. */
 #define COMMANDS_MIN 8u
 #define COMMANDS_MAX 4096u
+/*
+ * Bytes of large reads after which a poll returns those that are complete: these are in the
+ * processor's cache when the caller computes their checksums, and the target gets the next commands
+ * before it has answered the others.
+ */
+#define POLL_BYTES_MAX (UINT64_C(128) << 10)
+/* Rounds of busy polling between two looks at the clock and at the whole queue pair, and pauses of
+ * the processor in each: together some 30 us. */
+#define BUSY_ROUNDS 16u
+#define BUSY_PAUSES 50u
 
 /* ---- submitting ------------------------------------------------------------------------------ */
 
@@ -80,6 +91,12 @@ static uint32_t take_done(struct nvme_queue *queue, dlfs_completion *completions
     return given;
 }
 
+/* Returns true if all data to come is received directly. */
+static bool expects_large(const struct nvme_queue *queue)
+{
+    return queue->small_count == 0 && queue->in_flight_count > 0;
+}
+
 /* Receives and sends what the socket allows; returns true if anything was received. */
 static bool receive_and_send(struct nvme_queue *queue)
 {
@@ -90,9 +107,8 @@ static bool receive_and_send(struct nvme_queue *queue)
         return false;
     }
     const char *reason = "";
-    bool large = queue->small_count == 0 && queue->in_flight_count > 0;
     uint32_t stage_bytes =
-        large ? NVME_STAGE_HEADS_BYTES : queue->connection->receiver.staging_bytes;
+        expects_large(queue) ? NVME_STAGE_HEADS_BYTES : queue->connection->receiver.staging_bytes;
     ssize_t got = nvme_connection_receive(queue->connection, stage_bytes, &reason);
     if (got < 0) {
         nvme_queue_fail(queue, (int)got, reason);
@@ -103,6 +119,21 @@ static bool receive_and_send(struct nvme_queue *queue)
         nvme_queue_send(queue);
     }
     return got > 0;
+}
+
+/* Waits until the socket or the link needs attention, at most left_ns. Returns true if one does. */
+static bool poll_descriptors(struct nvme_queue *queue, uint64_t left_ns)
+{
+    struct pollfd watched[2] = {{.fd = queue->link->wake, .events = POLLIN}};
+    nfds_t count = 1;
+    if (queue->connection != NULL) {
+        watched[count++] =
+            (struct pollfd){.fd = queue->connection->descriptor,
+                            .events = nvme_queue_needs_room(queue) ? POLLIN | POLLOUT : POLLIN};
+    }
+    struct timespec limit = {.tv_sec = (time_t)(left_ns / UINT64_C(1000000000)),
+                             .tv_nsec = (long)(left_ns % UINT64_C(1000000000))};
+    return ppoll(watched, count, left_ns == UINT64_MAX ? NULL : &limit, NULL) > 0;
 }
 
 /* Sleeps until the socket, the link or a deadline needs attention, at most left_ns. */
@@ -119,17 +150,22 @@ static void wait_for_events(struct nvme_queue *queue, uint64_t left_ns)
             (deadline_ns > now_ns ? deadline_ns - now_ns : 0) + NVME_NANOSECONDS_PER_MS;
         left_ns = until_deadline_ns < left_ns ? until_deadline_ns : left_ns;
     }
-    struct pollfd watched[2] = {{.fd = queue->link->wake, .events = POLLIN}};
-    nfds_t count = 1;
-    if (queue->connection != NULL) {
-        watched[count++] =
-            (struct pollfd){.fd = queue->connection->descriptor,
-                            .events = nvme_queue_needs_room(queue) ? POLLIN | POLLOUT : POLLIN};
-    }
-    struct timespec limit = {.tv_sec = (time_t)(left_ns / UINT64_C(1000000000)),
-                             .tv_nsec = (long)(left_ns % UINT64_C(1000000000))};
-    (void)ppoll(watched, count, left_ns == UINT64_MAX ? NULL : &limit, NULL);
+    (void)poll_descriptors(queue, left_ns);
     nvme_queue_note_poll(queue);
+}
+
+/*
+ * Waits for events without sleep, a short while. It does not try to receive meanwhile, which would
+ * lock the socket: the kernel could then not deliver the next segments, and would leave that work
+ * to this thread.
+ */
+static void wait_awake(struct nvme_queue *queue)
+{
+    for (uint32_t round = 0; round < BUSY_ROUNDS && !poll_descriptors(queue, 0); round++) {
+        for (uint32_t i = 0; i < BUSY_PAUSES; i++) {
+            processor_pause();
+        }
+    }
 }
 
 /* Returns true if a deadline has passed or a delayed operation is to be tried again. */
@@ -141,15 +177,16 @@ static bool is_due(struct nvme_queue *queue)
 }
 
 /*
- * Receives until there are count completions or the socket is empty. Only large reads need several
- * rounds: one round receives dozens of small ones.
+ * Receives until there are count completions, or some of POLL_BYTES_MAX, or the socket is empty.
+ * Only large reads need several rounds: one round receives dozens of small ones.
  */
 static bool receive_until(struct nvme_queue *queue, uint32_t count)
 {
+    uint64_t enough_bytes = queue->done_bytes + POLL_BYTES_MAX;
     bool came = receive_and_send(queue);
     bool more = came;
-    while (more && queue->done_count < count && queue->small_count == 0 &&
-           queue->in_flight_count > 0) {
+    while (more && queue->done_count < count && queue->done_bytes < enough_bytes &&
+           expects_large(queue)) {
         more = receive_and_send(queue);
     }
     return came;
@@ -224,7 +261,9 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
             announce_done(queue);
             return 0;
         }
-        if (!came && !keeps_polling(queue, &poll_until_ns)) {
+        if (!came && keeps_polling(queue, &poll_until_ns)) {
+            wait_awake(queue);
+        } else if (!came) {
             wait_for_events(queue, left_ns);
         }
     }

@@ -12,4 +12,14 @@
 int thread_start(pthread_t *thread, const pthread_attr_t *attributes, void *(*main)(void *argument),
                  void *argument);
 
+/* Tells the processor that the thread polls: it saves power, and slows the thread down. */
+static inline void processor_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 #endif
