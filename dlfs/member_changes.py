@@ -96,8 +96,7 @@ class MemberChanges(ABC):
             The number of bytes that were moved.
 
         Raises:
-            SpaceError: the devices that should get data are full; nothing was changed, unless the
-                message says how much was moved before.
+            SpaceError: the devices that should get data are full; nothing was changed.
             LockedError: a writer has locked the volume.
             DeviceError: a device failed.
         """
@@ -128,8 +127,7 @@ class MemberChanges(ABC):
 
         Raises:
             UsageError: there is no such member, or no member would be left.
-            SpaceError: the data does not fit on the other members; nothing was changed, unless the
-                message says how much was moved before.
+            SpaceError: the data does not fit on the other members; nothing was changed.
             LockedError: a writer has locked the volume.
             DeviceError: a device failed.
         """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dlfs.errors import SpaceError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import ChunkRun, MemberGroup, split_runs
-from dlfs.resizing.moving import Progress, Transfer, move_all
+from dlfs.resizing.moving import Progress, Rehearsal, Transfer, move_all
 from dlfs.store.space import count_chunks
 from dlfs.store.transaction import Transaction
 from dlfs.units import format_bytes
@@ -41,16 +41,20 @@ def rebalance_volume(transaction: Transaction, progress: Progress) -> RebalanceR
         progress: called with the bytes moved and the total bytes.
 
     Raises:
-        SpaceError: the groups that should get data are full; nothing was changed. Or free chunks
-            turned out to be too few; the message says how much was moved.
+        SpaceError: the groups that should get data are full, or free chunks are in too many runs
+            for a catalog; nothing was changed.
         DeviceError: a device failed; rebalancing again continues.
     """
     base = transaction.base
     groups = [group for group in base.geometry.all_groups if not group.evacuating]
     transfers = _plan(base.catalog.datasets, groups)
     _check_space(transaction, groups, transfers)
-    ordered = [Transfer(tuple(runs), groups[target]) for (_, target), runs in transfers.items()]
-    return RebalanceReport(moved_bytes=move_all(base, ordered, progress)[1])
+
+    def ordered() -> list[Transfer]:
+        return [Transfer(tuple(runs), groups[target]) for (_, target), runs in transfers.items()]
+
+    move_all(base, ordered(), lambda _done, _total: None, Rehearsal)
+    return RebalanceReport(moved_bytes=move_all(base, ordered(), progress)[1])
 
 
 _Plan = dict[tuple[int, int], list[ChunkRun]]

@@ -6,7 +6,8 @@ chunk is made from the same copy of the old one. So a step never replaces a corr
 damaged one, and needs no checksum.
 
 ``move_all`` does all steps of a change. A crash between two steps leaves a complete volume, of
-which some data has been moved.
+which some data has been moved. With a ``Rehearsal`` in place of the transactions it writes nothing,
+and finds out whether all steps have room: free chunks may be too few, or in too many runs.
 
 Memory: the windows of a scan and of a chunk writer.
 """
@@ -20,10 +21,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dlfs.errors import SpaceError
-from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.catalog import Catalog, DatasetRecord, decode_catalog
 from dlfs.format.geometry import ChunkRun, DataSpace, MemberGroup, split_runs, unite_runs
 from dlfs.store.chunk_reader import CopyOrder, scan_space
 from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.members import Member
 from dlfs.store.space import TakenRuns, append_run, count_chunks
 from dlfs.store.transaction import Generation, Transaction, flush_all
 from dlfs.units import MIB, format_bytes
@@ -33,6 +35,18 @@ Progress = Callable[[int, int], None]
 
 STEP_BYTES = 512 * MIB
 """Data that is moved between two commits. A crash loses at most this much of the work."""
+
+
+class Rehearsal(Transaction):
+    """A transaction whose commit writes nothing, and returns the generation that it would make."""
+
+    def _commit(
+        self, datasets: Sequence[DatasetRecord], first: Sequence[Member] = ()
+    ) -> Generation:
+        del first
+        superblock, encoded = self._prepare(datasets)
+        catalog = decode_catalog(encoded.tobytes(), superblock, "the next catalog")
+        return Generation(self.base.members, superblock, catalog)
 
 
 def used_runs(catalog: Catalog, group: MemberGroup) -> list[ChunkRun]:
@@ -58,7 +72,10 @@ class Transfer:
 
 
 def move_all(
-    base: Generation, transfers: Sequence[Transfer], progress: Progress
+    base: Generation,
+    transfers: Sequence[Transfer],
+    progress: Progress,
+    kind: type[Transaction] = Transaction,
 ) -> tuple[Generation, int]:
     """Move chunks of datasets, step by step, each step one commit.
 
@@ -68,6 +85,7 @@ def move_all(
         base: newest generation; its members are open for writing and locked.
         transfers: the chunks, of which none occurs twice.
         progress: called with the bytes moved and the total bytes.
+        kind: class of the transactions; ``Rehearsal`` moves nothing.
 
     Returns:
         The newest generation, and the number of bytes moved.
@@ -90,7 +108,7 @@ def move_all(
     pending = [transfer for transfer in transfers if transfer.runs]
     moved = 0
     while pending:
-        step = Transaction.over(base)
+        step = kind.over(base)
         try:
             chosen, target, count = _next_step(step, pending)
             old, chosen.runs = split_runs(chosen.runs, count)
@@ -98,9 +116,11 @@ def move_all(
             base = move_chunks(step, old, allocate, advance)
         except SpaceError as error:
             text = f"{format_bytes(moved * chunk_bytes)} of {format_bytes(total * chunk_bytes)}"
-            raise SpaceError(
-                f"{error}; {text} were moved before, and the volume is whole"
-            ) from error
+            if kind is Rehearsal:
+                after = f"after {text} there would be no room to go on, and nothing was changed"
+            else:
+                after = f"{text} were moved before, and the volume is whole"
+            raise SpaceError(f"{error}; {after}") from error
         moved += count
         pending = [transfer for transfer in pending if transfer.runs]
     return base, done * chunk_bytes
@@ -144,6 +164,19 @@ def move_chunks(
         DeviceError: a device failed, or no copy of a chunk can be read.
     """
     new = allocate(count_chunks(old))
+    if not isinstance(transaction, Rehearsal):
+        _copy(transaction, old, new, progress)
+    moves = _Moves(old, new)
+    return transaction.commit([moves.apply(record) for record in transaction.base.catalog.datasets])
+
+
+def _copy(
+    transaction: Transaction,
+    old: Sequence[ChunkRun],
+    new: Sequence[ChunkRun],
+    progress: Callable[[int], None],
+) -> None:
+    """Copy chunks, and flush."""
     geometry = transaction.geometry
     space = DataSpace(geometry, tuple(old))
     for copy in range(geometry.replicas):
@@ -159,8 +192,6 @@ def move_chunks(
                         progress(window.memory.nbytes // geometry.chunk_bytes)
             writer.drain()
     flush_all(transaction.devices)
-    moves = _Moves(old, new)
-    return transaction.commit([moves.apply(record) for record in transaction.base.catalog.datasets])
 
 
 class _Moves:

@@ -6,6 +6,7 @@
    that left: programs that were given only these find the volume. Then the superblocks of the
    members that left are erased.
 
+All steps are rehearsed first, so a change that lacks room is refused before anything is written.
 After a crash at any point, shrinking again continues.
 """
 
@@ -18,7 +19,7 @@ from dlfs.block import parse_uri
 from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
-from dlfs.resizing.moving import Progress, Transfer, move_all, used_runs
+from dlfs.resizing.moving import Progress, Rehearsal, Transfer, move_all, used_runs
 from dlfs.store.formatting import wipe
 from dlfs.store.located import encode_locations, write_locations
 from dlfs.store.members import Member
@@ -52,20 +53,32 @@ def shrink_volume(
 
     Raises:
         UsageError: there is no such member, or no member would be left.
-        SpaceError: the data does not fit on the other members; nothing was changed. Or the free
-            chunks turned out to be in too many runs for a catalog; the message says how much was
-            moved.
+        SpaceError: the data does not fit on the other members, or free chunks are in too many runs
+            for a catalog; nothing was changed.
         DeviceError: a device failed; shrinking again continues.
     """
     base = transaction.base
     groups = _find_groups(base, members)
     _check_space(transaction, groups)
     leaving = {group.first_chunk for group in groups}
-    if any(not group.evacuating for group in groups):
-        base = _mark(base, leaving)
-    runs = [run for group in _groups_at(base, leaving) for run in _used(base, group)]
-    base, moved_bytes = move_all(base, [Transfer(tuple(runs))], progress)
+    rehearsed, _ = _evacuate(base, leaving, lambda _done, _total: None, Rehearsal)
+    Rehearsal.over(_without(rehearsed, leaving)).commit(rehearsed.catalog.datasets)
+    base, moved_bytes = _evacuate(base, leaving, progress, Transaction)
     return ShrinkReport(removed=_remove(base, leaving), moved_bytes=moved_bytes)
+
+
+def _evacuate(
+    base: Generation, leaving: set[int], progress: Progress, kind: type[Transaction]
+) -> tuple[Generation, int]:
+    """Mark groups, and move all data off them.
+
+    Returns:
+        The newest generation, and the number of bytes moved.
+    """
+    if any(not group.evacuating for group in _groups_at(base, leaving)):
+        base = _mark(base, leaving, kind)
+    runs = [run for group in _groups_at(base, leaving) for run in _used(base, group)]
+    return move_all(base, [Transfer(tuple(runs))], progress, kind)
 
 
 def _used(base: Generation, group: MemberGroup) -> list[ChunkRun]:
@@ -130,7 +143,7 @@ def _no_space(base: Generation, used: int, free: int) -> SpaceError:
     )
 
 
-def _mark(base: Generation, leaving: set[int]) -> Generation:
+def _mark(base: Generation, leaving: set[int], kind: type[Transaction]) -> Generation:
     """Commit that the groups are being evacuated."""
     geometry = base.geometry.with_groups(
         [
@@ -140,17 +153,22 @@ def _mark(base: Generation, leaving: set[int]) -> Generation:
     )
     superblock = replace(base.superblock, geometry=geometry)
     marked = Generation(base.members, superblock, base.catalog)
-    return Transaction.over(marked).commit(base.catalog.datasets)
+    return kind.over(marked).commit(base.catalog.datasets)
 
 
-def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
-    """Commit without the groups, and erase the superblocks of their members."""
+def _removed(base: Generation, leaving: set[int]) -> list[Member]:
+    """Return the members of the groups."""
+    numbers = {n for group in _groups_at(base, leaving) for n in group.members}
+    return [member for member in base.members if member.number in numbers]
+
+
+def _without(base: Generation, leaving: set[int]) -> Generation:
+    """Return the generation without the groups, for the next commit."""
     geometry = base.geometry
-    removed = {n for group in _groups_at(base, leaving) for n in group.members}
+    removed = _removed(base, leaving)
     remaining = [group for group in geometry.all_groups if group.first_chunk not in leaving]
-    staying = [member for member in base.members if member.number not in removed]
+    staying = [member for member in base.members if member not in removed]
     members = tuple(replace(member, number=number) for number, member in enumerate(staying))
-    locations = encode_locations(base.superblock, members)  # fails before the commit
     superblock = replace(
         base.superblock,
         member_uuids=tuple(member.uuid for member in members),
@@ -160,9 +178,16 @@ def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
         base.catalog,
         free=tuple(run for run in base.catalog.free if any(g.has(run) for g in remaining)),
     )
-    Transaction.over(Generation(members, superblock, catalog)).commit(catalog.datasets)
+    return Generation(members, superblock, catalog)
+
+
+def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
+    """Commit without the groups, and erase the superblocks of their members."""
+    smaller = _without(base, leaving)
+    locations = encode_locations(base.superblock, smaller.members)  # fails before the commit
+    Transaction.over(smaller).commit(smaller.catalog.datasets)
     write_locations(base.members, locations)
-    departed: list[Member] = [m for m in base.members if m.number in removed]
+    departed = _removed(base, leaving)
     for member in departed:
         wipe(member.device)
     flush_all([member.device for member in departed])
