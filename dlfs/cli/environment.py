@@ -85,8 +85,8 @@ def _has_first(parameters: list[Any], values: list[str], default: str) -> bool:
     many = any(each.nargs < 0 for each in parameters)
     if not values or (not many and len(values) == len(parameters)):
         return bool(values)
-    if not many and all(each.required for each in parameters):
-        return False  # one is missing, and it is the volume
+    if not many and len({each.required for each in parameters}) == 1:
+        return False  # none can be left out alone: one is missing, and it is the volume
     word = values[0]
     if "/" in word or "," in word or _SCHEME.match(word):
         return True

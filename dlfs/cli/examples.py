@@ -87,6 +87,7 @@ EXAMPLES = {
         "dlfs mount photos.img /mnt/photos",
         "dlfs mount photos.img mnt --incoming staging",
         "dlfs mount unix:/run/dlfs/photos.sock mnt --foreground",
+        "dlfs mount --replace /mnt/photos",
     ),
     "umount": (
         "dlfs umount /mnt/photos",

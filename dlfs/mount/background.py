@@ -6,7 +6,8 @@ pipes. The caller writes a ``MountRequest`` as a line of JSON to the server's st
 server writes its status as a line of JSON to its standard output, after the messages of libfuse and
 fusermount3, which the caller adds to its error. The caller then answers ``KEEP``. A server whose
 input ends without that answer unmounts and ends, so an interrupted or killed caller leaves neither
-a mount nor a process behind.
+a mount nor a process behind. A server that replaces another one needs no answer: an interrupted
+caller leaves one of the two.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,6 +31,8 @@ from dlfs.mount.options import MountOptions
 STATUS_PREFIX = "dlfs-mount-status "
 KEEP = "keep\n"
 """The caller's answer to a server that has mounted the volume."""
+REPLACE = "replace"
+"""Argument of the background server that replaces another one."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,16 @@ class MountRequest:
     volume_uri: str
     directory: str
     options: MountOptions
+    log: str | None
+
+
+@dataclass(frozen=True)
+class ReplaceRequest:
+    """The mount, and the options to change, that a new background server gets from its caller."""
+
+    directory: str
+    cache_bytes: int | None
+    busy_poll_us: int | None
     log: str | None
 
 
@@ -88,10 +102,71 @@ def mount_volume(
         options or MountOptions(),
         None if log is None else os.path.abspath(log),
     )
+    mounted: Mounted | None = None
+    with _started_server(request) as (requests, output):
+        try:
+            mounted = _outcome(_output(output), f"mount on {request.directory}")
+            with contextlib.suppress(BrokenPipeError):  # it was unmounted already
+                requests.write(KEEP)
+                requests.flush()
+            _close(requests)
+        except BaseException:
+            _close(requests)
+            output.read()  # returns when the server has unmounted, or has got its answer
+            if mounted is not None:
+                with contextlib.suppress(DlfsError):
+                    unmount(mounted.mountpoint, lazy=True)
+            raise
+    return mounted
+
+
+def replace_server(
+    directory: str | os.PathLike[str],
+    *,
+    cache_bytes: int | None = None,
+    busy_poll_us: int | None = None,
+    log: str | os.PathLike[str] | None = None,
+) -> Mounted:
+    """Replace the server and the keeper of a mount by new processes of this version of dlfs.
+
+    The new server opens the volume while the present one answers. Programs that use the mount wait
+    between the two. If the new server fails, the present one goes on.
+
+    Args:
+        directory: the mount point, of a mount in the background that has a keeper.
+        cache_bytes: memory of the open-file cache; None keeps it.
+        busy_poll_us: busy polling, in microseconds; None keeps it.
+        log: file to which the new server appends its messages; None keeps it.
+
+    Raises:
+        UsageError: DLFS is not mounted there, or another user has mounted it.
+        NotFoundError: the mount has no keeper, or this dlfs has no native server.
+        DlfsError: the new server failed: as ``dlfs.mount.server.serve``.
+
+    Threads: any.
+    """
+    request = ReplaceRequest(
+        os.path.abspath(directory),
+        cache_bytes,
+        busy_poll_us,
+        None if log is None else os.path.abspath(log),
+    )
+    with _started_server(request, REPLACE) as (requests, output):
+        try:
+            return _outcome(_output(output), f"replace the server of {request.directory}")
+        finally:
+            _close(requests)
+
+
+@contextlib.contextmanager
+def _started_server(
+    request: MountRequest | ReplaceRequest, *arguments: str
+) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Start a background server and send it a request; yield its standard input and output."""
     package = str(Path(__file__).parents[2])
     search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlfs.mount.daemon"],
+        [sys.executable, "-m", "dlfs.mount.daemon", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -102,27 +177,11 @@ def mount_volume(
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    mounted: Mounted | None = None
     with process:  # closes the pipes and waits for the process, which forks the server
-        try:
-            with contextlib.suppress(
-                BrokenPipeError
-            ):  # the server ended; its output has the reason
-                process.stdin.write(to_json(request).decode() + "\n")
-                process.stdin.flush()
-            mounted = _outcome(_output(process.stdout), request)
-            with contextlib.suppress(BrokenPipeError):  # it was unmounted already
-                process.stdin.write(KEEP)
-                process.stdin.flush()
-            _close(process.stdin)
-        except BaseException:
-            _close(process.stdin)
-            process.stdout.read()  # returns when the server has unmounted, or has got its answer
-            if mounted is not None:
-                with contextlib.suppress(DlfsError):
-                    unmount(mounted.mountpoint, lazy=True)
-            raise
-    return mounted
+        with contextlib.suppress(BrokenPipeError):  # the server ended; its output has the reason
+            process.stdin.write(to_json(request).decode() + "\n")
+            process.stdin.flush()
+        yield process.stdin, process.stdout
 
 
 def _close(stream: IO[str]) -> None:
@@ -150,11 +209,11 @@ def absolute_uri(volume_uri: str) -> str:
     )
 
 
-def _outcome(output: str, request: MountRequest) -> Mounted:
+def _outcome(output: str, action: str) -> Mounted:
     """Return the mount that the server reports, or raise the error that it reports."""
     messages, prefix, status = output.rpartition(STATUS_PREFIX)
     if not prefix:
-        raise NativeError(f"mount on {request.directory}: the server ended early: {output.strip()}")
+        raise NativeError(f"{action}: the server ended early: {output.strip()}")
     found = parse_json(status)
     if "error" not in found:
         return to_record(found, Mounted)

@@ -3,6 +3,10 @@
 ``background.mount_volume`` starts it. It becomes the leader of a new session, reads the mount
 request from standard input, mounts, reports the result on standard output, and serves. A thread
 waits for the caller's answer, unmounts if none comes, and closes the standard streams.
+
+With the argument ``replace``, it is the new keeper of a mount that exists (``replacement``), and
+``background.replace_server`` starts it. It waits for no answer: it has either replaced the server
+or changed nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +18,17 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from dlfs.errors import DlfsError, write_error
+from dlfs.errors import DlfsError, NotFoundError, UsageError, write_error
 from dlfs.json_records import from_json, to_json
-from dlfs.mount.background import KEEP, STATUS_PREFIX, MountRequest
+from dlfs.mount.background import KEEP, REPLACE, STATUS_PREFIX, MountRequest, ReplaceRequest
 from dlfs.mount.keeper import Keeper, can_keep
 from dlfs.mount.kept import KeptMount
-from dlfs.mount.mountpoint import prepare, unmount
+from dlfs.mount.mountpoint import device_of, find_dlfs, prepare, unmount
 from dlfs.mount.options import OnReady
+from dlfs.mount.replacement import Predecessor, dlfs_version
 from dlfs.mount.server import serve, serve_kept
 
 SYSLOG = Path("/dev/log")
@@ -32,7 +38,12 @@ _log = logging.getLogger("dlfs.mount")  # __name__ is __main__ here
 
 def main() -> None:
     """Mount the requested volume and serve it."""
-    request = from_json(sys.stdin.readline(), MountRequest)
+    line = sys.stdin.readline()
+    if sys.argv[1:] == [REPLACE]:
+        with _reported_errors():
+            _replace(from_json(line, ReplaceRequest))
+        return
+    request = from_json(line, MountRequest)
     log = "?"
 
     def ready(path: str, transport: str) -> None:
@@ -43,35 +54,65 @@ def main() -> None:
     with _reported_errors():
         log = _start_log(request.log)
         if request.options.restart and can_keep(request.options):
+            request = replace(request, directory=prepare(request.directory))
             _keep(request, ready)
         else:
             serve(request.volume_uri, request.directory, request.options, ready)
 
 
-def _keep(request: MountRequest, on_first_ready: OnReady) -> None:
-    """Mount the requested volume, and keep servers running."""
-    path = prepare(request.directory)
+def _replace(request: ReplaceRequest) -> None:
+    """Replace the keeper and server of a mount, and keep servers running."""
+    path, device = find_dlfs(request.directory, "replace the server of")
+    predecessor = Predecessor(path, device)
+    before = predecessor.state
+    if device_of(before.request.directory) != device:
+        raise UsageError(
+            f"replace the server of {path}: expected it on {before.request.directory}, where it "
+            "was mounted, in this mount namespace"
+        )
+    options = before.request.options
+    if options.incoming is not None:
+        raise UsageError(
+            f"replace the server of {path}: expected a mount without --incoming, whose open files "
+            "would be lost; unmount it and mount again"
+        )
+    if request.cache_bytes is not None:
+        options = replace(options, cache_bytes=request.cache_bytes)
+    if request.busy_poll_us is not None:
+        options = replace(options, busy_poll_us=request.busy_poll_us)
+    new = replace(before.request, options=options, log=request.log or before.request.log)
+    log = _start_log(new.log)
+    if not can_keep(replace(options, uring=False)):
+        raise NotFoundError(
+            f"replace the server of {path}: dlfs {dlfs_version()} has no native server here that "
+            "takes mounts over (libfuse3 3.13 or newer)"
+        )
 
-    def run_server(connect: Callable[[], KeptMount], tell_keeper: Callable[[], None]) -> None:
-        resumed = False
+    def ready(path: str, transport: str) -> None:
+        _log.info("%s: dlfs %s answers, dlfs %s before", path, dlfs_version(), before.version)
+        _report({"mountpoint": path, "pid": os.getpid(), "log": log, "transport": transport})
+        _leave_streams()
 
-        def connected() -> KeptMount:
-            nonlocal resumed
-            kept = connect()
-            resumed = kept.connection.resumed
-            return kept
+    _keep(new, ready, predecessor)
 
+
+def _keep(
+    request: MountRequest, on_first_ready: OnReady, predecessor: Predecessor | None = None
+) -> None:
+    """Mount the requested volume, or take its mount over, and keep servers running."""
+
+    def run_server(kept: KeptMount, tell_keeper: Callable[[], None]) -> None:
         def ready(path: str, transport: str) -> None:
             tell_keeper()
-            if resumed:
+            if kept.resumed and not kept.replaces:
                 _log.info("%s: another server answers", path)
             else:
                 on_first_ready(path, transport)
 
         with _reported_errors(again=True):
-            serve_kept(request.volume_uri, path, request.options, connected, ready)
+            serve_kept(request.volume_uri, request.directory, request.options, kept, ready)
 
-    Keeper(path, request.options, run_server, on_mounted=_leave_streams).run()
+    Keeper(request, run_server, _leave_streams, predecessor).run()
 
 
 @contextlib.contextmanager

@@ -14,9 +14,14 @@ Servers fail one after the other while a device of the volume is away, or when a
 sent again kills each of them. The keeper pauses between them, while programs wait, and gives the
 mount up after a minute.
 
+A new keeper, usually of a newer version, can take the mount over (``replacement``). It is a Keeper
+with a predecessor until its first server answers: it then passes for the only one, and before that
+all failures are left to the predecessor, which goes on.
+
 A server that was killed while it stored samples in the kernel's cache may be unable to end: its
 thread waits for a page, and the page for a request that only the next server answers. So the keeper
-does not wait for the last thread of a server whose first one is dead.
+does not wait for the last thread of a server whose first one is dead. Such a thread may still take
+a request; when it has ended, the keeper has the kernel send requests again once more.
 
 Needs the native server, fusermount3, and Linux 6.9 (FUSE_NOTIFY_RESEND). A mount over io_uring has
 no keeper: the kernel's queues end with the server, and requests would wait without end.
@@ -30,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import platform
 import re
@@ -37,16 +43,26 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from dlfs._native.fuse import KernelConnection, takes_connections
-from dlfs.errors import DlfsError
+from dlfs.errors import DeviceError, DlfsError
 from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.background import MountRequest
 from dlfs.mount.kept import DatasetNumbers, KeptMount
 from dlfs.mount.options import MountOptions
+from dlfs.mount.replacement import (
+    PROTOCOL,
+    MountState,
+    Predecessor,
+    ReplacementPort,
+    dlfs_version,
+)
 from dlfs.mount.server import choose_server
 from dlfs.units import KIB
 
@@ -73,17 +89,28 @@ PAUSE_SECONDS_MAX = 5.0
 _STEP_SECONDS = 0.1
 """Longest sleep within a pause, after which a signal ends it, in seconds."""
 
+TAKEOVER_SECONDS = 30.0
+"""Longest time for a new keeper's server to answer once the one before is dead, in seconds."""
+
 _LOOK_SECONDS = 1.0
 """Time between two looks at a server that says nothing, in seconds."""
 
+_END_LOOK_SECONDS = 0.002
+"""Time between two looks at a server that was killed to be replaced, in seconds."""
+
+_DYING_SECONDS = 0.1
+"""Time after which the keeper does not wait for the last thread of a server that it killed."""
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RESEND = struct.pack("=IiQ", 16, 7, 0)
+"""The notification FUSE_NOTIFY_RESEND: length, code, and 0 for the ID of a request."""
 _OPENED, _READY = b"o", b"r"
 """Messages of a server to its keeper: the volume is open; the mount answers."""
 
 _log = logging.getLogger(__name__)
 
-Server = Callable[[Callable[[], KeptMount], Callable[[], None]], None]
-"""Opens a volume, calls the first argument for the mount, and the second one when it answers."""
+Server = Callable[[KeptMount, Callable[[], None]], None]
+"""Opens a volume, connects to the mount, and calls the second argument when it answers."""
 
 
 def can_keep(options: MountOptions) -> bool:
@@ -158,35 +185,51 @@ class Keeper:
     """The keeper of one mount.
 
     Args:
-        path: the mount point, as ``mountpoint.prepare`` returned it.
-        options: options of the mount.
+        request: volume, mount point (as ``mountpoint.prepare`` returned it) and options.
         server: runs in a process of its own until the mount is gone, and unmounts when it gets
             SIGTERM. It reports its errors itself, and raises them.
-        on_mounted: called once the file system is mounted, when no message follows any more.
+        on_mounted: called when the file system is mounted or taken over, and no message follows
+            any more.
+        predecessor: the keeper that has mounted the file system, if it is to be replaced.
 
     Threads: the main thread of a process without others.
     """
 
     def __init__(
-        self, path: str, options: MountOptions, server: Server, on_mounted: Callable[[], None]
+        self,
+        request: MountRequest,
+        server: Server,
+        on_mounted: Callable[[], None],
+        predecessor: Predecessor | None = None,
     ) -> None:
-        self._path = path
-        self._options = options
+        self._request = request
+        self._path = request.directory
         self._server = server
         self._on_mounted = on_mounted
-        self._kernel = -1
-        self._init = b""
-        self._numbers = DatasetNumbers()
-        self._device: str | None = None
+        self._predecessor = predecessor
+        if predecessor is None:
+            self._kernel = -1
+            self._init = b""
+            self._numbers = DatasetNumbers()
+            self._device: str | None = None
+            self._port = ReplacementPort()
+        else:
+            self._kernel = predecessor.kernel
+            self._init = bytes.fromhex(predecessor.state.init)
+            self._numbers = predecessor.numbers
+            self._device = mountpoints.device_of(self._path)
+            self._port = ReplacementPort(predecessor.listener)
         self._pid = 0
-        self._dying: list[int] = []  # earlier servers that had not ended yet
+        self._dying: list[int] = []  # descriptors of earlier servers that had not ended yet
         self._ending = False
 
     def run(self) -> None:
-        """Mount, and keep the mount alive until it is unmounted or SIGTERM ends it.
+        """Keep the mount alive until it is unmounted, replaced, or ended by SIGTERM.
+
+        Mounts it, unless a predecessor has.
 
         Raises:
-            DeviceError: the system refused the mount.
+            DeviceError: the system refused the mount, or the predecessor goes on.
         """
         gc.freeze()  # the servers share the memory of what is loaded
         for number in _SIGNALS:
@@ -194,9 +237,18 @@ class Keeper:
         failures = Failures()
         answered = False
         while True:
-            lived_s, status = self._run_server()
-            if status == 0 or self._kernel < 0 or not self._is_mounted():
+            if self._port.stop_wanted and self._pass_on():
                 return
+            lived_s, status = self._run_server()
+            if self._predecessor is not None:
+                raise DeviceError(
+                    f"replace the server of {self._path}: the new server ended (status {status}) "
+                    "before it answered; the present one goes on"
+                )
+            if self._kernel < 0 or not self._is_mounted():
+                return
+            if self._port.stop_wanted:
+                continue
             answered = answered or lived_s > 0
             if self._ending or not answered:
                 break
@@ -213,14 +265,30 @@ class Keeper:
         _log.error("%s: unmounting, since the server died", self._path)
         mountpoints.detach(self._path)
 
+    def _pass_on(self) -> bool:
+        """Let the new keeper have the mount. Returns True if it does, or if the mount is gone."""
+        passed = self._port.pass_on(lambda: self._ending)
+        while passed and self._dying:
+            self._bury(select.select(self._dying, [], [])[0])
+        done = passed or not self._is_mounted()
+        if not done:
+            _log.error("%s: the new keeper has failed; starting another server", self._path)
+        return done
+
     def _is_mounted(self) -> bool:
         return mountpoints.device_of(self._path) == self._device
 
     def _pause(self, seconds: float) -> bool:
-        """Wait until the time has passed, or SIGTERM comes. Returns False in the second case."""
+        """Wait until the time has passed, or SIGTERM comes. Returns False in the second case.
+
+        A new keeper ends the pause.
+        """
         until_s = time.monotonic() + seconds
-        while not self._ending and (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, _STEP_SECONDS))  # signals do not end it early
+        while not self._ending and not self._port.stop_wanted:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._attend(min(left_s, _STEP_SECONDS))  # signals do not end it early
         return not self._ending
 
     def _run_server(self) -> tuple[float, int]:
@@ -236,6 +304,7 @@ class Keeper:
             self._pid = os.fork()
             if self._pid == 0:
                 here.close()
+                self._port.close()
                 self._serve(there)
         there.close()
         if self._ending:  # since the last look at it
@@ -247,9 +316,12 @@ class Keeper:
                     resumed = self._kernel >= 0
                     if not resumed:
                         self._mount()
-                    self._send_connection(here, resumed=resumed)
-                    if self._receive(here) == _READY:
-                        answers_s = time.monotonic()
+                    if self._predecessor is None:
+                        self._send_connection(here, resumed=resumed)
+                        ready = self._receive(here) == _READY
+                    else:
+                        ready = self._take_over(here, self._predecessor)
+                    answers_s = time.monotonic() if ready else None
         except BaseException:
             os.kill(self._pid, signal.SIGKILL)
             raise
@@ -258,15 +330,28 @@ class Keeper:
             self._pid = 0
         return 0.0 if answers_s is None else time.monotonic() - answers_s, status
 
-    def _receive(self, link: socket.socket) -> bytes:
-        """Wait for what a server says. Returns nothing if the server has died."""
+    def _take_over(self, link: socket.socket, predecessor: Predecessor) -> bool:
+        """Have the server answer in place of the predecessor's. Returns True if it does."""
+        predecessor.stop()
+        self._send_connection(link, resumed=True)
+        if self._receive(link, TAKEOVER_SECONDS) != _READY:
+            os.kill(self._pid, signal.SIGKILL)
+            return False
+        self._predecessor = None
+        predecessor.finish()
+        self._on_mounted()
+        return True
+
+    def _receive(self, link: socket.socket, seconds: float = math.inf) -> bytes:
+        """Wait for what a server says. Returns nothing if it has died, or says nothing in time."""
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 return link.recv(1)
             except ConnectionError:
                 return b""
             except TimeoutError:
-                if _is_dying(self._pid):
+                if _is_dying(self._pid) or time.monotonic() > deadline:
                     return b""
 
     def _await_end(self) -> int:
@@ -276,29 +361,61 @@ class Keeper:
             The exit status, negative if a signal ended the server.
         """
         process = os.pidfd_open(self._pid)
-        try:
-            while not select.select([process], [], [], _LOOK_SECONDS)[0]:
-                self._dying = [pid for pid in self._dying if os.waitpid(pid, os.WNOHANG)[0] == 0]
-                if _is_dying(self._pid):
-                    self._dying.append(self._pid)
-                    return -signal.SIGKILL
-        finally:
-            os.close(process)
+        killed_s = -math.inf
+        while not self._attend(_LOOK_SECONDS if killed_s < 0 else _END_LOOK_SECONDS, process):
+            if self._port.stop_wanted and killed_s < 0:
+                os.kill(self._pid, signal.SIGKILL)
+                killed_s = time.monotonic()
+            if time.monotonic() - killed_s > _DYING_SECONDS and _is_dying(self._pid):
+                self._dying.append(process)
+                return -signal.SIGKILL
+        os.close(process)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
+    def _attend(self, seconds: float, process: int | None = None) -> bool:
+        """Wait for a new keeper, its message, or the end of servers; attend to all but the last.
+
+        Returns:
+            Whether the process has ended.
+        """
+        waits: list[Any] = [] if process is None else [process]
+        port: list[Any] = []
+        if self._predecessor is None and self._device is not None:
+            self._port.open(self._device)
+            port += self._port.sockets()
+        found = select.select([*waits, *port, *self._dying], [], [], seconds)[0]
+        if any(each in found for each in port):
+            self._port.attend(self._state, self._kernel, self._numbers)
+        self._bury([each for each in self._dying if each in found])
+        return process in found
+
+    def _bury(self, ended: list[int]) -> None:
+        """Have requests sent again that earlier servers, which have ended now, have taken."""
+        for process in ended:
+            os.waitid(os.P_PIDFD, process, os.WEXITED)
+            os.close(process)
+            self._dying.remove(process)
+            with contextlib.suppress(OSError):  # it is unmounted
+                os.write(self._kernel, _RESEND)
+
+    def _state(self) -> MountState:
+        return MountState(PROTOCOL, dlfs_version(), self._request, self._init.hex())
+
     def _end(self, _number: int, _frame: FrameType | None) -> None:
-        """Pass a signal to the server, which unmounts."""
+        """Pass a signal to the server, which unmounts, or leave the mount to the predecessor."""
         self._ending = True
         if self._pid:  # otherwise none runs, or it is a child that is about to begin
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
+                os.kill(self._pid, signal.SIGKILL if self._predecessor else signal.SIGTERM)
 
     # ---- mounting --------------------------------------------------------------------------------
 
     def _mount(self) -> None:
         """Mount the file system, and read the request with which the kernel begins."""
-        self._kernel = mountpoints.mount_file_system(self._path, self._options.for_kernel())
+        self._kernel = mountpoints.mount_file_system(self._path, self._request.options.for_kernel())
         self._device = mountpoints.device_of(self._path)
+        if self._device is not None:
+            self._port.open(self._device)
         self._init = os.read(self._kernel, REQUEST_BYTES_MAX)
         self._on_mounted()
 
@@ -315,7 +432,13 @@ class Keeper:
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            self._server(lambda: self._connect(link), lambda: link.sendall(_READY))
+            kept = KeptMount(
+                lambda: self._connect(link),
+                self._numbers,
+                resumed=self._kernel >= 0,
+                replaces=self._predecessor is not None,
+            )
+            self._server(kept, lambda: link.sendall(_READY))
             code = 0
         except (DlfsError, OSError):
             pass  # reported by the server
@@ -325,9 +448,10 @@ class Keeper:
             logging.shutdown()
             os._exit(code)
 
-    def _connect(self, link: socket.socket) -> KeptMount:
-        """Tell the keeper that the volume is open, and receive the connection to the kernel."""
+    def _connect(self, link: socket.socket) -> KernelConnection:
+        """Tell the keeper that the server is prepared, and receive the connection to the kernel."""
         link.sendall(_OPENED)
         message, descriptors, _, _ = socket.recv_fds(link, REQUEST_BYTES_MAX, 1)
-        connection = KernelConnection(descriptors[0], message[1:], resumed=bool(message[0]))
-        return KeptMount(connection, self._numbers)
+        if not descriptors:
+            raise DeviceError(f"mount on {self._path}: the keeper has ended")
+        return KernelConnection(descriptors[0], message[1:], resumed=bool(message[0]))

@@ -1,15 +1,17 @@
-"""The connection and the dataset numbers that a keeper hands to each server of its mount."""
+"""What a keeper gives each server of its mount: the connection, and the numbers of datasets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
 from dlfs._native.fuse import KernelConnection
 
-_UUID_BYTES = 16
+_RECORD = struct.Struct("<16s?")
+"""A dataset's UUID, and whether a server has loaded it. Servers of other versions read it."""
 
 
 class DatasetNumbers:
@@ -17,34 +19,56 @@ class DatasetNumbers:
 
     Number n belongs to the n-th UUID. Inode numbers contain it, so it must outlive a server.
 
-    Threads: any; one server at a time.
+    Args:
+        descriptor: the memory, from the keeper before; None makes a new one.
+
+    Threads: any; one server at a time writes.
     """
 
-    def __init__(self) -> None:
-        self._descriptor = os.memfd_create("dlfs-dataset-numbers")
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            descriptor = os.memfd_create("dlfs-dataset-numbers")
+        self.descriptor = descriptor
+
+    def _records(self) -> Iterator[tuple[bytes, bool]]:
+        data = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+        return _RECORD.iter_unpack(data)
 
     def __iter__(self) -> Iterator[UUID]:
-        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-        for start in range(0, len(data), _UUID_BYTES):
-            yield UUID(bytes=data[start : start + _UUID_BYTES])
+        for uuid, _ in self._records():
+            yield UUID(bytes=uuid)
+
+    def loaded(self) -> set[int]:
+        """Return the numbers of the datasets that a server has loaded."""
+        return {number for number, (_, loaded) in enumerate(self._records(), 1) if loaded}
 
     def set(self, number: int, uuid: UUID) -> None:
         """Record the number of a dataset, counted from 1."""
-        os.pwrite(self._descriptor, uuid.bytes, _UUID_BYTES * (number - 1))
+        record = _RECORD.pack(uuid.bytes, False)
+        os.pwrite(self.descriptor, record, _RECORD.size * (number - 1))
+
+    def set_loaded(self, number: int) -> None:
+        """Record that the dataset of a number was loaded."""
+        os.pwrite(self.descriptor, b"\1", _RECORD.size * number - 1)
 
     def close(self) -> None:
         """Free the memory, once the other processes have closed it too."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 @dataclass(frozen=True)
 class KeptMount:
-    """A file system that the keeper has mounted, for one server.
+    """A file system that a keeper has mounted or will mount, for one server.
 
     Attributes:
-        connection: the kernel's side.
+        connect: says that the server is prepared, and returns the kernel's side of the mount, which
+            no other server answers then. Blocks until the server before it is dead.
         numbers: numbers of the datasets that earlier servers have shown.
+        resumed: an earlier server has answered on this mount.
+        replaces: the earlier server is answering until ``connect`` is called.
     """
 
-    connection: KernelConnection
+    connect: Callable[[], KernelConnection]
     numbers: DatasetNumbers
+    resumed: bool
+    replaces: bool

@@ -156,17 +156,31 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
         UsageError: DLFS is not mounted there.
         DeviceError: the system refuses (EBUSY: files are open, EPERM: another user mounted it).
     """
-    path = resolve(directory)
-    record = find_mount(path)
-    if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
-        what = "nothing" if record is None else record.file_system_type
-        raise UsageError(f"unmount {path}: expected a mount of DLFS, got {what} mounted there")
+    path, _ = find_dlfs(directory, "unmount")
     incoming = os.path.join(path, INCOMING)
     above = record_of(incoming)
     if not lazy and above is not None and above.file_system_type == INCOMING_TYPE:
         _unmount(incoming, lazy=False)
     _unmount(path, lazy=lazy)
     return path
+
+
+def find_dlfs(directory: str | os.PathLike[str], action: str) -> tuple[str, str]:
+    """Return the absolute path and the device of a DLFS mount.
+
+    Args:
+        directory: the mount point.
+        action: what is to be done with the mount, for the message.
+
+    Raises:
+        UsageError: DLFS is not mounted there.
+    """
+    path = resolve(directory)
+    record = find_mount(path)
+    if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
+        what = "nothing" if record is None else record.file_system_type
+        raise UsageError(f"{action} {path}: expected a mount of DLFS, got {what} mounted there")
+    return path, record.device
 
 
 def detach(path: str) -> None:

@@ -42,6 +42,7 @@ from dlfs.mount.kept import KeptMount
 from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.view import (
     ROOT_SECONDS,
+    LoadedDataset,
     ShownDataset,
     ShownVolume,
     VolumeView,
@@ -85,14 +86,13 @@ class NativeMount:
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount. Busy polling is off on a single processor, where it would
             delay the client.
-        kept: the mount, if a keeper has made it.
-
-    Raises:
-        NativeError: libdlfs_fuse is not available.
-        DeviceError: the system refused the mount.
+        kept: the mount, if a keeper makes it.
 
     Threads: the trio loop.
     """
+
+    _fuse: native.NativeFuse
+    _device: str | None
 
     def __init__(
         self,
@@ -105,31 +105,15 @@ class NativeMount:
         self._volume = volume
         self._path = path
         self._has_incoming = options.incoming is not None
+        self._options = options
         self._started_ns = time.time_ns()
         self._kept = kept
+        self._answered = kept is not None and kept.resumed  # by this server or one before
         numbers = None if kept is None else kept.numbers
         self._view = VolumeView(shown, numbers=numbers, on_removed=self._on_removed)
         self._ended = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._readers: dict[int, SampleReader] = {}  # that the library uses, by dataset number
-        self._fuse = native.NativeFuse(
-            path,
-            native.FuseOptions(
-                options=options.for_kernel(),
-                cache_bytes=options.cache_bytes,
-                uid=options.uid,
-                gid=options.gid,
-                file_mode=options.file_mode,
-                threads_max=THREADS_MAX,
-                root_seconds=ROOT_SECONDS,
-                busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
-                open_requests=options.open_requests,
-                uring=options.uring and kept is None,
-                incoming_link=link_target(options),
-            ),
-            None if kept is None else kept.connection,
-        )
-        self._device = mountpoints.device_of(path)
         self._handlers: dict[int, Callable[[native.Upcall], Awaitable[dict[str, Any]]]] = {
             native.UPCALL_LOOKUP: self._look_up,
             native.UPCALL_ROOT_TIME: self._root_time,
@@ -146,11 +130,68 @@ class NativeMount:
             on_ready: called with the path and the transport when the mount answers.
 
         Raises:
-            DeviceError: the loop failed.
+            NativeError: libdlfs_fuse is not available.
+            DeviceError: the system refused the mount; the loop failed.
         """
+        try:
+            await self._prepare()
+            await self._mount()
+            await self._answer_kernel(on_ready)
+        finally:
+            self._view.close()
+
+    async def _prepare(self) -> None:
+        """Restore the datasets that earlier servers have shown.
+
+        Datasets that the server to be replaced has loaded are loaded here, while it answers.
+        """
+        if self._kept is None or not self._kept.resumed:
+            return
+        loaded = self._kept.numbers.loaded() if self._kept.replaces else set()
+        async with trio.open_nursery() as nursery:
+            for dataset in await self._view.restore():
+                if dataset.number in loaded:
+                    nursery.start_soon(self._preload, dataset)
+
+    async def _preload(self, dataset: ShownDataset) -> None:
+        try:
+            await self._view.load(dataset)
+        except DlfsError as error:  # the first request for it tries again
+            _log.warning("load dataset %r: %s", dataset.info.name, error)
+
+    async def _mount(self) -> None:
+        """Mount the file system, or take over the one that the keeper has mounted."""
+        kept, options = self._kept, self._options
+        connection = None
+        if kept is not None:
+            connection = await trio.to_thread.run_sync(kept.connect, abandon_on_cancel=True)
+        self._fuse = native.NativeFuse(
+            self._path,
+            native.FuseOptions(
+                options=options.for_kernel(),
+                cache_bytes=options.cache_bytes,
+                uid=options.uid,
+                gid=options.gid,
+                file_mode=options.file_mode,
+                threads_max=THREADS_MAX,
+                root_seconds=ROOT_SECONDS,
+                busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
+                open_requests=options.open_requests,
+                uring=options.uring and kept is None,
+                incoming_link=link_target(options),
+            ),
+            connection,
+        )
+        self._device = mountpoints.device_of(self._path)
+
+    async def _answer_kernel(self, on_ready: OnReady) -> None:
+        """Answer until the mount is unmounted; unmount it when cancelled."""
+        failed = False
         try:
             for dataset in await self._view.restore():
                 self._register(dataset)
+                if dataset.loaded is not None:
+                    self._attach(dataset, dataset.loaded)
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for task in (self._fetch_upcalls, self._keep_up, self._stop_when_cancelled):
@@ -162,13 +203,15 @@ class NativeMount:
                 finally:
                     self._ended.set()
                     nursery.cancel_scope.cancel()
+        except Exception:
+            failed = True
+            raise
         finally:
             if mountpoints.device_of(self._path) != self._device:
                 self._fuse.abandon()
-            elif self._kept is not None:
-                mountpoints.detach(self._path)
+            elif self._kept is not None and not (failed and self._answered):
+                mountpoints.detach(self._path)  # after a failure, the keeper starts another server
             self._fuse.close()
-            self._view.close()
 
     def expire_root(self) -> None:
         """Have the next request for the root read the list of datasets again."""
@@ -179,6 +222,7 @@ class NativeMount:
             widen_read_ahead, self._path, self._device, abandon_on_cancel=True
         )
         queues = self._fuse.uring_queues()
+        self._answered = True
         on_ready(self._path, URING_TRANSPORT if queues > 0 else DEVICE_TRANSPORT)
         if queues > 0:
             _log.info("%s: requests come over io_uring, in %d queues", self._path, queues)
@@ -270,11 +314,7 @@ class NativeMount:
         dataset = self._view.dataset(upcall.dataset)
         loaded = await self._view.load(dataset)
         if not dataset.pin_count:
-            reader = loaded.dataset.session.reader
-            directory = loaded.dataset.directory.native
-            self._fuse.open_dataset(dataset.number, directory, _native_reader(reader))
-            self._readers[dataset.number] = reader
-            dataset.pin()  # until it is withdrawn
+            self._attach(dataset, loaded)
         return {}
 
     async def _report_failure(self, upcall: native.Upcall) -> dict[str, Any]:
@@ -323,6 +363,16 @@ class NativeMount:
             generation=dataset.generation,
             modified_ns=dataset.modified_ns,
         )
+
+    def _attach(self, dataset: ShownDataset, loaded: LoadedDataset) -> None:
+        """Have the library read a loaded dataset."""
+        reader = loaded.dataset.session.reader
+        directory = loaded.dataset.directory.native
+        self._fuse.open_dataset(dataset.number, directory, _native_reader(reader))
+        self._readers[dataset.number] = reader
+        dataset.pin()  # until it is withdrawn
+        if self._kept is not None:
+            self._kept.numbers.set_loaded(dataset.number)
 
     def _on_removed(self, dataset: ShownDataset) -> None:
         if self._nursery is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -109,16 +108,16 @@ def serve_kept(
     volume_uri: str,
     path: str,
     options: MountOptions,
-    connect: Callable[[], KeptMount],
+    kept: KeptMount,
     on_ready: OnReady,
 ) -> None:
-    """Serve a volume on a mount that a keeper has made, until it is unmounted.
+    """Serve a volume on a mount that a keeper makes, until it is unmounted.
 
     Args:
         volume_uri: URI or path of the volume, as for ``dlfs.open``.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
-        connect: returns the mount; called when the volume is open.
+        kept: the mount.
         on_ready: called with the path and the transport when the mount answers.
 
     Raises:
@@ -127,7 +126,7 @@ def serve_kept(
     Threads: the main thread, which receives signals; one mount per process at a time.
     """
     with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
-        run_until_signal(serve_view, volume, volume, path, options, on_ready, connect())
+        run_until_signal(serve_view, volume, volume, path, options, on_ready, kept)
 
 
 async def serve_view(
@@ -146,7 +145,7 @@ async def serve_view(
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
         on_ready: called with the path and the transport when the mount answers.
-        kept: the mount, if a keeper has made it; only for the native server.
+        kept: the mount, if a keeper makes it; only for the native server.
 
     Raises:
         NativeError: the options demand the native server, and it is not available.
@@ -167,7 +166,7 @@ async def serve_view(
     if options.incoming is None:
         await sealed.serve(on_ready)
         return
-    resumed = kept is not None and kept.connection.resumed
+    resumed = kept is not None and kept.resumed
     try:
         await _serve_both(sealed, volume, path, options, on_ready, resumed=resumed)
     except ExceptionGroup as group:

@@ -202,14 +202,18 @@ class VolumeView:
     async def restore(self) -> list[ShownDataset]:
         """Show the datasets that earlier servers of this mount have shown, by the same numbers.
 
+        A later call adds what an earlier server has shown since the one before.
+
         Returns:
             Those that the volume still contains.
         """
-        uuids = [] if self._numbers is None else list(self._numbers)
+        known = len(self._shown)
+        uuids = [] if self._numbers is None else list(self._numbers)[known:]
         if uuids:
+            self.expire()
             await self._refresh()
         infos = {info.uuid: info for info in self._versions.values()}
-        for number, uuid in enumerate(uuids, 1):
+        for number, uuid in enumerate(uuids, known + 1):
             info = infos.get(uuid)
             shown = None if info is None else ShownDataset(number, info, _created_ns(info))
             self._shown.append(shown)

@@ -148,14 +148,15 @@ def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -
     uring = bool(options.setdefault("uring", False))
     with uring_offered() if uring else contextlib.nullcontext():
         background = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
+    mount = Mount(Path(volume), directory, background.pid, log, background.transport)
     try:
-        yield Mount(Path(volume), directory, background.pid, log, background.transport)
+        yield mount
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(background.pid, signal.SIGCONT)
+            os.kill(mount.pid, signal.SIGCONT)
         while find_mount(directory) is not None:
             unmount(directory, lazy=True)
-        wait_for_exit(background.pid)
+        wait_for_exit(mount.pid)
 
 
 @contextlib.contextmanager

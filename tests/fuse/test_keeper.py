@@ -10,12 +10,12 @@ import contextlib
 import ctypes
 import errno
 import functools
-import mmap
 import os
 import random
 import select
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -29,11 +29,12 @@ import pytest
 import dlfs
 from dlfs.errors import DeviceError
 from dlfs.mount import keeper as keepers
-from dlfs.mount.keeper import YOUNG_SECONDS, Keeper, Server, can_keep
+from dlfs.mount.keeper import YOUNG_SECONDS, Server, can_keep
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_mount, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.units import MIB
+from tests.fuse.keeping import FILES, drop_caches, kept, make_volume, running_programs
 from tests.fuse.mounting import (
     SECONDS_MAX,
     Mount,
@@ -52,12 +53,6 @@ STOPS = int(os.environ.get("DLFS_SERVER_STOPS", "2"))
 WALKS = 4
 KILLS_IN_A_ROW = 8
 """Servers that are killed young, one after the other, since the keeper's pauses get longer."""
-READERS = 8
-FILES = {
-    b"d%d/%03d" % (folder, file): random.Random(f"{folder} {file}").randbytes(5000)
-    for folder in range(4)
-    for file in range(50)
-}
 
 pytestmark = [
     pytest.mark.fuse,
@@ -69,9 +64,7 @@ pytestmark = [
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    volume = tmp_path / "volume.img"
-    dlfs.format_volume(str(volume), size_bytes=16 * MIB)
-    add_dataset(volume, "train", FILES)
+    volume = make_volume(tmp_path)
     with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
         yield mount
 
@@ -93,55 +86,18 @@ def kill_server(mount: Mount, keeper: int, number: int = signal.SIGKILL) -> None
     wait_for(lambda: mount.log.read_text().count("the server died") > deaths, "the keeper")
 
 
-def drop_caches() -> None:
-    """Have programs send requests again, where the test may do that."""
-    if os.geteuid() == 0:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
 def test_programs_do_not_notice_servers_that_are_killed(mount: Mount) -> None:
-    ended = threading.Event()
-
-    def repeat(look: Callable[[random.Random], None], seed: int) -> int:
-        draw = random.Random(seed)
-        count = 0
-        while not ended.is_set() or not count:
-            look(draw)
-            count += 1
-        return count
-
-    def read(draw: random.Random) -> None:
-        path = draw.choice(list(FILES))
-        assert (mount / "train" / os.fsdecode(path)).read_bytes() == FILES[path]
-
-    def map_file(draw: random.Random) -> None:
-        path = draw.choice(list(FILES))
-        with (
-            open(mount / "train" / os.fsdecode(path), "rb") as file,
-            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
-        ):
-            assert bytes(mapped) == FILES[path]
-
-    def find(_draw: random.Random) -> None:
-        assert sum(len(files) for _, _, files in os.walk(mount / "train")) == len(FILES)
-
     def has_answered(servers: int) -> bool:
         return mount.log.read_text().count("another server answers") >= servers
 
     keeper = parent_of(mount.pid)
-    with ThreadPoolExecutor(READERS + 2) as pool:
-        looks = [*[read] * READERS, map_file, find]
-        running = [pool.submit(repeat, look, seed) for seed, look in enumerate(looks)]
-        try:
-            for kill in range(1, KILLS + 1):
-                if kill % KILLS_IN_A_ROW == 0:
-                    time.sleep(YOUNG_SECONDS)
-                drop_caches()
-                kill_server(mount, keeper)
-                wait_for(functools.partial(has_answered, kill), "a server")
-        finally:
-            ended.set()
-        assert all(task.result() for task in running)
+    with running_programs(mount):
+        for kill in range(1, KILLS + 1):
+            if kill % KILLS_IN_A_ROW == 0:
+                time.sleep(YOUNG_SECONDS)
+            drop_caches()
+            kill_server(mount, keeper)
+            wait_for(functools.partial(has_answered, kill), "a server")
 
 
 def test_what_a_program_has_open_goes_on(mount: Mount) -> None:
@@ -209,47 +165,18 @@ def test_without_a_keeper(mount: Mount, tmp_path: Path) -> None:
         assert errno_of(lambda: os.listdir(plain.directory)) == errno.ENOTCONN
 
 
-@contextlib.contextmanager
-def kept(directory: Path, servers: list[Server]) -> Iterator[int]:
-    """Run a keeper whose n-th server is the n-th function; yield its process ID."""
-    directory.mkdir()
-    started = os.memfd_create("started")
-
-    def server(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
-        number = os.fstat(started).st_size
-        os.pwrite(started, b".", number)
-        servers[number](connect, ready)
-
-    pid = os.fork()
-    if pid == 0:
-        try:
-            Keeper(str(directory), MountOptions(), server, lambda: None).run()
-        finally:
-            os._exit(0)
-    try:
-        yield pid
-        wait_for_exit(pid)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(started)
-        while find_mount(directory) is not None:
-            detach(str(directory))
-
-
-def die(connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
-    connect()
+def die(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    kept.connect()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def answer_and_die(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
-    connect()
+def answer_and_die(kept: KeptMount, ready: Callable[[], None]) -> None:
+    kept.connect()
     ready()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail(_connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
+def fail(_kept: KeptMount, _ready: Callable[[], None]) -> None:
     raise DeviceError("a device of the volume is away")
 
 
@@ -261,9 +188,9 @@ def test_servers_that_die_again_and_again_are_given_up(
     monkeypatch.setattr(keepers, "FAILING_SECONDS_MAX", 0.5)
     started, starts = os.pipe()
 
-    def count(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+    def count(kept: KeptMount, ready: Callable[[], None]) -> None:
         os.write(starts, b".")
-        then(connect, ready)
+        then(kept, ready)
 
     with kept(tmp_path / "mnt", [answer_and_die, *[count] * 100]) as keeper:
         wait_for_exit(keeper)
@@ -279,8 +206,8 @@ def test_a_mount_outlasts_a_device_that_is_away(
 ) -> None:
     monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", 0.01)
 
-    def unmounts(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
-        connect()
+    def unmounts(kept: KeptMount, ready: Callable[[], None]) -> None:
+        kept.connect()
         ready()
         detach(str(tmp_path / "mnt"))
 
@@ -298,9 +225,9 @@ def test_a_pause_ends_with_the_mount(
     monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", keepers.PAUSE_SECONDS_MAX)
     started, starts = os.pipe()
 
-    def answer(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+    def answer(kept: KeptMount, ready: Callable[[], None]) -> None:
         os.write(starts, b".")
-        answer_and_die(connect, ready)
+        answer_and_die(kept, ready)
 
     with kept(tmp_path / "mnt", [answer, answer]) as keeper:
         assert [os.read(started, 1) for _ in range(2)] == [b".", b"."]
@@ -324,7 +251,7 @@ def test_a_mount_that_never_answered_is_detached(tmp_path: Path) -> None:
 def test_sigterm_while_a_server_starts_unmounts(tmp_path: Path) -> None:
     starts, says = os.pipe()
 
-    def start(_connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
+    def start(_kept: KeptMount, _ready: Callable[[], None]) -> None:
         os.write(says, b".")
         signal.pause()
 
@@ -338,16 +265,16 @@ def test_sigterm_while_a_server_starts_unmounts(tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_before_it_takes_the_mount_is_replaced(tmp_path: Path) -> None:
-    def die_unread(connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
+    def die_unread(kept: KeptMount, _ready: Callable[[], None]) -> None:
         def await_message(link: socket.socket, *_sizes: int) -> None:
             select.select([link], [], [])
             os.kill(os.getpid(), signal.SIGKILL)
 
         socket.recv_fds = await_message  # type: ignore[assignment]
-        connect()
+        kept.connect()
 
-    def unmounts(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
-        connect()
+    def unmounts(kept: KeptMount, ready: Callable[[], None]) -> None:
+        kept.connect()
         ready()
         detach(str(tmp_path / "mnt"))
 
@@ -360,15 +287,15 @@ def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
     """Its first thread ends, as when it is killed while another waits for the next server."""
     starts, says = os.pipe()
 
-    def leave_thread(connect: Callable[[], KeptMount], ready: Callable[[], None]) -> None:
+    def leave_thread(kept: KeptMount, ready: Callable[[], None]) -> None:
         threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
         os.write(says, b"%d\n" % os.getpid())
-        connect()
+        kept.connect()
         ready()
         ctypes.CDLL(None).pthread_exit(None)
 
-    def unmounts(connect: Callable[[], KeptMount], _ready: Callable[[], None]) -> None:
-        connect()
+    def unmounts(kept: KeptMount, _ready: Callable[[], None]) -> None:
+        kept.connect()
         detach(str(tmp_path / "mnt"))
 
     with kept(tmp_path / "mnt", [leave_thread, unmounts]) as keeper:
@@ -409,6 +336,44 @@ def test_a_mount_that_is_walked_ends(tmp_path: Path, number: int) -> None:
         for walk in walks:
             walk.wait(SECONDS_MAX)
         assert find_mount(mount.directory) is None
+
+
+def test_what_a_dying_thread_has_taken_is_sent_again(tmp_path: Path) -> None:
+    """A thread of a dead server takes a request after the next server has answered."""
+    starts, says = os.pipe()
+
+    def leave_thread(kept: KeptMount, ready: Callable[[], None]) -> None:
+        connection = kept.connect()
+        unique = connection.init[8:16]
+        answer = struct.pack("=4I2H2I", 7, 31, 4096, 0, 16, 16, 4096, 1)
+        header = struct.pack("=Ii8s", 16 + 64, 0, unique)
+        os.write(connection.descriptor, header + answer.ljust(64, b"\0"))
+
+        def take() -> None:
+            os.read(connection.descriptor, MIB)
+            os.write(says, b"%d\n" % os.getpid())
+            time.sleep(3600)
+
+        threading.Thread(target=take, daemon=True).start()
+        ready()
+        ctypes.CDLL(None).pthread_exit(None)
+
+    def await_request(kept: KeptMount, ready: Callable[[], None]) -> None:
+        connection = kept.connect()
+        ready()
+        subprocess.Popen(["stat", tmp_path / "mnt"], stderr=subprocess.DEVNULL)
+        if select.select([starts], [], [], SECONDS_MAX)[0]:
+            os.kill(int(os.read(starts, 20)), signal.SIGKILL)
+            if select.select([connection.descriptor], [], [], SECONDS_MAX)[0]:
+                os.write(says, b"again")
+        detach(str(tmp_path / "mnt"))
+
+    with kept(tmp_path / "mnt", [leave_thread, await_request]) as keeper:
+        wait_for_exit(keeper)
+        assert select.select([starts], [], [], 0)[0]
+        assert os.read(starts, 20) == b"again"
+    os.close(starts)
+    os.close(says)
 
 
 def test_a_mount_whose_server_is_stopped_is_unmounted(mount: Mount) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlfs.cli.environment import MEMORY_VARIABLE
-from dlfs.cli.options import JsonOption, VolumeArgument, parse_size, require_trio
+from dlfs.cli.environment import DEFAULTED, MEMORY_VARIABLE
+from dlfs.cli.options import JsonOption, OptionalVolumeArgument, parse_size, require_trio
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.errors import UsageError
 
@@ -68,6 +68,21 @@ IncomingOption = Annotated[
 ]
 
 
+ReplaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--replace",
+        metavar="DIR",
+        help="Instead of mounting, have this version of dlfs serve the mount on DIR from now on. "
+        "What programs have open goes on. The volume and the options stay, except --memory, "
+        "--busy-poll-us and --log where given. For mounts in the background by the native server, "
+        "without --incoming, not over io_uring (Linux 6.9 or newer).",
+    ),
+]
+_WITH_REPLACE = ("replace", "memory", "busy_poll", "log", "json", "quiet", "verbose")
+"""Parameters that --replace takes."""
+
+
 def _parse_mode(text: str) -> int:
     try:
         return int(text, 8)
@@ -76,8 +91,11 @@ def _parse_mode(text: str) -> int:
 
 
 def mount(
-    volume: VolumeArgument,
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="An empty directory.")],
+    ctx: typer.Context,
+    volume: OptionalVolumeArgument = None,
+    directory: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="An empty directory.")
+    ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", "-f", help="Serve until Ctrl-C or an unmount.")
     ] = False,
@@ -95,6 +113,7 @@ def mount(
     busy_poll: BusyPollOption = 200,
     no_restart: NoRestartOption = False,
     no_uring: NoUringOption = False,
+    replace: ReplaceOption = None,
     log: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log file of the background server.")
     ] = None,
@@ -102,11 +121,23 @@ def mount(
 ) -> None:
     """Mount a volume: any program can read DIR/DATASET/PATH."""
     require_trio("mount", "mount")
-    from dlfs.mount.background import mount_volume
+    from dlfs.mount.background import mount_volume, replace_server
     from dlfs.mount.options import CACHE_BYTES, MountOptions
     from dlfs.mount.server import choose_server, serve
 
     memory_bytes = parse_size(memory)
+    if replace is not None:
+        _check_replace(ctx)
+        replaced = replace_server(
+            replace,
+            cache_bytes=memory_bytes if _is_given(ctx, "memory") else None,
+            busy_poll_us=busy_poll if _is_given(ctx, "busy_poll") else None,
+            log=log,
+        )
+        _report(replaced, json=json)
+        return
+    if volume is None or directory is None:
+        raise UsageError("mount: expected VOLUME and DIR, or --replace DIR")
     defaults = MountOptions()
     options = MountOptions(
         uid=defaults.uid if uid is None else uid,
@@ -127,6 +158,30 @@ def mount(
         return
     mounted = mount_volume(volume, directory, options, log=log)
     _report(mounted, json=json)
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Return True if a parameter is on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_replace(ctx: typer.Context) -> None:
+    """Check that nothing is given that --replace cannot change.
+
+    Raises:
+        UsageError: it is.
+    """
+    for each in ctx.command.params:
+        name = each.name or ""
+        if name in _WITH_REPLACE or not _is_given(ctx, name):
+            continue
+        if name == "volume" and DEFAULTED in ctx.meta:
+            continue
+        shown = each.opts[0] if each.param_type_name == "option" else each.human_readable_name
+        raise UsageError(
+            f"mount --replace: the volume and the options of a mount stay; leave {shown} out"
+        )
 
 
 def _report(mounted: Mounted, *, json: bool) -> None:

@@ -1,0 +1,127 @@
+"""Helpers of the tests of keepers: programs that use a mount all the time, and scripted servers."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dlfs
+from dlfs.errors import DlfsError
+from dlfs.mount.background import MountRequest
+from dlfs.mount.keeper import Keeper, Server
+from dlfs.mount.kept import KeptMount
+from dlfs.mount.mountpoint import detach, find_dlfs, find_mount
+from dlfs.mount.options import MountOptions
+from dlfs.mount.replacement import Predecessor
+from dlfs.units import MIB
+from tests.fuse.mounting import Mount, add_dataset, wait_for_exit
+
+READERS = 8
+FILES = {
+    b"d%d/%03d" % (folder, file): random.Random(f"{folder} {file}").randbytes(5000)
+    for folder in range(4)
+    for file in range(50)
+}
+
+
+def make_volume(folder: Path) -> Path:
+    """Make a volume with the dataset `train` of FILES."""
+    volume = folder / "volume.img"
+    dlfs.format_volume(str(volume), size_bytes=16 * MIB)
+    add_dataset(volume, "train", FILES)
+    return volume
+
+
+def drop_caches() -> None:
+    """Have programs send requests again, where the test may do that."""
+    if os.geteuid() == 0:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+@contextlib.contextmanager
+def running_programs(mount: Mount) -> Iterator[None]:
+    """Run the programs in a block; any error or wrong byte of them fails it."""
+    ended = threading.Event()
+
+    def repeat(look: Callable[[random.Random], None], seed: int) -> int:
+        draw = random.Random(seed)
+        count = 0
+        while not ended.is_set() or not count:
+            look(draw)
+            count += 1
+        return count
+
+    def read(draw: random.Random) -> None:
+        path = draw.choice(list(FILES))
+        assert (mount / "train" / os.fsdecode(path)).read_bytes() == FILES[path]
+
+    def map_file(draw: random.Random) -> None:
+        path = draw.choice(list(FILES))
+        with (
+            open(mount / "train" / os.fsdecode(path), "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+        ):
+            assert bytes(mapped) == FILES[path]
+
+    def find(_draw: random.Random) -> None:
+        assert sum(len(files) for _, _, files in os.walk(mount / "train")) == len(FILES)
+
+    with ThreadPoolExecutor(READERS + 2) as pool:
+        looks = [*[read] * READERS, map_file, find]
+        running = [pool.submit(repeat, look, seed) for seed, look in enumerate(looks)]
+        try:
+            yield
+        finally:
+            ended.set()
+        assert all(task.result() for task in running)
+
+
+# ---- keepers with scripted servers ---------------------------------------------------------------
+
+
+def start_keeper(directory: Path, server: Server, *, replaces: bool = False) -> int:
+    """Start a keeper in a child process, which exits with 1 if it fails; return its process ID."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        before = Predecessor(*find_dlfs(directory, "replace")) if replaces else None
+        request = MountRequest("", str(directory), MountOptions(), None)
+        Keeper(request, server, lambda: None, before).run()
+        code = 0
+    except DlfsError:
+        pass
+    finally:
+        os._exit(code)
+
+
+@contextlib.contextmanager
+def kept(directory: Path, servers: list[Server]) -> Iterator[int]:
+    """Run a keeper whose n-th server is the n-th function; yield its process ID."""
+    directory.mkdir()
+    started = os.memfd_create("started")
+
+    def server(kept: KeptMount, ready: Callable[[], None]) -> None:
+        number = os.fstat(started).st_size
+        os.pwrite(started, b".", number)
+        servers[number](kept, ready)
+
+    pid = start_keeper(directory, server)
+    try:
+        yield pid
+        wait_for_exit(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(started)
+        while find_mount(directory) is not None:
+            detach(str(directory))

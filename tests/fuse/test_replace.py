@@ -1,0 +1,308 @@
+"""``dlfs mount --replace``: programs do not notice that a mount gets another keeper and server.
+
+``DLFS_SERVER_REPLACES`` is the number of replacements under load; a few by default. With it, the
+pauses of a program that sends one request after the other are printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import mmap
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.errors import NotFoundError, UsageError
+from dlfs.mount.background import replace_server
+from dlfs.mount.keeper import can_keep
+from dlfs.mount.kept import KeptMount
+from dlfs.mount.mountpoint import detach, device_of, find_mount
+from dlfs.mount.options import MountOptions
+from tests.fuse.keeping import (
+    FILES,
+    drop_caches,
+    kept,
+    make_volume,
+    running_programs,
+    start_keeper,
+)
+from tests.fuse.mounting import (
+    SECONDS_MAX,
+    Mount,
+    add_dataset,
+    mounted,
+    parent_of,
+    run_cli,
+    wait_for,
+    wait_for_exit,
+)
+
+REPLACES = int(os.environ.get("DLFS_SERVER_REPLACES", "3"))
+PACKAGE = Path(dlfs.__file__).parent
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.skipif(
+        not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9 and libfuse 3.13"
+    ),
+]
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    volume = make_volume(tmp_path)
+    with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
+        yield mount
+
+
+def replace(mount: Mount) -> None:
+    """Replace the server of a mount, and wait for the end of the processes before."""
+    before = mount.pid, parent_of(mount.pid)
+    mount.pid = replace_server(mount.directory).pid
+    for pid in before:
+        wait_for_exit(pid)
+
+
+# ---- what programs notice ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def probed(directory: Path, results: Path) -> Iterator[None]:
+    """Run a program that sends one request after the other, and logs when and how long each was."""
+    code = (
+        "import itertools, os, sys, time\n"
+        "for number in itertools.count():\n"
+        "    start = time.monotonic()\n"
+        "    os.path.exists(f'{sys.argv[1]}/none-{number}')\n"
+        "    print(start, time.monotonic(), flush=True)\n"
+        "    time.sleep(0.001)\n"
+    )
+    with results.open("w") as file:
+        probe = subprocess.Popen([sys.executable, "-c", code, directory], stdout=file)
+        try:
+            yield
+        finally:
+            probe.kill()
+            probe.wait()
+
+
+def test_rule_55_programs_do_not_notice_replacements(mount: Mount, tmp_path: Path) -> None:
+    times = []
+    with running_programs(mount), probed(mount / "train", tmp_path / "probes"):
+        for _ in range(REPLACES):
+            drop_caches()
+            start = time.monotonic()
+            replace(mount)
+            times.append((start, time.monotonic()))
+    lines = (tmp_path / "probes").read_text().splitlines()
+    probes = [[float(word) for word in line.split()] for line in lines if line.count(" ") == 1]
+    pauses = [max(e - s for s, e in probes if s < end and e > start) for start, end in times]
+    print(
+        f"{REPLACES} replacements: pauses of {statistics.median(pauses):.3f} s (median) to ", end=""
+    )
+    print(f"{max(pauses):.3f} s; longest of all requests {max(e - s for s, e in probes):.3f} s")
+    assert mount.log.read_text().count("answers, dlfs") == REPLACES
+    assert "another server" not in mount.log.read_text()
+
+
+def test_what_a_program_has_open_goes_on(mount: Mount) -> None:
+    before = os.stat(mount / "train/d1/007").st_ino
+    folder = os.open(mount / "train/d1", os.O_RDONLY | os.O_DIRECTORY)
+    opened = os.open(mount / "train/d1/007", os.O_RDONLY)
+    with mmap.mmap(opened, 0, prot=mmap.PROT_READ) as mapped:
+        replace(mount)
+        drop_caches()
+        assert os.pread(opened, 6000, 0) == FILES[b"d1/007"]
+        assert bytes(mapped) == FILES[b"d1/007"]
+        assert len(os.listdir(folder)) == 50
+        listed = subprocess.run(["ls"], cwd=f"/proc/self/fd/{folder}", pass_fds=[folder],
+                                capture_output=True, text=True, check=True)  # fmt: skip
+        assert len(listed.stdout.split()) == 50
+        assert os.stat(mount / "train/d1/007").st_ino == before
+    add_dataset(mount.volume, "younger", {b"x": b"younger"})
+    wait_for(lambda: (mount / "younger/x").exists(), "the dataset")
+    os.close(folder)
+    os.close(opened)
+    keeper = parent_of(mount.pid)
+    os.kill(mount.pid, signal.SIGKILL)
+    assert (mount / "younger/x").read_bytes() == b"younger"
+    assert run_cli("umount", mount.directory).returncode == 0
+    wait_for_exit(keeper)
+
+
+# ---- versions and options ------------------------------------------------------------------------
+
+
+def run_copy(tmp_path: Path, file: str, before: str, after: str, *arguments: str | Path) -> str:
+    """Run a dlfs in which one file is different, in a virtual environment of its own.
+
+    Returns:
+        What it prints.
+    """
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    others = (path for path in sys.path if path.endswith("site-packages"))
+    (packages / "others.pth").write_text("\n".join(others))
+    shutil.copytree(PACKAGE, packages / "dlfs", ignore=shutil.ignore_patterns("__pycache__"))
+    text = (packages / "dlfs" / file).read_text()
+    assert before in text
+    (packages / "dlfs" / file).write_text(text.replace(before, after))
+    done = subprocess.run(
+        [environment / "bin/python", "-m", "dlfs.cli", *map(str, arguments)],
+        cwd=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_server_is_of_the_version_that_replaces(mount: Mount, tmp_path: Path) -> None:
+    version = f'__version__ = "{dlfs.__version__}"', '__version__ = "77.1"'
+    arguments = ("--replace", mount.directory, "--memory", "64MiB", "--json")
+    output = run_copy(tmp_path, "__init__.py", *version, "mount", *arguments)
+    assert '"transport": "/dev/fuse"' in output
+    assert f"dlfs 77.1 answers, dlfs {dlfs.__version__} before" in mount.log.read_text()
+    mount.pid = json.loads(output)["pid"]
+    libraries = Path(f"/proc/{mount.pid}/maps").read_text()
+    assert str(tmp_path / "environment") in libraries
+    assert (mount / "train/d0/000").read_bytes() == FILES[b"d0/000"]
+    replace(mount)
+    assert f"dlfs {dlfs.__version__} answers, dlfs 77.1 before" in mount.log.read_text()
+
+
+def test_the_present_server_goes_on_if_the_new_one_is_broken(mount: Mount, tmp_path: Path) -> None:
+    broken = "def serve_kept(", "raise RuntimeError('not finished')\n\n\ndef serve_kept("
+    output = run_copy(tmp_path, "mount/server.py", *broken, "mount", "--replace", mount.directory)
+    assert "RuntimeError: not finished" in output
+    volume = mount.volume.rename(tmp_path / "elsewhere")
+    with pytest.raises(NotFoundError, match="volume"):
+        replace_server(mount.directory)
+    volume.rename(mount.volume)
+    assert parent_of(mount.pid) != 1
+    assert (mount / "train/d0/000").read_bytes() == FILES[b"d0/000"]
+    replace(mount)
+
+
+def test_replacements_at_the_same_time_follow_each_other(mount: Mount) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        pids = {each.pid for each in pool.map(replace_server, 3 * [mount.directory])}
+    assert len(pids) == 3
+
+    def serving() -> list[int]:
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    wait_for(lambda: len(serving()) == 1, "the servers that were replaced")
+    mount.pid = serving()[0]
+    assert (mount / "train/d0/000").read_bytes() == FILES[b"d0/000"]
+
+
+def test_mounts_that_cannot_be_taken_over(mount: Mount, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected a mount of DLFS, got nothing mounted there"):
+        replace_server(tmp_path)
+    with pytest.raises(UsageError, match="expected a mount of DLFS, got proc mounted there"):
+        replace_server("/proc")
+    with (
+        mounted(mount.volume, tmp_path / "other", tmp_path / "log", restart=False) as other,
+        pytest.raises(NotFoundError, match="the mount has no keeper"),
+    ):
+        replace_server(other.directory)
+    staging = str(tmp_path / "staging")
+    with (
+        mounted(mount.volume, tmp_path / "other", tmp_path / "log", incoming=staging) as other,
+        pytest.raises(UsageError, match="expected a mount without --incoming"),
+    ):
+        replace_server(other.directory)
+    refused = run_cli("mount", "--replace", mount.directory, "--mode", "400")
+    assert refused.returncode == 2
+    assert "leave --mode out" in refused.stderr
+    refused = run_cli("mount", mount.volume, "--replace", mount.directory)
+    assert "leave VOLUME out" in refused.stderr
+    assert "or --replace DIR" in run_cli("mount", mount.volume).stderr
+
+
+# ---- replacements that are interrupted -----------------------------------------------------------
+
+
+def answer(kept: KeptMount, ready: Callable[[], None]) -> None:
+    kept.connect()
+    ready()
+    signal.pause()
+
+
+def die_unprepared(_kept: KeptMount, _ready: Callable[[], None]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_connected(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    kept.connect()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_keeper(number: int, kept: KeptMount, ready: Callable[[], None]) -> None:
+    keeper = os.getppid()
+    kept.connect()
+    os.kill(keeper, number)
+    wait_for_exit(keeper)
+    ready()
+
+
+def is_listening(directory: Path) -> bool:
+    """Return True if a mount is there, and its keeper can be replaced."""
+    device = device_of(str(directory))
+    return device is not None and f"@dlfs-mount-{device}\n" in Path("/proc/net/unix").read_text()
+
+
+FAILURES = {
+    "server killed": die_connected,
+    "keeper killed": functools.partial(end_keeper, signal.SIGKILL),
+    "keeper ended": functools.partial(end_keeper, signal.SIGTERM),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_the_present_keeper_goes_on_if_the_new_one_dies(tmp_path: Path, failure: str) -> None:
+    directory = tmp_path / "mnt"
+
+    def unmounts(kept: KeptMount, ready: Callable[[], None]) -> None:
+        kept.connect()
+        ready()
+        detach(str(directory))
+
+    with kept(directory, [answer, unmounts]) as keeper:
+        wait_for(lambda: is_listening(directory), "the keeper")
+        for server in (die_unprepared, FAILURES[failure]):
+            new = start_keeper(directory, server, replaces=True)
+            assert os.waitpid(new, 0)[1] != 0
+        wait_for_exit(keeper)
+        assert find_mount(directory) is None
+
+
+def test_sigterm_of_the_present_keeper_unmounts(tmp_path: Path) -> None:
+    directory = tmp_path / "mnt"
+
+    def end_present(kept: KeptMount, _ready: Callable[[], None]) -> None:
+        kept.connect()
+        os.kill(present, signal.SIGTERM)
+        wait_for(lambda: find_mount(directory) is None, "the end of the mount")
+
+    with kept(directory, [answer]) as present:
+        wait_for(lambda: is_listening(directory), "the keeper")
+        new = start_keeper(directory, end_present, replaces=True)
+        assert os.waitpid(new, 0)[1] != 0
+        wait_for_exit(present)
+        assert find_mount(directory) is None
