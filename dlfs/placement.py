@@ -4,6 +4,8 @@ A ``LocalPlacement`` belongs to one open dataset and knows its chunks when it wa
 written again only after a commit that freed it, and a commit writes a superblock to every member.
 So if no member's superblock has changed after a read, the bytes are the dataset's: ``check`` reads
 the superblocks A and B of members that have its chunks, and nothing else while they stay the same.
+These are one member of each group, and those of the bytes that were read: a device may have been
+overwritten by another volume.
 
 Once a second a thread looks at the open datasets of each volume, in the same way. It remembers
 where the members of a grown volume are, and has datasets opened anew when their members have left.
@@ -19,7 +21,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -28,6 +30,7 @@ from dlfs.closing import Uses
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import SUPERBLOCK_BYTES
+from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import decode_superblock, superblock_offsets
 from dlfs.identity import DatasetIdentity
 from dlfs.store.located import remember_members
@@ -39,8 +42,9 @@ from dlfs.store.transaction import Generation
 WATCH_S = 1.0
 """Time between two looks at the members of a volume, in seconds."""
 
-_Marks = tuple[bytes | None, ...]
-"""Superblocks A and B of some members as they were read; None for a member that cannot be read."""
+_Marks = dict[int, bytes | None]
+"""Superblocks A and B of some members as they were read, by the number of the member; None for one
+that cannot be read."""
 
 
 class LocalPlacement:
@@ -77,9 +81,10 @@ class LocalPlacement:
         self._identity = identity
         self._engine = engine
         self._opener = opener
-        self._members = _members_of(generation, record)
-        self._right: _Marks | None = None  # while these are read, the chunks are the dataset's
-        self._seen: _Marks | None = None  # when the thread looked last
+        self._members = _members_of(generation, record, every=generation.geometry.replicas > 1)
+        self._space = DataSpace(generation.geometry, record.data_runs)
+        self._right: _Marks = {}  # while these are read, the chunks are the dataset's
+        self._seen: _Marks = {}  # when the thread looked last
         self.closed = False
         self._uses = uses
         self._lock = threading.Lock()
@@ -96,8 +101,12 @@ class LocalPlacement:
                 found = None if other is None else self._identity.stale(other)
         return found  # None: the samples' own errors explain it
 
-    def check(self) -> DlfsError | None:
-        """Return None if all that was read so far is the dataset's; else the error that says why.
+    def check(self, address: int = 0, length_bytes: int | None = None) -> DlfsError | None:
+        """Return None if what was read so far is the dataset's; else the error that says why.
+
+        Args:
+            address: first byte of what was read, as an address in the dataset.
+            length_bytes: length of that, in bytes; None for all data of the dataset.
 
         Raises:
             DlfsError: the newest generation cannot be read.
@@ -105,17 +114,18 @@ class LocalPlacement:
         with self._uses, self._lock:
             if self.moved:
                 return self._identity.moved()
-            marks = self._read_marks()
-            if marks == self._right or (self._right is None and self._are_opened(marks)):
-                self._right = self._seen = marks
+            marks = self._read_marks(self._members_of_part(address, length_bytes))
+            if self._are_right(marks):
+                self._note(marks)
                 return None
+            marks = self._read_marks(self._members_of_part(0, None))
             found = self._examine()
             if found is None:
                 return self._identity.missing_from(self._opened.devices)
             if self.moved or found:
                 self.moved = True
                 return self._identity.moved()
-            self._right = self._seen = marks
+            self._note(marks)
             return None
 
     def look(self) -> None:
@@ -128,7 +138,7 @@ class LocalPlacement:
             return  # a check is under way
         try:
             with self._uses:
-                marks = self._read_marks()
+                marks = self._read_marks(self._members)
                 if marks != self._seen and (self._seen or not self._are_opened(marks)):
                     self._examine()
                 self._seen = marks
@@ -151,27 +161,47 @@ class LocalPlacement:
             self.moved |= have_left(self._opened, self._record, newest)
             return is_moved(self._opened, self._record, newest, found)
 
-    def _read_marks(self) -> _Marks:
+    def _members_of_part(self, address: int, length_bytes: int | None) -> list[Member]:
+        """Return the members to watch, and those that have some bytes of the dataset."""
+        if length_bytes is None or self._opened.geometry.replicas > 1:
+            return _members_of(self._opened, self._record, every=True)
+        parts = self._space.member_ranges(address, length_bytes)
+        numbers = {member.number for member in self._members} | {part.member for part in parts}
+        return [self._opened.members[number] for number in sorted(numbers)]
+
+    def _read_marks(self, members: Sequence[Member]) -> _Marks:
         lost = self.lost_members()
-        return tuple(
-            None if lost >> member.number & 1 else _read_slots(member) for member in self._members
+        return {
+            member.number: None if lost >> member.number & 1 else _read_slots(member)
+            for member in members
+        }
+
+    def _are_right(self, marks: _Marks) -> bool:
+        """Return True if the superblocks say that the chunks are the dataset's."""
+        new = {number: mark for number, mark in marks.items() if number not in self._right}
+        return (not new or self._are_opened(new)) and all(
+            mark == marks.get(number, mark) for number, mark in self._right.items()
         )
+
+    def _note(self, marks: _Marks) -> None:
+        self._right |= marks
+        self._seen = {member.number: marks[member.number] for member in self._members}
 
     def _are_opened(self, marks: _Marks) -> bool:
         """Return True if the superblocks are those of the generation that was opened."""
-        read = [mark for mark in marks if mark is not None]
+        read = [mark for mark in marks.values() if mark is not None]
         expected = self.volume_uuid, self._opened.superblock.generation
         return bool(read) and all(_newest_in(mark) == expected for mark in read)
 
 
-def _members_of(generation: Generation, record: DatasetRecord) -> list[Member]:
-    """Return members that get a superblock in every commit as long as they have the dataset.
+def _members_of(generation: Generation, record: DatasetRecord, *, every: bool) -> list[Member]:
+    """Return members of the groups that have a dataset: every one, or the first of each group.
 
-    A member that was replaced gets none, so with replicas all members of its groups are returned.
+    Each gets a superblock in every commit. One that was replaced, which replicas allow, gets none.
     """
     runs = (*record.data_runs, *record.directory_runs)
     groups = [g for g in generation.geometry.all_groups if any(g.has(run) for run in runs)]
-    count = None if generation.geometry.replicas > 1 else 1
+    count = None if every else 1
     numbers = [number for group in groups for number in group.members[:count]]
     members = [generation.members[number] for number in numbers]
     return [member for member in members if member.reason is None]

@@ -34,8 +34,12 @@ class Placement(Protocol):
     def diagnose(self) -> DlfsError | None:
         """Return the error that explains failed reads: MovedError, StaleError, or None."""
 
-    def check(self) -> DlfsError | None:
-        """Return None if all that was read so far is the dataset's; else MovedError or StaleError.
+    def check(self, address: int = 0, length_bytes: int | None = None) -> DlfsError | None:
+        """Return None if what was read so far is the dataset's; else MovedError or StaleError.
+
+        Args:
+            address: first byte of what was read, as an address in the dataset.
+            length_bytes: length of that, in bytes; None for all data of the dataset.
 
         Raises:
             DlfsError: the newest generation cannot be read.

@@ -82,6 +82,7 @@ class LargeSample:
         self._reader = reader
         self.index = index
         self.length_bytes = int(reader.directory.lengths([index])[0])
+        self._address = int(reader.directory.addresses([index])[0])
         self._crc32c = int(reader.directory.crcs([index])[0])
         self._found: NativeFailure | None = None
         """Location of a part that was read, for the error of a wrong checksum."""
@@ -95,7 +96,7 @@ class LargeSample:
             StaleError: the dataset was removed; MovedError if it has other chunks now.
         """
         self._read(buffer, offset_bytes)
-        error = self._reader.check_placement()
+        error = self._reader.check_placement(self._address + offset_bytes, buffer.nbytes)
         if error is not None:
             raise error
 

@@ -281,13 +281,19 @@ class SampleReader(Closing):
         """
         return None if self._placement is None else self._placement.diagnose()
 
-    def check_placement(self) -> DlfsError | None:
-        """Return None if all bytes that were read so far are the dataset's, else as ``diagnose``.
+    def check_placement(
+        self, address: int = 0, length_bytes: int | None = None
+    ) -> DlfsError | None:
+        """Return None if bytes that were read are the dataset's, else as ``diagnose``.
+
+        Args:
+            address: address of the first one.
+            length_bytes: number of bytes; None for all data of the dataset.
 
         Raises:
             DlfsError: the newest generation cannot be read.
         """
-        return None if self._placement is None else self._placement.check()
+        return None if self._placement is None else self._placement.check(address, length_bytes)
 
     def explain(self, failure: NativeFailure) -> DlfsError:
         """Return the error for a failed sample that libdlfs reported to another caller."""

@@ -16,7 +16,7 @@ import dlfs
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MemoryDevice, open_device
 from dlfs.connection import LocalConnection, OpenOptions
-from dlfs.store import located
+from dlfs.store import formatting, located
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import wait_for
 from tests.golden import c_reader
@@ -348,6 +348,39 @@ def test_a_part_of_a_sample_is_never_of_other_data(files: list[str]) -> None:
             writer.add(b"x", b"\xfe" * (volume.free_bytes - 16 * 16 * KIB))
         with pytest.raises(dlfs.StaleError):
             read_parts()
+
+
+def test_a_part_is_never_of_another_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host, which does not see that this one has a member open, formats it."""
+    monkeypatch.setattr(formatting, "refuse_open", lambda _path, _action: None)
+    files = [str(tmp_path / f"striped{number}") for number in range(2)]
+    dlfs.format_volume(files, size_bytes=SIZE, chunk_bytes=16 * KIB)
+    with dlfs.open(files) as volume:
+        with volume.writer("data") as writer:
+            writer.add(b"large", LARGE)
+        with volume["data"] as dataset:
+            buffer = bytearray(1000)
+            wrong: list[int] = []
+
+            def read_parts() -> list[int]:
+                """Read the sample in parts, and return the offsets that cannot be read."""
+                lost = []
+                for offset in range(0, len(LARGE), len(buffer)):
+                    try:
+                        dataset.read_into(0, buffer, offset_bytes=offset)
+                    except dlfs.DlfsError:
+                        lost.append(offset)
+                    else:
+                        if buffer != LARGE[offset : offset + len(buffer)]:
+                            wrong.append(offset)
+                return lost
+
+            assert not read_parts()
+            dlfs.format_volume(files[1], force=True, chunk_bytes=16 * KIB)
+            with dlfs.open(files[1]) as other, other.writer("other") as writer:
+                writer.add(b"x", b"\xfe" * (other.free_bytes - 16 * 16 * KIB))
+            assert read_parts()
+            assert not wrong
 
 
 def test_a_part_is_not_returned_if_it_cannot_be_checked(files: list[str]) -> None:
