@@ -40,7 +40,7 @@ $ dlfs mount photos.img mnt --fuse=native 2>/dev/null
 $ cmp photos/dog/0001.jpg mnt/photos/dog/0001.jpg
 $ dlfs umount mnt 2>/dev/null
 """
-"""A mount by the library that is in the wheel; the README's mount uses pyfuse3."""
+"""A mount by the library that is in the wheel, before pyfuse3 is installed."""
 TLS_HANDSHAKE = """\
 import os, socket, threading
 import dlfs

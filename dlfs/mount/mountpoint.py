@@ -230,14 +230,21 @@ def _unmount(path: str, *, lazy: bool) -> None:
     """Unmount by fusermount3, which needs no root rights, or else by umount."""
     helper = shutil.which("fusermount3")
     command = [helper, "-u", *(["-z"] if lazy else [])] if helper else _umount_command(lazy)
-    result = subprocess.run(
-        [*command, "--", path],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_UNMOUNT_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        result = subprocess.run(
+            [*command, "--", path],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_UNMOUNT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:  # incoming is reached through the sealed mount
+        raise DeviceError(
+            f"unmount {path}: no end within {_UNMOUNT_TIMEOUT_S} s, since its server does not "
+            "answer; use --lazy",
+            errno.ETIMEDOUT,
+        ) from error
     if result.returncode:
         message = result.stderr.strip() or f"exit status {result.returncode}"
         busy = "busy" in message.lower()

@@ -337,6 +337,28 @@ def test_rule_37_owners_and_modes(tmp_path: Path, open_folder: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("passed", [True, False])
+def test_rule_37_writes_of_others_clear_the_bits_that_set_ids(
+    tmp_path: Path, open_folder: Path, passed: bool
+) -> None:
+    volume, directory = make_volume(tmp_path), open_folder / "mnt"
+    options = {"allow_other": True, "incoming": str(tmp_path / "staging"), "pass_through": passed}
+    with mounted(volume, directory, tmp_path / "log", **options) as mount:
+        top = Writable(mount, tmp_path / "staging").begin("ids")
+        for name, script in {
+            "write": "echo y >>$0",
+            "truncate": "truncate -s 1 $0",
+            "open": ": >$0",
+        }.items():
+            file = top / name
+            file.write_bytes(b"x")
+            for mode, kept in ((0o6777, 0o777), (0o2767, 0o2767)):
+                file.chmod(mode)
+                run(*AS_NOBODY[:6], "sh", "-c", script, file)
+                assert (name, oct(stat.S_IMODE(file.stat().st_mode))) == (name, oct(kept))
+
+
+@pytest.mark.root
 def test_rule_37_a_server_of_a_user(fuse_for_all: None, open_folder: Path) -> None:
     os.chown(open_folder, NOBODY, NOBODY)
     volume = make_volume(open_folder)

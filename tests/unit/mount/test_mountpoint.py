@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlfs.errors import NotFoundError, UsageError
+from dlfs.errors import DeviceError, NotFoundError, UsageError
+from dlfs.mount import mountpoint
 from dlfs.mount.mountpoint import (
     absolute,
+    detach,
     device_of,
     find_mount,
     parse_mountinfo,
@@ -74,3 +76,13 @@ def test_unmount_refuses_what_is_not_ours(tmp_path: Path) -> None:
         unmount(tmp_path)
     with pytest.raises(UsageError, match="got proc mounted there"):
         unmount("/proc")
+
+
+def test_an_unmount_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = tmp_path / "fusermount3"
+    helper.write_text("#!/bin/sh\nexec sleep 100\n")
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(mountpoint, "_UNMOUNT_TIMEOUT_S", 0.1)
+    with pytest.raises(DeviceError, match="its server does not answer; use --lazy"):
+        detach("/mnt")
