@@ -26,7 +26,7 @@ from dlfs.fabric.keys import key_directory
 from dlfs.units import KIB
 
 BUDGET = 1 / 4
-"""Memory as a share of the data: enough for reading ahead. No sample is read twice."""
+"""Memory as a share of the data: enough for reading ahead. Epochs keep some samples in it."""
 PERF_MEMORY_MIB = 256
 IDLE_QUEUES = 4
 
@@ -61,8 +61,10 @@ class Initiator:
         ):
             read = self._ahead if self.ahead else self._read
             batches = read(dataset, environment)
-            left_bytes = scene.memory_bytes(BUDGET)
-            while left_bytes > 0:  # until the kernel has provided all pages of the memory
+            # Until the kernel has provided all pages of the memory: an epoch caches samples in it
+            # up to its end.
+            left_bytes = scene.source.total_bytes() if self.ahead else scene.memory_bytes(BUDGET)
+            while left_bytes > 0:
                 with next(batches) as batch:
                     left_bytes -= int(batch.lengths.sum())
             tally = Tally()
