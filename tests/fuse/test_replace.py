@@ -227,12 +227,6 @@ def test_mounts_that_cannot_be_taken_over(mount: Mount, tmp_path: Path) -> None:
         pytest.raises(UsageError, match="expected a mount without --incoming"),
     ):
         replace_server(other.directory)
-    refused = run_cli("mount", "--replace", mount.directory, "--mode", "400")
-    assert refused.returncode == 2
-    assert "leave --mode out" in refused.stderr
-    refused = run_cli("mount", mount.volume, "--replace", mount.directory)
-    assert "leave VOLUME out" in refused.stderr
-    assert "or --replace DIR" in run_cli("mount", mount.volume).stderr
 
 
 # ---- replacements that are interrupted -----------------------------------------------------------

@@ -244,6 +244,8 @@ WRONG = [
     ["rm", "VOLUME", "nothing", "-y"],
     ["mount", "VOLUME", "DIR/nothing"],
     ["mount", "VOLUME", "DIR", "--mode", "999"],
+    ["mount", "VOLUME"],
+    ["mount", "--replace", "DIR"],
     ["umount", "DIR"],
     ["seal", "DIR", "x"],
     ["incoming", "DIR"],
