@@ -37,6 +37,12 @@ def discover(
     tls_psk: Annotated[
         str | None, typer.Option(metavar="NAME", help="Key with which connections are encrypted.")
     ] = None,
+    concat: Annotated[
+        bool,
+        typer.Option(
+            "--concat", help="Encrypt connections with a key that authentication generates."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """List the subsystems and namespaces of a storage node, and the volumes they belong to."""
@@ -49,6 +55,7 @@ def discover(
         "dhchap_key": dhchap_key,
         "dhchap_ctrl_key": dhchap_ctrl_key,
         "tls_psk": tls_psk,
+        "concat": "1" if concat else None,
     }
     query = "&".join(f"{name}={value}" for name, value in given.items() if value)
     asked = parse_uri(f"nvme-tcp+discover://{host}{'?' if query else ''}{query}")

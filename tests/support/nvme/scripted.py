@@ -46,6 +46,7 @@ class ScriptedTarget:
 
     Args:
         subsystems: subsystems to export; by default ``DEFAULT_NQN`` with one namespace of 2 MiB.
+            Without a discovery subsystem, one that demands no authentication is added.
         transport: parameters of the transport.
         script: faults; None: none.
         ipv6: listen on ::1, too.
@@ -118,7 +119,7 @@ class ScriptedTarget:
     async def _main(self, started: threading.Event) -> None:
         self._token = trio.lowlevel.current_trio_token()
         discovery = Subsystem(DISCOVERY_NQN, [])
-        found = {subsystem.nqn: subsystem for subsystem in [*self.subsystems, discovery]}
+        found = {subsystem.nqn: subsystem for subsystem in [discovery, *self.subsystems]}
         self._server = Server(found, self._transport, self._script)
         self._update_discovery()
         try:
@@ -288,6 +289,7 @@ class ScriptedTarget:
             DiscoveryRecord(subsystem.nqn, address, self.port, number)
             for subsystem in self.subsystems
             for number, address in enumerate(self.addresses, 1)
+            if subsystem.nqn != DISCOVERY_NQN
         ]
 
     def _update_discovery(self) -> None:

@@ -52,7 +52,7 @@ PYTHON_WORDS = re.compile(
     re.VERBOSE,
 )
 """Pattern of literals, classes and argument names of Python, which no message may have."""
-WORDS_OF_USERS = {"tls_psk", "io_uring", "file_name"}
+WORDS_OF_USERS = {"tls_psk", "dhchap_key", "io_uring", "file_name"}
 """Words with underscores that are no arguments."""
 
 

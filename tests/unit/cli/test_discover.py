@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import dlfs
-from tests.support.nvme import DiscoveryRecord, ScriptedTarget
+from dlfs.fabric.discovery import DISCOVERY_NQN
+from dlfs.fabric.keys import generate_key, write_key
+from tests.support.nvme import DiscoveryRecord, ScriptedTarget, Subsystem
+from tests.support.nvme.authentication import Authentication
+from tests.support.nvme.tls import TlsProxy, lacks_openssl
 from tests.unit.store.nodes import OddRecord, asking, empty, make_volume, nqn, serve, subsystem
 
 HOST = "nqn.2024-01.org.example:trainer"
@@ -82,6 +88,31 @@ def test_what_does_not_answer(run) -> None:
     done = run("discover", f"127.0.0.1:{target.port}")
     assert (done.code, done.out, len(done.err.splitlines())) == (7, b"", 1)
     assert f"127.0.0.1:{target.port}" in done.err
+
+
+@pytest.mark.skipif(lacks_openssl() is not None, reason=str(lacks_openssl()))
+def test_keys_that_authentication_generates(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLFS_KEYS", str(tmp_path / "keys"))
+    terms = Authentication(generate_key())
+    write_key("trainer", terms.host_key)
+    subsystems = [
+        Subsystem(DISCOVERY_NQN, [], authentication=terms),
+        subsystem("x", [empty()], authentication=terms),
+    ]
+    with (
+        ScriptedTarget(subsystems) as target,
+        TlsProxy(target.port, terms.generated, plain_port=target.port) as proxy,
+    ):
+        target.list_also([DiscoveryRecord(nqn("x"), "127.0.0.1", proxy.port)])
+        options = ("--hostnqn", HOST, "--dhchap-key", "trainer")
+        done = run("discover", f"127.0.0.1:{proxy.port}", *options, "--concat")
+        alone = run("discover", f"127.0.0.1:{proxy.port}", "--concat")
+    assert (done.code, done.err) == (0, "")
+    assert f"{nqn('x')}?nsid=1&hostnqn={HOST}&dhchap_key=trainer&concat=1" in done.out.decode()
+    assert proxy.handshakes >= 2
+    assert (alone.code, "expected dhchap_key" in alone.err) == (2, True)
 
 
 def test_odd_arguments(run) -> None:
