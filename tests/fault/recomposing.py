@@ -178,7 +178,7 @@ def epochs_of(kind: str, uri: str, seed: int) -> Iterator[None]:
 
     def open_volume() -> dlfs.Volume:
         if kind.startswith("client"):
-            return dlfs.connect(uri, volume="main")
+            return dlfs.connect(uri, volume="main", timeout_s=ABSENT_S)
         return dlfs.open(uri, memory_bytes=MEMORY_BYTES)
 
     if kind in ("local", "client"):

@@ -33,6 +33,7 @@ from dlfs.mount.native_server import THREADS_MAX
 from dlfs.service.client import attach, detach
 from dlfs.units import KIB, MIB
 from tests.fault.recomposing import (
+    ABSENT_S,
     SETS,
     Report,
     Usage,
@@ -298,12 +299,13 @@ class Rounds:
         for uri in leaving:
             self._members.remove(uri)
             with open_device(uri, writable=True) as device:
-                device.write(KEPT_BYTES, self.chance.randbytes(SIZE - KEPT_BYTES))
+                for offset in range(KEPT_BYTES, SIZE, MIB):  # each in time on a busy machine
+                    device.write(offset, self.chance.randbytes(MIB))
 
     def attach(self) -> None:
         attach(self._service.uri, self._other)
         with (
-            dlfs.connect(self._service.uri, volume="other") as volume,
+            dlfs.connect(self._service.uri, volume="other", timeout_s=ABSENT_S) as volume,
             volume[name_of(SETS)] as dataset,
         ):
             assert_whole(read_epoch(dataset, 1), samples_of(SETS))
@@ -366,7 +368,7 @@ class Servers:
         for number in reversed(range(SETS)):
             self._read_files(number)
             with (
-                dlfs.connect(self.service.uri, volume="main") as volume,
+                dlfs.connect(self.service.uri, volume="main", timeout_s=ABSENT_S) as volume,
                 volume[name_of(number)] as dataset,
             ):
                 assert_whole(read_epoch(dataset, 1), samples_of(number))
@@ -493,8 +495,10 @@ def test_every_epoch_is_exact(make_node, tmp_path: Path) -> None:
         busy = world.readers.usage()
         for number in range(ROUNDS):
             for step in world.rounds.steps():
-                print(f"round {number}: {step.__name__}", flush=True)
+                print(f"round {number}: {step.__name__}", end="", flush=True)
+                began = time.monotonic()
                 step()
+                print(f", {time.monotonic() - began:.1f} s", flush=True)
             world.readers.read_on(names, 1)
         world.settle(names)
         check_no_leak(busy, world.readers.usage())

@@ -101,6 +101,6 @@ def test_no_sample_is_lost_while_the_states_are_toggled(uri: str) -> None:
         thread.join()
         status = device.status()
     assert counted
+    print(f"{status.path_moves} moves, {epochs} epochs, {counted[0]} pages, {status}")
     assert status.path_moves >= MOVES
     assert status.protocol_errors == status.timeouts == 0
-    print(f"{status.path_moves} moves, {epochs} epochs, {counted[0]} pages, {status}")
