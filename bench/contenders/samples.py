@@ -37,10 +37,14 @@ def open_dataset(scene: Scene, share: float, depth: int = DEPTH) -> Iterator[dlf
 
 
 def fill_memory(dataset: dlfs.Dataset, batch: int) -> None:
-    """Read all samples into the dataset's memory."""
-    with dataset.batches(batch, shuffle="chunk") as epoch:
-        for found in epoch:
-            found.release()
+    """Read all samples into the dataset's memory, by more than one pass where that comes slowly."""
+    until = time.perf_counter() + UNLIMITED_SECONDS
+    reads = -1
+    while reads != dataset.stats()["reads"] and time.perf_counter() < until:
+        reads = dataset.stats()["reads"]
+        with dataset.batches(batch, shuffle="chunk") as epoch:
+            for found in epoch:
+                found.release()
 
 
 def share_text(share: float) -> str:

@@ -194,15 +194,15 @@ uint32_t fill_room(const dlfs_reader *reader)
     return reader->fill.touched > used ? reader->fill.touched - used : 0;
 }
 
-bool fill_admits(dlfs_reader *reader, uint64_t slots)
+uint64_t fill_admits(dlfs_reader *reader, uint64_t slots)
 {
     pthread_mutex_lock(&reader->lock);
-    bool admitted = slots <= fill_room(reader) || !fill_bounds_chunks(reader);
-    if (!admitted) {
+    uint64_t room = fill_bounds_chunks(reader) ? fill_room(reader) : slots;
+    if (room < slots) {
         fill_want(reader, slots);
     }
     pthread_mutex_unlock(&reader->lock);
-    return admitted;
+    return room < slots ? room : slots;
 }
 
 void fill_end(dlfs_reader *reader)

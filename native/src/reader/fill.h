@@ -39,10 +39,10 @@ bool fill_bounds_chunks(const dlfs_reader *reader);
 /* Returns how many slots chunks may be read into now. The lock is held. */
 uint32_t fill_room(const dlfs_reader *reader);
 /*
- * Returns true if a read may put whole chunks into this many slots. If not, has the slots touched
- * for later reads. Takes the lock.
+ * Returns how many slots of these a read may put whole chunks into. Has the others touched for
+ * later reads. Takes the lock.
  */
-bool fill_admits(dlfs_reader *reader, uint64_t slots);
+uint64_t fill_admits(dlfs_reader *reader, uint64_t slots);
 /* Returns the slots of a step. */
 uint32_t fill_step_slots(const dlfs_reader *reader);
 /* Ends the thread, however far it has come. */

@@ -124,3 +124,25 @@ uint64_t plan_widen(const dlfs_reader *reader, const struct miss *misses, uint64
     }
     return total;
 }
+
+uint64_t plan_narrow(const dlfs_reader *reader, const struct miss *misses, uint64_t count,
+                     struct plan_span *spans, uint64_t span_count, uint64_t slots_max)
+{
+    uint64_t kept = 0;
+    uint64_t slots = 0;
+    for (; kept < span_count; kept++) {
+        slots += spans[kept].length >> reader->chunk_shift;
+        if (slots > slots_max) {
+            break;
+        }
+    }
+    if (kept == span_count) {
+        return span_count;
+    }
+    uint32_t first = spans[kept].first_miss;
+    uint64_t merged = plan_merge(reader, misses + first, count - first, spans + kept);
+    for (uint64_t i = kept; i < kept + merged; i++) {
+        spans[i].first_miss += first;
+    }
+    return kept + merged;
+}

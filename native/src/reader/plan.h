@@ -47,5 +47,11 @@ uint64_t plan_merge(const struct dlfs_reader *reader, const struct miss *misses,
  */
 uint64_t plan_widen(const struct dlfs_reader *reader, const struct miss *misses, uint64_t count,
                     struct plan_span *spans, uint64_t *slots);
+/*
+ * Keeps the first of the widened spans, as many as have room in slots_max slots, and merges the
+ * other misses instead. Returns the number of spans, at most count.
+ */
+uint64_t plan_narrow(const struct dlfs_reader *reader, const struct miss *misses, uint64_t count,
+                     struct plan_span *spans, uint64_t span_count, uint64_t slots_max);
 
 #endif

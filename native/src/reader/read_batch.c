@@ -2,11 +2,10 @@
  * Reads a batch on demand.
  *
  * The samples are looked up in the sample memory first. Those that are missing are sorted by
- * address and merged into spans; if the whole dataset fits in memory, spans are widened to whole
- * chunks, which stay. The spans are fetched, and each sample is verified before the batch is given.
- * Samples stay where they landed: a batch points into the arena and holds references to its slots.
- * If other batches pin the arena, the batch gets private memory, so that a read never waits for a
- * release.
+ * address and merged into spans. If the whole dataset fits in memory, spans are widened to whole
+ * chunks, which stay, as far as memory was touched for them. Each sample is verified. Samples stay
+ * where they landed: a batch points into the arena and holds references to its slots. If other
+ * batches pin the arena, it gets private memory, so that a read never waits for a release.
  *
  * A span that cannot be read as a whole is read sample by sample, so that a bad block fails only
  * the samples that have it.
@@ -218,11 +217,12 @@ static int plan(struct read *read)
     if (read->terms->private_only) {
         return take_private_memory(read);
     }
-    uint64_t slots = 0;
     if (read->whole_chunks) {
-        read->span_count = plan_widen(reader, read->misses, read->miss_count, read->spans, &slots);
-    }
-    if (!read->whole_chunks || !fill_admits(reader, slots)) {
+        uint64_t slots = 0;
+        uint64_t all = plan_widen(reader, read->misses, read->miss_count, read->spans, &slots);
+        read->span_count = plan_narrow(reader, read->misses, read->miss_count, read->spans, all,
+                                       fill_admits(reader, slots));
+    } else {
         read->span_count = plan_merge(reader, read->misses, read->miss_count, read->spans);
     }
     pthread_mutex_lock(&reader->lock);

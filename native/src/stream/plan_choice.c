@@ -190,7 +190,7 @@ void plan_end(dlfs_stream *stream)
     if (*at != NULL) {
         *at = stream->next;
     }
-    if (stream->reader->streams == NULL) {
+    if (stream->reader->streams == NULL && stream->head < stream->config.count) {
         fill_pause(stream->reader);
     }
     reader_divide_slots(stream->reader);

@@ -77,15 +77,17 @@ static void as_far_as_asked(void)
     reader_over_memory(&reader, slots, arena);
     CHECK_EQ(fill_room(&reader), 0);
     CHECK(!reader.fill.running);
-    CHECK(!fill_admits(&reader, STEP_SLOTS + 1)); /* and has them touched */
+    CHECK_EQ(fill_admits(&reader, STEP_SLOTS + 1), 0); /* and has them touched */
     CHECK_EQ(wait_for_room(&reader, STEP_SLOTS + 1), 2 * STEP_SLOTS - OTHERS);
     CHECK(is_touched(arena, 2 * STEP));
-    CHECK(fill_admits(&reader, STEP_SLOTS + 1));
+    CHECK_EQ(fill_admits(&reader, STEP_SLOTS), STEP_SLOTS);
+    CHECK_EQ(fill_admits(&reader, STEP_SLOTS + 1), STEP_SLOTS + 1);
     reader.chunk_slot_count = 2 * STEP_SLOTS;
     CHECK_EQ(fill_room(&reader), 0);
-    CHECK(!fill_admits(&reader, 1));
+    CHECK_EQ(fill_admits(&reader, 1), 0);
     CHECK_EQ(wait_for_room(&reader, 1), STEP_SLOTS - OTHERS);
-    CHECK(!fill_admits(&reader, 3 * STEP_SLOTS)); /* all chunks of the dataset */
+    CHECK_EQ(fill_admits(&reader, 3 * STEP_SLOTS),
+             STEP_SLOTS - OTHERS); /* all chunks of the dataset */
     CHECK_EQ(wait_for_room(&reader, 3 * STEP_SLOTS), reader.slot_count);
     CHECK(!fill_bounds_chunks(&reader));
     CHECK(is_touched(arena, (STEPS - 1) * STEP));
@@ -103,7 +105,7 @@ static void with_help(void)
     reader_over_memory(&reader, slots, arena);
     reader.fill.running = true; /* so that no thread is started */
     CHECK(!fill_needs_help(&reader));
-    CHECK(!fill_admits(&reader, STEP_SLOTS - OTHERS));
+    CHECK_EQ(0, fill_admits(&reader, STEP_SLOTS - OTHERS));
     pthread_mutex_lock(&reader.lock);
     CHECK(fill_needs_help(&reader));
     fill_help(&reader);
@@ -131,7 +133,7 @@ static void cannot_be_touched(void)
     void *arena = mmap(NULL, STEPS * STEP, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(arena != MAP_FAILED);
     reader_over_memory(&reader, slots, arena);
-    CHECK(!fill_admits(&reader, 1));
+    CHECK_EQ(0, fill_admits(&reader, 1));
     CHECK_EQ(wait_for_room(&reader, 1), reader.slot_count);
     fill_end(&reader);
     munmap(arena, STEPS * STEP);
