@@ -98,7 +98,7 @@ def probed(directory: Path, results: Path) -> Iterator[None]:
             probe.wait()
 
 
-def test_rule_55_programs_do_not_notice_replacements(mount: Mount, tmp_path: Path) -> None:
+def test_rule_57_programs_do_not_notice_replacements(mount: Mount, tmp_path: Path) -> None:
     times = []
     with running_programs(mount), probed(mount / "train", tmp_path / "probes"):
         for _ in range(REPLACES):

@@ -62,7 +62,9 @@ def walk(top: Path) -> Iterator[tuple[bytes, os.stat_result]]:
 
 
 def test_every_rule_has_a_test() -> None:
-    rules = {int(n) for n in re.findall(r"^(\d+)\. ", RULES.read_text(), re.MULTILINE)}
+    numbers = [int(n) for n in re.findall(r"^(\d+)\. ", RULES.read_text(), re.MULTILINE)]
+    rules = set(numbers)
+    assert len(numbers) == len(rules)
     files = "\n".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     tests = {int(number) for number in re.findall(r"^def test_rule_(\d+)_", files, re.MULTILINE)}
     assert rules == tests == set(range(1, len(rules) + 1))
