@@ -137,7 +137,8 @@ def test_a_share_of_memory_saves_its_share_of_every_later_epoch(bench, kind, cho
             assert later <= promised_bytes(max(read), lengths, memory_bytes, batch=batch)
         for more, less in zip(read, before, strict=False):
             assert more <= less * 1.1 + 4 * CHUNK_BYTES
-        before = read
+        # A batch that is larger than the memory has memory of its own, and is read in one piece.
+        before = read if memory_bytes > 2 * batch * lengths.mean() else []
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
