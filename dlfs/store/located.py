@@ -168,7 +168,7 @@ def open_located(
     wanted = set(record.uris if newest is None else newest.member_uuids)
     wanted -= {member.uuid for member in found}
     located = [
-        _open_member(uri, uuid, writable, engine, opener)
+        _open_member(uri, uuid, record, writable, engine, opener)
         for uuid, uri in uris.items()
         if uuid in wanted and uri not in given
     ]
@@ -223,14 +223,19 @@ def _identify(devices: Sequence[BlockDevice]) -> tuple[list[Member], bool]:
 
 
 def _open_member(
-    uri: str, uuid: UUID, writable: bool, engine: Engine, opener: Opener
+    uri: str, uuid: UUID, record: LocationRecord, writable: bool, engine: Engine, opener: Opener
 ) -> BlockDevice:
-    """Open the device at the URI of a location record; it counts only as that member."""
+    """Open the device at the URI of a location record.
+
+    It counts only as that member, or as a later one of the volume: it may have left and returned
+    since the record was read.
+    """
     device: BlockDevice | None = None
     try:
         device = opener(uri, writable=writable, engine=engine)
         member = identify(device)
-        if member.uuid == uuid:
+        later = member.newest.generation > record.generation
+        if member.uuid == uuid or (later and member.newest.volume_uuid == record.volume_uuid):
             return device
         problem: DlfsError = NotFoundError(f"open {uri}: it is member {member.uuid}")
     except (DeviceError, FormatError, NotFoundError, UsageError) as error:

@@ -258,6 +258,37 @@ def test_a_volume_may_change_at_any_read_of_its_opening(
     assert changed_at > 10
 
 
+def test_a_member_may_leave_and_return_at_any_read_of_an_opening(files: list[str]) -> None:
+    """Each time, it does so before another one of the reads, and is opened by an old record."""
+    move(files, overwrite)
+    with dlfs.open(files[1]) as volume:
+        volume.grow(files[2], size_bytes=SIZE)
+        expected = read(volume, "data")
+    before = [Path(file).read_bytes() for file in files]
+    reads = changed_at = 0
+
+    def change() -> None:
+        nonlocal reads
+        reads += 1
+        if reads == changed_at:
+            with dlfs.open(files[2]) as volume:
+                volume.shrink([files[1]])
+                volume.grow(files[1])
+
+    def opener(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
+        return NoticedDevice(open_device(uri, writable=writable, engine=engine), change)
+
+    while reads >= changed_at:
+        for file, content in zip(files, before, strict=True):
+            Path(file).write_bytes(content)
+        reads, changed_at = 0, changed_at + 1
+        options = OpenOptions(opener=opener)
+        with dlfs.Volume(LocalConnection((files[0],), options)) as volume:
+            assert set(volume.uri.split(",")) == set(files[1:])
+            assert read(volume, "data") == expected
+    assert changed_at > 10
+
+
 def test_damage_is_not_taken_for_a_move(files: list[str]) -> None:
     with dlfs.open(files[0]) as volume, volume["data"] as dataset:
         volume.grow(files[1], size_bytes=SIZE)
