@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,14 +38,18 @@ def open_dataset(scene: Scene, share: float, depth: int = DEPTH) -> Iterator[dlf
 
 
 def fill_memory(dataset: dlfs.Dataset, batch: int) -> None:
-    """Read all samples into the dataset's memory, by more than one pass where that comes slowly."""
-    until = time.perf_counter() + UNLIMITED_SECONDS
-    reads = -1
-    while reads != dataset.stats()["reads"] and time.perf_counter() < until:
-        reads = dataset.stats()["reads"]
+    """Read all samples into the dataset's memory: in several passes if it is provided slowly."""
+    before, fewest = dataset.stats()["reads"], math.inf
+    reads = math.inf
+    while reads > 0:
         with dataset.batches(batch, shuffle="chunk") as epoch:
             for found in epoch:
                 found.release()
+        after = dataset.stats()["reads"]
+        before, reads = after, after - before
+        if reads >= fewest:
+            break  # there is not memory for all
+        fewest = reads
 
 
 def share_text(share: float) -> str:
