@@ -13,6 +13,7 @@ from pathlib import Path
 
 import dlfs
 from dlfs.resizing.shrinking import _mark
+from dlfs.store.transaction import Transaction
 from dlfs.units import KIB, MIB
 from tests.golden.make_v1 import Contents, archive, datasets, fill, make_members, numbers
 
@@ -74,7 +75,7 @@ def write(kind: str, folder: Path) -> list[str]:
         if kind == "groups":
             with volume._transaction("golden") as transaction:
                 last = transaction.geometry.all_groups[-1]
-                _mark(transaction.base, {last.first_chunk})
+                _mark(transaction.base, {last.first_chunk}, Transaction)
     return members
 
 
