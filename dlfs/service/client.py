@@ -140,7 +140,8 @@ def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) ->
     Args:
         uri: ``unix:`` and the path of the service's socket.
         volume: the volume, as ``dlfs.open`` takes it; the service opens it with its own rights.
-        timeout_s: longest wait for the service and for its answer, in seconds.
+        timeout_s: longest wait for its answer, in seconds. A service that is not running is waited
+            for up to 10 seconds.
 
     Returns:
         UUID and label of the volume, and its mount point if the service shows it on a mount.
@@ -151,7 +152,8 @@ def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) ->
         DlfsError: the service cannot open or mount it, or the same errors as ``connect``.
     """
     request = AttachVolume(split_uris(volume))
-    with closing(ControlConnection(os.path.abspath(path_of(uri)), timeout_s)) as control:
+    path = os.path.abspath(path_of(uri))
+    with closing(ControlConnection(path, timeout_s, accept_s=TIMEOUT_S)) as control:
         answer, _ = control.request(request, Attached)
     return answer
 
@@ -166,7 +168,7 @@ def detach(
         volume: label or UUID.
         force: take it from the processes that read it: their next calls fail with
             ``ServiceLostError`` or ``NotFoundError``.
-        timeout_s: longest wait for the service and for its answer, in seconds.
+        timeout_s: longest wait for its answer, in seconds; as for ``attach``.
 
     Raises:
         NotFoundError: the service has no such volume.
@@ -174,7 +176,7 @@ def detach(
         DlfsError: the same errors as ``connect``.
     """
     path = os.path.abspath(path_of(uri))
-    with closing(ControlConnection(path, timeout_s)) as control:
+    with closing(ControlConnection(path, timeout_s, accept_s=TIMEOUT_S)) as control:
         answer, _ = control.request(ListVolumes(), Volumes)
         chosen = ServiceConnection(path, volume, timeout_s).choose(answer.volumes)
         control.request(DetachVolume(chosen.uuid, force), Detached)

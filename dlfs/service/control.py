@@ -70,16 +70,20 @@ class ControlConnection:
 
     Args:
         path: path of the service's socket.
-        timeout_s: longest wait for a service that is not running and for each answer, in seconds.
+        timeout_s: longest wait for each answer, in seconds.
+        accept_s: longest wait for a service that is not running, in seconds; ``timeout_s`` by
+            default, which is also the most.
 
     Raises:
-        ServiceLostError: no service accepts the connection within ``timeout_s``.
+        ServiceLostError: no service accepts the connection within ``accept_s``.
         DeviceError: the service, or the socket's mode, refuses this user (EACCES).
         VersionError: the service speaks another version of the protocol.
         UsageError: the path is too long.
     """
 
-    def __init__(self, path: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, path: str, timeout_s: float = TIMEOUT_S, accept_s: float | None = None
+    ) -> None:
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
             raise UsageError(f"connect to {path}: expected at most {PATH_BYTES_MAX} bytes")
         self.uri = SCHEME + path
@@ -87,7 +91,9 @@ class ControlConnection:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self.welcome = self._connect(time.monotonic() + timeout_s)
+        self.welcome = self._connect(
+            time.monotonic() + (timeout_s if accept_s is None else min(accept_s, timeout_s))
+        )
 
     @property
     def is_lost(self) -> bool:

@@ -451,11 +451,12 @@ def check_memory(name: str, then: Usage, now: Usage) -> None:
 
 
 def check_servers(old: Servers, new: Servers) -> None:
-    """Check that servers have no file open that new ones have not, which have read the same.
+    """Check that servers have hardly more files open than new ones, which have read the same.
 
     Args:
         old: the servers; their last work may be about to end. They have fewer queue pairs than new
-            ones, since they read no directory anew.
+            ones, since they read no directory anew. A mount that has all samples of a dataset in
+            memory may keep a device open that the volume has left.
         new: servers that were started with the volume as it is.
     """
     new.read_all(alone=True)
@@ -467,7 +468,8 @@ def check_servers(old: Servers, new: Servers) -> None:
         expected = new.descriptors()
         for name, now in old.descriptors().items():
             more = now - expected[name]
-            found += [f"{name}: {count} more of {file}" for file, count in more.items()]
+            if more.total() > DESCRIPTORS_MORE:
+                found += [f"{name}: {count} more of {file}" for file, count in more.items()]
         for name, usage in old.usage().items():
             if usage.threads > threads[name].threads + allowed[name]:
                 found.append(f"{name}: {usage.threads} threads, new: {threads[name].threads}")

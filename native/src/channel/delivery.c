@@ -17,7 +17,7 @@
 #define ENTRY_NONE UINT32_MAX
 #define SAMPLE_ALIGNMENT 8u
 /* Leading bytes of the memory for copied batches whose pages stay for the next batches. */
-#define COPIED_RETAINED_BYTES (UINT64_C(32) << 20)
+#define COPIED_RETAINED_BYTES (UINT64_C(8) << 20)
 
 static void add(_Atomic uint64_t *counter, uint64_t value)
 {

@@ -16,7 +16,7 @@
 
 #define ALIGN_MIN 4096u
 #define MAPPED_BYTES_MIN ((size_t)2 << 20)        /* larger memory is a mapping, aligned to this */
-#define IDLE_PRIVATE_BYTES_MAX ((size_t)64 << 20) /* that a reader keeps between batches */
+#define IDLE_PRIVATE_BYTES_MAX ((size_t)36 << 20) /* kept between batches: one of 32 MiB */
 
 /* Takes an idle mapping that is large enough, but less than twice as large. The lock is held. */
 static struct private_memory *take_idle(dlfs_reader *reader, size_t mapped_bytes)
