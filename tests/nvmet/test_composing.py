@@ -36,6 +36,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Comp
     """A storage node with a folder /tmp/store, and the port of its data."""
     shell, port = free_port(), free_port()
     script = f"mkdir /tmp/store\nnc -ll -p {shell} -e sh >/dev/null 2>&1 &\n"
+    script += f"until netstat -ltn | grep -q ':{shell} '; do sleep 0.05; done\n"
     ssh = tmp_path / "ssh"
     ssh.write_text(_SSH.format(python=sys.executable, port=shell))
     ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
