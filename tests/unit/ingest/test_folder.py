@@ -253,7 +253,8 @@ def test_closing_early_ends_the_reading(tmp_path: Path) -> None:
     assert next(blocks, None) is None
     source.close()
     source.close()
-    assert threads_and_descriptors() == before
+    # Threads of earlier tests may end meanwhile.
+    assert all(now <= then for now, then in zip(threads_and_descriptors(), before, strict=True))
 
 
 NAMES = st.binary(min_size=1, max_size=12).filter(
