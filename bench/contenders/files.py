@@ -29,7 +29,7 @@ THREADS = 8
 
 
 _Part = tuple[int, int, dict[int, bytes], float, float]
-"""What one of several programs read (`FileList.read`), and the times of its start and end."""
+"""The result of `FileList.read` in one of several programs, and the times of its start and end."""
 
 
 def programs_label(programs: int) -> str:

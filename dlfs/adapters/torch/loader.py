@@ -505,7 +505,7 @@ class Loader(IterableDataset[Any]):
         return self.dataset.read(wanted, on_error=options.on_error, fields=options.fields)
 
     def _make(self, begin: State, *, every: int = 1) -> Iterator[TensorBatch]:
-        # By map, which holds no batch while the next one is read.
+        # A for loop would keep each batch in memory while the next one is read; map does not.
         reading = self._read(begin, every)
         with closing(reading):
             if not self._recipe.has_work:
