@@ -65,17 +65,21 @@ static uint32_t other_slots(const dlfs_reader *reader)
     return reader->other_slots_most > least ? reader->other_slots_most : (uint32_t)least;
 }
 
-/* Touches the memory of a step. Returns false with a kernel older than 5.14, or without memory. */
-static bool touch(dlfs_reader *reader, uint32_t slot)
+/*
+ * Touches the memory of a step. The lock is not held: another thread may touch another step. Sets
+ * *huge to false if the kernel cannot collapse memory. Returns false with a kernel older than 5.14,
+ * or without memory.
+ */
+static bool touch(const dlfs_reader *reader, uint32_t slot, bool *huge)
 {
     size_t at = (size_t)slot << reader->chunk_shift;
     size_t bytes = (size_t)fill_step_slots(reader) << reader->chunk_shift;
     bytes = bytes < reader->arena_bytes - at ? bytes : reader->arena_bytes - at;
     uint8_t *memory = reader->arena + at;
     /* Without a page table, which the first page brings, MADV_COLLAPSE fails. */
-    if (reader->fill.huge && madvise(memory, PAGE_BYTES, MADV_POPULATE_WRITE) == 0 &&
+    if (*huge && madvise(memory, PAGE_BYTES, MADV_POPULATE_WRITE) == 0 &&
         madvise(memory, bytes, MADV_COLLAPSE) < 0 && (errno == EINVAL || errno == ENOMEM)) {
-        reader->fill.huge = false; /* not in this kernel, forbidden, or none is free */
+        *huge = false; /* not in this kernel, forbidden, or none is free */
     }
     return madvise(memory, bytes, MADV_POPULATE_WRITE) == 0;
 }
@@ -85,15 +89,17 @@ static void touch_next(dlfs_reader *reader, uint32_t *busy)
 {
     struct fill *fill = &reader->fill;
     uint32_t slot = fill->claimed;
+    bool huge = fill->huge;
     *busy = slot;
     fill->claimed += fill_step_slots(reader);
     pthread_mutex_unlock(&reader->lock);
     uint64_t before = monotonic_ns();
-    bool touched = touch(reader, slot);
+    bool touched = touch(reader, slot, &huge);
     uint64_t step_ns = monotonic_ns() - before;
     pthread_mutex_lock(&reader->lock);
     *busy = SLOT_NONE;
     fill->failed |= !touched;
+    fill->huge = fill->huge && huge;
     fill->step_ns = (fill->step_ns * (MEAN_STEPS - 1) + step_ns) / MEAN_STEPS;
     uint32_t end = fill->busy[0] < fill->busy[1] ? fill->busy[0] : fill->busy[1];
     end = end < fill->claimed ? end : fill->claimed;

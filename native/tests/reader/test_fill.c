@@ -5,14 +5,18 @@
 #define LARGE_EVERY 6u /* several steps of memory */
 
 #include <sched.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include "platform/memory.h"
 #include "reader/reader_tests.h"
 #include "stream/stream.h"
 
 #define STEP ((size_t)2 << 20)
 #define STEPS 6u
 #define STEP_SLOTS 4u
+#define PAGE 4096u
 #define BATCH 16u
 #define OTHERS (STEPS * STEP_SLOTS / 8) /* slots that are left to samples read by themselves */
 
@@ -25,13 +29,12 @@ static void begin_large(dlfs_reader *reader)
     reader->fill.touched = reader->fill.claimed = 0;
 }
 
-static void reader_over_memory(dlfs_reader *reader, struct slot *slots, void *arena)
+static void reader_without_memory(dlfs_reader *reader, struct slot *slots)
 {
     *reader = (dlfs_reader){
         .lock = PTHREAD_MUTEX_INITIALIZER,
         .released = PTHREAD_COND_INITIALIZER,
         .fill = {.work = PTHREAD_COND_INITIALIZER},
-        .arena = arena,
         .arena_bytes = STEPS * STEP,
         .chunk_shift = 19,
         .chunk_count = (STEPS - 1) * STEP_SLOTS,
@@ -40,6 +43,12 @@ static void reader_over_memory(dlfs_reader *reader, struct slot *slots, void *ar
         .free_slots = {.count = STEPS * STEP_SLOTS},
         .dataset_fits = true,
     };
+}
+
+static void reader_over_memory(dlfs_reader *reader, struct slot *slots, void *arena)
+{
+    reader_without_memory(reader, slots);
+    reader->arena = arena;
     fill_begin(reader);
     CHECK(!reader->fill.bounds);
     begin_large(reader);
@@ -139,6 +148,109 @@ static void cannot_be_touched(void)
     munmap(arena, STEPS * STEP);
 }
 
+/* ---- huge pages of shared memory ------------------------------------------------------------- */
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+/* Returns the bytes of a mapping of shared memory that huge pages are mapped for. */
+static uint64_t huge_bytes(const void *memory)
+{
+    char line[256];
+    bool inside = false;
+    uint64_t kib = 0;
+    FILE *file = fopen("/proc/self/smaps", "re");
+    CHECK(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL) {
+        unsigned long start;
+        unsigned long end;
+        unsigned long found;
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2) {
+            inside = (uintptr_t)memory >= start && (uintptr_t)memory < end;
+        } else if (inside && sscanf(line, "ShmemPmdMapped: %lu kB", &found) == 1) {
+            kib += found;
+        }
+    }
+    (void)fclose(file);
+    return kib << 10;
+}
+
+static uint8_t *map_shared(int *descriptor)
+{
+    void *memory;
+    /* No reserved huge pages, which need no collapsing. */
+    CHECK_EQ(
+        memory_create_shared("test", STEPS * STEP, false, MEMORY_OWNER_WRITES, &memory, descriptor),
+        0);
+    return memory;
+}
+
+/* Returns true if the kernel collapses shared memory, and has a huge page free. */
+static bool kernel_collapses(void)
+{
+    int descriptor;
+    uint8_t *memory = map_shared(&descriptor);
+    memory[0] = 1;
+    bool collapses = madvise(memory, STEP, MADV_COLLAPSE) == 0;
+    dlfs_memory_unmap(memory, STEPS * STEP);
+    close(descriptor);
+    return collapses;
+}
+
+static bool is_over(dlfs_reader *reader)
+{
+    pthread_mutex_lock(&reader->lock);
+    bool over = reader->fill.touched >= reader->slot_count;
+    fill_help(reader); /* as a stream's thread does */
+    pthread_mutex_unlock(&reader->lock);
+    return over;
+}
+
+/* Touches shared memory that has some bytes already. Huge pages replace theirs if the kernel can.
+ */
+static void collapses(bool refused)
+{
+    int descriptor;
+    dlfs_reader reader;
+    struct slot slots[STEPS * STEP_SLOTS];
+    bool can = kernel_collapses();
+    uint8_t *arena = map_shared(&descriptor);
+    const uint8_t *other = mmap(NULL, STEPS * STEP, PROT_READ, MAP_SHARED, descriptor, 0);
+    CHECK(other != MAP_FAILED);
+    for (size_t step = 0; step < STEPS; step++) {
+        memset(arena + step * STEP, (int)step + 1, PAGE);
+    }
+    if (refused) {
+        CHECK_EQ(madvise(arena, STEPS * STEP, MADV_NOHUGEPAGE), 0);
+    }
+    reader_without_memory(&reader, slots);
+    reader.config.flags = DLFS_READER_SHARED;
+    reader.dataset_fits = false; /* then all slots are touched */
+    reader.arena = arena;
+    pthread_mutex_lock(&reader.lock);
+    fill_begin(&reader);
+    pthread_mutex_unlock(&reader.lock);
+    while (!is_over(&reader)) {
+        sched_yield();
+    }
+    fill_end(&reader);
+    CHECK(!reader.fill.failed);
+    CHECK(is_touched(arena, STEPS * STEP));
+    CHECK(!refused || !reader.fill.huge);
+    CHECK(refused || !can || huge_bytes(arena) > 0);
+    CHECK(!refused || huge_bytes(arena) == 0);
+    for (size_t step = 0; step < STEPS; step++) {
+        const uint8_t *page = other + step * STEP;
+        for (size_t i = 0; i < 2 * PAGE; i++) {
+            CHECK_EQ(page[i], i < PAGE ? step + 1 : 0);
+        }
+    }
+    CHECK_EQ(munmap((void *)(uintptr_t)other, STEPS * STEP), 0);
+    dlfs_memory_unmap(arena, STEPS * STEP);
+    close(descriptor);
+}
+
 /* ---- reads next to it ------------------------------------------------------------------------ */
 
 static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t stop)
@@ -231,6 +343,8 @@ int main(void)
     as_far_as_asked();
     with_help();
     cannot_be_touched();
+    collapses(false);
+    collapses(true);
     for (uint32_t flags = 0; flags <= DLFS_READER_SHARED; flags += DLFS_READER_SHARED) {
         reads(COUNT, flags, false);
         reads(COUNT, flags, true);
