@@ -18,7 +18,8 @@
  *     xattr.c            extended attributes
  *     processors.c       the processors of the system
  *     uring_protocol.h   the kernel's structures for io_uring
- *     uring.c            requests and replies over io_uring
+ *     yielding.c         keeps a program on the processor that answers it
+ *     uring.c            requests and replies over io_uring; uring_absent.c without liburing
  *     operations.c       the table of handlers that libfuse calls
  *     session.c          the functions of dlfs_fuse.h: mounting and the loop of threads
  *

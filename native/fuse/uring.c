@@ -16,8 +16,9 @@
 #include "processors.h"
 #include "thread.h"
 #include "uring_protocol.h"
+#include "yielding.h"
 
-#ifdef DLFS_HAVE_URING
+#ifdef DLFS_HAVE_URING /* see uring_absent.c */
 
 #include <liburing.h>
 #include <linux/fuse.h>
@@ -57,6 +58,7 @@ struct ring_thread {
     bool started;
     pthread_t thread;
     struct io_uring ring;
+    struct yielder yielder;
 };
 
 enum rings_phase { RINGS_STARTING, RINGS_REGISTERING, RINGS_ENDING };
@@ -79,6 +81,7 @@ struct rings {
     int failure;          /* of a thread in the phase */
     uint32_t *registered; /* [queue_count] entries that the kernel accepted */
 
+    struct yielding yielding;
     struct ring_thread *threads; /* [thread_count] */
     struct entry *entries;       /* [entry_count] */
 };
@@ -167,6 +170,7 @@ static void prepare(struct ring_thread *thread, struct entry *entry, uint32_t op
 /* Prepares the command that sends the reply of an entry and asks for its next request. */
 static void prepare_reply(struct ring_thread *thread, struct entry *entry)
 {
+    yielder_answer(&thread->yielder, receivers_is_sole(&thread->rings->fuse->receivers));
     atomic_store_explicit(&entry->unique, 0, memory_order_relaxed);
     prepare(thread, entry, COMMAND_COMMIT_AND_FETCH, entry->header->state.commit_id);
 }
@@ -374,6 +378,7 @@ static void *run(void *argument)
     struct ring_thread *thread = argument;
     struct rings *rings = thread->rings;
     receivers_enter_ring(&rings->fuse->receivers);
+    yielder_init(&thread->yielder, &rings->yielding);
     serving = thread;
     int code = open_ring(thread);
     bool opened = code == 0;
@@ -384,6 +389,7 @@ static void *run(void *argument)
         while (code == 0 && serve_one(thread)) {
         }
     }
+    yielder_end(&thread->yielder);
     if (opened) {
         io_uring_queue_exit(&thread->ring);
     }
@@ -428,6 +434,7 @@ static int create(struct dlfs_fuse *fuse, struct rings *rings)
     rings->stopping = eventfd(0, EFD_CLOEXEC);
     (void)pthread_mutex_init(&rings->lock, NULL);
     (void)pthread_cond_init(&rings->changed, NULL);
+    yielding_start(&rings->yielding);
     rings->queue_count = processors_possible();
     if (rings->queue_count == 0 || !processors_read_online(online)) {
         return -ENOSYS;
@@ -539,56 +546,10 @@ void rings_destroy(struct rings *rings)
     free(rings->entries);
     free(rings->threads);
     free(rings->registered);
+    yielding_stop(&rings->yielding);
     (void)pthread_cond_destroy(&rings->changed);
     (void)pthread_mutex_destroy(&rings->lock);
     free(rings);
-}
-
-#else /* built without liburing */
-
-int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), struct rings **out)
-{
-    (void)fuse, (void)stop, (void)out;
-    return -ENOSYS;
-}
-
-int rings_allocate(struct rings *rings, uint64_t payload_bytes)
-{
-    (void)rings, (void)payload_bytes;
-    return -ENOSYS;
-}
-
-int rings_register(struct rings *rings)
-{
-    (void)rings;
-    return -ENOSYS;
-}
-
-bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_count)
-{
-    (void)rings, (void)parts, (void)part_count;
-    return false;
-}
-
-bool rings_has_reply(void)
-{
-    return false;
-}
-
-bool rings_send_reply(void)
-{
-    return false;
-}
-
-int rings_stop(struct rings *rings)
-{
-    (void)rings;
-    return 0;
-}
-
-void rings_destroy(struct rings *rings)
-{
-    (void)rings;
 }
 
 #endif

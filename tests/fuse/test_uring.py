@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -167,3 +168,25 @@ def test_a_server_that_is_bound_to_one_processor(plain_volume: Prepared, tmp_pat
                 assert os.sched_getaffinity(int(task)) == {min(allowed)}
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_threads_yield_while_one_program_reads(plain_volume: Prepared, tmp_path: Path) -> None:
+    """So that the program stays on the processor that answers it; see native/fuse/yielding.h."""
+    path = tmp_path / "mnt" / "train" / "large"
+    with mounted(
+        plain_volume.volume, tmp_path / "mnt", tmp_path / "log", fuse="native", uring=True
+    ) as mount:
+
+        def yielding() -> bool:
+            tasks = [int(task) for task in os.listdir(f"/proc/{mount.pid}/task")]
+            return os.SCHED_IDLE in map(os.sched_getscheduler, tasks)
+
+        seen = False
+        until = time.monotonic() + SECONDS_MAX
+        while not seen and time.monotonic() < until:
+            read_uncached(path)
+            seen = yielding()
+        assert seen == (len(os.sched_getaffinity(0)) > 1)
+        while yielding() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not yielding()
