@@ -140,11 +140,12 @@ bool stream_is_filling(const dlfs_stream *stream)
 }
 
 /* Returns the end of the positions that are needed soon. While memory is being touched, later ones
- * wait for their chunks. */
+ * wait for their chunks. A sample larger than a chunk takes a place in a queue for each chunk. */
 static uint64_t soon_end(const dlfs_stream *stream)
 {
     const dlfs_reader_config *config = &stream->reader->config;
-    uint64_t queues = (uint64_t)config->depth * config->member_count;
+    uint64_t requests = 1 + (stream->need.read_bytes - 1) / config->chunk_bytes;
+    uint64_t queues = (uint64_t)config->depth * config->member_count / requests;
     uint64_t soon = stream->awaited_max > queues ? stream->awaited_max : queues;
     return stream->head + SOON_FACTOR * soon;
 }

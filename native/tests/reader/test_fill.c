@@ -11,6 +11,7 @@
 
 #include "platform/memory.h"
 #include "reader/reader_tests.h"
+#include "sequence/sequence.h"
 #include "stream/stream.h"
 
 #define STEP ((size_t)2 << 20)
@@ -253,14 +254,16 @@ static void collapses(bool refused)
 
 /* ---- reads next to it ------------------------------------------------------------------------ */
 
-static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t stop)
+static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t stop, uint64_t size)
 {
-    dlfs_stream_config config = {
-        .sequence = sequence, .stride = 1, .count = COUNT, .plan = DLFS_PLAN_CHUNKS};
+    dlfs_stream_config config = {.sequence = sequence,
+                                 .stride = 1,
+                                 .count = sequence_count(sequence),
+                                 .plan = DLFS_PLAN_CHUNKS};
     dlfs_stream *stream;
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
     uint64_t taken = 0;
-    for (dlfs_batch *batch; taken < stop && dlfs_stream_next(stream, BATCH, -1, &batch) == 0;) {
+    for (dlfs_batch *batch; taken < stop && dlfs_stream_next(stream, size, -1, &batch) == 0;) {
         CHECK_EQ(batch->failure_count, 0);
         for (uint64_t i = 0; i < batch->count; i++) {
             check_sample(batch, i);
@@ -320,7 +323,7 @@ static void reads(uint64_t first_stop, uint32_t flags, bool stuck)
         reader->fill.bounds = true;
     }
     pthread_mutex_unlock(&reader->lock);
-    take(reader, sequence, first_stop);
+    take(reader, sequence, first_stop, BATCH);
     read_all(reader);
     if (stuck) {
         CHECK_EQ(chunks_in_memory(reader), 0);
@@ -331,8 +334,38 @@ static void reads(uint64_t first_stop, uint32_t flags, bool stuck)
         pthread_mutex_unlock(&reader->lock);
         (void)wait_for_room(reader, reader->slot_count);
     }
-    take(reader, sequence, COUNT);
+    take(reader, sequence, COUNT, BATCH);
     CHECK(chunks_in_memory(reader) > 0);
+    dlfs_sequence_destroy(sequence);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+/* While no memory is touched, no more samples are read ahead than the queues take: one larger than
+ * a chunk takes a place for each of its chunks. */
+static void large_samples_use_few_slots(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_with(&dataset, DEVICE_BYTES, 0, 0);
+    uint64_t large[COUNT / LARGE_EVERY];
+    for (uint64_t i = 0; i < COUNT / LARGE_EVERY; i++) {
+        large[i] = i * LARGE_EVERY + 5;
+    }
+    dlfs_choice choice = {.kind = DLFS_ORDER_LIST, .indices = large, .count = COUNT / LARGE_EVERY};
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_choose(dataset.directory, &choice, &sequence), 0);
+    reader->fill.running = true;
+    reader->fill.step_ns = UINT64_MAX / 8;
+    pthread_mutex_lock(&reader->lock);
+    CHECK_EQ(arena_map(reader), 0);
+    begin_large(reader);
+    pthread_mutex_unlock(&reader->lock);
+    take(reader, sequence, choice.count, 1);
+    CHECK_EQ(chunks_in_memory(reader), 0);
+    uint64_t sample_slots = LENGTH_MAX / CHUNK + 1;
+    CHECK(reader->other_slots_most <= (1 + reader->config.depth) * sample_slots);
+    reader->fill.running = false;
     dlfs_sequence_destroy(sequence);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
@@ -350,5 +383,6 @@ int main(void)
         reads(COUNT, flags, true);
         reads(1, flags, false);
     }
+    large_samples_use_few_slots();
     return 0;
 }
