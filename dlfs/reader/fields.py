@@ -112,10 +112,14 @@ def decode_part(part: PartMemory, name: str, places: FieldPlaces, dataset: str) 
         dtype, memory = kind.dtype, part.memory
         shapes = zip(places.shapes.tolist(), part.offsets.tolist(), strict=True)
         return [np.ndarray(shape, dtype, memory, start) for shape, start in shapes]
-    where = dataset, name, part.indices
-    ranges = zip(part.offsets.tolist(), part.lengths.tolist(), strict=True)
-    views = (part.memory[start : start + length] for start, length in ranges)
-    return [decode_value(view, places, at, where) for at, view in enumerate(views)]
+    ends = part.offsets + part.lengths
+    ranges = list(zip(part.offsets.tolist(), ends.tolist(), strict=True))
+    try:
+        return [str(part.memory[start:end], "utf-8") for start, end in ranges]
+    except UnicodeDecodeError:  # find the sample
+        where = dataset, name, part.indices
+        views = (part.memory[start:end] for start, end in ranges)
+        return [decode_value(view, places, at, where) for at, view in enumerate(views)]
 
 
 def decode_value(
