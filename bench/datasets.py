@@ -74,6 +74,9 @@ SPECS = (
         "110k", 110 * KIB, 0.6, 1536 * MIB, 1 * GIB, 128, "lognormal around 110 KiB, as ImageNet's"
     ),
     DatasetSpec("corpus", 16 * KIB, 0.0, 0, 0, 1024, "the files of a folder: --corpus"),
+    DatasetSpec("cosmoflow", 2 * MIB, 0.0, 1536 * MIB, 512 * MIB, 16, "cubes and their targets"),
+    DatasetSpec("unet3d", 10 * MIB, 0.0, 1536 * MIB, 512 * MIB, 4, "scans and their masks"),
+    DatasetSpec("caption", 110 * KIB, 0.6, 1536 * MIB, 512 * MIB, 128, "images and captions"),
     DatasetSpec("state", 32 * MIB, 0.0, 2000 * MIB, 512 * MIB, 1, "a training state"),
     # Batches of 8 and 32 MiB. A batch begins and ends with a queue that is not full, and costs
     # Python about 0.1 ms. spdk_nvme_perf, the contender here, has no batches.
@@ -146,15 +149,21 @@ class SyntheticSource(Source):
 
     def __init__(self, spec: DatasetSpec, total_bytes: int, seed: int) -> None:
         random = np.random.default_rng([seed, spec.mean_bytes])
-        count = max(64, total_bytes // spec.mean_bytes)
-        if spec.spread:
-            mu = np.log(spec.mean_bytes) - spec.spread**2 / 2
-            drawn = random.lognormal(mu, spec.spread, count)
-            self.lengths = np.clip(drawn, LENGTH_MIN, LENGTH_MAX).astype(np.int64)
-        else:
-            self.lengths = np.full(count, spec.mean_bytes, np.int64)
+        self.lengths = self._draw_lengths(spec, total_bytes, random)
         self._pool = _pool(seed)
-        self._starts = random.integers(0, POOL_BYTES - LENGTH_MAX, count)
+        longest = max(LENGTH_MAX, int(self.lengths.max()))
+        self._starts = random.integers(0, POOL_BYTES - longest, len(self.lengths))
+
+    def _draw_lengths(
+        self, spec: DatasetSpec, total_bytes: int, random: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Return the length of each sample in bytes."""
+        count = max(64, total_bytes // spec.mean_bytes)
+        if not spec.spread:
+            return np.full(count, spec.mean_bytes, np.int64)
+        mu = np.log(spec.mean_bytes) - spec.spread**2 / 2
+        drawn = random.lognormal(mu, spec.spread, count)
+        return np.clip(drawn, LENGTH_MIN, LENGTH_MAX).astype(np.int64)
 
     def path(self, index: int) -> bytes:
         return b"c%05d/%08d.bin" % (index // DIRECTORY_SAMPLES, index)
@@ -232,17 +241,17 @@ def volume_bytes(count: int, sample_bytes: int) -> int:
     return (padded + count * 256 + 64 * MIB) // MIB * MIB
 
 
-def write_volume(volume: str, source: Source) -> int:
-    """Write a source into a formatted volume, and return the bytes that its chunks take."""
+def write_volume(volume: str, source: Source, name: str = DATASET) -> int:
+    """Write a source as a dataset of a volume, and return the bytes that its chunks take."""
     count, total = len(source), source.total_bytes()
     with dlfs.open(volume) as opened:
-        with opened.writer(DATASET, expected_bytes=total, expected_samples=count) as writer:
+        with opened.writer(name, expected_bytes=total, expected_samples=count) as writer:
             for first, last in source.ranges(WRITE_BYTES):
                 lengths = source.lengths[first:last]
                 data = b"".join(map(source.data, range(first, last)))
                 paths = list(map(source.path, range(first, last)))
                 writer.add_batch(paths, data, np.cumsum(lengths) - lengths, lengths)
-        return opened.dataset(DATASET).info.stored_bytes
+        return opened.dataset(name).info.stored_bytes
 
 
 def make_volume(volume: Path, source: Source) -> int:

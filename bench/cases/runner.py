@@ -13,6 +13,7 @@ from bench import datasets
 from bench.cases.table import Case, Floor
 from bench.comparison import MET, Comparison
 from bench.datasets import STATE_KEY, TARGET_KEYS, Scene, spec_of
+from bench.field_samples import SOURCES, field_scene
 from bench.machine import Machine
 from bench.measurement import Contender, Environment, Limits, Measurement
 from bench.progress import Stretch
@@ -131,6 +132,8 @@ class Stage:
             return settings.targets.make_scene(spec, folder, total_bytes, seed)
         if key == STATE_KEY:
             return datasets.state_scene(spec, self.folder, total_bytes, seed)
+        if key in SOURCES:
+            return field_scene(spec, self.folder, total_bytes, seed)
         return datasets.make_scene(
             spec,
             self.folder,

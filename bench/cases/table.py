@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from bench.contenders.bare import BareCopy, BareUring, FreshMemory
 from bench.contenders.checkpoint import RANKS, Checkpoint
 from bench.contenders.directory import DictLookup, Find, Load
+from bench.contenders.fields import FieldLoader, Hdf5Loader
 from bench.contenders.files import Files, ParallelFiles
 from bench.contenders.fio import FioRead, FioWrite
 from bench.contenders.imports import Import
@@ -221,6 +222,25 @@ def _memory(dataset: str) -> Case:
     return Case(f"memory-{dataset}", dataset, about, contenders, floors)
 
 
+def _fields(dataset: str) -> Case:
+    about = "samples with fields as tensors, first and second epoch of PyTorch's loaders"
+    contenders: list[Contender] = [FIO_256K, FIO_SEQUENTIAL]
+    floors = []
+    for cold, share in ((True, 1 / 16), (False, WHOLE)):
+        when = "cold" if cold else "second epoch"
+        ours, plain = FieldLoader(True, cold, share), FieldLoader(False, cold, share)
+        others = {"h5py": Hdf5Loader(False, cold), "h5py's rows": Hdf5Loader(True, cold)}
+        contenders += [ours, plain, *others.values()]
+        floors.append(Floor(f"{when}: 90% of the bytes without fields", ours, 0.9, rate, (plain,)))
+        floors += [
+            Floor(f"{when}: 5x {name}", ours, 5.0, rate, (peer,)) for name, peer in others.items()
+        ]
+        if cold:
+            floors.append(Floor("cold: 90% of the disk", ours, 0.9, bandwidth, (FIO_256K,)))
+    contenders.append(FieldLoader(cold=True, share=WHOLE))
+    return Case(f"fields-{dataset}", dataset, about, tuple(contenders), tuple(floors))
+
+
 def _import(dataset: str) -> Case:
     about = "a folder of files into a volume"
     floor = Floor(
@@ -375,6 +395,9 @@ CASES: tuple[Case, ...] = (
             ),
         ),
     ),
+    _fields("cosmoflow"),
+    _fields("unet3d"),
+    _fields("caption"),
     _import("4k"),
     _import("110k"),
     Case(

@@ -29,7 +29,12 @@ from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 NAMESPACE_BYTES = 96 * MIB
 LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000)
-MARKS = {"mount": pytest.mark.fuse, "walk": pytest.mark.fuse, "checkpoint": pytest.mark.torch}
+MARKS = {
+    "mount": pytest.mark.fuse,
+    "walk": pytest.mark.fuse,
+    "checkpoint": pytest.mark.torch,
+    "fields": pytest.mark.torch,
+}
 NAMES = [
     pytest.param(case, id=case.name, marks=MARKS.get(case.name.partition("-")[0], ()))
     for case in CASES
