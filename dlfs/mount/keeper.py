@@ -239,11 +239,13 @@ class Keeper:
         while True:
             if self._port.stop_wanted and self._pass_on():
                 return
-            lived_s, status = self._run_server()
+            lived_s, end = self._run_server()
             if self._predecessor is not None:
+                self._predecessor.give_up()
+                self._bury_all()
                 raise DeviceError(
-                    f"replace the server of {self._path}: the new server ended (status {status}) "
-                    "before it answered; the present one goes on"
+                    f"replace the server of {self._path}: the new server {end} before it "
+                    "answered; the present one goes on"
                 )
             if self._kernel < 0 or not self._is_mounted():
                 return
@@ -253,7 +255,7 @@ class Keeper:
             if self._ending or not answered:
                 break
             pause_s = failures.pause_after(lived_s, time.monotonic())
-            died = f"{self._path}: the server died (status {status})"
+            died = f"{self._path}: the server {end}"
             if pause_s is None:
                 _log.error("%s; given up after %d servers in a row", died, failures.count)
                 return
@@ -268,8 +270,8 @@ class Keeper:
     def _pass_on(self) -> bool:
         """Let the new keeper have the mount. Returns True if it does, or if the mount is gone."""
         passed = self._port.pass_on(lambda: self._ending)
-        while passed and self._dying:
-            self._bury(select.select(self._dying, [], [])[0])
+        if passed:
+            self._bury_all()
         done = passed or not self._is_mounted()
         if not done:
             _log.error("%s: the new keeper has failed; starting another server", self._path)
@@ -291,22 +293,32 @@ class Keeper:
             self._attend(min(left_s, _STEP_SECONDS))  # signals do not end it early
         return not self._ending
 
-    def _run_server(self) -> tuple[float, int]:
+    def _start_server(self) -> socket.socket:
+        """Start a server. Returns the socket on which it says how far it is."""
+        here, there = socket.socketpair()
+        with there:
+            here.settimeout(_LOOK_SECONDS)
+            with _signals_blocked():  # in the child, a handler of the keeper would signal the group
+                self._pid = os.fork()
+                if self._pid == 0:
+                    here.close()
+                    self._port.close()
+                    self._serve(there)
+        return here
+
+    def _run_server(self) -> tuple[float, str]:
         """Start a server and wait for its end.
 
         Returns:
-            The time for which the mount has answered, in seconds, 0 if it never did; the exit
-            status, negative if a signal ended the server.
+            The time for which the mount has answered, in seconds, 0 if it never did; how the server
+            ended, for a message.
         """
-        here, there = socket.socketpair()
-        here.settimeout(_LOOK_SECONDS)
-        with _signals_blocked():  # in the child, a handler of the keeper would signal the group
-            self._pid = os.fork()
-            if self._pid == 0:
-                here.close()
-                self._port.close()
-                self._serve(there)
-        there.close()
+        try:
+            here = self._start_server()
+        except OSError as error:  # memory or processes are short, which may pass
+            if self._kernel < 0 or self._predecessor is not None:
+                raise
+            return 0.0, f"cannot be started ({error.strerror})"
         if self._ending:  # since the last look at it
             os.kill(self._pid, signal.SIGTERM)
         answers_s: float | None = None  # since when
@@ -328,7 +340,8 @@ class Keeper:
         finally:
             status = self._await_end()
             self._pid = 0
-        return 0.0 if answers_s is None else time.monotonic() - answers_s, status
+        lived_s = 0.0 if answers_s is None else time.monotonic() - answers_s
+        return lived_s, f"died (status {status})"
 
     def _take_over(self, link: socket.socket, predecessor: Predecessor) -> bool:
         """Have the server answer in place of the predecessor's. Returns True if it does."""
@@ -397,6 +410,11 @@ class Keeper:
             self._dying.remove(process)
             with contextlib.suppress(OSError):  # it is unmounted
                 os.write(self._kernel, _RESEND)
+
+    def _bury_all(self) -> None:
+        """Wait for the end of earlier servers, which the server that answers now makes possible."""
+        while self._dying:
+            self._bury(select.select(self._dying, [], [])[0])
 
     def _state(self) -> MountState:
         return MountState(PROTOCOL, dlfs_version(), self._request, self._init.hex())

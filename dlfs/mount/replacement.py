@@ -292,6 +292,12 @@ class Predecessor:
         if not stopped:
             raise DeviceError(f"{self._action}: its keeper has ended meanwhile")
 
+    def give_up(self) -> None:
+        """Have the present keeper go on, even if a dying server has the connection open."""
+        with contextlib.suppress(OSError):  # the present keeper has ended
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._link.close()
+
     def finish(self) -> None:
         """Have the present keeper end, as the new server answers. The descriptors stay open."""
         with contextlib.suppress(OSError):  # it was killed meanwhile

@@ -12,6 +12,7 @@ import pytest
 import dlfs
 from dlfs._native.fuse import is_built
 from dlfs.units import MIB
+from tests.fuse.keeping import make_volume
 from tests.fuse.mounting import (
     Mount,
     Prepared,
@@ -72,6 +73,14 @@ def own_volume(tmp_path: Path) -> Path:
 def own_mount(own_volume: Path, server: str, tmp_path: Path) -> Iterator[Mount]:
     """The small volume, mounted."""
     with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount:
+        yield mount
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """A volume with the dataset `train` of ``keeping.FILES``, mounted with a keeper."""
+    volume = make_volume(tmp_path)
+    with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
         yield mount
 
 

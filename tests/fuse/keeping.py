@@ -12,16 +12,26 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 import dlfs
 from dlfs.errors import DlfsError
 from dlfs.mount.background import MountRequest
-from dlfs.mount.keeper import Keeper, Server
+from dlfs.mount.keeper import Keeper, Server, can_keep
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_dlfs, find_mount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.replacement import Predecessor
 from dlfs.units import MIB
 from tests.fuse.mounting import Mount, add_dataset, wait_for_exit
+
+NEEDS_KEEPER = [
+    pytest.mark.fuse,
+    pytest.mark.skipif(
+        not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9 and libfuse 3.13"
+    ),
+]
+"""Marks of the tests whose mounts have keepers."""
 
 READERS = 8
 FILES = {
@@ -84,6 +94,17 @@ def running_programs(mount: Mount) -> Iterator[None]:
 
 
 # ---- keepers with scripted servers ---------------------------------------------------------------
+
+
+def unmounting(directory: Path) -> Server:
+    """Return a server that answers, and ends because the mount is detached."""
+
+    def server(kept: KeptMount, ready: Callable[[], None]) -> None:
+        kept.connect()
+        ready()
+        detach(str(directory))
+
+    return server
 
 
 def start_keeper(directory: Path, server: Server, *, replaces: bool = False) -> int:

@@ -19,22 +19,29 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dlfs
 from dlfs.errors import DeviceError
 from dlfs.mount import keeper as keepers
-from dlfs.mount.keeper import YOUNG_SECONDS, Server, can_keep
+from dlfs.mount.keeper import YOUNG_SECONDS, Server
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_mount, unmount
-from dlfs.mount.options import MountOptions
 from dlfs.units import MIB
-from tests.fuse.keeping import FILES, drop_caches, kept, make_volume, running_programs
+from tests.fuse.keeping import (
+    FILES,
+    NEEDS_KEEPER,
+    drop_caches,
+    kept,
+    running_programs,
+    unmounting,
+)
 from tests.fuse.mounting import (
     SECONDS_MAX,
     Mount,
@@ -54,19 +61,7 @@ WALKS = 4
 KILLS_IN_A_ROW = 8
 """Servers that are killed young, one after the other, since the keeper's pauses get longer."""
 
-pytestmark = [
-    pytest.mark.fuse,
-    pytest.mark.skipif(
-        not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9 and libfuse 3.13"
-    ),
-]
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    volume = make_volume(tmp_path)
-    with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
-        yield mount
+pytestmark = NEEDS_KEEPER
 
 
 def children_of(keeper: int) -> list[str]:
@@ -180,6 +175,23 @@ def fail(_kept: KeptMount, _ready: Callable[[], None]) -> None:
     raise DeviceError("a device of the volume is away")
 
 
+class Refusing:
+    """The module os, in which some calls of fork fail as if there were too many processes."""
+
+    def __init__(self, forks: set[int]) -> None:
+        self._refused = forks
+        self._forks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def fork(self) -> int:
+        self._forks += 1
+        if self._forks in self._refused:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return os.fork()
+
+
 @pytest.mark.parametrize("then", [answer_and_die, fail])
 def test_servers_that_die_again_and_again_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Server
@@ -206,12 +218,19 @@ def test_a_mount_outlasts_a_device_that_is_away(
 ) -> None:
     monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", 0.01)
 
-    def unmounts(kept: KeptMount, ready: Callable[[], None]) -> None:
-        kept.connect()
-        ready()
-        detach(str(tmp_path / "mnt"))
+    servers = [answer_and_die, *[fail] * 6, unmounting(tmp_path / "mnt")]
+    with kept(tmp_path / "mnt", servers) as keeper:
+        wait_for_exit(keeper)
+        assert find_mount(tmp_path / "mnt") is None
 
-    with kept(tmp_path / "mnt", [answer_and_die, *[fail] * 6, unmounts]) as keeper:
+
+def test_a_mount_outlasts_a_lack_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system refuses to start a server, until it has room again."""
+    monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(keepers, "os", Refusing(forks={2, 3}))
+    with kept(tmp_path / "mnt", [answer_and_die, unmounting(tmp_path / "mnt")]) as keeper:
         wait_for_exit(keeper)
         assert find_mount(tmp_path / "mnt") is None
 
@@ -273,12 +292,8 @@ def test_a_server_that_dies_before_it_takes_the_mount_is_replaced(tmp_path: Path
         socket.recv_fds = await_message  # type: ignore[assignment]
         kept.connect()
 
-    def unmounts(kept: KeptMount, ready: Callable[[], None]) -> None:
-        kept.connect()
-        ready()
-        detach(str(tmp_path / "mnt"))
-
-    with kept(tmp_path / "mnt", [answer_and_die, die_unread, unmounts]) as keeper:
+    servers = [answer_and_die, die_unread, unmounting(tmp_path / "mnt")]
+    with kept(tmp_path / "mnt", servers) as keeper:
         wait_for_exit(keeper)
         assert find_mount(tmp_path / "mnt") is None
 

@@ -26,17 +26,16 @@ import pytest
 import dlfs
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.mount.background import replace_server
-from dlfs.mount.keeper import can_keep
 from dlfs.mount.kept import KeptMount
-from dlfs.mount.mountpoint import detach, device_of, find_mount
-from dlfs.mount.options import MountOptions
+from dlfs.mount.mountpoint import device_of, find_mount
 from tests.fuse.keeping import (
     FILES,
+    NEEDS_KEEPER,
     drop_caches,
     kept,
-    make_volume,
     running_programs,
     start_keeper,
+    unmounting,
 )
 from tests.fuse.mounting import (
     SECONDS_MAX,
@@ -52,19 +51,7 @@ from tests.fuse.mounting import (
 REPLACES = int(os.environ.get("DLFS_SERVER_REPLACES", "3"))
 PACKAGE = Path(dlfs.__file__).parent
 
-pytestmark = [
-    pytest.mark.fuse,
-    pytest.mark.skipif(
-        not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9 and libfuse 3.13"
-    ),
-]
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    volume = make_volume(tmp_path)
-    with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
-        yield mount
+pytestmark = NEEDS_KEEPER
 
 
 def replace(mount: Mount) -> None:
@@ -271,19 +258,44 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES)
 def test_the_present_keeper_goes_on_if_the_new_one_dies(tmp_path: Path, failure: str) -> None:
     directory = tmp_path / "mnt"
-
-    def unmounts(kept: KeptMount, ready: Callable[[], None]) -> None:
-        kept.connect()
-        ready()
-        detach(str(directory))
-
-    with kept(directory, [answer, unmounts]) as keeper:
+    with kept(directory, [answer, unmounting(directory)]) as keeper:
         wait_for(lambda: is_listening(directory), "the keeper")
         for server in (die_unprepared, FAILURES[failure]):
             new = start_keeper(directory, server, replaces=True)
             assert os.waitpid(new, 0)[1] != 0
         wait_for_exit(keeper)
         assert find_mount(directory) is None
+
+
+def test_a_dying_server_of_the_new_keeper_holds_nothing_up(tmp_path: Path) -> None:
+    """A thread of it waits for the next server, with all descriptors open."""
+    directory = tmp_path / "mnt"
+    with kept(directory, [answer, unmounting(directory)]) as keeper:
+        wait_for(lambda: is_listening(directory), "the keeper")
+        ended, ends = os.pipe()
+
+        def die_held(kept: KeptMount, _ready: Callable[[], None]) -> None:
+            kept.connect()
+            server = os.getpid()
+            if os.fork():
+                os.kill(server, signal.SIGKILL)
+            os.close(ends)
+            os.read(ended, 1)  # returns at the end of the test
+
+        try:
+            new = start_keeper(directory, die_held, replaces=True)
+            assert os.waitpid(new, 0)[1] != 0
+            wait_for_exit(keeper)
+            assert find_mount(directory) is None
+        finally:
+            os.close(ends)
+            os.close(ended)
+
+
+def test_a_server_that_is_stopped_is_replaced(mount: Mount) -> None:
+    os.kill(mount.pid, signal.SIGSTOP)
+    replace(mount)
+    assert (mount / "train/d0/000").read_bytes() == FILES[b"d0/000"]
 
 
 def test_sigterm_of_the_present_keeper_unmounts(tmp_path: Path) -> None:
