@@ -291,20 +291,25 @@ static void end_pushing(struct dlfs_fuse *fuse)
 }
 
 /*
- * Pushes samples first..end-1, up to one that is not in memory or that the kernel does not take.
+ * Pushes samples as planned, up to one that is not in memory or that the kernel does not take.
  * The kernel lets a notification wait while the same page is requested. So one thread pushes at a
  * time, and the others answer requests until it has ended (dlfs_fuse_stop). A server that is killed
  * meanwhile cannot die before that request is answered, so only a keeper's mount, which the next
  * server goes on with, is pushed to.
  */
 static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                          uint64_t first, uint64_t end)
+                          const struct readahead_plan *plan)
 {
-    if (fuse->mounted || fuse->config.threads_max == 1 || first >= end || !begin_pushing(fuse)) {
+    if (fuse->mounted || fuse->config.threads_max == 1 || plan->push_first >= plan->push_end ||
+        !begin_pushing(fuse)) {
         return;
     }
     bool going_on = true;
-    for (uint64_t index = first; index < end && going_on && may_go_on_pushing(fuse); index++) {
+    for (uint64_t index = plan->push_first;
+         index < plan->push_end && going_on && may_go_on_pushing(fuse); index++) {
+        if (index == plan->trigger) {
+            continue;
+        }
         struct cached_sample *sample =
             file_cache_find_unrequested(fuse->cache, key_of(dataset, index));
         if (sample != NULL) {
@@ -320,7 +325,7 @@ static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *da
 static void read_ahead_as_planned(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                                   const struct readahead_job *job)
 {
-    push_sequence(fuse, dataset, job->push_first, job->plan.push_end);
+    push_sequence(fuse, dataset, &job->plan);
     if (job->plan.count > 0) {
         read_ahead(fuse, dataset, job->plan.first, job->plan.count, false);
     }
@@ -341,10 +346,10 @@ static void read_ahead_in_sequence(struct dlfs_fuse *fuse, struct dataset_entry 
 {
     struct readahead_plan plan = readahead_advance(&fuse->readahead, dataset->info.number, index,
                                                    dataset->locations, dataset->count);
-    struct readahead_job job = {dataset->info.number, index + 1, plan};
+    struct readahead_job job = {dataset->info.number, plan};
     if (!is_over_uring(fuse)) {
         read_ahead_as_planned(fuse, dataset, &job);
-    } else if (plan.count > 0 || plan.push_end > index + 1) {
+    } else if (plan.count > 0 || plan.push_end > plan.push_first) {
         readahead_thread_post(&fuse->readahead_thread, &job);
     }
 }

@@ -84,13 +84,18 @@ static uint32_t samples_that_fit(const dlfs_location *locations, uint64_t first,
     return samples;
 }
 
-/* Returns the first sample of a window that is not empty: an empty one is never requested. */
+/* Returns the first sample from here on that is not empty: an empty one is never requested. */
 static uint64_t trigger_of(const dlfs_location *locations, uint64_t first, uint64_t end)
 {
     while (first + 1 < end && dlfs_location_length(&locations[first]) == 0) {
         first++;
     }
     return first;
+}
+
+static uint64_t middle(uint64_t first, uint64_t end)
+{
+    return first < end ? first + (end - first) / 2 : end;
 }
 
 struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t dataset,
@@ -108,16 +113,20 @@ struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t da
     if (run->end < index + 1) {
         run->end = index + 1;
     }
+    plan.push_first = index + 1;
     if (run->steps >= READAHEAD_STEPS_MIN && index >= run->trigger) {
         plan.first = run->end;
         plan.count = samples_that_fit(locations, run->end, count, run->samples_max);
+        plan.push_first = run->push_end > index ? run->push_end : index + 1;
         run->end += plan.count;
-        run->trigger = trigger_of(locations, plan.first, run->end);
+        run->push_end = plan.first;
+        run->trigger = trigger_of(locations, middle(plan.push_first, plan.first), run->end);
         if (plan.count == run->samples_max && plan.count < READAHEAD_SAMPLES_MAX) {
             run->samples_max *= 2;
         }
     }
-    plan.push_end = run->trigger;
+    plan.push_end = run->push_end;
+    plan.trigger = run->trigger;
     (void)pthread_mutex_unlock(&readahead->lock);
     return plan;
 }

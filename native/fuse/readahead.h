@@ -26,11 +26,13 @@
 #define READAHEAD_BYTES (UINT64_C(16) << 20)  /* most bytes of one window */
 #define READAHEAD_SAMPLE_BYTES_MAX (1u << 20) /* largest sample that is read ahead */
 
-/* Samples to read ahead after a request: first .. first+count-1. */
+/* What to do after a request. */
 struct readahead_plan {
-    uint64_t first;
+    uint64_t first; /* samples to read ahead: first .. first+count-1 */
     uint32_t count;
-    uint64_t push_end; /* samples between the requested one and this one may be pushed */
+    uint64_t push_first; /* samples that may be pushed: push_first .. push_end-1, but for the */
+    uint64_t push_end;   /* trigger, whose request is to come */
+    uint64_t trigger;
 };
 
 /* A program that goes through a dataset from index to index. */
@@ -40,6 +42,7 @@ struct sequential_run {
     uint32_t samples_max; /* of the next window, which is twice as long as the last one */
     uint64_t next;        /* index that would continue the run */
     uint64_t end;         /* index after the last sample read ahead */
+    uint64_t push_end;    /* first sample of the newest window */
     uint64_t trigger;     /* the sample whose request begins the next window */
     uint64_t used_at;     /* value of the tracker's clock at the last use */
 };
@@ -61,8 +64,8 @@ void readahead_on_read(struct readahead *readahead);
  * Notes that a sample was looked up or read. Returns the samples to read ahead now, mostly none.
  * locations has the count samples of the dataset.
  *
- * The kernel requests no sample that was pushed into its cache. So push_end leaves out the first
- * sample of the newest window, whose request begins the next window.
+ * The kernel requests no sample that was pushed into its cache. So one sample in the middle of a
+ * window, the trigger, is not pushed: its request shows where the program is.
  */
 struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t dataset,
                                         uint64_t index, const dlfs_location *locations,

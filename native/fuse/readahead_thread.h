@@ -19,8 +19,7 @@
 
 /* A read-ahead to be done. */
 struct readahead_job {
-    uint32_t dataset;    /* number */
-    uint64_t push_first; /* index of the first sample to push */
+    uint32_t dataset; /* number */
     struct readahead_plan plan;
 };
 

@@ -48,47 +48,70 @@ static void test_runs(struct readahead *readahead)
     CHECK(windows < (SAMPLES - 100) / READAHEAD_SAMPLES_FIRST);
 }
 
+/* Takes the steps after which the next one begins the second window. */
+static struct readahead_plan begin(struct readahead *readahead, uint32_t dataset)
+{
+    struct readahead_plan plan = {0};
+    for (uint64_t index = 0; index <= READAHEAD_STEPS_MIN; index++) {
+        plan = step(readahead, dataset, index);
+    }
+    return plan;
+}
+
 /* The kernel requests only the samples that may not be pushed. */
 static void test_a_run_goes_on_with_what_is_not_pushed(struct readahead *readahead)
 {
-    struct readahead_plan plan = {0};
+    struct readahead_plan plan = begin(readahead, 6);
     uint64_t end = 0;
     uint32_t requests = 0;
-    for (uint64_t index = 0; index <= READAHEAD_STEPS_MIN; index++) {
-        plan = step(readahead, 6, index);
-    }
     while (plan.count > 0) {
         CHECK(end == 0 || plan.first == end);
         CHECK_EQ(plan.push_end, plan.first); /* nothing that is being read */
+        CHECK(plan.push_first <= plan.trigger && plan.trigger <= plan.push_end);
         end = plan.first + plan.count;
-        plan = step(readahead, 6, plan.push_end);
+        uint64_t pushed_end = plan.push_end;
+        uint64_t trigger = plan.trigger;
+        plan = step(readahead, 6, trigger);
+        /* After the first window, samples are pushed before the program gets there. */
+        CHECK_EQ(plan.push_first, requests > 0 ? pushed_end : trigger + 1);
+        CHECK(trigger < pushed_end || requests == 0);
         requests++;
     }
     CHECK_EQ(end, SAMPLES);
     CHECK(requests < 10);
 }
 
-/* The first sample of a window was in the kernel's cache, so the next request is for its end. */
+/* What could not be pushed is requested, and what follows it may be pushed again. */
+static void test_requests_between_triggers(struct readahead *readahead)
+{
+    struct readahead_plan plan = begin(readahead, 9);
+    plan = step(readahead, 9, plan.trigger);
+    plan = step(readahead, 9, plan.trigger);
+    CHECK(plan.push_first < plan.trigger && plan.trigger < plan.push_end);
+    struct readahead_plan next = step(readahead, 9, plan.push_first);
+    CHECK_EQ(next.count, 0);
+    CHECK_EQ(next.push_first, plan.push_first + 1);
+    CHECK(next.push_end == plan.push_end && next.trigger == plan.trigger);
+}
+
+/* The trigger was in the kernel's cache, so the next request is for the end of the window. */
 static void test_a_window_that_is_not_requested(struct readahead *readahead)
 {
-    struct readahead_plan plan = {0};
-    for (uint64_t index = 0; index <= READAHEAD_STEPS_MIN; index++) {
-        plan = step(readahead, 7, index);
-    }
+    struct readahead_plan plan = begin(readahead, 7);
     CHECK(plan.count > 0);
     uint64_t end = plan.first + plan.count;
     plan = step(readahead, 7, end);
     CHECK(plan.first == end + 1 && plan.count > 0);
 }
 
-static void test_an_empty_sample_begins_no_window(struct readahead *readahead)
+static void test_an_empty_sample_is_no_trigger(struct readahead *readahead)
 {
     for (uint64_t index = 0; index < SAMPLES; index++) {
         locations[index].length_low = index % 5 == 0 ? 0 : 100;
     }
     for (uint64_t index = 0; index < SAMPLES - 1; index++) {
         struct readahead_plan plan = step(readahead, 8, index);
-        CHECK(plan.count == 0 || locations[plan.push_end].length_low > 0);
+        CHECK(plan.count == 0 || locations[plan.trigger].length_low > 0);
     }
 }
 
@@ -136,11 +159,12 @@ int main(void)
     test_lookup_credit(&readahead);
     test_runs(&readahead);
     test_a_run_goes_on_with_what_is_not_pushed(&readahead);
+    test_requests_between_triggers(&readahead);
     test_a_window_that_is_not_requested(&readahead);
     test_random_order_is_not_read_ahead(&readahead);
     test_runs_side_by_side(&readahead);
     test_large_samples_are_not_read_ahead(&readahead);
-    test_an_empty_sample_begins_no_window(&readahead);
+    test_an_empty_sample_is_no_trigger(&readahead);
     readahead_destroy(&readahead);
     return 0;
 }
