@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "platform/clock.h"
@@ -107,7 +108,7 @@ void yielding_stop(struct yielding *yielding)
 void yielder_init(struct yielder *yielder, struct yielding *yielding)
 {
     yielder->yielding = yielding;
-    yielder->id = gettid();
+    yielder->id = (pid_t)syscall(SYS_gettid); /* glibc has gettid() from 2.30 on */
     yielder->next = NULL;
     atomic_init(&yielder->yields, false);
     atomic_init(&yielder->answers, 0);
