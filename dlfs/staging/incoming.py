@@ -24,11 +24,14 @@ import logging
 import os
 import resource
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+import trio
+
+from dlfs.errors import StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.format.paths import display
 from dlfs.staging import entries
@@ -51,9 +54,14 @@ from dlfs.volume import Volume
 LIST_AHEAD = 64
 """Entries of a listing whose attributes are read in one worker thread call."""
 
+TRIES = 20
+"""Most times that a file is looked for by its name while programs rename files."""
+
 _RENAME_NOREPLACE = 1
+_GONE = (errno.ENOENT, errno.ESTALE)
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _What = TypeVar("_What")
 """The argument of a function that creates an entry: a mode, or the target of a link."""
 
@@ -88,11 +96,49 @@ class IncomingTree:
         """Callback with the name of each dataset that was sealed or discarded, in the loop."""
         self._listings: dict[int, _OpenDirectory] = {}
         self._last_listing = 0
+        self._moves: set[trio.Event] = set()  # renames and removals under way
+        self._moves_begun = 0
 
     def close(self) -> None:
         """Close every file and directory."""
         self.files.close()
         self._directories.close()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Rename or remove a file in a block, up to the note of it in the table."""
+        ended = trio.Event()
+        self._moves.add(ended)
+        self._moves_begun += 1
+        try:
+            yield
+        finally:
+            self._moves.remove(ended)
+            ended.set()
+
+    async def _named(self, inode: Inode, call: Callable[[Inode, bytes], Awaitable[_T]]) -> _T:
+        """Call a function with the directory and the name of a file that has one.
+
+        A file may be renamed before the function has found it. Then the function is called again,
+        with the new name.
+
+        Raises:
+            OSError: ESTALE: the file has no name any more.
+        """
+        for tries in range(1, TRIES + 1):
+            if not inode.links:
+                break
+            before, moving = self._moves_begun, bool(self._moves)
+            try:
+                return await call(*inode.links[-1])
+            except (StaleError, OSError) as error:
+                is_gone = isinstance(error, StaleError) or error.errno in _GONE
+                moving = moving or before != self._moves_begun
+                if not is_gone or not moving or tries == TRIES:
+                    raise
+            for move in list(self._moves):
+                await move.wait()
+        raise refusal(errno.ESTALE)
 
     def _on_taken_out(self, dataset: Inode, name: bytes) -> None:
         """Remove the names of a dataset that has left the staging area."""
@@ -125,18 +171,25 @@ class IncomingTree:
         """Return the attributes of an inode in the staging area."""
         if inode.number == ROOT:
             return os.fstat(self._area.datasets)
-        if not inode.links:
-            if inode.last_status is not None:
-                return inode.last_status
-            return os.fstat(self.files.of_unlinked(inode).descriptor)
-        parent, name = inode.links[-1]
-        if parent.number == ROOT:
-            async with self._directories.opened(inode) as directory:
-                return os.fstat(directory)
-        async with self._directories.opened(parent) as directory:
-            return await self._directories.run(
-                entries.stat_expected, directory, name, inode.identity
-            )
+        opened = self.files.any_of(inode)
+        if opened is not None:
+            return os.fstat(opened.descriptor)
+
+        async def look(parent: Inode, name: bytes) -> os.stat_result:
+            if parent.number == ROOT:
+                async with self._directories.opened(inode) as directory:
+                    return os.fstat(directory)
+            async with self._directories.opened(parent) as directory:
+                return await self._directories.run(
+                    entries.stat_expected, directory, name, inode.identity
+                )
+
+        try:
+            return await self._named(inode, look)
+        except (StaleError, OSError):
+            if inode.links or inode.last_status is None:
+                raise
+            return inode.last_status
 
     async def setattr(
         self,
@@ -154,14 +207,16 @@ class IncomingTree:
             file = self.files.of_unlinked(inode)
         if file is not None and (file.writable or not inode.links):
             return Entry(number, await run(_change_file, file.descriptor, wanted))
-        with self.sealer.changing(inode):
-            parent, name = inode.links[-1]
+
+        async def change(parent: Inode, name: bytes) -> os.stat_result:
             if parent.number == ROOT:
                 async with self._directories.opened(inode) as directory:
-                    return Entry(number, await run(entries.change_directory, directory, wanted))
+                    return await run(entries.change_directory, directory, wanted)
             async with self._directories.opened(parent) as directory:
-                status = await run(entries.change, directory, name, inode.identity, wanted)
-        return Entry(number, status)
+                return await run(entries.change, directory, name, inode.identity, wanted)
+
+        with self.sealer.changing(inode):
+            return Entry(number, await self._named(inode, change))
 
     async def readlink(self, number: int) -> bytes:
         """Return the target of a symbolic link."""
@@ -242,9 +297,10 @@ class IncomingTree:
         folder = self._directory_in_dataset(parent)
         with self.sealer.changing(folder):
             async with self._directories.opened(folder) as directory:
-                gone = await self._directories.run(entries.unlink, directory, name)
-            with entries.closing(gone):
-                self._forget_name(folder, name, os.fstat(gone))
+                with self._moving():
+                    gone = await self._directories.run(entries.unlink, directory, name)
+                    with entries.closing(gone):
+                        self._forget_name(folder, name, os.fstat(gone))
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; directly in ``incoming``, an empty dataset."""
@@ -280,7 +336,7 @@ class IncomingTree:
         if ROOT in (parent_old, parent_new):  # a dataset has more than a directory
             raise refusal(errno.EXDEV)
         old, new = self._table.get(parent_old), self._table.get(parent_new)
-        with self.sealer.changing(old, new):
+        with self.sealer.changing(old, new), self._moving():
             _check_length(new, name_new)
             async with (
                 self._directories.opened(old) as source,
@@ -309,11 +365,11 @@ class IncomingTree:
         if replaced is not None and not replace:
             raise refusal(errno.EEXIST)
         moved = _stat(root, self._area.datasets, old)
-        with self._changing_datasets(*filter(None, [moved, replaced])):
+        with self._changing_datasets(*filter(None, [moved, replaced])), self._moving():
             await self._directories.run(self._area.rename, old, new)
-        if replaced is not None and old != new:
-            self._forget_directory(root, new, replaced)
-        self._table.note_rename((root, old), (root, new), identity_of(moved))
+            if replaced is not None and old != new:
+                self._forget_directory(root, new, replaced)
+            self._table.note_rename((root, old), (root, new), identity_of(moved))
         self.sealer.forget(old)
         self.sealer.forget(new)
 
@@ -331,7 +387,10 @@ class IncomingTree:
         if stat.S_ISDIR(status.st_mode):
             self._forget_directory(folder, name, status)
         else:
-            self._table.note_removal(folder, name, identity_of(status), last=not status.st_nlink)
+            last = not status.st_nlink
+            inode = self._table.note_removal(folder, name, identity_of(status), last=last)
+            if inode is not None and last:
+                inode.last_status = status
 
     def _forget_directory(self, folder: Inode, name: bytes, status: os.stat_result) -> None:
         inode = self._table.note_removal(folder, name, identity_of(status), last=True)
@@ -353,14 +412,19 @@ class IncomingTree:
         with ExitStack() as stack:
             if is_writing(flags) or flags & os.O_TRUNC:
                 stack.enter_context(self.sealer.changing(inode))
-            if not inode.links:
-                raise refusal(errno.ESTALE)
-            parent, name = inode.links[-1]
-            async with self._directories.opened(parent) as directory:
-                descriptor = await self._directories.run(
-                    entries.open_file, directory, name, inode.identity, flags, clears_ids=clears_ids
-                )
-            return self.files.add(inode, descriptor, flags)
+
+            async def open_named(parent: Inode, name: bytes) -> int:
+                async with self._directories.opened(parent) as directory:
+                    return await self._directories.run(
+                        entries.open_file,
+                        directory,
+                        name,
+                        inode.identity,
+                        flags,
+                        clears_ids=clears_ids,
+                    )
+
+            return self.files.add(inode, await self._named(inode, open_named), flags)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, owner: Owner, *, clears_ids: bool

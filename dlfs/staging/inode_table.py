@@ -33,7 +33,7 @@ class Inode:
         lookups: look-ups that the kernel has not forgotten yet.
         children: links of other inodes in this directory.
         handles: open file and directory handles.
-        last_status: attributes of a removed directory, which programs may still have open.
+        last_status: attributes of a removed file or directory, which programs may still use.
         backing: file to which the kernel passes reads and writes of the open handles through; 0 if
             they come to the server.
     """

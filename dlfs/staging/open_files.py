@@ -82,16 +82,20 @@ class OpenFiles:
         """Return the file of a handle."""
         return None if fh is None else self._files.get(fh)
 
+    def any_of(self, inode: Inode) -> OpenFile | None:
+        """Return one of the handles on a file, which shows it whatever its names are, or None."""
+        return next((each for each in inode.handles if isinstance(each, OpenFile)), None)
+
     def of_unlinked(self, inode: Inode) -> OpenFile:
         """Return a handle on a file that has no name any more.
 
         Raises:
             OSError: ESTALE: no handle on it is open.
         """
-        for handle in inode.handles:
-            if isinstance(handle, OpenFile):
-                return handle
-        raise entries.refusal(errno.ESTALE)
+        found = self.any_of(inode)
+        if found is None:
+            raise entries.refusal(errno.ESTALE)
+        return found
 
     async def writer_in(self, dataset: Inode) -> OpenFile | None:
         """Return a file of a dataset that stays open for writing for a while, or None."""

@@ -46,6 +46,7 @@ from tests.fuse.test_semantics import writes
 pytestmark = pytest.mark.fuse
 
 NOBODY = 65534
+RENAMES = 2000
 
 
 @dataclass
@@ -273,6 +274,35 @@ def test_rule_35_listings_while_things_change(shared: Writable) -> None:
         others = {entry.name for entry in entries}
     assert {f"{i:04}" for i in range(0, 300, 2)} <= others | {first}
     assert {int(name) % 2 for name in os.listdir(top)} <= {0, int(first) % 2}
+
+
+@pytest.mark.parametrize("looks", ["descriptor", "other name", "replaced name"])
+def test_rule_35_a_file_is_found_while_it_is_renamed(shared: Writable, looks: str) -> None:
+    top = shared.begin(f"renamed-{looks.partition(' ')[0]}", {"a": b"a"})
+    os.link(top / "a", top / "other")
+
+    def rename() -> None:
+        for number in range(RENAMES):
+            if looks == "replaced name":
+                (top / "new").write_bytes(b"%d" % number)
+                os.rename(top / "new", top / "always")
+            else:
+                os.rename(top / "ab"[number % 2], top / "ba"[number % 2])
+
+    (top / "always").touch()
+    with (top / "a").open("rb") as file, ThreadPoolExecutor(1) as pool:
+        renaming = pool.submit(rename)
+        look: dict[str, Callable[[], object]] = {
+            "descriptor": lambda: os.fstat(file.fileno()),
+            "other name": lambda: (os.stat(top / "other"), (top / "other").read_bytes()),
+            "replaced name": lambda: os.stat(top / "always"),
+        }
+        failures = []
+        while not renaming.done():
+            failures.append(errno_of(look[looks]))
+        renaming.result()
+    found = {errno.errorcode.get(number, "none") for number in failures}
+    assert found == {"none"}
 
 
 def test_rule_36_files_that_cannot_be_samples(shared: Writable) -> None:
