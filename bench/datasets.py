@@ -74,9 +74,9 @@ SPECS = (
         "110k", 110 * KIB, 0.6, 1536 * MIB, 1 * GIB, 128, "lognormal around 110 KiB, as ImageNet's"
     ),
     DatasetSpec("corpus", 16 * KIB, 0.0, 0, 0, 1024, "the files of a folder: --corpus"),
-    DatasetSpec("cosmoflow", 2 * MIB, 0.0, 1536 * MIB, 512 * MIB, 16, "cubes and their targets"),
-    DatasetSpec("unet3d", 10 * MIB, 0.0, 1536 * MIB, 512 * MIB, 4, "scans and their masks"),
-    DatasetSpec("caption", 110 * KIB, 0.6, 1536 * MIB, 512 * MIB, 128, "images and captions"),
+    DatasetSpec("cosmoflow", 2 * MIB, 0.0, 1 * GIB, 512 * MIB, 16, "cubes and their targets"),
+    DatasetSpec("unet3d", 10 * MIB, 0.0, 1 * GIB, 512 * MIB, 4, "scans and their masks"),
+    DatasetSpec("caption", 110 * KIB, 0.6, 1 * GIB, 512 * MIB, 128, "images and captions"),
     DatasetSpec("state", 32 * MIB, 0.0, 2000 * MIB, 512 * MIB, 1, "a training state"),
     # Batches of 8 and 32 MiB. A batch begins and ends with a queue that is not full, and costs
     # Python about 0.1 ms. spdk_nvme_perf, the contender here, has no batches.

@@ -32,11 +32,11 @@ from bench.datasets import (
     Scene,
     SyntheticSource,
     scene_of_volume,
-    volume_bytes,
     write_volume,
 )
 from bench.peers.hdf5 import write_rows
 from bench.peers.packages import needed
+from dlfs.units import MIB
 
 PLAIN = "plain"
 """Name of the dataset that has the same bytes without fields."""
@@ -169,7 +169,7 @@ def field_scene(spec: DatasetSpec, root: Path, total_bytes: int, seed: int) -> S
 def _write_both(source: FieldSource, volume: Path) -> None:
     """Write a volume with the samples, and with the same bytes without fields."""
     count, total = len(source), source.total_bytes()
-    dlfs.format_volume(str(volume), size_bytes=volume_bytes(2 * count, 2 * total))
+    dlfs.format_volume(str(volume), size_bytes=(5 * total // 2 + 128 * MIB) // MIB * MIB)
     with (
         dlfs.open(str(volume)) as opened,
         opened.writer(
