@@ -47,6 +47,23 @@ def open_served(served: Served) -> Iterator[dlfs.Dataset]:
         yield dataset.open()
 
 
+@contextmanager
+def serve_cold(environment: Environment, share: float) -> Iterator[tuple[Served, dlfs.Dataset]]:
+    """Serve a scene's volume by a new service, and open its dataset, with nothing in memory.
+
+    Args:
+        environment: the environment of the measurement.
+        share: the service's memory as a share of the data.
+    """
+    scene = environment.scene
+    environment.machine.drop_caches()
+    with (
+        serve(str(scene.volume), scene.memory_bytes(share)) as served,
+        open_served(served) as dataset,
+    ):
+        yield served, dataset
+
+
 @dataclass(frozen=True)
 class ServiceEpoch:
     """A cold epoch in global order through a new service.
@@ -64,12 +81,7 @@ class ServiceEpoch:
         return f"DLFS global epoch through a service, {share_text(self.share)}"
 
     def run(self, environment: Environment) -> Measurement:
-        scene = environment.scene
-        environment.machine.drop_caches()
-        with (
-            serve(str(scene.volume), scene.memory_bytes(self.share)) as served,
-            open_served(served) as dataset,
-        ):
+        with serve_cold(environment, self.share) as (served, dataset):
             return measure_epoch(
                 dataset, environment, "global", whole=self.whole, servers=[served.pid]
             )
@@ -90,12 +102,7 @@ class ServiceBatches:
         return f"DLFS read() of random batches through a service, {share_text(self.share)}"
 
     def run(self, environment: Environment) -> Measurement:
-        scene = environment.scene
-        environment.machine.drop_caches()
-        with (
-            serve(str(scene.volume), scene.memory_bytes(self.share)) as served,
-            open_served(served) as dataset,
-        ):
+        with serve_cold(environment, self.share) as (served, dataset):
             return measure_batches(dataset, environment, [served.pid])
 
 

@@ -1,4 +1,4 @@
-"""What a keeper gives each server of its mount: the connection, and the numbers of datasets."""
+"""Passes a mount from its keeper to each server: the connection, and the numbers of datasets."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ pytestmark = [
 READERS = 6
 
 GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED, errno.ENOENT}
-"""What requests fail with while a mount ends, and after its end."""
+"""Errnos of requests to a mount that is ending, or has ended."""
 
 
 def read_uncached(path: Path) -> bytes:

@@ -20,11 +20,11 @@
 #include <unistd.h>
 
 #include "dlfs_fuse.h"
+#include "fuse/owner.h"
 #include "reader/reader_tests.h"
 
 #define SKIPPED 77
 #define THREADS 4u
-#define DATASET 3u
 #define SINGLE_READS 50u
 #define BUSY_POLL_US 200u
 #define REQUEST_BYTES (1u << 20) /* memory of a request over io_uring */
@@ -33,11 +33,10 @@ static _Atomic bool lacks_memory;
 
 struct mount {
     dlfs_fuse *fuse;
-    dlfs_directory *directory;
     dlfs_reader *reader;
     char path[64];
     pthread_t runner;
-    pthread_t owner;
+    struct owner owner;
     _Atomic bool ending;
 };
 
@@ -45,30 +44,6 @@ static void *run(void *argument)
 {
     struct mount *mount = argument;
     CHECK_EQ(dlfs_fuse_run(mount->fuse), 0);
-    return NULL;
-}
-
-static void *own(void *argument)
-{
-    struct mount *mount = argument;
-    dlfs_fuse_upcall upcall;
-    int code;
-    while ((code = dlfs_fuse_next_upcall(mount->fuse, 100, &upcall)) >= 0) {
-        dlfs_fuse_reply reply = {.id = upcall.id, .dataset = DATASET};
-        if (code == 0) {
-            continue;
-        }
-        if (upcall.kind == DLFS_FUSE_UPCALL_LOOKUP && strcmp((char *)upcall.name, "data") != 0) {
-            reply.error = ENOENT;
-        } else if (upcall.kind == DLFS_FUSE_UPCALL_OPEN_DATASET) {
-            CHECK_EQ(dlfs_fuse_open_dataset(mount->fuse, DATASET, mount->directory, mount->reader),
-                     0);
-        } else if (upcall.kind == DLFS_FUSE_UPCALL_REPORT_FAILURE) {
-            reply.error = EIO;
-        }
-        (void)dlfs_fuse_reply_upcall(mount->fuse, &reply);
-    }
-    CHECK_EQ(code, -ESHUTDOWN);
     return NULL;
 }
 
@@ -91,7 +66,6 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
         .kernel = -1,
     };
     mount->ending = false;
-    mount->directory = dataset->directory;
     mount->reader = reader_over(dataset, 1 << 20, 8);
     if (dlfs_fuse_mount(&config, &mount->fuse) < 0) {
         return false;
@@ -101,7 +75,8 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
     CHECK_EQ(dlfs_fuse_set_root_listing(mount->fuse, (const uint8_t *)"data", 4, numbers, 1),
              -EINVAL);
     CHECK_EQ(pthread_create(&mount->runner, NULL, run, mount), 0);
-    CHECK_EQ(pthread_create(&mount->owner, NULL, own, mount), 0);
+    mount->owner = (struct owner){mount->fuse, dataset->directory, mount->reader, 0};
+    owner_begin(&mount->owner);
     return true;
 }
 
@@ -109,7 +84,7 @@ static void mount_end(struct mount *mount)
 {
     dlfs_fuse_stop(mount->fuse);
     CHECK_EQ(pthread_join(mount->runner, NULL), 0);
-    CHECK_EQ(pthread_join(mount->owner, NULL), 0);
+    owner_end(&mount->owner);
     CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, DATASET), 0);
     dlfs_fuse_destroy(mount->fuse);
     CHECK_EQ(dlfs_reader_destroy(mount->reader), 0);
@@ -329,7 +304,7 @@ static void test_lack_of_memory(struct mount *mount, const struct dataset *datas
     mount_end(mount);
 }
 
-/* Where the kernel has FUSE over io_uring, has it offered for the duration of the tests. */
+/* Runs the tests over io_uring, if the kernel has it; the kernel offers it for as long. */
 static void test_uring(struct mount *mount, const struct dataset *dataset)
 {
     pid_t guard;

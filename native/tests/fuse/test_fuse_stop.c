@@ -16,11 +16,11 @@
 #include <unistd.h>
 
 #include "dlfs_fuse.h"
+#include "fuse/owner.h"
 #include "inode.h"
 #include "reader/reader_tests.h"
 
 #define SKIPPED 77
-#define DATASET 3u
 #define SOCKET_BYTES 16384 /* the kernel doubles it: a few messages */
 #define MESSAGE_BYTES_MAX (1u << 16)
 #define READ_BYTES 32768u
@@ -34,7 +34,7 @@ struct mount {
     int server; /* the other one */
     uint64_t requests;
     pthread_t runner;
-    pthread_t owner;
+    struct owner owner;
     _Atomic bool ended;
 };
 
@@ -44,24 +44,6 @@ static void *run(void *argument)
     CHECK_EQ(dlfs_fuse_run(mount->fuse), 0);
     atomic_store(&mount->ended, true);
     (void)shutdown(mount->server, SHUT_RDWR);
-    return NULL;
-}
-
-static void *own(void *argument)
-{
-    struct mount *mount = argument;
-    dlfs_fuse_upcall upcall;
-    int code;
-    while ((code = dlfs_fuse_next_upcall(mount->fuse, 100, &upcall)) >= 0) {
-        const dlfs_fuse_reply reply = {.id = upcall.id};
-        if (code == 1) {
-            CHECK_EQ(upcall.kind, DLFS_FUSE_UPCALL_OPEN_DATASET);
-            CHECK_EQ(dlfs_fuse_open_dataset(mount->fuse, DATASET, mount->dataset.directory,
-                                            mount->reader),
-                     0);
-            (void)dlfs_fuse_reply_upcall(mount->fuse, &reply);
-        }
-    }
     return NULL;
 }
 
@@ -104,7 +86,8 @@ static void mount_begin(struct mount *mount)
     CHECK_EQ(take_message(mount), 2);
     CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &info), 0);
     CHECK_EQ(pthread_create(&mount->runner, NULL, run, mount), 0);
-    CHECK_EQ(pthread_create(&mount->owner, NULL, own, mount), 0);
+    mount->owner = (struct owner){mount->fuse, mount->dataset.directory, mount->reader, 0};
+    owner_begin(&mount->owner);
 }
 
 static uint64_t request_file(struct mount *mount, uint64_t index)
@@ -194,7 +177,7 @@ int main(void)
     }
     CHECK_EQ(pthread_join(stopping, NULL), 0);
     CHECK_EQ(pthread_join(mount.runner, NULL), 0);
-    CHECK_EQ(pthread_join(mount.owner, NULL), 0);
+    owner_end(&mount.owner);
     CHECK_EQ(dlfs_fuse_withdraw_dataset(mount.fuse, DATASET), 0);
     dlfs_fuse_destroy(mount.fuse);
     CHECK_EQ(dlfs_reader_destroy(mount.reader), 0);
