@@ -1,4 +1,7 @@
-/* The lock is taken when a thread begins to yield and by the watcher, not for each answer. */
+/*
+ * The watcher sets all policies, and is normal itself: no thread holds the lock while it yields,
+ * which it might then do for seconds. The lock is not taken for each answer.
+ */
 #include "yielding.h"
 
 #include <sched.h>
@@ -35,6 +38,17 @@ static bool is_runnable(pid_t thread)
     return got && name_end != NULL && strncmp(name_end, ") R", 3) == 0;
 }
 
+/* Has the threads yield that have asked for it. The lock is held. */
+static void begin_yielding(struct yielding *yielding)
+{
+    for (struct yielder *yielder = yielding->first; yielder != NULL; yielder = yielder->next) {
+        if (!yielder->is_set) {
+            yielder->is_set = true;
+            (void)set_policy(yielder->id, SCHED_IDLE);
+        }
+    }
+}
+
 /* Makes those normal that have not answered since the last look. The lock is held. */
 static void look(struct yielding *yielding)
 {
@@ -67,15 +81,20 @@ static void *watch(void *argument)
 {
     struct yielding *yielding = argument;
     bool permitted = may_yield();
+    uint64_t next_look_ns = 0;
     (void)pthread_mutex_lock(&yielding->lock);
     atomic_store(&yielding->permitted, permitted && !yielding->ending);
     while (!yielding->ending) {
         if (yielding->first == NULL) {
             (void)pthread_cond_wait(&yielding->begun, &yielding->lock);
         } else {
-            condition_wait_until(&yielding->begun, &yielding->lock, monotonic_ns() + LOOK_NS);
-            look(yielding);
+            condition_wait_until(&yielding->begun, &yielding->lock, next_look_ns);
         }
+        if (monotonic_ns() >= next_look_ns) {
+            look(yielding);
+            next_look_ns = monotonic_ns() + LOOK_NS;
+        }
+        begin_yielding(yielding);
     }
     (void)pthread_mutex_unlock(&yielding->lock);
     return NULL;
@@ -115,18 +134,17 @@ void yielder_init(struct yielder *yielder, struct yielding *yielding)
     atomic_init(&yielder->barred_until_ns, 0);
 }
 
-static void begin(struct yielder *yielder)
+static void ask(struct yielder *yielder)
 {
     struct yielding *yielding = yielder->yielding;
     (void)pthread_mutex_lock(&yielding->lock);
-    if (!yielding->ending && set_policy(yielder->id, SCHED_IDLE)) {
+    if (!yielding->ending) {
         atomic_store(&yielder->yields, true);
+        yielder->is_set = false;
         yielder->seen = atomic_load(&yielder->answers) - 1;
         yielder->next = yielding->first;
         yielding->first = yielder;
-        if (yielder->next == NULL) { /* the watcher sleeps */
-            (void)pthread_cond_signal(&yielding->begun);
-        }
+        (void)pthread_cond_signal(&yielding->begun);
     }
     (void)pthread_mutex_unlock(&yielding->lock);
 }
@@ -137,13 +155,14 @@ void yielder_answer(struct yielder *yielder, bool alone)
     if (alone && !atomic_load_explicit(&yielder->yields, memory_order_relaxed) &&
         atomic_load_explicit(&yielder->yielding->permitted, memory_order_relaxed) &&
         monotonic_ns() >= atomic_load(&yielder->barred_until_ns)) {
-        begin(yielder);
+        ask(yielder);
     }
 }
 
 void yielder_end(struct yielder *yielder)
 {
     struct yielding *yielding = yielder->yielding;
+    (void)set_policy(yielder->id, SCHED_OTHER);
     (void)pthread_mutex_lock(&yielding->lock);
     for (struct yielder **at = &yielding->first; *at != NULL; at = &(*at)->next) {
         if (*at == yielder) {

@@ -43,10 +43,11 @@ struct yielding {
 struct yielder {
     struct yielding *yielding;
     pid_t id;
-    _Atomic bool yields;
+    _Atomic bool yields;      /* or has asked to */
     _Atomic uint32_t answers; /* counted without end */
     _Atomic uint64_t barred_until_ns;
     uint32_t seen; /* answers when the watcher looked last */
+    bool is_set;   /* its policy */
     struct yielder *next;
 };
 
