@@ -77,8 +77,8 @@ def decode(sample):
     return io.decode_jpeg(torch.frombuffer(bytearray(sample), dtype=torch.uint8))
 
 
-def load(dataset, **options):
-    return Loader(dataset, BATCH, seed=3, transform=decode, threads=3, **options)
+def load(dataset, size=BATCH, **options):
+    return Loader(dataset, size, seed=3, transform=decode, threads=3, **options)
 
 
 def given(batches):
@@ -108,7 +108,7 @@ def test_torchvision_decodes_in_threads(jpeg, workers):
 def test_a_worker_that_decodes_is_killed(jpeg):
     """The batches that were given are not given again, and none is lost."""
     dataset, _ = jpeg
-    loader = load(dataset, num_workers=2)
+    loader = load(dataset, 5, num_workers=2)  # more batches than workers prepare in advance
     batches = iter(loader)
     begun = [next(batches)]
     first, _ = multiprocessing.active_children()
