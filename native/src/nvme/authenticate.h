@@ -12,21 +12,12 @@
 #ifndef DLFS_NVME_AUTHENTICATE_H
 #define DLFS_NVME_AUTHENTICATE_H
 
-#include <errno.h>
-
 #include "nvme/controller.h"
 
 /* Bits 16 to 18 of a Connect's result (AUTHREQ): 16 is reserved, 17 demands authentication, 18
  * also a secure channel. */
 #define NVME_CONNECT_AUTHENTICATION UINT64_C(0x70000)
 #define NVME_CONNECT_SECURE_CHANNEL UINT64_C(0x40000)
-
-/*
- * Code of an authentication in which the target closed the connection in place of an answer. It was
- * restarted, or refused this host: Linux's target closes the connection so soon after Failure1 that
- * this may be lost. Another attempt tells which.
- */
-#define NVME_AUTH_CLOSED (-ECONNABORTED)
 
 /*
  * Does what a Connect's result and the configuration demand: authenticates, refuses the target, or

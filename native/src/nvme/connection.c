@@ -246,9 +246,9 @@ static void close_socket(struct nvme_connection *connection)
 }
 
 /*
- * Connects and encrypts. If one version of the identity is refused, connects again and offers the
- * other one, since a handshake has one identity. The message of the version to offer first is kept.
- * A generated key has one identity only.
+ * Connects and encrypts. If one version of the identity is refused, or the target closes the
+ * connection, connects again and offers the other one, since a handshake has one identity. The
+ * message of the version to offer first is kept. A generated key has one identity only.
  */
 static int connect_encrypted(struct nvme_connection *connection, const struct nvme_address *address,
                              const struct nvme_encryption *encryption, uint32_t receive_bytes,
@@ -269,7 +269,7 @@ static int connect_encrypted(struct nvme_connection *connection, const struct nv
         }
         connection->tls_identity = identity;
         code = attempt == 0 || found == 0 || found == DLFS_E_CLOSED ? found : code;
-        if (code != DLFS_E_AUTH) {
+        if (code != DLFS_E_AUTH && code != NVME_AUTH_CLOSED) {
             break;
         }
     }

@@ -47,8 +47,8 @@ struct nvme_connection {
 
 /*
  * Connects the socket, begins encryption unless it is NULL, and negotiates the terms. Errors:
- * DLFS_E_LOST, DLFS_E_TIMEOUT, DLFS_E_CLOSED (stopped), DLFS_E_PROTOCOL, DLFS_E_AUTH, -ENOTSUP,
- * -ENOMEM, -errno, with a message in text.
+ * DLFS_E_LOST, DLFS_E_TIMEOUT, DLFS_E_CLOSED (stopped), DLFS_E_PROTOCOL, DLFS_E_AUTH,
+ * NVME_AUTH_CLOSED, -ENOTSUP, -ENOMEM, -errno, with a message in text.
  */
 int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
                          const struct nvme_encryption *encryption, uint32_t staging_bytes,

@@ -22,7 +22,8 @@ struct nvme_encryption {
 /*
  * Opens a TLS session over a connected socket, offers one version of the identity, and completes
  * the handshake. receive_bytes: most bytes that one system call receives. Returns 0, or a negative
- * code with a message in text; DLFS_E_AUTH if one side refused.
+ * code with a message in text; DLFS_E_AUTH if one side refused, NVME_AUTH_CLOSED if the target
+ * closed the connection.
  */
 int nvme_encrypt(const struct nvme_encryption *encryption, uint32_t identity,
                  uint32_t receive_bytes, int descriptor, const struct nvme_deadline *deadline,

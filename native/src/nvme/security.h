@@ -14,6 +14,7 @@
 #ifndef DLFS_NVME_SECURITY_H
 #define DLFS_NVME_SECURITY_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,6 +27,14 @@
 #define NVME_SECURITY_SYMBOL "dlfs_security_functions"
 /* Room for any message of these functions, NUL included. */
 #define NVME_SECURITY_TEXT_BYTES 512u
+
+/*
+ * Code of an authentication or TLS handshake in which the target closed the connection in place of
+ * an answer. It was restarted, or refused this host: Linux's target closes the connection so soon
+ * after Failure1 that this may be lost, and not every TLS server sends an alert. Another attempt
+ * tells which.
+ */
+#define NVME_AUTH_CLOSED (-ECONNABORTED)
 
 /* Identifiers of hashes in messages and keys. */
 #define NVME_HASH_NONE 0u
@@ -145,8 +154,8 @@ struct nvme_security {
     /*
      * Continues the handshake. Returns 0 when it is complete, POLLIN or POLLOUT to be called again
      * when the socket is ready, or a negative code with the reason in message: DLFS_E_AUTH (one
-     * side refused the other), DLFS_E_LOST (the connection was reset), DLFS_E_TIMEOUT (the network
-     * gave up).
+     * side refused the other), NVME_AUTH_CLOSED, DLFS_E_LOST (the connection was reset),
+     * DLFS_E_TIMEOUT (the network gave up).
      */
     int (*tls_handshake)(struct nvme_tls *tls, char message[NVME_SECURITY_TEXT_BYTES]);
     /*

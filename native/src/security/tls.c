@@ -296,7 +296,8 @@ static int explain_failure(struct nvme_tls *tls, int kind)
 
 /* Returns the code of a handshake that failed, and writes the reason: which side refused, and why.
  */
-static int handshake_failure(const struct nvme_tls *tls, char message[NVME_SECURITY_TEXT_BYTES])
+static int handshake_failure(const struct nvme_tls *tls, int kind,
+                             char message[NVME_SECURITY_TEXT_BYTES])
 {
     size_t room = NVME_SECURITY_TEXT_BYTES;
     unsigned long error = ERR_peek_error();
@@ -316,12 +317,13 @@ static int handshake_failure(const struct nvme_tls *tls, char message[NVME_SECUR
                        "port",
                        strerror(tls->socket_error));
         return socket_code(tls->socket_error);
-    } else if (tls->ended) {
+    } else if (kind == SSL_ERROR_ZERO_RETURN || tls->ended) {
         (void)snprintf(message, room,
-                       "the target refused identity %.8s: it closed the connection in the TLS "
-                       "handshake (another TLS key, no key for this host and subsystem, or a port "
-                       "without TLS)",
+                       "the target refused identity %.8s, or was restarted: it closed the "
+                       "connection in the TLS handshake (another TLS key, no key for this host and "
+                       "subsystem, or a port without TLS)",
                        tls->psk.identity);
+        return NVME_AUTH_CLOSED;
     } else {
         const char *why = ERR_reason_error_string(error);
         (void)snprintf(message, room,
@@ -343,7 +345,7 @@ int tls_handshake(struct nvme_tls *tls, char message[NVME_SECURITY_TEXT_BYTES])
         return POLLOUT;
     }
     if (kind != SSL_ERROR_NONE) {
-        return handshake_failure(tls, message);
+        return handshake_failure(tls, kind, message);
     }
     if (SSL_session_reused(tls->ssl) != 1) { /* true of a handshake with a pre-shared key only */
         (void)snprintf(message, NVME_SECURITY_TEXT_BYTES,

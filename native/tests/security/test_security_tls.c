@@ -285,8 +285,8 @@ static void test_downgrade_and_tampering(void)
     }
 }
 
-/* Answers a ClientHello with other bytes, or by closing the connection. */
-static void test_no_tls(const void *answer, size_t count, const char *expected)
+/* Answers a ClientHello with other bytes and closes the connection. */
+static void test_no_tls(const void *answer, size_t count, int code, const char *expected)
 {
     struct tls_psk psk = make_psk(NVME_HASH_SHA256, "nqn.subsystem");
     char message[NVME_SECURITY_TEXT_BYTES] = "";
@@ -297,7 +297,7 @@ static void test_no_tls(const void *answer, size_t count, const char *expected)
     CHECK_EQ(tls_handshake(client, message), POLLIN);
     CHECK_EQ(send(ends[1], answer, count, 0), count);
     CHECK_EQ(shutdown(ends[1], SHUT_WR), 0);
-    CHECK_EQ(tls_handshake(client, message), DLFS_E_AUTH);
+    CHECK_EQ(tls_handshake(client, message), code);
     CHECK(strstr(message, expected) != NULL);
     tls_close(client, true);
     (void)close(ends[0]);
@@ -376,14 +376,17 @@ static void test_ends(void)
 int main(void)
 {
     static const uint8_t terminate[24] = {3, 0, 24};
+    static const uint8_t close_notify[] = {21, 3, 3, 0, 2, 1, 0};
     test_streams(NVME_HASH_SHA256);
     test_streams(NVME_HASH_SHA384);
     test_key_update_while_full();
     test_buffered();
     test_refusals();
     test_downgrade_and_tampering();
-    test_no_tls(terminate, sizeof terminate, "answered a TLS handshake without TLS");
-    test_no_tls("", 0, "closed the connection in the TLS handshake");
+    test_no_tls(terminate, sizeof terminate, DLFS_E_AUTH, "answered a TLS handshake without TLS");
+    test_no_tls("", 0, NVME_AUTH_CLOSED, "closed the connection in the TLS handshake");
+    test_no_tls(close_notify, sizeof close_notify, NVME_AUTH_CLOSED,
+                "closed the connection in the TLS handshake");
     test_reset();
     test_ends();
     return 0;

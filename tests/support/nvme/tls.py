@@ -174,6 +174,7 @@ class TlsProxy:
         psks: known keys, for the handshakes to come.
         offered: identities that hosts have offered, in order.
         silent: do not answer handshakes.
+        closes: number of handshakes to come that end with the connection, without an alert.
         change: changes the encrypted bytes of one answer; what it returns is sent, and None closes
             the connection.
         updates: number of key updates that were begun.
@@ -184,6 +185,7 @@ class TlsProxy:
         self._plain_port = plain_port
         self.offered: list[bytes] = []
         self.silent = False
+        self.closes = 0
         self.change: Callable[[bytes], bytes | None] | None = None
         self.update_each = 0
         self.updates = 0
@@ -287,6 +289,9 @@ class TlsProxy:
                 return False
             if self.silent:
                 continue
+            if self.closes > 0:
+                self.closes -= 1
+                return False
             session.feed(data)
             complete = session.handshake()
             host.sendall(session.output())

@@ -202,6 +202,20 @@ def test_a_port_that_demands_tls_is_named(keys: Path, target: ScriptedTarget) ->
         assert "the port demands TLS" in refusal(lambda: open_device(uri))
 
 
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_target_that_closes_in_a_handshake_is_asked_once_more(
+    keys: Path, target: ScriptedTarget, version: int
+) -> None:
+    """One that was restarted answers then; one that refuses this host closes again."""
+    with encrypted(target, version=version) as proxy:
+        proxy.closes = 2  # one for each version of the identity
+        with opened(proxy) as device:
+            check_transfers(device)
+        proxy.closes = 1 << 20
+        text = refusal(lambda: opened(proxy))
+        assert "refused identity NVMe1R01, or was restarted: it closed the connection" in text
+
+
 def test_silence_in_the_handshake(keys: Path, target: ScriptedTarget) -> None:
     with encrypted(target) as proxy:
         proxy.silent = True
