@@ -248,11 +248,19 @@ def _why_unreachable(request: NvmeTcpDiscoverUri, records: Sequence[DiscoveryRec
     if not over_tcp:
         names = ", ".join(dict.fromkeys(record.transport for record in records))
         return f"reached by {names} only, not by tcp"
-    if request.options.tls_psk is None and all(record.secure_channel for record in over_tcp):
-        return "accepts only connections with TLS 1.3: name a key for them with tls_psk"
+    if not _encrypts(request) and all(record.secure_channel for record in over_tcp):
+        return (
+            "accepts only connections with TLS 1.3: name a key for them with tls_psk, or generate "
+            "one with concat=1"
+        )
     if not any(_parse_address(record) for record in over_tcp):
         return f"{over_tcp[0].address} {over_tcp[0].service_id} is no address of NVMe/TCP"
     return None
+
+
+def _encrypts(request: NvmeTcpDiscoverUri) -> bool:
+    """Return True if connections are encrypted, with a named key or with a generated one."""
+    return request.options.tls_psk is not None or request.options.concat
 
 
 def _parse_address(record: DiscoveryRecord) -> Address | None:
@@ -271,12 +279,12 @@ def _parse_address(record: DiscoveryRecord) -> Address | None:
 
 def _candidates(request: NvmeTcpDiscoverUri, found: _Listed) -> tuple[list[Address], list[Address]]:
     """Return the recorded addresses of a subsystem, and alternatives to try if none answers."""
-    has_key = request.options.tls_psk is not None
+    encrypts = _encrypts(request)
     recorded: dict[Address, None] = {}
     alternatives: dict[Address, None] = {}
     for record, source in found:
         address = _parse_address(record)
-        if address is None or (record.secure_channel and not has_key):
+        if address is None or (record.secure_channel and not encrypts):
             continue
         here = Address(source.host, address.port)
         if ipaddress.ip_address(address.host).is_unspecified:

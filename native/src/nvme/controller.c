@@ -401,9 +401,13 @@ static int open_connection(const struct nvme_config *config, const struct nvme_a
     int code = nvme_connection_open(address, config->digests, encrypted ? &encryption : NULL,
                                     staging_bytes, deadline, out, text);
     /* At the first attempt only: a target that restarts need not answer this, too. */
-    if (code == DLFS_E_LOST && !encrypted && !config->was_connected &&
-        nvme_connection_demands_tls(address, deadline)) {
-        nvme_text_format(text, "the port demands TLS, and no tls_psk names a key for it");
+    if (!encrypted && (code == DLFS_E_AUTH || (code == DLFS_E_LOST && !config->was_connected &&
+                                               nvme_connection_demands_tls(address, deadline)))) {
+        nvme_text_format(text, "%s",
+                         config->concat
+                             ? "the port demands TLS of every connection, also of the one on which "
+                               "concat=1 generates a key: name a key with tls_psk instead"
+                             : "the port demands TLS, and no tls_psk names a key for it");
         code = DLFS_E_AUTH;
     }
     return code;

@@ -170,6 +170,7 @@ class DiscoveryRecord:
         port: TCP port.
         port_id: ID of the subsystem's port.
         referral: True for another discovery controller.
+        secure_channel: True if connections must be encrypted.
     """
 
     nqn: str
@@ -177,12 +178,13 @@ class DiscoveryRecord:
     port: int
     port_id: int = 1
     referral: bool = False
+    secure_channel: bool = False
 
     def encode(self) -> bytes:
         """Encode a record of the discovery log page."""
         page = bytearray(RECORD_BYTES)
         family = 1 if ipaddress.ip_address(self.address).version == 4 else 2
-        _put(page, 0, "BBBB", 3, family, 1 if self.referral else 2, 0)
+        _put(page, 0, "BBBB", 3, family, 1 if self.referral else 2, int(self.secure_channel))
         _put(page, 4, "HHH", self.port_id, 0xFFFF, 32)
         page[32:64] = str(self.port).encode().ljust(32)
         page[256:512] = self.nqn.encode().ljust(256, b"\0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,44 @@ def test_keys_that_authentication_generates(
     assert f"{nqn('x')}?nsid=1&hostnqn={HOST}&dhchap_key=trainer&concat=1" in done.out.decode()
     assert proxy.handshakes >= 2
     assert (alone.code, "expected dhchap_key" in alone.err) == (2, True)
+
+
+@pytest.mark.skipif(lacks_openssl() is not None, reason=str(lacks_openssl()))
+def test_records_that_demand_a_secure_channel(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLFS_KEYS", str(tmp_path / "keys"))
+    terms = Authentication(generate_key())
+    write_key("trainer", terms.host_key)
+    discovery = Subsystem(DISCOVERY_NQN, [], authentication=terms)
+    pools = [subsystem(name, [empty()], authentication=terms) for name in ("x", "y")]
+    with ExitStack() as stack:
+        logging, target = (
+            stack.enter_context(ScriptedTarget(subsystems)) for subsystems in ([discovery], pools)
+        )
+        first, second, tls_only = (
+            stack.enter_context(TlsProxy(port, terms.generated, plain_port=plain_port))
+            for port, plain_port in (
+                (logging.port, logging.port),
+                (target.port, target.port),
+                (target.port, None),
+            )
+        )
+        logging.list_also(
+            [
+                DiscoveryRecord(nqn(name), "127.0.0.1", proxy.port, secure_channel=True)
+                for name, proxy in (("x", second), ("y", tls_only))
+            ]
+        )
+        options = ("--hostnqn", HOST, "--dhchap-key", "trainer")
+        done = run("discover", f"127.0.0.1:{first.port}", *options, "--concat")
+        without = run("discover", f"127.0.0.1:{first.port}", *options)
+    listed = done.out.decode()
+    assert nqn("y") not in listed
+    assert f":{second.port}/{nqn('x')}?nsid=1&hostnqn={HOST}&dhchap_key=trainer&concat=1" in listed
+    assert f"subsystem {nqn('y')}: " in done.err
+    assert "demands TLS of every connection, also of the one on which" in done.err
+    assert "or generate one with concat=1" in without.err
 
 
 def test_odd_arguments(run) -> None:
