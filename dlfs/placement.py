@@ -122,7 +122,7 @@ class LocalPlacement:
             found = self._examine()
             if found is None:
                 return self._identity.missing_from(self._opened.devices)
-            if self.moved or found:
+            if self.moved or found or self._is_foreign(marks):
                 self.moved = True
                 return self._identity.moved()
             self._note(marks)
@@ -186,6 +186,14 @@ class LocalPlacement:
     def _note(self, marks: _Marks) -> None:
         self._right |= marks
         self._seen = {member.number: marks[member.number] for member in self._members}
+
+    def _is_foreign(self, marks: _Marks) -> bool:
+        """Return True if a member is none of the volume any more, which replicas allow.
+
+        The bytes may be of its device, so the dataset is opened anew without it.
+        """
+        found = [_newest_in(mark) for mark in marks.values() if mark is not None]
+        return any(newest is None or newest[0] != self.volume_uuid for newest in found)
 
     def _are_opened(self, marks: _Marks) -> bool:
         """Return True if the superblocks are those of the generation that was opened."""

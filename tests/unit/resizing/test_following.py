@@ -414,6 +414,23 @@ def test_a_part_is_never_of_another_volume(tmp_path: Path, monkeypatch: pytest.M
             assert not wrong
 
 
+def test_a_part_is_read_of_another_copy_once_a_member_was_overwritten(tmp_path: Path) -> None:
+    files = [str(tmp_path / f"copy{number}") for number in range(2)]
+    dlfs.format_volume(files, size_bytes=SIZE, chunk_bytes=16 * KIB, replicas=2)
+    with dlfs.open(files) as volume:
+        with volume.writer("data") as writer:
+            writer.add(b"large", LARGE)
+        with volume["data"] as dataset:
+            buffer = bytearray(1000)
+            assert dataset.read_into(0, buffer) == len(buffer)
+            with open(files[1], "r+b") as opened:
+                opened.write(b"\xee" * SIZE)
+            for _ in range(2):
+                for offset in range(0, len(LARGE), len(buffer)):
+                    count = dataset.read_into(0, buffer, offset_bytes=offset)
+                    assert buffer[:count] == LARGE[offset : offset + count]
+
+
 def test_a_part_is_not_returned_if_it_cannot_be_checked(files: list[str]) -> None:
     with dlfs.open(files[0]) as volume, volume["data"] as dataset:
         assert dataset.read_into(COUNT, bytearray(10), offset_bytes=5) == 10
