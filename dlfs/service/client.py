@@ -84,7 +84,8 @@ from dlfs.volume import Volume
 from dlfs.wording import quote, show_value
 
 ATTACH_TIMEOUT_S = 60.0
-"""Default of the longest wait until a service has attached or detached a volume, in seconds."""
+"""Default of the longest time without a message from a service that attaches or detaches a volume,
+in seconds."""
 ANSWER_TIMEOUT_S = 90.0
 """Longest wait for one batch, in addition to the service's own read timeout with all retries, in
 seconds. A service that does not answer by then, for example in a debugger, counts as lost."""
@@ -99,14 +100,14 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
         uri: ``unix:`` and the path of the service's socket.
         volume: label or UUID; may be omitted if the service has only one volume.
         timeout_s: longest wait for a service that is not running, now and after it was lost, and
-            for each of its answers, in seconds.
+            for any message from a running one, in seconds. One that waits for devices says so.
 
     Returns:
         A volume whose datasets are read through the service. It cannot be written, repaired or
         verified; these need the devices (``dlfs.open``).
 
     Raises:
-        ServiceLostError: no service answers within ``timeout_s``.
+        ServiceLostError: nothing comes from a service within ``timeout_s``.
         NotFoundError: the service has no such volume.
         UsageError: the URI is malformed, or ``volume`` is missing and there are several volumes.
         DeviceError: this user may not use the service (EACCES).
@@ -123,7 +124,7 @@ def get_statistics(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
 
     Args:
         uri: ``unix:`` and the path of the service's socket.
-        timeout_s: longest wait for the service and for its answer, in seconds.
+        timeout_s: longest wait for the service and for any message from it, in seconds.
 
     Raises:
         DlfsError: the same errors as ``connect``.
@@ -140,8 +141,8 @@ def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) ->
     Args:
         uri: ``unix:`` and the path of the service's socket.
         volume: the volume, as ``dlfs.open`` takes it; the service opens it with its own rights.
-        timeout_s: longest wait for its answer, in seconds. A service that is not running is waited
-            for up to 10 seconds.
+        timeout_s: longest wait for any message from it, in seconds. A service that is not running
+            is waited for up to 10 seconds.
 
     Returns:
         UUID and label of the volume, and its mount point if the service shows it on a mount.
@@ -168,7 +169,7 @@ def detach(
         volume: label or UUID.
         force: take it from the processes that read it: their next calls fail with
             ``ServiceLostError`` or ``NotFoundError``.
-        timeout_s: longest wait for its answer, in seconds; as for ``attach``.
+        timeout_s: longest wait for any message from it, in seconds; as for ``attach``.
 
     Raises:
         NotFoundError: the service has no such volume.
@@ -190,7 +191,7 @@ class ServiceConnection:
     Args:
         path: path of the service's socket.
         volume: label or UUID of the volume; None: the only one.
-        timeout_s: longest wait for the service and for each answer, in seconds.
+        timeout_s: longest wait for the service and for any message from it, in seconds.
     """
 
     path: str

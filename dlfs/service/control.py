@@ -1,9 +1,9 @@
 """The client's control connection to the node service: sends requests and receives their answers.
 
-A connection is lost when the service closes it, does not answer in time or breaks the protocol. A
-lost connection stays lost; a new one waits up to its timeout for a service that is being restarted.
-A forked child closes its copies of its parent's connections at once. Otherwise the service would
-not notice the end of the parent.
+A connection is lost when the service closes it, breaks the protocol, or when nothing comes from it
+in time: neither an answer nor ``Pending``. A lost connection stays lost; a new one waits up to its
+timeout for a service that is being restarted. A forked child closes its copies of its parent's
+connections at once. Otherwise the service would not notice the end of the parent.
 
 Threads: any at once; a lock lets one request at a time use the connection.
 """
@@ -29,6 +29,7 @@ from dlfs.service.protocol import (
     Failure,
     Hello,
     Message,
+    Pending,
     Welcome,
     body_bytes,
     decode,
@@ -38,7 +39,8 @@ from dlfs.service.protocol import (
 from dlfs.service.sockets import PATH_BYTES_MAX, SCHEME
 
 TIMEOUT_S = 10.0
-"""Default of the longest wait for a service that is not running and for each answer, in seconds."""
+"""Default of the longest wait for a service that is not running, and for any message from one that
+has a request to answer, in seconds."""
 
 _RETRY_FIRST_S = 0.005
 _RETRY_LONGEST_S = 0.1
@@ -70,7 +72,7 @@ class ControlConnection:
 
     Args:
         path: path of the service's socket.
-        timeout_s: longest wait for each answer, in seconds.
+        timeout_s: longest time without a message from the service before its answer, in seconds.
         accept_s: longest wait for a service that is not running, in seconds; ``timeout_s`` by
             default, which is also the most.
 
@@ -120,7 +122,7 @@ class ControlConnection:
                 answer, descriptors = self._exchange(frame)
             except OSError as error:
                 self.close()
-                reason = f"no answer within {self._timeout_s:g} s"
+                reason = f"nothing came from it within {self._timeout_s:g} s"
                 raise self._lost(
                     reason if isinstance(error, TimeoutError) else str(error)
                 ) from error
@@ -199,7 +201,7 @@ class ControlConnection:
     # ---- frames ----------------------------------------------------------------------------------
 
     def _exchange(self, frame: bytes) -> tuple[Message, Descriptors]:
-        """Send a frame and receive one.
+        """Send a request's frame and receive the answer, however many ``Pending`` precede it.
 
         Raises:
             OSError: the connection ended or failed, or the timeout expired.
@@ -212,9 +214,12 @@ class ControlConnection:
         found.sendall(frame)
         descriptors = Descriptors()
         try:
-            header = self._receive(found, HEADER.size, descriptors)
-            body = self._receive(found, body_bytes(header), descriptors)
-            return decode(body, ANSWERS), descriptors
+            while True:
+                header = self._receive(found, HEADER.size, descriptors)
+                body = self._receive(found, body_bytes(header), descriptors)
+                answer = decode(body, ANSWERS)
+                if not isinstance(answer, Pending):
+                    return answer, descriptors
         except BaseException:
             descriptors.__exit__(None, None, None)
             raise

@@ -7,8 +7,10 @@ descriptors: it reads without room for them, so the kernel drops any that a clie
 
 The client begins with ``Hello``, which the service answers with ``Welcome``. The service then
 answers each request in turn, with the answer that the request's docstring names or with
-``Failure``, which carries one of this package's errors. Samples do not travel on this socket: they
-lie in memory that service and client share (``dlfs._native.channel``).
+``Failure``, which carries one of this package's errors. While a request waits for devices, the
+service sends ``Pending`` before the answer, once a second: how long to wait for devices is for
+their URIs to say, and a client gives up only a service from which nothing comes. Samples do not
+travel on this socket: they lie in memory that service and client share (``dlfs._native.channel``).
 
 Neither side trusts the other. A frame's length is checked before its body is read. An unknown kind,
 an unknown or missing field, and a value of another type or out of range are a ``FormatError``.
@@ -32,7 +34,7 @@ from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NativeE
 from dlfs.json_records import excerpt, parse_json, to_json, to_record
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 FRAME_BYTES_MAX = 1 << 20
 """Longest body of a frame, in bytes. Catalogs and directories may be longer: they travel as
 descriptors."""
@@ -216,6 +218,10 @@ class Detached(Message, frozen=True):
     """The service does not serve the volume any more."""
 
 
+class Pending(Message, frozen=True):
+    """The service works on the request; the answer follows."""
+
+
 class Failure(Message, frozen=True):
     """A request failed: class name of the error, its text, and its errno or 0."""
 
@@ -230,7 +236,7 @@ REQUESTS: tuple[type[Message], ...] = (
 )  # fmt: skip
 ANSWERS: tuple[type[Message], ...] = (
     Welcome, Volumes, VolumeState, DatasetState, Segment, ChannelState, Diagnosis, Statistics,
-    Attached, Detached, Failure,
+    Attached, Detached, Pending, Failure,
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -73,6 +73,7 @@ from dlfs.service.protocol import (
     Message,
     OpenChannel,
     OpenDataset,
+    Pending,
     Segment,
     Statistics,
     VolumeName,
@@ -117,6 +118,8 @@ COPIED_BYTES_MAX = 256 * MIB
 first used. A dataset with larger samples gets more, so that each sample can be read."""
 FRAME_TIMEOUT_S = 30.0
 """Longest time to receive or send one frame, and to wait for a client's first frame, in seconds."""
+PENDING_S = 1.0
+"""Time after which a client is told that its request is still worked on, in seconds."""
 
 _RECEIVE_BYTES = 1 << 16
 _CHANNEL_POLL_FIRST_S = 0.01
@@ -160,7 +163,7 @@ class Session:
         self._stream = stream
         self._received = bytearray()
         self._datasets: dict[UUID, _ClientDataset] = {}
-        self._channels: list[ServerChannel] = []
+        self._channels: dict[ServerChannel, UUID] = {}  # with their datasets
         self.peer = peer
         self._handlers: dict[type[Message], Callable[[Any], Awaitable[Reply]]] = {
             ListVolumes: self._list_volumes,
@@ -239,7 +242,7 @@ class Session:
         """Close channels; waits for reads that their threads have under way."""
         for channel in channels:
             await self._state.close(channel.close)
-            self._channels.remove(channel)
+            del self._channels[channel]
             self._state.count_channels(self.peer, -1)
 
     # ---- frames ----------------------------------------------------------------------------------
@@ -315,11 +318,27 @@ class Session:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise FormatError(f"answer a client: {type(request).__name__} is not expected now")
-        try:
-            return await handler(request)
-        except (DlfsError, OSError, MemoryError) as error:
-            _log.info("%s, %s: %s", self.peer, type(request).__name__, error)
-            return Reply(failure_of(error))
+        answered = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report_pending, answered)
+            try:
+                return await handler(request)
+            except (DlfsError, OSError, MemoryError) as error:
+                _log.info("%s, %s: %s", self.peer, type(request).__name__, error)
+                return Reply(failure_of(error))
+            finally:
+                answered.set()
+
+    async def _report_pending(self, answered: trio.Event) -> None:
+        """Tell the client again and again that its request is worked on, until it is answered."""
+        with suppress(
+            trio.BrokenResourceError, OSError, trio.TooSlowError
+        ):  # sending the answer fails too
+            while True:
+                with trio.move_on_after(PENDING_S):
+                    await answered.wait()
+                    return
+                await self._send(Reply(Pending()))
 
     async def _list_volumes(self, _request: ListVolumes) -> Reply:
         volumes = self._state.volumes.values()
@@ -425,7 +444,7 @@ class Session:
         except BaseException:
             self._state.count_channels(self.peer, -1)
             raise
-        self._channels.append(channel)
+        self._channels[channel] = request.dataset
         descriptors = channel.descriptors
         reply = Reply(ChannelState(), [descriptors.memory, descriptors.wake])
         reply.cleanup.enter_context(descriptors)
@@ -449,8 +468,18 @@ class Session:
 
     async def _detach_volume(self, request: DetachVolume) -> Reply:
         self._check_owner("detach")
+        if request.force:  # to be dropped as other sessions are would take its answer from it
+            await self._release(request.volume)
         await self._state.attachments.detach(request.volume, force=request.force)
         return Reply(Detached())
+
+    async def _release(self, volume: UUID) -> None:
+        """Close the client's datasets of a volume, with their channels."""
+        datasets = [uuid for uuid, opened in self._datasets.items() if opened.volume == volume]
+        channels = [channel for channel, uuid in self._channels.items() if uuid in datasets]
+        await self._close_channels(channels)
+        for uuid in datasets:
+            await self._state.close(self._datasets.pop(uuid).dataset.close)
 
     def _check_owner(self, verb: str) -> None:
         if self.peer.uid not in (0, os.geteuid()):

@@ -12,9 +12,24 @@ from threading import Event, Thread
 import pytest
 
 import dlfs
-from dlfs.errors import DeviceError, DlfsError, ExistsError, NotFoundError, ServiceLostError
+from dlfs.errors import (
+    ClosedError,
+    DeviceError,
+    DlfsError,
+    ExistsError,
+    NotFoundError,
+    ServiceLostError,
+)
 from dlfs.mount.mountpoint import find_mount
 from dlfs.service.client import attach, detach
+from dlfs.service.protocol import (
+    ChannelState,
+    DatasetState,
+    Detached,
+    DetachVolume,
+    OpenChannel,
+    OpenDataset,
+)
 from tests.service.serving import Service, client, hear, make_samples, make_volume, tell, wait_for
 
 SAMPLES = make_samples(60)
@@ -253,6 +268,30 @@ def test_requests_under_way_end_before_their_volume_is_closed(
     wait_for(lambda: not service.clients(), "the refused connections to be closed")
     assert open_descriptors(service, second) == 0
     service.stop()
+
+
+def test_a_client_that_detaches_what_it_reads_gets_its_answer(
+    serve: Serve, first: str, second: str
+) -> None:
+    service = serve(first, second)
+    with dlfs.connect(service.uri, volume="second") as volume, volume.dataset("d") as dataset:
+        uuids = volume.uuid, dataset.uuid
+    with closing(service.connection()) as connection:
+        for request, kind in (
+            (OpenDataset(*uuids), DatasetState),
+            (OpenChannel(uuids[1]), ChannelState),
+        ):
+            connection.request(request, kind, 2)[1].__exit__(None, None, None)
+        with pytest.raises(DeviceError, match="processes read it"):
+            connection.request(DetachVolume(uuids[0], False), Detached)
+        connection.request(DetachVolume(uuids[0], True), Detached)
+        assert names(service) == ["first"]
+        with pytest.raises(ClosedError, match="has not opened it"):
+            connection.request(OpenChannel(uuids[1]), ChannelState, 2)
+    wait_for(lambda: not service.clients(), "the client to go")
+    assert open_descriptors(service, second) == 0
+    attach(service.uri, second)
+    assert read(service, "second") == OTHER
 
 
 def test_batches_of_a_closed_connection_do_not_stop_a_forced_detach(

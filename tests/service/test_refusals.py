@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ from dlfs.service.protocol import (
     Message,
     OpenChannel,
     OpenDataset,
+    Pending,
     Segment,
     Volumes,
     VolumeState,
@@ -122,9 +124,12 @@ def test_other_users_are_refused_unless_they_are_allowed(
 
 
 class Raw:
-    """A client that sends arbitrary bytes."""
+    """A client that sends arbitrary bytes. It is closed at the end of its test at the latest."""
+
+    opened: ClassVar[list[Raw]] = []
 
     def __init__(self, path: Path) -> None:
+        self.opened.append(self)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(SECONDS_MAX)
         self.socket.connect(str(path))
@@ -135,9 +140,12 @@ class Raw:
         return self
 
     def hear(self) -> Message | None:
-        """Return the next message, or None at the end of the connection."""
-        header = self._receive(HEADER.size)
-        return decode(self._receive(body_bytes(header)), ANSWERS) if header else None
+        """Return the next message but ``Pending``, or None at the end of the connection."""
+        while header := self._receive(HEADER.size):
+            answer = decode(self._receive(body_bytes(header)), ANSWERS)
+            if not isinstance(answer, Pending):
+                return answer
+        return None
 
     def _receive(self, count: int) -> bytes:
         data = b""
@@ -152,6 +160,13 @@ class Raw:
 
     def close(self) -> None:
         self.socket.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_client_is_left() -> Iterator[None]:
+    yield
+    while Raw.opened:
+        Raw.opened.pop().close()
 
 
 @pytest.fixture(scope="module")
@@ -232,11 +247,13 @@ def test_any_requests(patient: Service, requests: list[Message]) -> None:
 
 
 def test_descriptors_that_clients_attach_go_nowhere(patient: Service) -> None:
-    before = len(os.listdir(f"/proc/{patient.pid}/fd"))
     raw = Raw(patient.socket).greet()
-    for _ in range(20):
+    before = 0
+    for number in range(20):
         socket.send_fds(raw.socket, [encode(ListVolumes())], [0, 1, 2])
         raw.hear()
+        if number == 0:  # the service has opened what it needs for a client
+            before = len(os.listdir(f"/proc/{patient.pid}/fd"))
     assert len(os.listdir(f"/proc/{patient.pid}/fd")) <= before + 1
     raw.close()
 
@@ -374,6 +391,39 @@ def test_an_answer_that_makes_no_sense_ends_the_connection(
         last.socket.shutdown(socket.SHUT_WR)
         liar.join()
         last.close()
+
+
+def test_a_client_waits_for_a_service_that_works_on_its_request(tmp_path: Path) -> None:
+    path = tmp_path / "slow.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        ended = threading.Event()
+
+        def work() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(encode(Welcome(PROTOCOL_VERSION, "", 1)))
+                connection.recv(1000)
+                for _ in range(20):
+                    connection.sendall(encode(Pending()))
+                    ended.wait(0.1)
+                connection.sendall(encode(Volumes(())))
+                connection.recv(1000)
+                ended.wait(SECONDS_MAX)
+
+        service = threading.Thread(target=work)
+        service.start()
+        connection = ControlConnection(str(path), timeout_s=1)
+        try:
+            assert connection.request(ListVolumes(), Volumes)[0] == Volumes(())
+            with pytest.raises(ServiceLostError, match="nothing came from it within 1 s"):
+                connection.request(ListVolumes(), Volumes)
+        finally:
+            ended.set()
+            connection.close()
+            service.join()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -38,6 +38,8 @@ from dlfs.service.protocol import (
     Message,
     OpenChannel,
     OpenDataset,
+    Pending,
+    Statistics,
     Welcome,
     body_bytes,
     decode,
@@ -80,7 +82,14 @@ class Talk:
         self._own = own
 
     def ask(self, message: Message) -> Message:
+        """Send a request; return its answer."""
         self.send(message)
+        while isinstance(answer := self.hear(), Pending):
+            pass
+        return answer
+
+    def hear(self) -> Message:
+        """Return the next message."""
         length = body_bytes(self._receive(HEADER.size))
         return decode(self._receive(length), ANSWERS)
 
@@ -158,6 +167,27 @@ def test_an_unexpected_error_ends_the_session_and_frees_its_resources(
         assert talk.hears_the_end()
     assert [entry["users"] for entry in cache.statistics()] == [0]
     assert "a bug" in caplog.text
+
+
+def test_a_client_is_told_that_its_request_is_worked_on(
+    volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlfs.service.session.PENDING_S", 0.01)
+    answered = Event()
+
+    def snapshot() -> dict[str, Any]:
+        answered.wait()
+        return {}
+
+    with session(volume, snapshot=snapshot) as talk:
+        talk.send(GetStatistics())
+        try:
+            assert [talk.hear() for _ in range(3)] == [Pending()] * 3
+        finally:
+            answered.set()
+        while isinstance(answer := talk.hear(), Pending):
+            pass
+        assert answer == Statistics({})
 
 
 def test_an_answer_that_is_too_long_is_refused(volume: ServedVolume) -> None:
