@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from dlfs.arguments import ENGINES, Engine, check_choice, check_integer
@@ -71,7 +72,7 @@ from dlfs.units import MIB, format_bytes, format_count
 _log = logging.getLogger("dlfs")
 
 
-PartMemory = Callable[[FieldSpan, PartDirectory], AbstractContextManager[int]]
+PartMemory = Callable[[PartDirectory], AbstractContextManager[int]]
 """Reserves the sample memory of a reader of some fields; see ``OpenOptions``."""
 
 
@@ -87,10 +88,9 @@ class OpenOptions:
         opener: function that opens a device.
         shared: place directories and sample memory in unnamed files, whose descriptors a service
             can pass to clients.
-        part_memory: reserves the sample memory of a reader of some fields, given the names of the
-            fields and the directory of the parts. In a ``with`` statement, in which the reader is
-            opened, it gives the bytes, and takes them back if that fails. None for
-            ``memory_bytes``.
+        part_memory: reserves the sample memory of a reader of some fields, given the directory of
+            the parts: a context that gives the bytes, and is left when the reader is closed. None
+            for ``memory_bytes``.
     """
 
     memory_bytes: int = 256 * MIB
@@ -284,7 +284,7 @@ class LocalConnection:
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
         """Open the members for this dataset alone, its directory and a reader."""
-        deadline = time.monotonic() + (0 if directory is None else REOPEN_TIMEOUT_S)
+        deadline = time.monotonic() + REOPEN_TIMEOUT_S
         moves = 0
         while True:
             try:
@@ -304,6 +304,7 @@ class LocalConnection:
         generation = self._open_generation(self.uris, identity)
         options = self.options
         uses = Uses(f"use dataset {identity.name!r}: it is closed")
+        memory = ExitStack()  # of the readers of some fields
         try:
             record = find_record(generation.catalog, identity.uuid)
             if record is None:
@@ -319,7 +320,8 @@ class LocalConnection:
             placement = LocalPlacement(
                 generation, record, identity, options.engine, options.opener, uses
             )
-            reader = self._make_reader(generation, identity, directory, record, placement)
+            make_reader = partial(self._make_reader, generation, identity, record, placement)
+            reader = make_reader(directory, options.memory_bytes)
             placement.lost_members = reader.native.lost_members
             _log.debug(
                 "opened dataset %s@%d: %s, at most %s of memory for them, %d operations in flight",
@@ -335,7 +337,8 @@ class LocalConnection:
 
         def release() -> None:
             placement.closed = True
-            close_devices(generation.devices)
+            with memory:
+                close_devices(generation.devices)
 
         return DatasetSession(
             record=record,
@@ -343,9 +346,7 @@ class LocalConnection:
             members=tuple(device.uri for device in generation.devices),
             directory=directory,
             reader=reader,
-            open_parts=lambda parts, span: self._make_reader(
-                generation, identity, parts, record, placement, span
-            ),
+            open_parts=partial(self._open_parts, make_reader, memory),
             sources=generation.sources,
             release=release,
             uses=uses,
@@ -361,33 +362,46 @@ class LocalConnection:
             ),
         )
 
+    def _open_parts(
+        self,
+        make_reader: Callable[[FrozenDirectory, int, FieldSpan], SampleReader],
+        memory: ExitStack,
+        parts: PartDirectory,
+        span: FieldSpan,
+    ) -> SampleReader:
+        """Open a reader of parts; its sample memory is reserved until ``memory`` is closed."""
+        with ExitStack() as reserved:
+            memory_bytes = self.options.memory_bytes
+            if self.options.part_memory is not None:
+                memory_bytes = reserved.enter_context(self.options.part_memory(parts))
+            opened = make_reader(parts, memory_bytes, span)
+            memory.push(reserved.pop_all())
+        return opened
+
     def _make_reader(
         self,
         generation: Generation,
         identity: DatasetIdentity,
-        directory: FrozenDirectory,
         record: DatasetRecord,
         placement: LocalPlacement,
+        directory: FrozenDirectory,
+        memory_bytes: int,
         span: FieldSpan = (),
     ) -> SampleReader:
-        memory: AbstractContextManager[int] = nullcontext(self.options.memory_bytes)
-        if self.options.part_memory is not None and isinstance(directory, PartDirectory):
-            memory = self.options.part_memory(span, directory)
-        with memory as memory_bytes:
-            native = make_native_reader(
-                [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
-                generation.geometry,
-                record.data_runs,
-                directory,
-                ReaderOptions(
-                    memory_bytes=memory_bytes,
-                    depth=self.options.depth,
-                    gap_bytes=max(device.gap_bytes for device in generation.sources),
-                    timeout_ms=read_timeout_ms(generation.sources),
-                    shared=self.options.shared,
-                    parts=bool(span),
-                ),
-            )
+        native = make_native_reader(
+            [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
+            generation.geometry,
+            record.data_runs,
+            directory,
+            ReaderOptions(
+                memory_bytes=memory_bytes,
+                depth=self.options.depth,
+                gap_bytes=max(device.gap_bytes for device in generation.sources),
+                timeout_ms=read_timeout_ms(generation.sources),
+                shared=self.options.shared,
+                parts=bool(span),
+            ),
+        )
         return SampleReader(
             native,
             generation.geometry,

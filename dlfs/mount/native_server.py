@@ -194,7 +194,12 @@ class NativeMount:
                     self._attach(dataset, dataset.loaded)
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for task in (self._fetch_upcalls, self._keep_up, self._stop_when_cancelled):
+                for task in (
+                    self._fetch_upcalls,
+                    self._keep_up,
+                    self._view.keep_current,
+                    self._stop_when_cancelled,
+                ):
                     nursery.start_soon(task)
                 nursery.start_soon(self._report_ready, on_ready)
                 try:

@@ -79,6 +79,7 @@ class Pyfuse3Mount:
     async def _answer(self, on_ready: OnReady) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_ready, on_ready)
+            nursery.start_soon(self._view.keep_current)
             await pyfuse3.main()
             nursery.cancel_scope.cancel()
 

@@ -4,7 +4,8 @@ The root directory shows the newest version of every dataset, and any version un
 Each version that is looked up gets a number, which it keeps as long as the volume is mounted. Its
 sample directory is loaded when something below it is first requested. The list of datasets is read
 from the volume again when a request for the root finds it older than a second, so imports and
-removals by other processes become visible. While the devices do not answer, it stays as it is.
+removals by other processes become visible. While the devices do not answer, it stays as it is. It
+is also read every five seconds without a request, so that devices that left the volume are closed.
 
 A removed dataset fails with ESTALE from then on, and is closed with the last file that is open on
 it.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
@@ -37,6 +39,8 @@ from dlfs.wording import quote
 
 ROOT_SECONDS = 1.0
 """Greatest age of the list of datasets, and of root entries in the kernel's cache, in seconds."""
+IDLE_SECONDS = 5.0
+"""Time between two reads of that list for which no request asks, in seconds."""
 LOADS_MAX = 8
 """Most datasets that are loaded at the same time; others wait."""
 
@@ -262,6 +266,22 @@ class VolumeView:
         for dataset in self._shown:
             if dataset is not None:
                 dataset.close()
+
+    async def keep_current(self) -> None:
+        """Follow the volume without requests, so that no device stays open that has left it.
+
+        While the devices do not answer, only requests read from them.
+        """
+        while True:
+            await trio.sleep(IDLE_SECONDS)
+            if self._logged:
+                continue
+            with suppress(DlfsError, OSError, MemoryError):  # the next request reports it
+                await self._refresh()
+                for shown in list(self._by_uuid.values()):
+                    if shown.loaded is not None:  # it is opened anew if its members have left
+                        dataset = shown.loaded.dataset
+                        await trio.to_thread.run_sync(getattr, dataset, "session")
 
     def expire(self) -> None:
         """Have the next request for the root read the list of datasets again."""

@@ -8,7 +8,8 @@ All datasets share one budget of sample memory. A new dataset takes as much of t
 its data needs. If the free budget is too small, the cache closes unused datasets, the least
 recently used first. If it is still too small, the dataset gets ``CACHE_BYTES_MIN`` beyond the
 budget. The readers of some fields, which are opened for clients, get memory of their own likewise
-and have it as long as the dataset is open.
+and have it until they are closed: with the dataset, or when another one replaces them because the
+dataset was moved.
 
 Threads: any at once; opening one dataset does not block the others.
 """
@@ -37,7 +38,6 @@ from dlfs.dataset import Dataset
 from dlfs.directory import PartDirectory
 from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
-from dlfs.fields import FieldSpan
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
 from dlfs.identity import DatasetIdentity
@@ -69,10 +69,11 @@ class _Entry:
     volume_uuid: UUID
     identity: DatasetIdentity
     opening: threading.Lock = field(default_factory=threading.Lock)
-    dataset: Dataset | None = None
+    dataset: CachedDataset | None = None
     attributes: Part | None = None
-    memory: dict[FieldSpan, int] = field(default_factory=dict)
-    """Sample memory in bytes, of whole samples and of each choice of fields."""
+    memory: dict[object, int] = field(default_factory=dict)
+    """Sample memory of each reader, in bytes. Changed in part without a lock: a reader that is lost
+    may be freed by any thread, also by one that has the lock."""
     users: int = 0
     used_at_s: float = 0.0
     removed: bool = False
@@ -80,7 +81,7 @@ class _Entry:
     @property
     def cache_bytes(self) -> int:
         """Sample memory of all readers, in bytes."""
-        return sum(self.memory.copy().values())  # another thread may open a reader
+        return sum(self.memory.copy().values())
 
 
 class DatasetCache:
@@ -159,6 +160,19 @@ class DatasetCache:
                 del self._places[entry.identity.uuid]
         _close(evicted)
 
+    def follow(self, volume_uuid: UUID) -> None:
+        """Open the datasets of a volume anew whose members have left it, so that these are closed.
+
+        Raises:
+            DlfsError: one cannot be opened.
+        """
+        with self._mutex:
+            entries = [p for p in self._places.values() if p.volume_uuid == volume_uuid]
+        for entry in entries:
+            if entry.dataset is not None:
+                with contextlib.suppress(ClosedError):  # evicted by another thread meanwhile
+                    entry.dataset.follow()
+
     def is_used(self, volume_uuid: UUID) -> bool:
         """Return True if a dataset of a volume is in use."""
         with self._mutex:
@@ -180,24 +194,25 @@ class DatasetCache:
                 found += _statistics_of(entry)
         return found
 
-    def _open(self, volume: ServedVolume, record: DatasetRecord, entry: _Entry) -> Dataset:
+    def _open(self, volume: ServedVolume, record: DatasetRecord, entry: _Entry) -> CachedDataset:
         chunk_bytes = volume.volume.chunk_bytes
         needed_bytes = (record.data_chunks * 5 // 4 + SPARE_CHUNKS) * chunk_bytes
-        cache_bytes = self._reserve(entry, needed_bytes)
+        cache_bytes = self._reserve(entry, needed_bytes, "whole samples")
 
         @contextlib.contextmanager
-        def part_memory(span: FieldSpan, parts: PartDirectory) -> Iterator[int]:
+        def part_memory(parts: PartDirectory) -> Iterator[int]:
             read_bytes = parts.sample_bytes + len(parts) * PART_OVERHEAD_BYTES
             part_bytes = read_bytes * 5 // 4 + SPARE_CHUNKS * chunk_bytes
+            reader = object()
             try:
-                yield self._reserve(entry, min(needed_bytes, part_bytes), span)
-            except BaseException:
-                entry.memory.pop(span, None)
-                raise
+                yield self._reserve(entry, min(needed_bytes, part_bytes), reader)
+            finally:
+                entry.memory.pop(reader, None)
 
         try:
             connection = volume.connection(cache_bytes, part_memory)
-            dataset = Dataset(connection, entry.identity).open()
+            dataset = CachedDataset(connection, entry.identity)
+            dataset.open()
         except BaseException:
             entry.memory.clear()
             raise
@@ -207,24 +222,23 @@ class DatasetCache:
         )  # fmt: skip
         return dataset
 
-    def _reserve(self, entry: _Entry, needed_bytes: int, span: FieldSpan = ()) -> int:
-        """Reserve sample memory for a dataset; close unused datasets if the budget is exhausted.
+    def _reserve(self, entry: _Entry, needed_bytes: int, reader: object) -> int:
+        """Reserve sample memory for a reader; close unused datasets if the budget is exhausted.
 
         Args:
             entry: entry of the dataset.
-            needed_bytes: most memory that its reader needs.
-            span: names of the fields that the reader reads; empty for whole samples.
+            needed_bytes: most memory that the reader needs.
+            reader: key of the reader in the entry's memory.
         """
         evicted = []
         with self._mutex:
-            entry.memory.pop(span, None)  # of a reader from before the dataset was moved
             idle = [p for p in self._places.values() if not p.users and p.dataset is not None]
             idle.sort(key=lambda p: p.used_at_s, reverse=True)
             while self._left_bytes() < needed_bytes and idle:
                 evicted.append(self._places.pop(idle.pop().identity.uuid))
             least_bytes = min(needed_bytes, CACHE_BYTES_MIN)
             granted_bytes = max(least_bytes, min(needed_bytes, self._left_bytes()))
-            entry.memory[span] = granted_bytes
+            entry.memory[reader] = granted_bytes
         _close(evicted)
         return granted_bytes
 
@@ -266,6 +280,20 @@ def _close(entries: Iterable[_Entry]) -> None:
             entry.attributes.release()
         if entry.dataset is not None:
             entry.dataset.close()
+
+
+class CachedDataset(Dataset):
+    """A dataset of the cache."""
+
+    def follow(self) -> None:
+        """Open the dataset anew if its members have left the volume, so that these are closed.
+
+        Raises:
+            DlfsError: it cannot be opened.
+        """
+        session = self._session
+        if session is not None and session.is_lost():
+            self.directory.lower_bound(b"")  # reads the names, for which else devices stay open
 
 
 class AcquiredDataset(Dataset):
@@ -348,6 +376,15 @@ class ServedVolume(Closing):
         """
         self.volume.refresh()
         self._cache.remove_others(self.uuid, [info.uuid for info in self.volume.datasets()])
+
+    def keep_current(self) -> None:
+        """Refresh without a request, so that no device stays open that has left the volume.
+
+        Raises:
+            DlfsError: the same errors as ``dlfs.open``.
+        """
+        self.refresh()
+        self._cache.follow(self.uuid)
 
     def datasets(self) -> list[DatasetInfo]:
         """Return what ``Volume.datasets`` returns."""

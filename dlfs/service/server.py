@@ -66,7 +66,9 @@ class SampleServer:
         async def handle(stream: trio.SocketStream) -> None:
             await self._serve_client(stream, listener.group)
 
-        await trio.serve_listeners(handle, [accepting])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._state.keep_current)
+            await trio.serve_listeners(handle, [accepting])
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counters of the service, its clients and its open datasets. Any thread.

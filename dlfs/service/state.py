@@ -5,6 +5,7 @@ Threads: the trio loop.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +16,23 @@ from weakref import WeakValueDictionary
 import trio
 
 from dlfs._native.server_channel import Share
-from dlfs.errors import NotFoundError
+from dlfs.errors import ClosedError, DlfsError, NotFoundError
 from dlfs.fields import FieldSpan
 from dlfs.service.dataset_cache import ServedVolume
 from dlfs.service.protocol import Attached
 from dlfs.service.sockets import Peer
+from dlfs.store.transaction import Generation
 
 VOLUME_THREADS_MAX = 8
 """Most worker threads that requests for one volume use at a time. A volume that does not answer
 blocks no more threads than these."""
 CLOSING_THREADS_MAX = 8
 """Most worker threads that close channels and datasets; each waits for a read that is under way."""
+
+IDLE_SECONDS = 5.0
+"""Time between two reads of a volume's newest generation for which no request asks, in seconds."""
+
+_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -125,6 +132,27 @@ class ServerState:
         """Load a volume's newest generation."""
         async with self.refresh_locks.setdefault(volume.uuid, trio.Lock()):
             await self.run_for_volume(volume, volume.refresh)
+
+    async def keep_current(self) -> None:
+        """Follow the volumes without requests, so that no device stays open that has left one.
+
+        A volume that cannot be read is left alone until a request has refreshed it.
+        """
+        failed: dict[UUID, Generation] = {}
+        while True:
+            await trio.sleep(IDLE_SECONDS)
+            for uuid, volume in list(self.volumes.items()):
+                try:
+                    generation = volume.generation()
+                    if failed.get(uuid) is generation:
+                        continue
+                    async with self.refresh_locks.setdefault(uuid, trio.Lock()):
+                        await self.run_for_volume(volume, volume.keep_current)
+                except ClosedError:
+                    continue  # it was detached meanwhile
+                except (DlfsError, OSError, MemoryError) as error:
+                    failed[uuid] = generation
+                    _log.info("volume %s stays as it was read last: %s", uuid, error)
 
     async def run_for_volume(self, volume: ServedVolume, call: Callable[[], Result]) -> Result:
         """Run a call that may wait for a volume's devices in one of the volume's threads.

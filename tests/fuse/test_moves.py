@@ -11,7 +11,8 @@ import pytest
 
 import dlfs
 from dlfs.units import KIB, MIB
-from tests.fuse.mounting import mounted, served_by
+from tests.fuse.mounting import mounted, served_by, wait_for
+from tests.support.nvme import ScriptedTarget
 from tests.unit.resizing.test_following import overwrite, reuse_chunks
 
 pytestmark = pytest.mark.fuse
@@ -61,3 +62,42 @@ def test_rule_54_files_of_a_dataset_that_is_moved(tmp_path: Path, server: str) -
         for path, data in samples.items():
             assert (mount / f"d/{path}").read_bytes() == data
         assert (mount / "d/large").stat().st_ino == inode
+
+
+def test_a_device_that_left_is_closed_without_a_request(tmp_path: Path, server: str) -> None:
+    old, new = tmp_path / "old.img", tmp_path / "new.img"
+    dlfs.format_volume(old, size_bytes=6 * MIB, chunk_bytes=16 * KIB)
+    with dlfs.open(old) as volume, volume.writer("d") as writer:
+        writer.add("a", b"b")
+    with mounted(old, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount:
+
+        def is_open(path: Path) -> bool:
+            links = Path(f"/proc/{mount.pid}/fd").iterdir()
+            return str(path) in [os.path.realpath(link) for link in links]
+
+        assert (mount / "d/a").read_bytes() == b"b"
+        assert is_open(old)
+        with dlfs.open(old) as volume:
+            volume.grow(new, size_bytes=6 * MIB)
+            volume.shrink([0])
+        wait_for(lambda: is_open(new) and not is_open(old), "the device that left to be closed")
+        assert (mount / "d/a").read_bytes() == b"b"
+
+
+def test_a_dataset_is_opened_first_while_its_node_is_away(tmp_path: Path, server: str) -> None:
+    """The first read waits for the node, as those of a dataset do that is open."""
+    with ScriptedTarget() as target:
+        dlfs.format_volume(target.uri(), chunk_bytes=16 * KIB)
+        with dlfs.open(target.uri()) as volume, volume.writer("d") as writer:
+            writer.add("a", b"b")
+        with mounted(
+            target.uri(), tmp_path / "mnt", tmp_path / "log", **served_by(server)
+        ) as mount:
+            assert os.listdir(mount.directory) == ["d"]
+            target.kill()
+            returns = threading.Timer(1, target.restart)
+            returns.start()
+            try:
+                assert (mount / "d/a").read_bytes() == b"b"
+            finally:
+                returns.join()

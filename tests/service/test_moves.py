@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 import dlfs
 from dlfs.units import KIB, MIB
-from tests.service.serving import Service, make_samples, make_volume
+from tests.service.serving import Service, make_samples, make_volume, wait_for
 from tests.unit.resizing.test_following import overwrite, reuse_chunks
 
 
@@ -69,6 +70,30 @@ def test_columns_are_loaded_where_the_dataset_is_now(tmp_path: Path, known: bool
                 reuse_chunks(writer)
             with dataset.read([7, 99], fields=["label"]) as batch:
                 assert batch["label"].tolist() == [7, 99]
+    finally:
+        service.stop()
+        service.close()
+
+
+def test_a_device_that_left_is_closed_without_a_request(tmp_path: Path) -> None:
+    """No client reads when the members change, and the one that has read has gone."""
+    old = make_volume(tmp_path / "old.img", make_samples(20))
+    new = str(tmp_path / "new.img")
+    service = Service([old], tmp_path / "m.sock")
+
+    def is_open(path: str) -> bool:
+        links = Path(f"/proc/{service.pid}/fd").iterdir()
+        return path in [os.path.realpath(link) for link in links]
+
+    try:
+        service.wait_ready()
+        with dlfs.connect(service.uri) as volume, volume["d"] as dataset:
+            assert len(dataset.read(range(20)).to_list()) == 20
+        assert is_open(old)
+        with dlfs.open(old) as writer:
+            writer.grow(new, size_bytes=16 * MIB)
+            writer.shrink([0])
+        wait_for(lambda: is_open(new) and not is_open(old), "the device that left to be closed")
     finally:
         service.stop()
         service.close()

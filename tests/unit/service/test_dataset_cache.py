@@ -13,16 +13,23 @@ from dlfs.connection import OpenOptions
 from dlfs.errors import DeviceError
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.units import MIB
+from tests.unit.resizing.test_following import overwrite
 
 
-def test_a_reader_of_fields_that_fails_to_open_takes_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Make a volume with a dataset that has fields."""
     path = str(tmp_path / "v.img")
     dlfs.format_volume(path, size_bytes=16 * MIB)
     with dlfs.open(path) as volume, volume.writer("d") as writer:
         for number in range(20):
-            writer.add(f"{number:02}", {"image": bytes(50_000), "label": number})
+            writer.add(f"{number:02}", {"image": bytes(50_000), "label": number, "weight": 1.5})
+    return path
+
+
+def test_a_reader_of_fields_that_fails_to_open_takes_no_memory(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_reader = connection.make_native_reader
 
     def fail(*_arguments: object) -> None:
@@ -41,3 +48,21 @@ def test_a_reader_of_fields_that_fails_to_open_takes_no_memory(
         monkeypatch.setattr(connection, "make_native_reader", make_reader)
         dataset.session.readers.reader(["label"])
         assert cache.statistics()[0]["cache_bytes"] > before["cache_bytes"]
+
+
+def test_a_move_gives_back_the_memory_of_readers_of_fields(path: str, tmp_path: Path) -> None:
+    with (
+        closing(DatasetCache()) as cache,
+        ServedVolume(path, cache, OpenOptions()) as served,
+        served.dataset("d", 1) as dataset,
+    ):
+        (before,) = cache.statistics()
+        for fields in (["label"], ["weight"]):
+            assert len(dataset.read([3], fields=fields).fields) == 1
+        assert cache.statistics()[0]["cache_bytes"] > before["cache_bytes"]
+        with dlfs.open(path) as volume:
+            volume.grow(tmp_path / "new.img", size_bytes=16 * MIB)
+            volume.shrink([0])
+        overwrite(path)
+        assert len(dataset.read([3])[0]) > 50_000
+        assert cache.statistics()[0]["cache_bytes"] == before["cache_bytes"]

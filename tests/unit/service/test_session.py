@@ -267,3 +267,32 @@ def test_a_refresh_while_a_volume_is_described_does_not_mix_generations(
         talk._receive(body_bytes(header))
         read_generation(descriptors[0], "the service")  # raises FormatError if they are mixed
         os.close(descriptors[0])
+
+
+def test_volumes_are_kept_current_until_they_are_detached(
+    volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that cannot be read is left alone; one that is closed meanwhile is no failure."""
+    monkeypatch.setattr("dlfs.service.state.IDLE_SECONDS", 0.001)
+    looks: list[str] = []
+
+    def fail() -> None:
+        looks.append("failed")
+        raise DeviceError("a node is away", errno.EIO)
+
+    def close() -> None:
+        looks.append("closed")
+        volume.close()
+        volume.generation()
+
+    async def look() -> None:
+        state = ServerState({volume.uuid: volume}, dict, NoAttachments())
+        with trio.move_on_after(0.1):
+            await state.keep_current()
+
+    monkeypatch.setattr(volume, "keep_current", fail)
+    trio.run(look)
+    assert looks == ["failed"]
+    monkeypatch.setattr(volume, "keep_current", close)
+    trio.run(look)
+    assert looks == ["failed", "closed"]
