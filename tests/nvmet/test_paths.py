@@ -24,7 +24,9 @@ pytestmark = pytest.mark.qemu
 NQN = "nqn.2024-01.org.dlfs.test:ana"
 MOVES = int(os.environ.get("DLFS_ANA_TOGGLES", "6"))
 PAGE = 4096
-TIMES = {"timeout_ms": 20_000, "connect_ms": 10_000, "reconnect_ms": 60_000}
+TIMES = {"timeout_ms": 120_000, "connect_ms": 10_000, "reconnect_ms": 120_000}
+"""A command that is lost times out, however long that takes. On a busy machine an emulated target
+may need many seconds for an answer, which must not look like it."""
 
 # Each state of port 1 stands for the opposite state of port 2. Each step lasts a second or two:
 # an emulated target needs a part of it to accept the connections.
