@@ -82,6 +82,12 @@ class StagedState(dict[str, Any]):
     """A copied state. Its memory may be used again when this object is gone."""
 
 
+def _make_free(free: list[_CopyStager], stager: _CopyStager) -> None:
+    """Keep the memory of a copy for the next one, unless other memory is free already."""
+    if not free:
+        free.append(stager)
+
+
 class Stager:
     """Copies states, and finds memory for the copies."""
 
@@ -105,12 +111,8 @@ class Stager:
         stager = self._free.pop() if self._free else _CopyStager()
         staged = StagedState(stager.stage(state))
         stager.run(self._threads())
-        weakref.finalize(staged, self._give_back, stager).atexit = False
+        weakref.finalize(staged, _make_free, self._free, stager).atexit = False
         return staged
-
-    def _give_back(self, stager: _CopyStager) -> None:
-        if not self._free:
-            self._free.append(stager)
 
     def _threads(self) -> ThreadPoolExecutor | None:
         helpers = min(COPY_THREADS_MAX, len(os.sched_getaffinity(0))) - 1
@@ -119,9 +121,9 @@ class Stager:
         return self._pool
 
     def clear(self) -> None:
-        """Free the memory that no copy uses, and end the threads."""
+        """Free the memory of all copies, of those in use when they are gone; end the threads."""
         for pool in (self._background, self._pool):
             if pool is not None:
                 pool.shutdown()
         self._background = self._pool = None
-        self._free.clear()
+        self._free = []  # copies that are still in use end in the old list

@@ -270,6 +270,8 @@ def test_a_copy_that_is_in_use_is_left_alone() -> None:
     assert third["a"].data_ptr() == address  # the memory is used again
     assert third["b"][0].data_ptr() == address + 2 * 8
     stager.clear()
+    del third
+    assert stager._free == []  # no memory stays when the last copy is gone
 
 
 def test_saves_do_not_overlap(volume: str) -> None:
