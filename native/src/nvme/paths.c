@@ -151,9 +151,21 @@ static int consider(struct candidate *best, const struct nvme_admin *admin, uint
     return DLFS_E_LOST;
 }
 
+/*
+ * Returns the code that says more of two failed paths, of which found may be 0: a path that may
+ * answer later outweighs one that refused this host, or does not know the subsystem now. But a key
+ * that is wrong on one path is wrong on the others.
+ */
+static int weigh(int found, int code)
+{
+    bool may_return = code == DLFS_E_LOST || code == DLFS_E_TIMEOUT;
+    bool is_final = found != DLFS_E_LOST && found != DLFS_E_TIMEOUT && found != DLFS_E_AUTH;
+    return found == 0 || (may_return && is_final) ? code : found;
+}
+
 int nvme_paths_connect(struct nvme_association *association)
 {
-    int first_code = 0;
+    int failure = 0;
     uint32_t count = association->config.path_count;
     uint32_t changing = 0;
     struct nvme_text failures = {.bytes = ""};
@@ -178,7 +190,7 @@ int nvme_paths_connect(struct nvme_association *association)
             return code;
         }
         if (code < 0) {
-            first_code = first_code == 0 ? code : first_code;
+            failure = weigh(failure, code);
             add_failure(&failures, &association->config.paths[number], &text);
         }
     }
@@ -192,7 +204,7 @@ int nvme_paths_connect(struct nvme_association *association)
     (void)pthread_mutex_lock(&association->lock);
     association->error = failures;
     (void)pthread_mutex_unlock(&association->lock);
-    return first_code;
+    return failure;
 }
 
 static bool same_path(const struct nvme_path *one, const struct nvme_path *other)

@@ -297,3 +297,19 @@ def test_a_target_that_always_answers_inaccessible_does_not_keep_reads_for_ever(
         with pytest.raises(DeviceError) as caught:
             device.read(0, PAGE)
         assert caught.value.errno == errno.ENODEV
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_path_that_may_return_outweighs_one_that_refuses(refused_first: bool) -> None:
+    """A gateway that gives its listeners up refuses hosts while the other one restarts."""
+    hosts = ["nqn.2024-01.org.example:other"]
+    refusal = Subsystem(DEFAULT_NQN, [Namespace(MIB)], hosts=hosts)
+    with ScriptedTarget([refusal]) as refusing, ScriptedTarget() as away:
+        away.kill()
+        targets = [refusing, away] if refused_first else [away, refusing]
+        with pytest.raises(DeviceLostError, match="status 0x184") as caught:
+            opened(targets)
+        assert caught.value.retryable
+        with pytest.raises(DeviceError) as final:
+            opened([refusing])
+        assert not final.value.retryable
