@@ -41,14 +41,14 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 6
+VERSION = 7
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
 OPEN_REQUESTS, RESUME, NO_URING = 1, 2, 4
 (
     UPCALL_LOOKUP,
-    UPCALL_ROOT_TIME,
-    UPCALL_LIST_ROOT,
+    UPCALL_TIME,
+    UPCALL_LIST,
     UPCALL_STATFS,
     UPCALL_OPEN_DATASET,
     UPCALL_REPORT_FAILURE,
@@ -112,7 +112,7 @@ class CDataset(Structure):
     """``dlfs_fuse_dataset``."""
 
     _fields_ = fields(
-        (c_uint32, "number version generation reserved"),
+        (c_uint32, "number version generation volume"),
         (c_int64, "modified_ns"),
     )
 
@@ -143,7 +143,11 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_fuse_replace_reader": (c_int, (c_void_p, c_uint32, c_void_p)),
     "dlfs_fuse_await_reader": (c_int, (c_void_p, c_uint32, c_int)),
     "dlfs_fuse_withdraw_dataset": (c_int, (c_void_p, c_uint32)),
-    "dlfs_fuse_set_root_listing": (c_int, (c_void_p, c_char_p, c_uint64, c_void_p, c_uint32)),
+    "dlfs_fuse_set_listing": (
+        c_int,
+        (c_void_p, c_uint32, c_char_p, c_uint64, c_void_p, c_uint32),
+    ),
+    "dlfs_fuse_forget_name": (None, (c_void_p, c_char_p)),
     "dlfs_fuse_expire_cache": (None, (c_void_p, c_uint32)),
     "dlfs_fuse_get_stats": (None, (c_void_p, POINTER(CStats))),
 }
@@ -201,7 +205,8 @@ class FuseOptions:
         gid: group of every file and directory.
         file_mode: permission bits of files.
         threads_max: most threads that answer the kernel.
-        root_seconds: time for which the kernel may cache entries of the root directory.
+        root_seconds: time for which the kernel may cache entries of the upper directories: the
+            root, and those of volumes.
         busy_poll_us: longest busy polling for an event before a thread sleeps, at most 10,000.
         open_requests: have the kernel send OPEN requests, as old kernels do.
         uring: receive requests over io_uring where the kernel offers it.
@@ -244,8 +249,9 @@ class Upcall:
     Attributes:
         id: number that the reply repeats.
         kind: one of ``UPCALL_*``.
-        dataset: dataset number, for ``UPCALL_OPEN_DATASET`` and ``UPCALL_REPORT_FAILURE``.
-        name: name in the root directory, for ``UPCALL_LOOKUP``.
+        dataset: number of the dataset; for ``UPCALL_LOOKUP``, ``UPCALL_TIME`` and ``UPCALL_LIST``
+            that of the upper directory, for ``UPCALL_STATFS`` one of both.
+        name: name in the upper directory, for ``UPCALL_LOOKUP``.
         failure: what failed, for ``UPCALL_REPORT_FAILURE``.
         reader: number of the dataset's reader that failed; ``NO_READER`` if none did.
     """
@@ -402,10 +408,19 @@ class NativeFuse:
 
     # ---- datasets --------------------------------------------------------------------------------
 
-    def add_dataset(self, number: int, *, version: int, generation: int, modified_ns: int) -> None:
-        """Register a dataset. Does nothing if the number is registered already."""
+    def add_dataset(
+        self, number: int, *, volume: int, version: int, generation: int, modified_ns: int
+    ) -> None:
+        """Register a dataset, in the upper directory ``volume``, unless the number is registered.
+
+        A number that is its own ``volume`` is the directory of a volume.
+        """
         dataset = CDataset(
-            number=number, version=version, generation=generation, modified_ns=modified_ns
+            number=number,
+            version=version,
+            generation=generation,
+            volume=volume,
+            modified_ns=modified_ns,
         )
         code = self._library.dlfs_fuse_add_dataset(self._open_handle, byref(dataset))
         check(code, f"show dataset number {number}")
@@ -451,7 +466,7 @@ class NativeFuse:
                 self._readers[number].pop(0).release()
 
     def withdraw_dataset(self, number: int) -> None:
-        """Make a dataset fail with ESTALE, and wait until no thread uses it."""
+        """Make a dataset or a volume's directory fail with ESTALE; wait until no thread uses it."""
         check(
             self._library.dlfs_fuse_withdraw_dataset(self._open_handle, number),
             f"withdraw dataset number {number}",
@@ -459,14 +474,18 @@ class NativeFuse:
         for reader in self._readers.pop(number, ()):
             reader.release()
 
-    def set_root_listing(self, names: Sequence[bytes], numbers: Sequence[int]) -> None:
-        """Set the names that the root directory lists, in order, and their dataset numbers."""
+    def set_listing(self, directory: int, names: Sequence[bytes], numbers: Sequence[int]) -> None:
+        """Set the names that an upper directory lists, in order, and their numbers."""
         packed = b"".join(name + b"\0" for name in names)
         array = (c_uint32 * max(1, len(numbers)))(*numbers)
-        code = self._library.dlfs_fuse_set_root_listing(
-            self._open_handle, packed, len(packed), array, len(names)
+        code = self._library.dlfs_fuse_set_listing(
+            self._open_handle, directory, packed, len(packed), array, len(names)
         )
         check(code, f"list {len(names)} datasets")
+
+    def forget_name(self, name: bytes) -> None:
+        """Have the kernel forget a name in the root; waits for look-ups and listings there."""
+        self._library.dlfs_fuse_forget_name(self._open_handle, name)
 
     # ---- memory and statistics -------------------------------------------------------------------
 

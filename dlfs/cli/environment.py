@@ -61,10 +61,10 @@ def complete_arguments(
         return args
     values = [word for each in parameters for word in _words(given.get(each.name))]
     first = parameters[0].name
-    if first == "volume" and not _has_first(parameters, values, default):
+    # Of several volumes none is given if only the arguments after them are.
+    only_later = first == "volumes" and len(values) == len(parameters) - 1
+    if only_later or (first == "volume" and not _has_first(parameters, values, default)):
         args = [default, *args]
-    elif first == "volumes" and not values:
-        args = [default]
     elif first == "arguments" and values and not _has_last(values):
         args = [*args, default]
     else:

@@ -86,6 +86,7 @@ EXAMPLES = {
     "mount": (
         "dlfs mount photos.img /mnt/photos",
         "dlfs mount photos.img mnt --incoming staging",
+        "dlfs mount photos.img sounds.img /mnt/data",
         "dlfs mount unix:/run/dlfs/photos.sock mnt --foreground",
         "dlfs mount --replace /mnt/photos",
     ),

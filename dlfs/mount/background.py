@@ -16,8 +16,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -54,12 +54,21 @@ class Mounted:
 
 @dataclass(frozen=True)
 class MountRequest:
-    """The volume, directory, options and log file that a background server gets from its caller."""
+    """The volumes, directory, options and log file that a background server gets from its caller.
+
+    Keepers send it to keepers of other versions, so fields are only added.
+    """
 
     volume_uri: str
     directory: str
     options: MountOptions
     log: str | None
+    more_volume_uris: list[str] = field(default_factory=list)
+
+    @property
+    def volume_uris(self) -> list[str]:
+        """URIs of all volumes."""
+        return [self.volume_uri, *self.more_volume_uris]
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ def mount_volume(
     directory: str | os.PathLike[str],
     options: MountOptions | None = None,
     *,
+    more_volume_uris: Sequence[str] = (),
     log: str | os.PathLike[str] | None = None,
 ) -> Mounted:
     """Mount a volume with a server that stays in the background.
@@ -84,6 +94,7 @@ def mount_volume(
     Args:
         volume_uri: URI or path of the volume, as for ``dlfs.open``; not ``mem:``, which another
             process cannot see.
+        more_volume_uris: URIs of further volumes, if the options say that the mount is nested.
         directory: mount point: an empty directory, or the mount of a dead server.
         options: options of the mount.
         log: file to which the server appends its messages. The default is syslog; on a system
@@ -101,6 +112,7 @@ def mount_volume(
         os.path.abspath(directory),
         options or MountOptions(),
         None if log is None else os.path.abspath(log),
+        [absolute_uri(uri) for uri in more_volume_uris],
     )
     mounted: Mounted | None = None
     with _started_server(request) as (requests, output):

@@ -57,7 +57,7 @@ def main() -> None:
             request = replace(request, directory=prepare(request.directory))
             _keep(request, ready)
         else:
-            serve(request.volume_uri, request.directory, request.options, ready)
+            serve(request.volume_uris, request.directory, request.options, ready)
 
 
 def _replace(request: ReplaceRequest) -> None:
@@ -110,7 +110,7 @@ def _keep(
                 on_first_ready(path, transport)
 
         with _reported_errors(again=True):
-            serve_kept(request.volume_uri, request.directory, request.options, kept, ready)
+            serve_kept(request.volume_uris, request.directory, request.options, kept, ready)
 
     Keeper(request, run_server, _leave_streams, predecessor).run()
 

@@ -2,8 +2,8 @@
 
 A sealed dataset never changes, so the C library answers everything below it from its directory and
 reader. Which datasets exist, and why a sample cannot be read, the library requests here by upcalls;
-``VolumeView`` has the answers, as for the pyfuse3 server. About one upcall a second is usual; there
-is none per file.
+``MountView`` has the answers, as for the pyfuse3 server. About one upcall a second is usual, in a
+mount of several volumes one for each that is used; there is none per file.
 
 A dataset that was removed is withdrawn from the library, and closed when no request uses it. When
 the samples of a dataset were moved, the library gets another reader of them, and reads again what
@@ -33,25 +33,23 @@ import trio
 
 from dlfs._native import fuse as native
 from dlfs._native.reader import NativeReader
-from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError, NotFoundError
+from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError
 from dlfs.format.names import INCOMING
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.incoming_server import link_target
 from dlfs.mount.kept import KeptMount
+from dlfs.mount.mount_view import ROOT_DIRECTORY, MountView, Shown
 from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
-from dlfs.mount.view import (
-    ROOT_SECONDS,
-    LoadedDataset,
-    ShownDataset,
-    ShownVolume,
-    VolumeView,
-)
+from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset, VolumeView
 from dlfs.reader import MovedError, SampleReader
-from dlfs.volume import Volume
 
 THREADS_MAX = 32
 """Most threads that answer the kernel, and so most reads that wait for devices at a time."""
+
+NESTED_THREADS_MAX = 128
+"""The same where a mount has several volumes: those that wait for the devices of one volume leave
+threads for the others."""
 
 CACHE_SECONDS = 10.0
 """Time after its last use at which a sample leaves the open-file cache, in seconds."""
@@ -81,8 +79,7 @@ class NativeMount:
     """A mount that the native server answers.
 
     Args:
-        volume: the volume; must outlive the mount.
-        shown: the same volume, or one that shares its open datasets with a node service.
+        view: what the mount shows.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount. Busy polling is off on a single processor, where it would
             delay the client.
@@ -96,28 +93,26 @@ class NativeMount:
 
     def __init__(
         self,
-        volume: Volume,
-        shown: ShownVolume,
+        view: MountView,
         path: str,
         options: MountOptions,
         kept: KeptMount | None = None,
     ) -> None:
-        self._volume = volume
+        self._view = view
         self._path = path
         self._has_incoming = options.incoming is not None
         self._options = options
         self._started_ns = time.time_ns()
         self._kept = kept
         self._answered = kept is not None and kept.resumed  # by this server or one before
-        numbers = None if kept is None else kept.numbers
-        self._view = VolumeView(shown, numbers=numbers, on_removed=self._on_removed)
         self._ended = trio.Event()
+        self._listing_lock = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._readers: dict[int, SampleReader] = {}  # that the library uses, by dataset number
         self._handlers: dict[int, Callable[[native.Upcall], Awaitable[dict[str, Any]]]] = {
             native.UPCALL_LOOKUP: self._look_up,
-            native.UPCALL_ROOT_TIME: self._root_time,
-            native.UPCALL_LIST_ROOT: self._list_root,
+            native.UPCALL_TIME: self._time,
+            native.UPCALL_LIST: self._list,
             native.UPCALL_STATFS: self._statfs,
             native.UPCALL_OPEN_DATASET: self._open_dataset,
             native.UPCALL_REPORT_FAILURE: self._report_failure,
@@ -149,9 +144,9 @@ class NativeMount:
             return
         loaded = self._kept.numbers.loaded() if self._kept.replaces else set()
         async with trio.open_nursery() as nursery:
-            for dataset in await self._view.restore():
-                if dataset.number in loaded:
-                    nursery.start_soon(self._preload, dataset)
+            for shown in await self._view.restore():
+                if isinstance(shown, ShownDataset) and shown.number in loaded:
+                    nursery.start_soon(self._preload, shown)
 
     async def _preload(self, dataset: ShownDataset) -> None:
         try:
@@ -173,7 +168,7 @@ class NativeMount:
                 uid=options.uid,
                 gid=options.gid,
                 file_mode=options.file_mode,
-                threads_max=THREADS_MAX,
+                threads_max=NESTED_THREADS_MAX if self._view.nested else THREADS_MAX,
                 root_seconds=ROOT_SECONDS,
                 busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
                 open_requests=options.open_requests,
@@ -188,12 +183,13 @@ class NativeMount:
         """Answer until the mount is unmounted; unmount it when cancelled."""
         failed = False
         try:
-            for dataset in await self._view.restore():
-                self._register(dataset)
-                if dataset.loaded is not None:
-                    self._attach(dataset, dataset.loaded)
+            for shown in await self._view.restore():
+                self._register(shown)
+                if isinstance(shown, ShownDataset) and shown.loaded is not None:
+                    self._attach(shown, shown.loaded)
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self._nursery = self._view.nursery = nursery
+                self._view.server = self
                 for task in (
                     self._fetch_upcalls,
                     self._keep_up,
@@ -206,6 +202,7 @@ class NativeMount:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(self._fuse.run)
                 finally:
+                    self._view.server = self._view.nursery = None
                     self._ended.set()
                     nursery.cancel_scope.cancel()
         except Exception:
@@ -277,43 +274,45 @@ class NativeMount:
     async def _look_up(self, upcall: native.Upcall) -> dict[str, Any]:
         if self._has_incoming and upcall.name == INCOMING.encode():
             return {"dataset": native.INCOMING}
-        dataset = await self._view.child(upcall.name)
-        self._register(dataset)
-        return {"dataset": dataset.number}
+        found = await self._view.child(upcall.name, upcall.dataset)
+        self._register(found)
+        if isinstance(found, ShownDataset):
+            return {"dataset": found.number}
+        return {"dataset": found.number, **await self._describe(found.number)}
 
-    async def _root_time(self, _upcall: native.Upcall) -> dict[str, Any]:
-        with contextlib.suppress(LimitError):  # the next listing of the root reports it
-            await self._set_root_listing()
-        return {"modified_ns": await self._view.modified_ns() or self._started_ns}
+    async def _time(self, upcall: native.Upcall) -> dict[str, Any]:
+        await self._view.refresh_soon(upcall.dataset)
+        return await self._describe(upcall.dataset)
 
-    async def _list_root(self, _upcall: native.Upcall) -> dict[str, Any]:
-        await self._set_root_listing()
+    async def _describe(self, directory: int) -> dict[str, Any]:
+        """Return the time of an upper directory, and have the kernel drop an old listing of it."""
+        with contextlib.suppress(LimitError):  # the next listing of the directory reports it
+            await self._set_listing(directory)
+        return {"modified_ns": self._view.modified_ns(directory) or self._started_ns}
+
+    async def _list(self, upcall: native.Upcall) -> dict[str, Any]:
+        await self._view.refresh(upcall.dataset)
+        await self._set_listing(upcall.dataset)
         return {}
 
-    async def _set_root_listing(self) -> None:
-        """Pass the datasets to the library; if they have changed, the kernel's cache is dropped."""
-        names, numbers = [], []
-        for name in await self._view.names():
-            if self._has_incoming and name == INCOMING.encode():
-                continue
-            try:
-                dataset = await self._view.child(name)
-            except NotFoundError:
-                continue  # removed meanwhile
-            self._register(dataset)
-            names.append(name)
-            numbers.append(dataset.number)
-        if self._has_incoming:
-            names.append(INCOMING.encode())
-            numbers.append(native.INCOMING)
-        await trio.to_thread.run_sync(self._fuse.set_root_listing, names, numbers)
+    async def _set_listing(self, directory: int) -> None:
+        """Pass the entries to the library; if they have changed, the kernel's cache is dropped."""
+        async with self._listing_lock:  # else an older listing could replace a newer one
+            names, numbers = [], []
+            for name, shown in self._view.entries(directory):
+                if self._has_incoming and name == INCOMING.encode():
+                    continue
+                self._register(shown)
+                names.append(name)
+                numbers.append(shown.number)
+            if self._has_incoming:
+                names.append(INCOMING.encode())
+                numbers.append(native.INCOMING)
+            await trio.to_thread.run_sync(self._fuse.set_listing, directory, names, numbers)
 
-    async def _statfs(self, _upcall: native.Upcall) -> dict[str, Any]:
-        return {
-            "sample_count": await self._view.sample_total(),
-            "capacity_bytes": self._volume.capacity_bytes,
-            "free_bytes": self._volume.free_bytes,
-        }
+    async def _statfs(self, upcall: native.Upcall) -> dict[str, Any]:
+        await self._view.refresh_soon(upcall.dataset)
+        return self._view.space(upcall.dataset)._asdict()
 
     async def _open_dataset(self, upcall: native.Upcall) -> dict[str, Any]:
         dataset = self._view.dataset(upcall.dataset)
@@ -361,12 +360,22 @@ class NativeMount:
 
     # ---- datasets --------------------------------------------------------------------------------
 
-    def _register(self, dataset: ShownDataset) -> None:
+    def _register(self, shown: Shown) -> None:
+        if isinstance(shown, VolumeView):
+            self._fuse.add_dataset(
+                shown.number,
+                volume=shown.number,
+                version=0,
+                generation=shown.generation,
+                modified_ns=self._started_ns,
+            )
+            return
         self._fuse.add_dataset(
-            dataset.number,
-            version=dataset.info.version,
-            generation=dataset.generation,
-            modified_ns=dataset.modified_ns,
+            shown.number,
+            volume=shown.volume.number,
+            version=shown.info.version,
+            generation=shown.generation,
+            modified_ns=shown.modified_ns,
         )
 
     def _attach(self, dataset: ShownDataset, loaded: LoadedDataset) -> None:
@@ -379,16 +388,27 @@ class NativeMount:
         if self._kept is not None:
             self._kept.numbers.set_loaded(dataset.number)
 
-    def _on_removed(self, dataset: ShownDataset) -> None:
+    def on_removed(self, dataset: ShownDataset) -> None:
+        """Stop using a dataset that was removed from its volume."""
         if self._nursery is not None:
-            self._nursery.start_soon(self._withdraw, dataset)
+            self._nursery.start_soon(self.withdraw, dataset)
 
-    async def _withdraw(self, dataset: ShownDataset) -> None:
-        async with dataset.load_lock:
-            await trio.to_thread.run_sync(self._fuse.withdraw_dataset, dataset.number)
-        self._readers.pop(dataset.number, None)
-        if dataset.pin_count:
-            dataset.unpin()
+    async def forget_name(self, name: bytes) -> None:
+        """Have the kernel forget a name in the root, and its listing."""
+        await self._set_listing(ROOT_DIRECTORY)
+        await trio.to_thread.run_sync(self._fuse.forget_name, name)
+
+    async def withdraw(self, shown: Shown) -> None:
+        """Stop using a dataset or a directory of a volume that was removed."""
+        withdraw = functools.partial(self._fuse.withdraw_dataset, shown.number)
+        if isinstance(shown, VolumeView):
+            await trio.to_thread.run_sync(withdraw)
+            return
+        async with shown.load_lock:
+            await trio.to_thread.run_sync(withdraw)
+        self._readers.pop(shown.number, None)
+        if shown.pin_count:
+            shown.unpin()
 
     async def _keep_up(self) -> None:
         """Free memory after a time without use, follow datasets, and log members that were lost."""

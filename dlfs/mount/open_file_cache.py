@@ -24,7 +24,7 @@ from typing import Protocol
 import trio
 
 from dlfs.connection import DatasetSession
-from dlfs.errors import DlfsError, LimitError
+from dlfs.errors import DlfsError, LimitError, StaleError
 from dlfs.reader import MOVES_MAX, LargeSample, MovedError
 from dlfs.units import GIB, MIB
 
@@ -115,6 +115,8 @@ class OpenSample:
     """True once a program has read from one of the handles."""
     verified: LargeSample | None = None
     """The verified sample, if it is larger than the budget and read in parts."""
+    withdrawn: bool = False
+    """True once the dataset was removed from the mount, so that no read may begin."""
     verify_lock: trio.Lock = field(default_factory=trio.Lock)
 
 
@@ -176,7 +178,7 @@ class OpenFileCache:
     def release(self, sample: OpenSample) -> None:
         """Remove a handle; with the last one, free the memory and unpin the dataset."""
         sample.handle_count -= 1
-        if sample.handle_count:
+        if sample.handle_count or sample.withdrawn:
             return
         del self._samples[sample.inode]
         if sample.length_bytes:
@@ -184,12 +186,24 @@ class OpenFileCache:
         if sample.load is None or sample.load.done:
             self._free(sample)  # otherwise the end of the read frees it
 
+    def withdraw(self, dataset: Pinnable) -> None:
+        """Fail later reads of the open samples of a dataset, which is unpinned after present ones.
+
+        The handles stay, and are to be released.
+        """
+        for sample in [each for each in self._samples.values() if each.dataset is dataset]:
+            del self._samples[sample.inode]
+            sample.withdrawn = True
+            if sample.load is None or sample.load.done:
+                self._free(sample)  # otherwise the end of the read frees it
+
     async def read_range(
         self, sample: OpenSample, offset_bytes: int, size_bytes: int
     ) -> bytes | memoryview:
         """Read a range of an open sample; it is shorter at the end of the sample.
 
         Raises:
+            StaleError: the dataset was removed from the mount.
             DlfsError: the sample cannot be read, or it is damaged.
         """
         if sample.length_bytes > max(self._budget_bytes, SMALL_BYTES_MAX):
@@ -206,6 +220,7 @@ class OpenFileCache:
             DlfsError: it cannot be read.
         """
         sample.was_read = True
+        _check(sample)
         if not sample.length_bytes:
             return b""
         load = sample.load or await self._start_when_room(sample)
@@ -223,18 +238,23 @@ class OpenFileCache:
         self, sample: OpenSample, offset_bytes: int, size_bytes: int
     ) -> bytes | memoryview:
         sample.was_read = True
+        _check(sample)
         buffer = bytearray(max(0, min(size_bytes, sample.length_bytes - offset_bytes)))
-        for attempt in range(MOVES_MAX + 1):
-            try:
-                large = await self._verify(sample)
-                read = partial(large.read_part, memoryview(buffer), offset_bytes)
-                if buffer:
-                    await trio.to_thread.run_sync(read, limiter=self._part_reads)
-                break
-            except MovedError:
-                if attempt == MOVES_MAX:
-                    raise
-                sample.verified = None
+        sample.dataset.pin()
+        try:
+            for attempt in range(MOVES_MAX + 1):
+                try:
+                    large = await self._verify(sample)
+                    read = partial(large.read_part, memoryview(buffer), offset_bytes)
+                    if buffer:
+                        await trio.to_thread.run_sync(read, limiter=self._part_reads)
+                    break
+                except MovedError:
+                    if attempt == MOVES_MAX:
+                        raise
+                    sample.verified = None
+        finally:
+            sample.dataset.unpin()
         return memoryview(buffer)
 
     async def _verify(self, sample: OpenSample) -> LargeSample:
@@ -256,6 +276,7 @@ class OpenFileCache:
             while sample.load is None and not self._make_room(sample.length_bytes):
                 # Everything evictable is gone, so all cached samples are still being read.
                 await next(iter(self._loads.values())).wait()
+            _check(sample)
             return sample.load or self._start(sample)
 
     def _make_room(self, length_bytes: int) -> bool:
@@ -280,7 +301,7 @@ class OpenFileCache:
         """Take the result of a read. Runs in the loop."""
         assert sample.load is not None  # a read under way is not evicted
         sample.load.end(result)
-        if not sample.handle_count:
+        if not sample.handle_count or sample.withdrawn:
             self._free(sample)
 
     def close(self) -> None:
@@ -297,6 +318,11 @@ class OpenFileCache:
         sample.load = None
         del self._loads[sample]
         self._cached_bytes -= sample.length_bytes
+
+
+def _check(sample: OpenSample) -> None:
+    if sample.withdrawn:
+        raise StaleError(f"read sample {sample.index}: its dataset is not in the mount any more")
 
 
 def _from_memory(sample: OpenSample) -> bytes | None:

@@ -27,10 +27,11 @@ from dlfs.format.constants import COMPONENT_BYTES_MAX
 from dlfs.format.names import INCOMING as INCOMING_TEXT
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.incoming_server import link_target
+from dlfs.mount.mount_view import ROOT_DIRECTORY, MountView, Shown
 from dlfs.mount.open_file_cache import OpenFileCache, OpenSample
 from dlfs.mount.options import MountOptions
 from dlfs.mount.tree import Listing, TreeNode
-from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset, VolumeView
+from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset
 from dlfs.staging.inode_numbers import (
     DATASET_DEPTH,
     FILE_DEPTH,
@@ -39,7 +40,6 @@ from dlfs.staging.inode_numbers import (
     pack,
     unpack,
 )
-from dlfs.volume import Volume
 
 FOREVER_SECONDS = 1e9
 """Cache timeout of attributes and names that never change, in seconds."""
@@ -61,10 +61,11 @@ _T = TypeVar("_T")
 
 
 @dataclass
-class _RootHandle:
-    """The open root directory, with its names when the listing began; or ``incoming``, empty."""
+class _UpperHandle:
+    """An open upper directory, with its names when the listing began; or ``incoming``, empty."""
 
-    inode: int
+    directory: int | None
+    """Number of the upper directory; None: it is ``incoming``."""
     names: list[bytes]
 
 
@@ -109,10 +110,9 @@ class ReadOnlyOperations(pyfuse3.Operations):
 
 
 class MountOperations(ReadOnlyOperations):
-    """Answers requests on the sealed datasets of one volume.
+    """Answers requests on sealed datasets.
 
     Args:
-        volume: the volume; must outlive the mount.
         view: the datasets that the mount shows.
         cache: reads samples of open files.
         options: options of the mount: owner and permissions of the files.
@@ -120,17 +120,14 @@ class MountOperations(ReadOnlyOperations):
 
     supports_dot_lookup = True
 
-    def __init__(
-        self, volume: Volume, view: VolumeView, cache: OpenFileCache, options: MountOptions
-    ) -> None:
+    def __init__(self, view: MountView, cache: OpenFileCache, options: MountOptions) -> None:
         super().__init__()
-        self._volume = volume
         self._view = view
         self._cache = cache
         self._options = options
         self._started_ns = time.time_ns()
         self._files: dict[int, OpenSample] = {}
-        self._directories: dict[int, _RootHandle | _DirectoryHandle] = {}
+        self._directories: dict[int, _UpperHandle | _DirectoryHandle] = {}
         self._last_handle = 0
 
     # ---- names and attributes --------------------------------------------------------------------
@@ -141,10 +138,11 @@ class MountOperations(ReadOnlyOperations):
         if len(name) > COMPONENT_BYTES_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
         try:
-            if parent == ROOT:
-                return await self._lookup_in_root(name)
             if parent == INCOMING:
                 raise NotFoundError("look a name up in the directory below the staging area")
+            upper = self._upper_number(parent)
+            if upper is not None:
+                return await self._lookup_in_upper(upper, name)
             shown, node = self._locate(parent)
             loaded = shown.loaded or await self._view.load(shown)
             if name in (b".", b".."):
@@ -155,7 +153,8 @@ class MountOperations(ReadOnlyOperations):
         except NotFoundError:
             absent = EntryAttributes()
             absent.st_ino = 0
-            absent.entry_timeout = ROOT_SECONDS if parent == ROOT else FOREVER_SECONDS
+            cached = parent == INCOMING or self._upper_number(parent) is None
+            absent.entry_timeout = FOREVER_SECONDS if cached else ROOT_SECONDS
             return absent
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
@@ -164,33 +163,42 @@ class MountOperations(ReadOnlyOperations):
     @answers
     async def getattr(self, inode: int, _ctx: RequestContext) -> EntryAttributes:
         """Return the attributes of a file or directory."""
-        if inode == ROOT:
-            return await self._root()
         if inode == INCOMING:
             return self._incoming()
+        upper = self._upper_number(inode)
+        if upper is not None:
+            await self._view.refresh_soon(upper)
+            return self._upper(upper)
         shown, node = self._locate(inode)
         if node.depth != FILE_DEPTH:
             return self._directory(shown, node)
         return self._node(shown, shown.loaded or await self._view.load(shown), node)
 
     def _locate(self, inode: int) -> tuple[ShownDataset, TreeNode]:
-        """Return the dataset and the tree node of an inode number other than the root's."""
+        """Return the dataset and the tree node of an inode number below an upper directory."""
         parts = unpack(inode)
         return self._view.dataset(parts.dataset), TreeNode(parts.depth, parts.sample_index)
 
-    async def _lookup_in_root(self, name: bytes) -> EntryAttributes:
-        return await (self._root() if name in (b".", b"..") else self._root_child(name))
+    def _upper_number(self, inode: int) -> int | None:
+        """Return the number of an upper directory; None if the inode is none."""
+        if inode == ROOT:
+            return ROOT_DIRECTORY
+        parts = unpack(inode)
+        is_upper = parts.depth == DATASET_DEPTH and self._view.is_volume(parts.dataset)
+        return parts.dataset if is_upper else None
 
-    async def _root_child(self, name: bytes) -> EntryAttributes:
-        """Return the attributes of an entry of the root."""
+    async def _lookup_in_upper(self, upper: int, name: bytes) -> EntryAttributes:
+        if name in (b".", b".."):
+            return self._upper(upper if name == b"." else ROOT_DIRECTORY)
         if self._options.incoming is not None and name == INCOMING_NAME:
             return self._incoming()
-        return self._directory(await self._view.child(name), TreeNode(DATASET_DEPTH, 0))
+        return self._upper_child(await self._view.child(name, upper))
 
-    async def _root_names(self) -> list[bytes]:
-        """Return the names that the root lists."""
-        names = await self._view.names()
-        return names if self._options.incoming is None else sorted({*names, INCOMING_NAME})
+    def _upper_child(self, found: Shown) -> EntryAttributes:
+        """Return the attributes of an entry of an upper directory."""
+        if isinstance(found, ShownDataset):
+            return self._directory(found, TreeNode(DATASET_DEPTH, 0))
+        return self._upper(found.number)
 
     def _incoming(self) -> EntryAttributes:
         """Return the attributes of ``incoming``, which do not change."""
@@ -217,7 +225,7 @@ class MountOperations(ReadOnlyOperations):
         if name == b".":
             return self._node(shown, loaded, node)
         if node.depth == DATASET_DEPTH:
-            return await self._root()
+            return self._upper(shown.volume.number)
         return self._directory(shown, loaded.tree.parent(node))
 
     def _node(self, shown: ShownDataset, loaded: LoadedDataset, node: TreeNode) -> EntryAttributes:
@@ -255,10 +263,11 @@ class MountOperations(ReadOnlyOperations):
         entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = modified_ns
         return entry
 
-    async def _root(self) -> EntryAttributes:
-        modified_ns = await self._view.modified_ns() or self._started_ns
+    def _upper(self, number: int) -> EntryAttributes:
+        modified_ns = self._view.modified_ns(number) or self._started_ns
         entry = EntryAttributes()
-        entry.st_ino = ROOT
+        entry.st_ino = ROOT if number == ROOT_DIRECTORY else pack(number, DATASET_DEPTH, 0)
+        entry.generation = self._view.generation(number)
         entry.entry_timeout = entry.attr_timeout = ROOT_SECONDS
         entry.st_mode = stat.S_IFDIR | self._options.directory_mode
         entry.st_uid = self._options.uid
@@ -273,7 +282,7 @@ class MountOperations(ReadOnlyOperations):
         """Open a file for reading."""
         if flags & _WRITE_FLAGS:
             raise FUSEError(errno.EROFS)
-        if inode in (ROOT, INCOMING):
+        if inode == INCOMING or self._upper_number(inode) is not None:
             raise FUSEError(errno.EISDIR)
         shown, node = self._locate(inode)
         if node.depth != FILE_DEPTH:
@@ -301,9 +310,10 @@ class MountOperations(ReadOnlyOperations):
     @answers
     async def opendir(self, inode: int, _ctx: RequestContext) -> int:
         """Open a directory to list it."""
-        handle: _RootHandle | _DirectoryHandle
-        if inode in (ROOT, INCOMING):
-            handle = _RootHandle(inode, [])
+        handle: _UpperHandle | _DirectoryHandle
+        upper = self._upper_number(inode)
+        if inode == INCOMING or upper is not None:
+            handle = _UpperHandle(upper, [])
         else:
             shown, node = self._locate(inode)
             if node.depth == FILE_DEPTH:
@@ -318,19 +328,25 @@ class MountOperations(ReadOnlyOperations):
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         """List a directory from a position on, until the kernel's buffer is full."""
         handle = self._directories[fh]
-        if isinstance(handle, _RootHandle):
-            await self._list_root(handle, start_id, token)
+        if isinstance(handle, _UpperHandle):
+            await self._list_upper(handle, start_id, token)
         else:
             self._list(handle, start_id, token)
 
-    async def _list_root(self, handle: _RootHandle, position: int, token: ReaddirToken) -> None:
-        if not position and handle.inode == ROOT:
-            handle.names = await self._root_names()
+    async def _list_upper(self, handle: _UpperHandle, position: int, token: ReaddirToken) -> None:
+        if handle.directory is None:
+            return
+        await self._view.refresh(handle.directory)
+        entries: dict[bytes, Shown | None] = dict(self._view.entries(handle.directory))
+        if self._options.incoming is not None:
+            entries[INCOMING_NAME] = None
+        if not position:
+            handle.names = sorted(entries)
         for number, name in enumerate(handle.names[position:], position + 1):
-            try:
-                entry = await self._root_child(name)
-            except NotFoundError:
+            if name not in entries:
                 continue  # removed since the listing began
+            found = entries[name]
+            entry = self._incoming() if found is None else self._upper_child(found)
             if not pyfuse3.readdir_reply(token, name, entry, number):
                 return
 
@@ -354,12 +370,14 @@ class MountOperations(ReadOnlyOperations):
 
     @answers
     async def statfs(self, _ctx: RequestContext) -> pyfuse3.StatvfsData:
-        """Return the space of the volume and the number of samples shown."""
+        """Return the space of the volumes and the number of samples shown."""
+        await self._view.refresh_soon()
+        space = self._view.space()
         found = pyfuse3.StatvfsData()
         found.f_bsize = found.f_frsize = BLOCK_BYTES
-        found.f_files = await self._view.sample_total()
-        found.f_blocks = self._volume.capacity_bytes // BLOCK_BYTES
-        found.f_bfree = found.f_bavail = self._volume.free_bytes // BLOCK_BYTES
+        found.f_files = space.sample_count
+        found.f_blocks = space.capacity_bytes // BLOCK_BYTES
+        found.f_bfree = found.f_bavail = space.free_bytes // BLOCK_BYTES
         found.f_ffree = found.f_favail = 0
         found.f_namemax = COMPONENT_BYTES_MAX
         return found
@@ -378,7 +396,7 @@ class MountOperations(ReadOnlyOperations):
         return list(await self._xattrs(inode))
 
     async def _xattrs(self, inode: int) -> dict[bytes, bytes]:
-        if inode in (ROOT, INCOMING):
+        if inode == INCOMING or self._upper_number(inode) is not None:
             return {}
         shown, node = self._locate(inode)
         version = {XATTR_VERSION: b"%d" % shown.info.version}

@@ -51,6 +51,7 @@ class MountOptions:
         restart: if the native server of a mount in the background dies, another one takes its
             place, where the system permits it (``keeper``).
         uring: have the kernel send requests to the native server over io_uring, if it can.
+        nested: show each volume in a directory of its own.
     """
 
     uid: int = field(default_factory=os.getuid)
@@ -65,6 +66,7 @@ class MountOptions:
     pass_through: bool = True
     restart: bool = True
     uring: bool = True
+    nested: bool = False
 
     def __post_init__(self) -> None:
         if self.file_mode & ~0o555:
@@ -81,6 +83,11 @@ class MountOptions:
             raise UsageError(
                 f"mount: expected busy polling of 0 to {BUSY_POLL_US_MAX} us, "
                 f"got {self.busy_poll_us}"
+            )
+        if self.nested and self.incoming is not None:
+            raise UsageError(
+                "mount: what programs write goes to one volume; mount that without others and "
+                "without --nested, with --incoming, on a directory of its own"
             )
         check_choice(self.fuse, SERVERS, option="fuse", action="mount")
 

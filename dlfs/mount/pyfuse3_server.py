@@ -7,6 +7,7 @@ still use them get ENOTCONN.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pyfuse3
@@ -14,32 +15,44 @@ import trio
 
 from dlfs.errors import DeviceError
 from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.mount_view import MountView, Shown
 from dlfs.mount.open_file_cache import OpenFileCache
 from dlfs.mount.operations import MountOperations
 from dlfs.mount.options import DEVICE_TRANSPORT, MountOptions, OnReady
-from dlfs.mount.view import ShownVolume, VolumeView
-from dlfs.volume import Volume
+from dlfs.mount.view import ShownDataset
+from dlfs.staging.inode_numbers import ROOT
 
 
 class Pyfuse3Mount:
     """A mount that the pyfuse3 server answers.
 
     Args:
-        volume: the volume; must outlive the mount.
-        shown: the same volume, or one that shares its open datasets with a node service.
+        view: what the mount shows.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
 
     Threads: the trio loop; one mount in a process.
     """
 
-    def __init__(
-        self, volume: Volume, shown: ShownVolume, path: str, options: MountOptions
-    ) -> None:
-        self._volume = volume
+    def __init__(self, view: MountView, path: str, options: MountOptions) -> None:
+        self._view = view
         self._path = path
         self._options = options
-        self._view = VolumeView(shown)
+        self._cache: OpenFileCache | None = None
+
+    def on_removed(self, dataset: ShownDataset) -> None:
+        """Do nothing: a removed dataset stays until no file is open on it."""
+
+    async def forget_name(self, name: bytes) -> None:
+        """Have the kernel forget a name in the root, whose listing it does not cache."""
+        with contextlib.suppress(FileNotFoundError):  # the kernel knows nothing of it
+            await trio.to_thread.run_sync(pyfuse3.invalidate_entry, ROOT, name)
+
+    async def withdraw(self, shown: Shown) -> None:
+        """Stop using a dataset or a directory of a volume that was removed from the mount."""
+        if isinstance(shown, ShownDataset) and self._cache is not None:
+            async with shown.load_lock:
+                self._cache.withdraw(shown)
 
     def expire_root(self) -> None:
         """Have the next request for the root read the list of datasets again."""
@@ -54,9 +67,10 @@ class Pyfuse3Mount:
         Raises:
             DeviceError: the system refused the mount.
         """
-        cache = OpenFileCache(budget_bytes=self._options.cache_bytes)
+        cache = self._cache = OpenFileCache(budget_bytes=self._options.cache_bytes)
         try:
-            self._mount(MountOperations(self._volume, self._view, cache, self._options))
+            await self._view.restore()
+            self._mount(MountOperations(self._view, cache, self._options))
             device = mountpoints.device_of(self._path)
             try:
                 await self._answer(on_ready)
@@ -78,9 +92,13 @@ class Pyfuse3Mount:
 
     async def _answer(self, on_ready: OnReady) -> None:
         async with trio.open_nursery() as nursery:
+            self._view.server, self._view.nursery = self, nursery
             nursery.start_soon(self._report_ready, on_ready)
             nursery.start_soon(self._view.keep_current)
-            await pyfuse3.main()
+            try:
+                await pyfuse3.main()
+            finally:
+                self._view.server = self._view.nursery = None
             nursery.cancel_scope.cancel()
 
     async def _report_ready(self, on_ready: OnReady) -> None:

@@ -1,4 +1,4 @@
-"""The server of one mount: opens the volume, mounts it, and answers until it is unmounted.
+"""The server of one mount: opens the volumes, mounts it, and answers until it is unmounted.
 
 Two servers of sealed datasets follow the same rules (SEMANTICS.md). The native server
 (``native_server``) is fast. The pyfuse3 server (``pyfuse3_server``) is the plain reference. By
@@ -10,21 +10,23 @@ SIGTERM and SIGINT unmount and end the server; so does an unmount by another pro
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import trio
 
 from dlfs._native.fuse import fuse_library, is_built
-from dlfs.errors import DlfsError, NativeError, NotFoundError
+from dlfs.errors import DlfsError, NativeError, NotFoundError, UsageError
 from dlfs.extras import install_command
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.incoming_server import detach_link, serve_incoming
 from dlfs.mount.kept import KeptMount
+from dlfs.mount.mount_view import MountView
 from dlfs.mount.options import MountOptions, OnReady
 from dlfs.mount.signals import first_error, run_until_signal
-from dlfs.mount.view import ShownVolume
 from dlfs.store.members import same_kind
 from dlfs.units import MIB
 from dlfs.volume import Volume
@@ -75,22 +77,22 @@ def choose_server(options: MountOptions) -> str:
 
 
 def serve(
-    volume_uri: str,
+    volume_uris: Sequence[str],
     directory: str | os.PathLike[str],
     options: MountOptions,
     on_ready: OnReady,
 ) -> None:
-    """Mount a volume and serve it until it is unmounted.
+    """Mount volumes and serve them until the mount is unmounted.
 
     Args:
-        volume_uri: URI or path of the volume, as for ``dlfs.open``.
+        volume_uris: URI or path of each volume, as for ``dlfs.open``; several only if nested.
         directory: mount point: an empty directory, or the mount of a dead server.
         options: options of the mount.
         on_ready: called with the path and the transport when the mount answers.
 
     Raises:
         NotFoundError: the directory, the volume or a member does not exist.
-        UsageError: the directory cannot be mounted on.
+        UsageError: the directory cannot be mounted on, or a volume is given twice.
         ExistsError: DLFS is mounted there already.
         LockedError: another server uses the staging area.
         NativeError: the options demand the native server, and it is not available.
@@ -100,21 +102,22 @@ def serve(
     Threads: the main thread, which receives signals; one mount per process at a time.
     """
     path = mountpoints.prepare(directory)
-    with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
-        run_until_signal(serve_view, volume, volume, path, options, on_ready)
+    with _opened(volume_uris) as volumes:
+        view = MountView(volumes, nested=options.nested)
+        run_until_signal(serve_view, view, volumes[0], path, options, on_ready)
 
 
 def serve_kept(
-    volume_uri: str,
+    volume_uris: Sequence[str],
     path: str,
     options: MountOptions,
     kept: KeptMount,
     on_ready: OnReady,
 ) -> None:
-    """Serve a volume on a mount that a keeper makes, until it is unmounted.
+    """Serve volumes on a mount that a keeper makes, until it is unmounted.
 
     Args:
-        volume_uri: URI or path of the volume, as for ``dlfs.open``.
+        volume_uris: URI or path of each volume, as for ``dlfs.open``; several only if nested.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
         kept: the mount.
@@ -125,23 +128,36 @@ def serve_kept(
 
     Threads: the main thread, which receives signals; one mount per process at a time.
     """
-    with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
-        run_until_signal(serve_view, volume, volume, path, options, on_ready, kept)
+    with _opened(volume_uris) as volumes:
+        view = MountView(volumes, nested=options.nested, numbers=kept.numbers)
+        run_until_signal(serve_view, view, volumes[0], path, options, on_ready, kept)
+
+
+@contextlib.contextmanager
+def _opened(volume_uris: Sequence[str]) -> Iterator[list[Volume]]:
+    """Open volumes, none of them twice."""
+    with contextlib.ExitStack() as stack:
+        volumes = [
+            stack.enter_context(open_volume(uri, memory_bytes=READER_BYTES)) for uri in volume_uris
+        ]
+        if len({volume.uuid for volume in volumes}) < len(volumes):
+            raise UsageError(f"mount {', '.join(volume_uris)}: a volume is given twice")
+        yield volumes
 
 
 async def serve_view(
+    view: MountView,
     volume: Volume,
-    shown: ShownVolume,
     path: str,
     options: MountOptions,
     on_ready: OnReady,
     kept: KeptMount | None = None,
 ) -> None:
-    """Mount an open volume and answer until it is unmounted; unmount it when cancelled.
+    """Mount what a view shows and answer until it is unmounted; unmount it when cancelled.
 
     Args:
-        volume: the volume; must outlive the call.
-        shown: the same volume, or one that shares its open datasets with a node service.
+        view: the volumes, which must outlive the call or their place in the view.
+        volume: the volume into which datasets are sealed, if the options have a staging area.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
         on_ready: called with the path and the transport when the mount answers.
@@ -158,11 +174,11 @@ async def serve_view(
     if choose_server(options) == "native":
         from dlfs.mount.native_server import NativeMount
 
-        sealed = NativeMount(volume, shown, path, options, kept)
+        sealed = NativeMount(view, path, options, kept)
     else:  # imported here, because only this server needs pyfuse3
         from dlfs.mount.pyfuse3_server import Pyfuse3Mount
 
-        sealed = Pyfuse3Mount(volume, shown, path, options)
+        sealed = Pyfuse3Mount(view, path, options)
     if options.incoming is None:
         await sealed.serve(on_ready)
         return

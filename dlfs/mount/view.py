@@ -1,17 +1,18 @@
-"""The datasets of a volume as a mount shows them, numbered.
+"""One volume as a mount shows it: the list of its datasets, and the loaded ones.
 
-The root directory shows the newest version of every dataset, and any version under NAME@VERSION.
-Each version that is looked up gets a number, which it keeps as long as the volume is mounted. Its
-sample directory is loaded when something below it is first requested. The list of datasets is read
-from the volume again when a request for the root finds it older than a second, so imports and
-removals by other processes become visible. While the devices do not answer, it stays as it is. It
-is also read every five seconds without a request, so that devices that left the volume are closed.
+A directory shows the newest version of every dataset, and any version under NAME@VERSION. It is the
+root of the mount, or in a mount of several volumes the directory of this one (``mount_view``). The
+list is read from the volume again when a request for the directory finds it older than a second, so
+imports and removals by other processes become visible. While the devices do not answer, it stays as
+it is. It is also read every five seconds without a request, so that devices that left the volume
+are closed.
 
-A removed dataset fails with ESTALE from then on, and is closed with the last file that is open on
-it.
+A dataset's sample directory is loaded when something below it is first requested. A removed dataset
+fails with ESTALE from then on, and is closed with the last file that is open on it.
 
 Threads: one, the FUSE loop (trio). Worker threads wait for devices. Loading datasets has a limiter
-of its own, so a dataset on a slow device delays neither the root nor loaded datasets.
+of its own for each volume, so a dataset on a slow device delays neither the list nor loaded
+datasets nor other volumes.
 """
 
 from __future__ import annotations
@@ -28,21 +29,19 @@ from uuid import UUID
 import trio
 
 from dlfs.dataset import Dataset
-from dlfs.errors import DeviceError, DlfsError, LimitError, NotFoundError, StaleError
+from dlfs.errors import DeviceError, DlfsError, NotFoundError, StaleError
 from dlfs.format.location import unpack_location
 from dlfs.format.names import parse_dataset
-from dlfs.mount.kept import DatasetNumbers
 from dlfs.mount.tree import DatasetTree
-from dlfs.staging.inode_numbers import DATASET_MAX
 from dlfs.store.info import DatasetInfo
 from dlfs.wording import quote
 
 ROOT_SECONDS = 1.0
-"""Greatest age of the list of datasets, and of root entries in the kernel's cache, in seconds."""
+"""Greatest age of the list of datasets, and of its entries in the kernel's cache, in seconds."""
 IDLE_SECONDS = 5.0
 """Time between two reads of that list for which no request asks, in seconds."""
 LOADS_MAX = 8
-"""Most datasets that are loaded at the same time; others wait."""
+"""Most datasets of a volume that are loaded at the same time; others wait."""
 
 _log = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,6 +56,22 @@ class SampleAttributes(NamedTuple):
 
 class ShownVolume(Protocol):
     """A volume to mount: a ``Volume``, or that of a node service, whose datasets are shared."""
+
+    @property
+    def uuid(self) -> UUID:
+        """UUID of the volume."""
+
+    @property
+    def label(self) -> str:
+        """Human-readable name given when the volume was formatted; may be empty."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Size of all chunks, in bytes."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Size of the unused chunks, in bytes."""
 
     def refresh(self) -> None:
         """Read the newest generation from the members."""
@@ -100,6 +115,7 @@ class ShownDataset:
     """One version of a dataset in this mount."""
 
     number: int
+    volume: VolumeView
     info: DatasetInfo
     modified_ns: int
     """Creation time of the dataset, in nanoseconds since 1970."""
@@ -112,7 +128,16 @@ class ShownDataset:
     @functools.cached_property
     def generation(self) -> int:
         """Number that distinguishes it from a dataset of the same number in another mount."""
-        return int.from_bytes(self.info.uuid.bytes[:4], "little")
+        return _generation(self.info.uuid)
+
+    def check(self) -> None:
+        """Check that the dataset was not removed.
+
+        Raises:
+            StaleError: it was.
+        """
+        if self.removed:
+            raise _removed(self)
 
     def pin(self) -> None:
         """Prevent the dataset from being closed, even if it is removed."""
@@ -140,60 +165,82 @@ class ShownDataset:
 
 
 class VolumeView:
-    """The datasets of a volume, by name and by number.
+    """The datasets of a volume.
 
     Args:
         volume: the volume; must outlive the view.
-        numbers: the numbers that earlier servers of this mount have given, to be continued.
+        name: name of the volume's directory; empty: the root shows the volume.
+        numbered: returns a dataset of this volume with its number in the mount.
         on_removed: called with each dataset that was removed from the volume.
+
+    Attributes:
+        volume: the volume.
+        name: name of the volume's directory.
+        number: number of the volume's directory; 0: the root, or it has none yet.
+        hidden: the directory is found by no name any more, though what is open in it is served.
+        removed: the mount does not show the volume any more.
     """
 
     def __init__(
         self,
         volume: ShownVolume,
-        *,
-        numbers: DatasetNumbers | None = None,
-        on_removed: Callable[[ShownDataset], None] = lambda _dataset: None,
+        name: bytes,
+        numbered: Callable[[VolumeView, DatasetInfo], ShownDataset],
+        on_removed: Callable[[ShownDataset], None],
     ) -> None:
-        self._volume = volume
-        self._numbers = numbers
+        self.volume = volume
+        self.name = name
+        self.number = 0
+        self.hidden = False
+        self.removed = False
+        self.by_uuid: dict[UUID, ShownDataset] = {}
+        self._numbered = numbered
         self._on_removed = on_removed
         self._refresh_lock = trio.Lock()
+        self._follow_lock = trio.Lock()
         self._load_limiter = trio.CapacityLimiter(LOADS_MAX)
         self._refresh_due = 0.0
         self._has_list = False
         self._logged = ""
         self._newest: dict[bytes, DatasetInfo] = {}
         self._versions: dict[tuple[bytes, int], DatasetInfo] = {}
-        # Number n at index n-1; None: shown by an earlier server, and removed since.
-        self._shown: list[ShownDataset | None] = []
-        self._by_uuid: dict[UUID, ShownDataset] = {}
 
-    # ---- the root --------------------------------------------------------------------------------
+    @property
+    def generation(self) -> int:
+        """Number that distinguishes its directory from one of the same number in another mount."""
+        return _generation(self.volume.uuid)
 
-    async def names(self) -> list[bytes]:
+    @property
+    def is_followed(self) -> bool:
+        """True if ``keep_current`` is running."""
+        return self._follow_lock.locked()
+
+    # ---- the list --------------------------------------------------------------------------------
+
+    def names(self) -> list[bytes]:
         """Return the names of the datasets, in byte order."""
-        await self._refresh()
         return sorted(self._newest)
 
-    async def modified_ns(self) -> int:
+    def modified_ns(self) -> int:
         """Return the creation time of the youngest dataset in ns since 1970; 0 without datasets."""
-        await self._refresh()
-        return max((_created_ns(info) for info in self._newest.values()), default=0)
+        return max((created_ns(info) for info in self._newest.values()), default=0)
 
-    async def sample_total(self) -> int:
+    def sample_total(self) -> int:
         """Return the number of samples in the newest versions of all datasets."""
-        await self._refresh()
         return sum(info.sample_count for info in self._newest.values())
 
-    async def child(self, name: bytes) -> ShownDataset:
+    def infos(self) -> dict[UUID, DatasetInfo]:
+        """Return all versions of all datasets, by UUID."""
+        return {info.uuid: info for info in self._versions.values()}
+
+    def child(self, name: bytes) -> ShownDataset:
         """Find the newest version of a dataset, or a certain version by ``NAME@VERSION``.
 
         Raises:
             NotFoundError: there is no such dataset or version.
             LimitError: this mount has shown as many datasets as it can.
         """
-        await self._refresh()
+        self._check()
         wanted = parse_dataset(name, self._newest)
         if wanted.version is None:
             info = self._newest.get(wanted.name)
@@ -201,46 +248,51 @@ class VolumeView:
             info = self._versions.get((wanted.name, wanted.version))
         if info is None:
             raise NotFoundError(f"look {quote(name)} up in the volume: no such dataset")
-        return self._numbered(info)
+        return self._numbered(self, info)
 
-    async def restore(self) -> list[ShownDataset]:
-        """Show the datasets that earlier servers of this mount have shown, by the same numbers.
+    def take_list(self) -> None:
+        """Use the list of datasets that the volume has in memory."""
+        self._update(self.volume.datasets())
+        self._has_list = True
 
-        A later call adds what an earlier server has shown since the one before.
-
-        Returns:
-            Those that the volume still contains.
-        """
-        known = len(self._shown)
-        uuids = [] if self._numbers is None else list(self._numbers)[known:]
-        if uuids:
-            self.expire()
-            await self._refresh()
-        infos = {info.uuid: info for info in self._versions.values()}
-        for number, uuid in enumerate(uuids, known + 1):
-            info = infos.get(uuid)
-            shown = None if info is None else ShownDataset(number, info, _created_ns(info))
-            self._shown.append(shown)
-            if shown is not None:
-                self._by_uuid[uuid] = shown
-        return list(self._by_uuid.values())
-
-    # ---- datasets --------------------------------------------------------------------------------
-
-    def dataset(self, number: int) -> ShownDataset:
-        """Return a dataset by its number.
+    async def refresh(self) -> None:
+        """Read the list of datasets again, if it is old.
 
         Raises:
-            StaleError: this mount has no dataset of that number, or it was removed.
+            StaleError: the volume was removed from the mount.
+            DeviceError, NotFoundError: the list cannot be read, and there is none yet.
         """
-        if not 0 < number <= len(self._shown):
-            raise StaleError(f"find dataset number {number}: it was not shown by this mount")
-        dataset = self._shown[number - 1]
-        if dataset is None:
-            raise StaleError(f"use dataset number {number}: it was removed")
-        if dataset.removed:
-            raise _removed(dataset)
-        return dataset
+        if trio.current_time() < self._refresh_due:
+            return
+        async with self._refresh_lock:
+            if trio.current_time() < self._refresh_due:
+                return
+            self._check()
+            try:
+                infos = await trio.to_thread.run_sync(self._read_list)
+            except (DeviceError, NotFoundError) as error:
+                if not self._has_list:
+                    raise
+                self._log_once(error)
+            else:
+                self._update(infos)
+                self._has_list, self._logged = True, ""
+            self._refresh_due = trio.current_time() + ROOT_SECONDS
+
+    def expire(self) -> None:
+        """Have the next ``refresh`` read the list of datasets again."""
+        self._refresh_due = 0.0
+
+    async def remove(self) -> None:
+        """Show nothing any more, and return when no thread reads the list or follows the volume."""
+        self.removed = True
+        for dataset in self.by_uuid.values():
+            dataset.remove()
+        self.expire()
+        async with self._follow_lock, self._refresh_lock:
+            pass
+
+    # ---- datasets --------------------------------------------------------------------------------
 
     async def load(self, dataset: ShownDataset) -> LoadedDataset:
         """Load a dataset, unless it is loaded already.
@@ -255,46 +307,33 @@ class VolumeView:
                     dataset.loaded = await self._load_in_thread(dataset)
         return dataset.loaded
 
-    def shown(self, number: int) -> ShownDataset:
-        """Return a dataset that this server has shown, even if it was removed."""
-        dataset = self._shown[number - 1]
-        assert dataset is not None
-        return dataset
-
-    def close(self) -> None:
-        """Close every dataset."""
-        for dataset in self._shown:
-            if dataset is not None:
-                dataset.close()
-
     async def keep_current(self) -> None:
-        """Follow the volume without requests, so that no device stays open that has left it.
+        """Follow the volume without a request, so that no device stays open that has left it.
 
         While the devices do not answer, only requests read from them.
         """
-        while True:
-            await trio.sleep(IDLE_SECONDS)
-            if self._logged:
-                continue
-            with suppress(DlfsError, OSError, MemoryError):  # the next request reports it
-                await self._refresh()
-                for shown in list(self._by_uuid.values()):
+        if self._logged:
+            return
+        with suppress(DlfsError, OSError, MemoryError):  # the next request reports it
+            async with self._follow_lock:
+                await self.refresh()
+                for shown in list(self.by_uuid.values()):
                     if shown.loaded is not None:  # it is opened anew if its members have left
                         dataset = shown.loaded.dataset
                         await trio.to_thread.run_sync(getattr, dataset, "session")
 
-    def expire(self) -> None:
-        """Have the next request for the root read the list of datasets again."""
-        self._refresh_due = 0.0
-
     # ---- inside ----------------------------------------------------------------------------------
 
+    def _check(self) -> None:
+        if self.removed:
+            raise StaleError(f"use volume {self.volume.uuid}: it is not in the mount any more")
+
     async def _load_in_thread(self, dataset: ShownDataset) -> LoadedDataset:
-        self.dataset(dataset.number)
+        dataset.check()
         load = functools.partial(self._load, dataset)
         loaded = await trio.to_thread.run_sync(load, limiter=self._load_limiter)
         try:
-            self.dataset(dataset.number)
+            dataset.check()
         except StaleError:  # it was removed meanwhile
             loaded.close()
             raise
@@ -302,33 +341,16 @@ class VolumeView:
 
     def _load(self, shown: ShownDataset) -> LoadedDataset:
         uuid = shown.info.uuid
-        found = (info for info in self._volume.datasets() if info.uuid == uuid)
+        found = (info for info in self.volume.datasets() if info.uuid == uuid)
         info = next(found, None)  # others refresh the volume, too
         if info is None:
             raise _removed(shown)
-        dataset = self._volume.dataset(info.name, info.version)  # it may have another name now
+        dataset = self.volume.dataset(info.name, info.version)  # it may have another name now
         if dataset.info.uuid != uuid:  # a new dataset has taken name and version
             dataset.close()
             raise _removed(shown)
         dataset.directory.lower_bound(b"")  # loads the names here, not later in the FUSE loop
         return LoadedDataset(dataset)
-
-    async def _refresh(self) -> None:
-        if trio.current_time() < self._refresh_due:
-            return
-        async with self._refresh_lock:
-            if trio.current_time() < self._refresh_due:
-                return
-            try:
-                infos = await trio.to_thread.run_sync(self._read_list)
-            except (DeviceError, NotFoundError) as error:
-                if not self._has_list:
-                    raise
-                self._log_once(error)
-            else:
-                self._update(infos)
-                self._has_list, self._logged = True, ""
-            self._refresh_due = trio.current_time() + ROOT_SECONDS
 
     def _log_once(self, error: DlfsError) -> None:
         """Log why the list cannot be read, unless it is the reason that was logged last."""
@@ -337,8 +359,8 @@ class VolumeView:
             _log.warning("the list of datasets stays as it was read last: %s", error)
 
     def _read_list(self) -> list[DatasetInfo]:
-        self._volume.refresh()
-        return self._volume.datasets()
+        self.volume.refresh()
+        return self.volume.datasets()
 
     def _update(self, infos: list[DatasetInfo]) -> None:
         self._versions = {(_name(info), info.version): info for info in infos}
@@ -346,38 +368,27 @@ class VolumeView:
         for info in sorted(infos, key=lambda info: info.version):
             self._newest[_name(info)] = info
         uuids = {info.uuid for info in infos}
-        for uuid, dataset in list(self._by_uuid.items()):
+        for uuid, dataset in list(self.by_uuid.items()):
             if uuid not in uuids:
-                del self._by_uuid[uuid]
+                del self.by_uuid[uuid]
                 _log.info(
                     "dataset %r version %d was removed", dataset.info.name, dataset.info.version
                 )
                 dataset.remove()
                 self._on_removed(dataset)
 
-    def _numbered(self, info: DatasetInfo) -> ShownDataset:
-        """Return the dataset with its number; the first time, give it the next free number."""
-        dataset = self._by_uuid.get(info.uuid)
-        if dataset is None:
-            if len(self._shown) == DATASET_MAX:
-                raise LimitError(
-                    f"show dataset {info.name!r}: expected at most {DATASET_MAX} datasets in the "
-                    "life of a mount; mount the volume anew"
-                )
-            dataset = ShownDataset(len(self._shown) + 1, info, _created_ns(info))
-            self._shown.append(dataset)
-            self._by_uuid[info.uuid] = dataset
-            if self._numbers is not None:
-                self._numbers.set(dataset.number, info.uuid)
-        return dataset
-
 
 def _name(info: DatasetInfo) -> bytes:
     return info.name.encode("utf-8", "surrogateescape")
 
 
-def _created_ns(info: DatasetInfo) -> int:
+def created_ns(info: DatasetInfo) -> int:
+    """Return the creation time of a dataset, in nanoseconds since 1970."""
     return (info.created - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _generation(uuid: UUID) -> int:
+    return int.from_bytes(uuid.bytes[:4], "little")
 
 
 def _removed(dataset: ShownDataset) -> StaleError:

@@ -16,7 +16,7 @@ import trio
 from dlfs.connection import OpenOptions
 from dlfs.errors import DeviceError, ExistsError, NotFoundError
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
-from dlfs.service.mounts import ServiceMounts
+from dlfs.service.mount import ServiceMount
 from dlfs.service.protocol import Attached, VolumeName
 from dlfs.service.session import Session
 
@@ -34,7 +34,7 @@ class VolumeAttachments:
         options: options for opening devices.
         sessions_of: returns the sessions whose clients use a volume.
         has_requests: returns True if a request that uses a volume's devices is under way.
-        mounts: mounts of the service; None: it has no mount point.
+        mount: mount of the service; None: it has none.
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class VolumeAttachments:
         options: OpenOptions,
         sessions_of: Callable[[UUID], Sequence[Session]],
         has_requests: Callable[[UUID], bool],
-        mounts: ServiceMounts | None,
+        mount: ServiceMount | None,
     ) -> None:
         self._volumes = volumes
         self._cache = cache
         self._options = options
         self._sessions_of = sessions_of
         self._has_requests = has_requests
-        self._mounts = mounts
+        self._mount = mount
         self._lock = trio.Lock()
 
     async def attach(self, members: Sequence[str]) -> Attached:
-        """Serve one more volume, and mount it where every volume has a directory of its own.
+        """Serve one more volume, and show it in a mount with a directory for each volume.
 
         Raises:
             ExistsError: the service serves it already.
-            DlfsError: it cannot be opened or mounted.
+            DlfsError: it cannot be opened or shown.
         """
         async with self._lock:
             opening = functools.partial(ServedVolume, members, self._cache, self._options)
@@ -68,8 +68,8 @@ class VolumeAttachments:
                 if volume.uuid in self._volumes:
                     raise ExistsError(f"attach volume {volume.uuid}: it is served already")
                 mount = None
-                if self._mounts is not None and self._mounts.nested:
-                    mount = await self._mounts.add(volume)
+                if self._mount is not None:
+                    mount = await self._mount.add(volume)
             except BaseException:
                 volume.close()
                 raise
@@ -78,7 +78,7 @@ class VolumeAttachments:
         return Attached(VolumeName(volume.uuid, volume.label), mount)
 
     async def detach(self, volume: UUID, *, force: bool) -> None:
-        """Stop serving a volume, unmount it, and close its devices.
+        """Stop serving a volume, take it out of the mount, and close its devices.
 
         Raises:
             NotFoundError: the service does not serve it.
@@ -98,7 +98,7 @@ class VolumeAttachments:
         _log.info("detached volume %s (%s)", volume, found.label)
 
     async def _end_use(self, volume: UUID, *, force: bool) -> None:
-        """Unmount a volume and wait until no client and no request uses it."""
+        """Take a volume out of the mount and wait until no client and no request uses it."""
         users = sorted({str(session.peer.pid) for session in self._sessions_of(volume)})
         if users and not force:
             raise DeviceError(
@@ -106,8 +106,8 @@ class VolumeAttachments:
                 "it from them",
                 errno.EBUSY,
             )
-        if self._mounts is not None:
-            await self._mounts.remove(volume, force=force)
+        if self._mount is not None:
+            await self._mount.remove(volume, force=force)
         while self._cache.is_used(volume) or self._has_requests(volume):
             for session in self._sessions_of(volume):
                 session.drop()

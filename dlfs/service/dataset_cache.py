@@ -352,6 +352,16 @@ class ServedVolume(Closing):
         self.uuid = self.volume.uuid
         self.label = self.volume.label
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Size of all chunks, in bytes."""
+        return self.volume.capacity_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Size of the unused chunks, in bytes."""
+        return self.volume.free_bytes
+
     def connection(
         self,
         cache_bytes: int,

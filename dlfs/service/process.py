@@ -1,11 +1,10 @@
-"""The node service process: the sample server and, on request, mounts in the same trio loop.
+"""The node service process: the sample server and, on request, a mount in the same trio loop.
 
 ``NodeService`` opens the volumes (``ServedVolume``) with one ``DatasetCache``, listens on a Unix
-socket, and runs a ``SampleServer``, a metrics endpoint and mounts. It runs until SIGTERM or SIGINT,
-or until the mount of its only volume fails. Then it removes the socket's file and the mounts, but
-frees no memory: clients may still read the sample memory. So the caller must end the process
-without closing the service's objects. If a mount is unmounted from outside, the sample server
-continues.
+socket, and runs a ``SampleServer``, a metrics endpoint and a mount. It runs until SIGTERM or
+SIGINT, or until the mount fails. Then it removes the socket's file and the mount, but frees no
+memory: clients may still read the sample memory. So the caller must end the process without closing
+the service's objects. If the mount is unmounted from outside, the sample server continues.
 
 Under systemd the socket may come from a ``.socket`` unit. The service notifies systemd when it is
 ready, periodically while it is alive, and when it stops.
@@ -35,7 +34,7 @@ from dlfs.service.sockets import AllowList, Listener, adopt, default_path, liste
 
 if TYPE_CHECKING:
     from dlfs.service.metrics import MetricsEndpoint
-    from dlfs.service.mounts import ServiceMounts
+    from dlfs.service.mount import ServiceMount
 
 _WATCHDOG_SHARE = 1 / 3
 """Time between two notifications of systemd's watchdog, as a share of the watchdog's timeout."""
@@ -53,7 +52,7 @@ class NodeOptions:
             first volume.
         mount: directory to mount on; None: no mount.
         nested: show each volume in a directory of its own below ``mount``. So it is with several
-            volumes; without it, a single volume is mounted on ``mount`` itself.
+            volumes; without it, ``mount`` has the datasets of the single volume.
         incoming: staging directory of the mount: see ``MountOptions``.
         fuse: server of the mount: see ``MountOptions``.
         metrics: ``HOST:PORT`` of the endpoint for Prometheus; None: no endpoint.
@@ -118,14 +117,14 @@ class NodeService:
             self.volumes = {volume.uuid: volume for volume in served}
             if len(self.volumes) < len(served):
                 raise UsageError(f"serve {', '.join(options.volumes)}: a volume is given twice")
-            self._mounts = self._make_mounts()
+            self._mount = self._make_mount()
             attachments = VolumeAttachments(
                 self.volumes,
                 self._cache,
                 options.open_options,
                 lambda volume: self.server.sessions_of(volume),
                 lambda volume: self.server.uses(volume),
-                self._mounts,
+                self._mount,
             )
             self.server = SampleServer(self.volumes, self._cache, options.allow, attachments)
             self.metrics = self._open_metrics()
@@ -143,17 +142,18 @@ class NodeService:
         _log.info("metrics on %s", endpoint.url)
         return endpoint
 
-    def _make_mounts(self) -> ServiceMounts | None:
+    def _make_mount(self) -> ServiceMount | None:
         options = self._options
         if options.mount is None:
             return None
         from dlfs.mount.options import MountOptions
-        from dlfs.service.mounts import ServiceMounts
+        from dlfs.service.mount import ServiceMount
 
-        return ServiceMounts(
+        nested = options.nested or len(options.volumes) > 1
+        return ServiceMount(
             options.mount,
-            MountOptions(incoming=options.incoming, fuse=options.fuse),
-            nested=options.nested or len(options.volumes) > 1,
+            MountOptions(incoming=options.incoming, fuse=options.fuse, nested=nested),
+            list(self.volumes.values()),
         )
 
     def _listen(self) -> Listener:
@@ -189,10 +189,8 @@ class NodeService:
 
     async def _run(self, on_ready: Callable[[str], None]) -> None:
         async with trio.open_nursery() as nursery:
-            if self._mounts is not None:
-                await nursery.start(self._mounts.serve)
-                for volume in self.volumes.values():
-                    await self._mounts.add(volume)
+            if self._mount is not None:
+                await nursery.start(self._mount.serve)
             nursery.start_soon(self.server.serve, self.listener)
             nursery.start_soon(_feed_watchdog)
             systemd.notify(f"READY=1\nSTATUS=serving on {self.listener.path}")

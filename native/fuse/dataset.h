@@ -1,5 +1,6 @@
 /*
- * The datasets of a mount, by number: registered, opened on first use, at last withdrawn.
+ * The datasets of a mount, by number: registered, opened on first use, at last withdrawn. The
+ * directories of volumes are among them; they are never opened.
  *
  * The owner registers a dataset when its name is looked up, opens it when a thread first needs its
  * samples (an upcall), and withdraws it when it was removed from the volume. A withdrawn number is
@@ -59,6 +60,11 @@ dlfs_reader *dataset_take_reader(struct dataset_table *table, struct dataset_ent
                                  uint32_t *reader_number);
 void dataset_return_reader(struct dataset_table *table, struct dataset_entry *dataset,
                            uint32_t reader_number);
+/* Returns true if the entry is the directory of a volume. */
+static inline bool is_volume(const struct dataset_entry *dataset)
+{
+    return dataset->info.volume == dataset->info.number;
+}
 static inline uint64_t dataset_length(const struct dataset_entry *dataset, uint64_t index)
 {
     return dlfs_location_length(&dataset->locations[index]);

@@ -13,7 +13,9 @@
  * and replies with dlfs_fuse_reply_upcall.
  *
  * A dataset is known by its number in this mount, from 1; dlfs/staging/inode_numbers.py defines the
- * inode numbers and dlfs/mount/SEMANTICS.md what programs may expect of the files.
+ * inode numbers and dlfs/mount/SEMANTICS.md what programs may expect of the files. In a mount of
+ * several volumes, the root lists a directory for each volume, which has a number too. The upper
+ * directories, those above the datasets, are the root (number 0) and the volumes' directories.
  *
  * Conventions are those of dlfs.h: functions return 0, -errno or a DLFS_E_* code; outputs come
  * last. Threads: any at once unless said otherwise, until the mount is destroyed.
@@ -27,7 +29,7 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 6u
+#define DLFS_FUSE_VERSION 7u
 #define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
@@ -59,7 +61,7 @@ typedef struct dlfs_fuse_config {
     uint32_t file_mode;   /* permission bits of files; directories also get x where these have r */
     uint32_t threads_max; /* most threads that answer the kernel */
     uint32_t
-        root_timeout_ms; /* time for which the kernel may cache entries of the root directory */
+        root_timeout_ms; /* time for which the kernel may cache entries of an upper directory */
     uint32_t flags;      /* DLFS_FUSE_*, or 0 */
     uint32_t
         busy_poll_us; /* longest busy polling for the next event before a thread sleeps; 0: none */
@@ -108,9 +110,13 @@ DLFS_API int dlfs_fuse_uring(dlfs_fuse *fuse);
 /* ---- upcalls --------------------------------------------------------------------------------- */
 
 /* Kinds of upcalls, and the fields of the reply that the owner sets. */
-#define DLFS_FUSE_UPCALL_LOOKUP 1u       /* find the dataset of a name: dataset; 0: `incoming` */
-#define DLFS_FUSE_UPCALL_ROOT_TIME 2u    /* modification time of the root: modified_ns */
-#define DLFS_FUSE_UPCALL_LIST_ROOT 3u    /* call dlfs_fuse_set_root_listing, then reply */
+/*
+ * Find the dataset, or the directory of a volume, that a name in an upper directory stands for:
+ * dataset; 0: `incoming`. For a volume's directory also modified_ns.
+ */
+#define DLFS_FUSE_UPCALL_LOOKUP 1u
+#define DLFS_FUSE_UPCALL_TIME 2u         /* modification time of an upper directory: modified_ns */
+#define DLFS_FUSE_UPCALL_LIST 3u         /* call dlfs_fuse_set_listing, then reply */
 #define DLFS_FUSE_UPCALL_STATFS 4u       /* capacity_bytes, free_bytes, sample_count */
 #define DLFS_FUSE_UPCALL_OPEN_DATASET 5u /* call dlfs_fuse_open_dataset, then reply */
 /*
@@ -122,8 +128,9 @@ DLFS_API int dlfs_fuse_uring(dlfs_fuse *fuse);
 
 typedef struct dlfs_fuse_upcall {
     uint64_t id;
-    uint32_t kind;        /* DLFS_FUSE_UPCALL_* */
-    uint32_t dataset;     /* number, for OPEN_DATASET and REPORT_FAILURE */
+    uint32_t kind;    /* DLFS_FUSE_UPCALL_* */
+    uint32_t dataset; /* number: for LOOKUP, TIME and LIST of the upper directory; for STATFS of the
+                         upper directory or the dataset that the program has named */
     dlfs_failure failure; /* for REPORT_FAILURE; member is UINT32_MAX if no single sample failed */
     uint32_t name_bytes;
     uint8_t name[DLFS_FUSE_NAME_BYTES_MAX + 1]; /* for LOOKUP */
@@ -134,7 +141,7 @@ typedef struct dlfs_fuse_upcall {
 typedef struct dlfs_fuse_reply {
     uint64_t id;         /* the upcall's */
     int32_t error;       /* 0, or an errno > 0 */
-    uint32_t dataset;    /* number */
+    uint32_t dataset;    /* number, of a dataset or a volume's directory */
     int64_t modified_ns; /* since 1970 */
     uint64_t capacity_bytes;
     uint64_t free_bytes;
@@ -151,15 +158,19 @@ DLFS_API int dlfs_fuse_reply_upcall(dlfs_fuse *fuse, const dlfs_fuse_reply *repl
 
 /* ---- datasets -------------------------------------------------------------------------------- */
 
-/* Attributes of one version of a dataset that are known before it is opened. */
+/*
+ * Attributes of one version of a dataset that are known before it is opened; or of the directory of
+ * a volume, which is never opened.
+ */
 typedef struct dlfs_fuse_dataset {
     uint32_t number; /* 1..DLFS_FUSE_DATASET_MAX; never reused by a mount */
     uint32_t version;
     uint32_t generation; /* distinguishes it from the same number in another mount */
-    uint32_t reserved;
+    uint32_t
+        volume; /* number of the upper directory that has it; of a volume's directory: itself */
     int64_t modified_ns; /* since 1970 */
 } dlfs_fuse_dataset;
-/* Registers a dataset. Does nothing if the number is registered already. -EINVAL. */
+/* Registers a dataset or a volume's directory, unless the number is registered already. -EINVAL. */
 DLFS_API int dlfs_fuse_add_dataset(dlfs_fuse *fuse, const dlfs_fuse_dataset *dataset);
 /*
  * Attaches directory and reader to a registered dataset. Both stay the caller's and are used until
@@ -179,15 +190,24 @@ DLFS_API int dlfs_fuse_replace_reader(dlfs_fuse *fuse, uint32_t number, dlfs_rea
  * Returns 1 if no reader but the present one is in use; else 0, or waits if wait is not 0. -EINVAL.
  */
 DLFS_API int dlfs_fuse_await_reader(dlfs_fuse *fuse, uint32_t number, int wait);
-/* Makes a dataset fail with ESTALE from now on, and waits until no thread uses it. -EINVAL. */
+/*
+ * Makes a dataset or the directory of a volume fail with ESTALE from now on, and waits until no
+ * thread uses it. The datasets of a volume are withdrawn one by one. -EINVAL.
+ */
 DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number);
 /*
- * Sets the entries that the root directory lists, in this order. The i-th name (each ends with NUL)
- * is the dataset numbers[i], or `incoming` if that is 0. If the listing has changed, the kernel
- * drops its cached one. -EINVAL, -ENOMEM.
+ * Sets the entries that an upper directory lists, in this order. The i-th name (each ends with NUL)
+ * is the dataset or volume numbers[i], or `incoming` if that is 0. If the listing has changed, the
+ * kernel drops its cached one. -EINVAL, -ENOMEM.
  */
-DLFS_API int dlfs_fuse_set_root_listing(dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
-                                        const uint32_t *numbers, uint32_t entry_count);
+DLFS_API int dlfs_fuse_set_listing(dlfs_fuse *fuse, uint32_t directory, const uint8_t *names,
+                                   uint64_t names_bytes, const uint32_t *numbers,
+                                   uint32_t entry_count);
+/*
+ * Has the kernel forget what it knows of a name in the root. Waits for look-ups and listings of the
+ * root that are under way, so those must not wait for the caller.
+ */
+DLFS_API void dlfs_fuse_forget_name(dlfs_fuse *fuse, const char *name);
 
 /* ---- memory and statistics ------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /*
  * A sealed dataset never changes, so the kernel may cache its attributes and names, missing names
- * included, as long as it has memory. Only the root and the names of datasets expire.
+ * included, as long as it has memory. Only upper directories and the names of datasets expire.
  */
 #include "entry.h"
 
@@ -31,17 +31,27 @@ static mode_t directory_mode(const struct dlfs_fuse *fuse)
     return S_IFDIR | fuse->config.file_mode | (fuse->config.file_mode & 0444) >> 2;
 }
 
-int entry_set_root(struct dlfs_fuse *fuse, struct fuse_entry_param *entry)
+void entry_set_upper(const struct dlfs_fuse *fuse, const struct dataset_entry *volume,
+                     int64_t modified_ns, struct fuse_entry_param *entry)
 {
-    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_ROOT_TIME}};
-    int error = upcall_send(&fuse->upcalls, &upcall);
-    if (error != 0) {
-        return error;
-    }
-    set_common(fuse, ROOT_INODE, upcall.reply.modified_ns, entry);
+    struct tree_node top = {DATASET_DEPTH, 0};
+    uint64_t inode = volume == NULL ? ROOT_INODE : inode_pack(volume->info.number, top);
+    set_common(fuse, inode, modified_ns, entry);
+    entry->generation = volume == NULL ? 0 : volume->info.generation;
     entry->entry_timeout = entry->attr_timeout = root_timeout_seconds(fuse);
     entry->attr.st_mode = directory_mode(fuse);
-    return 0;
+}
+
+int entry_ask_upper(struct dlfs_fuse *fuse, const struct dataset_entry *volume,
+                    struct fuse_entry_param *entry)
+{
+    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_TIME,
+                                        .dataset = volume == NULL ? 0 : volume->info.number}};
+    int error = upcall_send(&fuse->upcalls, &upcall);
+    if (error == 0) {
+        entry_set_upper(fuse, volume, upcall.reply.modified_ns, entry);
+    }
+    return error;
 }
 
 void entry_set_incoming(const struct dlfs_fuse *fuse, struct fuse_entry_param *entry)

@@ -8,8 +8,12 @@
 #define FOREVER_SECONDS 1e9 /* the kernel may cache this as long as it has memory */
 #define BLOCK_BYTES 4096u
 
-/* Sets the attributes of the root. An upcall gives its time. Returns 0 or an errno > 0. */
-int entry_set_root(struct dlfs_fuse *fuse, struct fuse_entry_param *entry);
+/* Sets the attributes of an upper directory: of a volume, or of the root if `volume` is NULL. */
+void entry_set_upper(const struct dlfs_fuse *fuse, const struct dataset_entry *volume,
+                     int64_t modified_ns, struct fuse_entry_param *entry);
+/* The same, with the time that an upcall gives. Returns 0 or an errno > 0. */
+int entry_ask_upper(struct dlfs_fuse *fuse, const struct dataset_entry *volume,
+                    struct fuse_entry_param *entry);
 /* Sets the attributes of `incoming`, which never change: the directory that the owner mounts the
  * staging area over, or a link to where it is mounted. */
 void entry_set_incoming(const struct dlfs_fuse *fuse, struct fuse_entry_param *entry);

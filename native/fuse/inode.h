@@ -17,7 +17,7 @@
 #define INDEX_MAX ((UINT64_C(1) << INDEX_BITS) - 1)
 #define DEPTH_MAX ((1u << DEPTH_BITS) - 1)
 #define FILE_DEPTH 0u
-#define DATASET_DEPTH 1u /* the top directory of a dataset */
+#define DATASET_DEPTH 1u /* the top directory of a dataset, or the directory of a volume */
 
 /* A file (depth 0) or a directory of a dataset. */
 struct tree_node {

@@ -12,7 +12,7 @@
  *     dataset.c          the datasets by number
  *     mount.h            all of these together
  *     entry.c            attributes of files and directories, and replies that carry them
- *     root.c             the root directory
+ *     root.c             the upper directories: the root, and those of volumes
  *     read.c             contents of files
  *     names.c            look-ups and listings
  *     xattr.c            extended attributes
@@ -45,18 +45,8 @@
 #include "receivers.h"
 #include "upcall.h"
 
-#define ROOT_LISTINGS 8u /* past listings of the root that a reader can continue */
-
 struct rings;
-
-/* The entries of the root directory at one time. */
-struct root_listing {
-    uint32_t number; /* of this listing, counted from 1 */
-    uint32_t count;  /* entries */
-    uint64_t names_bytes;
-    char *names;        /* each ends with NUL */
-    uint32_t *datasets; /* dataset number of each entry */
-};
+struct upper_listings;
 
 struct counters {
     _Atomic uint64_t lookups;
@@ -83,9 +73,8 @@ struct dlfs_fuse {
     bool running;
     pthread_t loop; /* the thread in dlfs_fuse_run */
 
-    pthread_mutex_t listings_lock; /* protects the next two fields */
-    struct root_listing *listings[ROOT_LISTINGS];
-    uint32_t last_listing; /* number */
+    pthread_mutex_t listings_lock; /* protects the next field */
+    struct upper_listings *listings;
 
     struct open_file_cache *cache;
     struct readahead readahead;

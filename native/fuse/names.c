@@ -1,6 +1,6 @@
 /*
- * Names below a dataset are answered from its sample directory in memory; names in the root need an
- * upcall (root.c).
+ * Names below a dataset are answered from its sample directory in memory; names in an upper
+ * directory need an upcall (root.c).
  */
 #include "names.h"
 
@@ -22,8 +22,8 @@ static int set_attributes(struct dlfs_fuse *fuse, fuse_ino_t number, struct fuse
     struct inode inode = inode_unpack(number);
     struct dataset_entry *dataset;
     int error;
-    if (number == ROOT_INODE) {
-        return entry_set_root(fuse, entry);
+    if (root_is_upper(fuse, number, &dataset)) {
+        return entry_ask_upper(fuse, dataset, entry);
     }
     if (number == INCOMING_INODE) {
         entry_set_incoming(fuse, entry);
@@ -76,7 +76,7 @@ static int look_up_dots(struct dlfs_fuse *fuse, const struct dataset_entry *data
                         struct tree_node node, bool parent, struct fuse_entry_param *entry)
 {
     if (parent && node.depth == DATASET_DEPTH) {
-        return entry_set_root(fuse, entry);
+        return root_set_parent(fuse, dataset, entry);
     }
     if (parent) {
         int code = tree_parent(dataset->directory, node, &node);
@@ -115,8 +115,8 @@ void handle_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
         (void)fuse_reply_err(request, ENAMETOOLONG);
         return;
     }
-    if (parent == ROOT_INODE) {
-        root_lookup(request, name);
+    if (root_is_upper(fuse, parent, &dataset)) {
+        root_lookup(request, dataset, name);
         return;
     }
     if (parent == INCOMING_INODE) {
@@ -173,8 +173,8 @@ static void read_directory(fuse_req_t request, fuse_ino_t number, size_t bytes, 
     struct listing listing;
     struct dataset_entry *dataset;
     bytes = bytes < REPLY_BYTES_MAX ? bytes : REPLY_BYTES_MAX;
-    if (number == ROOT_INODE) {
-        root_readdir(request, bytes, position, plus);
+    if (root_is_upper(fuse, number, &dataset)) {
+        root_readdir(request, dataset, bytes, position, plus);
         return;
     }
     if (number == INCOMING_INODE) {

@@ -1,9 +1,10 @@
 /*
- * The owner knows the entries of the root, so each request of the kernel becomes an upcall.
+ * The owner knows the entries of an upper directory, so each request of the kernel becomes an
+ * upcall.
  *
  * A listing that is read in several requests continues in the listing that it began in: a position
- * has the number of that listing and the index of the next entry. The kernel caches the listing of
- * the root, so it is notified when the entries change.
+ * has the number of that listing and the index of the next entry. The kernel caches listings, so it
+ * is notified when the entries change.
  */
 #include "root.h"
 
@@ -14,19 +15,64 @@
 
 #include "entry.h"
 
+#define LISTINGS 8u      /* past listings of a directory that a reader can continue */
 #define LISTING_SHIFT 32 /* bits of a position below the number of the listing */
 #define LISTING_NUMBER_MAX INT32_MAX
 
+/* The entries of an upper directory at one time. */
+struct upper_listing {
+    uint32_t number; /* of this listing, counted from 1 */
+    uint32_t count;  /* entries */
+    uint64_t names_bytes;
+    char *names;        /* each ends with NUL */
+    uint32_t *datasets; /* number of each entry */
+};
+
+/* The last listings of one upper directory. */
+struct upper_listings {
+    uint32_t directory; /* number */
+    uint32_t last;      /* number of the newest listing; 0: none */
+    struct upper_listing *listings[LISTINGS];
+    struct upper_listings *next; /* of another directory; there are as many as volumes */
+};
+
 static const struct tree_node TOP = {DATASET_DEPTH, 0};
+
+bool root_is_upper(struct dlfs_fuse *fuse, uint64_t inode, struct dataset_entry **volume)
+{
+    struct inode parts = inode_unpack(inode);
+    *volume = NULL;
+    if (inode == ROOT_INODE) {
+        return true;
+    }
+    return parts.node.depth == DATASET_DEPTH &&
+           dataset_find(&fuse->datasets, parts.dataset, volume) == 0 && is_volume(*volume);
+}
+
+int root_set_parent(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                    struct fuse_entry_param *entry)
+{
+    struct dataset_entry *volume = NULL;
+    uint32_t number = dataset->info.volume;
+    int error = number == 0 ? 0 : dataset_find(&fuse->datasets, number, &volume);
+    return error != 0 ? error : entry_ask_upper(fuse, volume, entry);
+}
+
+static uint32_t number_of(const struct dataset_entry *volume)
+{
+    return volume == NULL ? 0 : volume->info.number;
+}
 
 /* ---- look-ups -------------------------------------------------------------------------------- */
 
-static int find_dataset(struct dlfs_fuse *fuse, const char *name, struct fuse_entry_param *entry)
+static int look_up(struct dlfs_fuse *fuse, const struct dataset_entry *volume, const char *name,
+                   struct fuse_entry_param *entry)
 {
-    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_LOOKUP}};
+    struct upcall upcall = {
+        .request = {.kind = DLFS_FUSE_UPCALL_LOOKUP, .dataset = number_of(volume)}};
     struct dataset_entry *dataset;
     if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
-        return entry_set_root(fuse, entry);
+        return entry_ask_upper(fuse, name[1] == '.' ? NULL : volume, entry);
     }
     upcall.request.name_bytes = (uint32_t)strlen(name);
     memcpy(upcall.request.name, name, upcall.request.name_bytes);
@@ -38,17 +84,19 @@ static int find_dataset(struct dlfs_fuse *fuse, const char *name, struct fuse_en
     if (error == 0) {
         error = dataset_find(&fuse->datasets, upcall.reply.dataset, &dataset);
     }
-    if (error == 0) {
+    if (error == 0 && is_volume(dataset)) {
+        entry_set_upper(fuse, dataset, upcall.reply.modified_ns, entry);
+    } else if (error == 0) {
         entry_set_directory(fuse, dataset, TOP, entry);
     }
     return error;
 }
 
-void root_lookup(fuse_req_t request, const char *name)
+void root_lookup(fuse_req_t request, const struct dataset_entry *volume, const char *name)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
     struct fuse_entry_param entry;
-    int error = find_dataset(fuse, name, &entry);
+    int error = look_up(fuse, volume, name, &entry);
     if (error == ENOENT) {
         entry_reply_absent(request, root_timeout_seconds(fuse));
     } else if (error != 0) {
@@ -60,7 +108,7 @@ void root_lookup(fuse_req_t request, const char *name)
 
 /* ---- listings -------------------------------------------------------------------------------- */
 
-static void free_listing(struct root_listing *listing)
+static void free_listing(struct upper_listing *listing)
 {
     if (listing != NULL) {
         free(listing->names);
@@ -69,22 +117,65 @@ static void free_listing(struct root_listing *listing)
     free(listing);
 }
 
-void root_free_listings(struct dlfs_fuse *fuse)
+static void free_upper(struct upper_listings *upper)
 {
-    for (uint32_t i = 0; i < ROOT_LISTINGS; i++) {
-        free_listing(fuse->listings[i]);
+    for (uint32_t i = 0; i < LISTINGS; i++) {
+        free_listing(upper->listings[i]);
+    }
+    free(upper);
+}
+
+/* Returns where the pointer to the listings of a directory is, or the end of the list. */
+static struct upper_listings **find_upper(struct dlfs_fuse *fuse, uint32_t directory)
+{
+    struct upper_listings **at = &fuse->listings;
+    while (*at != NULL && (*at)->directory != directory) {
+        at = &(*at)->next;
+    }
+    return at;
+}
+
+void root_free_listings(struct dlfs_fuse *fuse, uint32_t directory)
+{
+    (void)pthread_mutex_lock(&fuse->listings_lock);
+    struct upper_listings **at = find_upper(fuse, directory);
+    struct upper_listings *upper = *at;
+    if (upper != NULL) {
+        *at = upper->next;
+        free_upper(upper);
+    }
+    (void)pthread_mutex_unlock(&fuse->listings_lock);
+}
+
+void root_free_all_listings(struct dlfs_fuse *fuse)
+{
+    while (fuse->listings != NULL) {
+        root_free_listings(fuse, fuse->listings->directory);
     }
 }
 
-static struct root_listing *newest(const struct dlfs_fuse *fuse)
+/* Returns the listings of a directory, made on first use; NULL without memory. */
+static struct upper_listings *make_upper(struct dlfs_fuse *fuse, uint32_t directory)
 {
-    return fuse->listings[fuse->last_listing % ROOT_LISTINGS];
+    struct upper_listings **at = find_upper(fuse, directory);
+    if (*at == NULL) {
+        *at = calloc(1, sizeof **at);
+        if (*at != NULL) {
+            (*at)->directory = directory;
+        }
+    }
+    return *at;
 }
 
-static struct root_listing *make_listing(const uint8_t *names, uint64_t names_bytes,
-                                         const uint32_t *datasets, uint32_t entry_count)
+static struct upper_listing *newest(const struct upper_listings *upper)
 {
-    struct root_listing *listing = calloc(1, sizeof *listing);
+    return upper->listings[upper->last % LISTINGS];
+}
+
+static struct upper_listing *make_listing(const uint8_t *names, uint64_t names_bytes,
+                                          const uint32_t *datasets, uint32_t entry_count)
+{
+    struct upper_listing *listing = calloc(1, sizeof *listing);
     if (listing == NULL) {
         return NULL;
     }
@@ -103,7 +194,7 @@ static struct root_listing *make_listing(const uint8_t *names, uint64_t names_by
     return listing;
 }
 
-static bool listings_equal(const struct root_listing *one, const struct root_listing *other)
+static bool listings_equal(const struct upper_listing *one, const struct upper_listing *other)
 {
     return one != NULL && one->count == other->count && one->names_bytes == other->names_bytes &&
            memcmp(one->names, other->names, one->names_bytes) == 0 &&
@@ -125,36 +216,54 @@ static bool are_names(const uint8_t *names, uint64_t bytes, uint32_t name_count)
     return at == bytes;
 }
 
-int root_set_listing(struct dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
-                     const uint32_t *datasets, uint32_t entry_count)
+/* Makes a listing the newest one. Returns one that is to be freed: the oldest, or the same. */
+static struct upper_listing *add_listing(struct upper_listings *upper,
+                                         struct upper_listing *listing)
 {
-    if (!are_names(names, names_bytes, entry_count)) {
+    upper->last = upper->last == LISTING_NUMBER_MAX ? 1 : upper->last + 1;
+    listing->number = upper->last;
+    struct upper_listing **at = &upper->listings[listing->number % LISTINGS];
+    struct upper_listing *oldest = *at;
+    *at = listing;
+    return oldest;
+}
+
+int root_set_listing(struct dlfs_fuse *fuse, uint32_t directory, const uint8_t *names,
+                     uint64_t names_bytes, const uint32_t *datasets, uint32_t entry_count)
+{
+    if (directory > DLFS_FUSE_DATASET_MAX || !are_names(names, names_bytes, entry_count)) {
         return -EINVAL;
     }
-    struct root_listing *listing = make_listing(names, names_bytes, datasets, entry_count);
+    struct upper_listing *listing = make_listing(names, names_bytes, datasets, entry_count);
     if (listing == NULL) {
         return -ENOMEM;
     }
     (void)pthread_mutex_lock(&fuse->listings_lock);
-    bool changed = !listings_equal(newest(fuse), listing);
+    struct upper_listings *upper = make_upper(fuse, directory);
+    bool changed = upper != NULL && !listings_equal(newest(upper), listing);
     if (changed) {
-        uint32_t last = fuse->last_listing;
-        fuse->last_listing = last == LISTING_NUMBER_MAX ? 1 : last + 1;
-        listing->number = fuse->last_listing;
-        struct root_listing **at = &fuse->listings[listing->number % ROOT_LISTINGS];
-        struct root_listing *oldest = *at;
-        *at = listing;
-        listing = oldest;
+        listing = add_listing(upper, listing);
     }
     (void)pthread_mutex_unlock(&fuse->listings_lock);
     free_listing(listing);
     if (changed) { /* fails with ENOENT if the kernel has nothing cached */
-        (void)fuse_lowlevel_notify_inval_inode(fuse->session, ROOT_INODE, 0, 0);
+        uint64_t inode = directory == 0 ? ROOT_INODE : inode_pack(directory, TOP);
+        (void)fuse_lowlevel_notify_inval_inode(fuse->session, inode, 0, 0);
     }
-    return 0;
+    return upper == NULL ? -ENOMEM : 0;
 }
 
-/* Sets the attributes of an entry; 0 is `incoming`. Returns false if there is no such dataset. */
+void root_forget_name(struct dlfs_fuse *fuse, const char *name)
+{
+    /* Fails with ENOENT if the kernel knows nothing of the name. */
+    (void)fuse_lowlevel_notify_inval_entry(fuse->session, ROOT_INODE, name, strlen(name));
+}
+
+/*
+ * Sets the attributes of an entry; 0 is `incoming`. A volume's directory gets an inode number of 0:
+ * the kernel then looks it up when a program needs its attributes, whose time needs an upcall.
+ * Returns false if there is no such entry.
+ */
 static bool set_entry(struct dlfs_fuse *fuse, uint32_t number, struct fuse_entry_param *entry)
 {
     struct dataset_entry *dataset;
@@ -166,11 +275,12 @@ static bool set_entry(struct dlfs_fuse *fuse, uint32_t number, struct fuse_entry
         return false;
     }
     entry_set_directory(fuse, dataset, TOP, entry);
+    entry->ino = is_volume(dataset) ? 0 : entry->ino;
     return true;
 }
 
 /* Fills a reply with entries from index `first` on; the caller has the lock. Returns its bytes. */
-static size_t fill_reply(fuse_req_t request, const struct root_listing *listing, uint32_t first,
+static size_t fill_reply(fuse_req_t request, const struct upper_listing *listing, uint32_t first,
                          char *reply, size_t bytes, bool plus)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
@@ -191,10 +301,24 @@ static size_t fill_reply(fuse_req_t request, const struct root_listing *listing,
     return used;
 }
 
-void root_readdir(fuse_req_t request, size_t bytes, off_t position, bool plus)
+/* Returns the listing that a position lies in, or the newest one; the caller has the lock. */
+static struct upper_listing *listing_at(struct dlfs_fuse *fuse, uint32_t directory, off_t position)
+{
+    const struct upper_listings *upper = *find_upper(fuse, directory);
+    uint32_t number = (uint32_t)(position >> LISTING_SHIFT);
+    struct upper_listing *listing = upper == NULL ? NULL : upper->listings[number % LISTINGS];
+    if (upper != NULL && (position == 0 || (listing != NULL && listing->number != number))) {
+        listing = newest(upper); /* a new listing, or one whose beginning is no longer stored */
+    }
+    return listing;
+}
+
+void root_readdir(fuse_req_t request, const struct dataset_entry *volume, size_t bytes,
+                  off_t position, bool plus)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_LIST_ROOT}};
+    struct upcall upcall = {
+        .request = {.kind = DLFS_FUSE_UPCALL_LIST, .dataset = number_of(volume)}};
     int error = position == 0 ? upcall_send(&fuse->upcalls, &upcall) : 0;
     char *reply = error == 0 ? malloc(bytes) : NULL;
     if (reply == NULL) {
@@ -203,11 +327,7 @@ void root_readdir(fuse_req_t request, size_t bytes, off_t position, bool plus)
     }
     size_t used = 0;
     (void)pthread_mutex_lock(&fuse->listings_lock);
-    uint32_t number = (uint32_t)(position >> LISTING_SHIFT);
-    struct root_listing *listing = fuse->listings[number % ROOT_LISTINGS];
-    if (position == 0 || (listing != NULL && listing->number != number)) {
-        listing = newest(fuse); /* a new listing, or one whose beginning is no longer stored */
-    }
+    struct upper_listing *listing = listing_at(fuse, number_of(volume), position);
     if (listing != NULL) {
         used = fill_reply(request, listing, (uint32_t)position, reply, bytes, plus);
     }
@@ -220,9 +340,9 @@ void root_readdir(fuse_req_t request, size_t bytes, off_t position, bool plus)
 
 void handle_statfs(fuse_req_t request, fuse_ino_t inode)
 {
-    (void)inode;
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_STATFS}};
+    struct upcall upcall = {
+        .request = {.kind = DLFS_FUSE_UPCALL_STATFS, .dataset = inode_unpack(inode).dataset}};
     int error = upcall_send(&fuse->upcalls, &upcall);
     if (error != 0) {
         (void)fuse_reply_err(request, error);

@@ -341,7 +341,7 @@ DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
     if (fuse->session != NULL) {
         fuse_session_destroy(fuse->session);
     }
-    root_free_listings(fuse);
+    root_free_all_listings(fuse);
     free(fuse->incoming_link);
     file_cache_destroy(fuse->cache);
     dataset_table_destroy(&fuse->datasets);
@@ -464,13 +464,23 @@ DLFS_API int dlfs_fuse_await_reader(dlfs_fuse *fuse, uint32_t number, int wait)
 
 DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number)
 {
-    return dataset_withdraw(&fuse->datasets, number);
+    int code = dataset_withdraw(&fuse->datasets, number);
+    if (code == 0) {
+        root_free_listings(fuse, number);
+    }
+    return code;
 }
 
-DLFS_API int dlfs_fuse_set_root_listing(dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
-                                        const uint32_t *numbers, uint32_t entry_count)
+DLFS_API int dlfs_fuse_set_listing(dlfs_fuse *fuse, uint32_t directory, const uint8_t *names,
+                                   uint64_t names_bytes, const uint32_t *numbers,
+                                   uint32_t entry_count)
 {
-    return root_set_listing(fuse, names, names_bytes, numbers, entry_count);
+    return root_set_listing(fuse, directory, names, names_bytes, numbers, entry_count);
+}
+
+DLFS_API void dlfs_fuse_forget_name(dlfs_fuse *fuse, const char *name)
+{
+    root_forget_name(fuse, name);
 }
 
 DLFS_API void dlfs_fuse_expire_cache(dlfs_fuse *fuse, uint32_t age_ms)

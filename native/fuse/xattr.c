@@ -48,7 +48,7 @@ void handle_getxattr(fuse_req_t request, fuse_ino_t number, const char *name, si
     int error =
         inode.dataset == 0 ? ENODATA : dataset_find(&fuse->datasets, inode.dataset, &dataset);
     bool version = inode.node.depth <= DATASET_DEPTH && strcmp(name, XATTR_VERSION) == 0;
-    if (error == 0 && version) {
+    if (error == 0 && version && !is_volume(dataset)) {
         value_bytes = snprintf(value, sizeof value, "%" PRIu32, dataset->info.version);
     } else if (error == 0 && inode.node.depth == FILE_DEPTH) {
         error = dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
@@ -73,7 +73,7 @@ void handle_listxattr(fuse_req_t request, fuse_ino_t number, size_t bytes)
     int error = inode.dataset == 0 ? 0 : dataset_find(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
         (void)fuse_reply_err(request, error);
-    } else if (inode.dataset == 0 || inode.node.depth > DATASET_DEPTH) {
+    } else if (inode.dataset == 0 || inode.node.depth > DATASET_DEPTH || is_volume(dataset)) {
         reply_value(request, "", 0, bytes);
     } else if (inode.node.depth == DATASET_DEPTH) {
         reply_value(request, XATTR_VERSION, sizeof XATTR_VERSION, bytes);

@@ -138,8 +138,15 @@ def lacks_uring() -> str | None:
 
 
 @contextlib.contextmanager
-def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -> Iterator[Mount]:
-    """Mount in the background for the duration of a block."""
+def mounted(
+    volume: Path | str,
+    directory: Path,
+    log: Path,
+    *,
+    more: Sequence[Path | str] = (),
+    **options: object,
+) -> Iterator[Mount]:
+    """Mount in the background for the duration of a block; with further volumes if nested."""
     from dlfs.mount.background import mount_volume
     from dlfs.mount.options import MountOptions
 
@@ -147,7 +154,13 @@ def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -
         directory.mkdir()
     uring = bool(options.setdefault("uring", False))
     with uring_offered() if uring else contextlib.nullcontext():
-        background = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
+        background = mount_volume(
+            str(volume),
+            directory,
+            MountOptions(**options),  # type: ignore[arg-type]
+            more_volume_uris=[str(each) for each in more],
+            log=log,
+        )
     mount = Mount(Path(volume), directory, background.pid, log, background.transport)
     try:
         yield mount

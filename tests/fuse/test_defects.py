@@ -18,6 +18,7 @@ import pytest
 import trio
 
 import dlfs
+from dlfs.mount.mount_view import MountView
 from dlfs.mount.mountpoint import unmount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.server import serve_view
@@ -39,6 +40,8 @@ class Defective:
     def __init__(self, volume: dlfs.Volume) -> None:
         self.refresh = volume.refresh
         self.datasets = volume.datasets
+        self.uuid, self.label = volume.uuid, volume.label
+        self.capacity_bytes, self.free_bytes = volume.capacity_bytes, volume.free_bytes
 
     dataset = fail
 
@@ -50,7 +53,8 @@ def served(
     """Mount a volume by a server in a thread for the duration of a block."""
     directory.mkdir()
     ready = threading.Event()
-    arguments = (volume, shown, str(directory), options, lambda _path, _transport: ready.set())
+    view = MountView([shown])
+    arguments = (view, volume, str(directory), options, lambda _path, _transport: ready.set())
     server = threading.Thread(target=trio.run, args=(serve_view, *arguments), daemon=True)
     server.start()
     assert ready.wait(SECONDS_MAX)

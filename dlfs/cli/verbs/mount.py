@@ -1,4 +1,4 @@
-"""``dlfs mount``: shows a volume's datasets as files."""
+"""``dlfs mount``: shows the datasets of volumes as files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlfs.cli.environment import DEFAULTED, MEMORY_VARIABLE
-from dlfs.cli.options import JsonOption, OptionalVolumeArgument, parse_size, require_trio
+from dlfs.cli.options import JsonOption, parse_size, require_trio
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.errors import UsageError
 
@@ -68,13 +68,24 @@ IncomingOption = Annotated[
 ]
 
 
+VolumesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="VOLUME...",
+        help="The volume: its members' device URIs, joined by commas. "
+        "Several: DIR/LABEL shows each.",
+    ),
+]
+NestedOption = Annotated[
+    bool, typer.Option("--nested", help="Show the volume at DIR/LABEL also if it is the only one.")
+]
 ReplaceOption = Annotated[
     str | None,
     typer.Option(
         "--replace",
         metavar="DIR",
         help="Instead of mounting, have this version of dlfs serve the mount on DIR from now on. "
-        "What programs have open goes on. The volume and the options stay, except --memory, "
+        "What programs have open goes on. The volumes and the options stay, except --memory, "
         "--busy-poll-us and --log where given. For mounts in the background by the native server, "
         "without --incoming, not over io_uring (Linux 6.9 or newer).",
     ),
@@ -92,7 +103,7 @@ def _parse_mode(text: str) -> int:
 
 def mount(
     ctx: typer.Context,
-    volume: OptionalVolumeArgument = None,
+    volumes: VolumesArgument = None,
     directory: Annotated[
         str | None, typer.Argument(metavar="DIR", help="An empty directory.")
     ] = None,
@@ -108,6 +119,7 @@ def mount(
         str, typer.Option(help="Permissions of files, octal; directories add x to r.")
     ] = "444",
     memory: MemoryOption = None,
+    nested: NestedOption = False,
     incoming: IncomingOption = None,
     fuse: FuseOption = "auto",
     busy_poll: BusyPollOption = 200,
@@ -119,7 +131,7 @@ def mount(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Mount a volume: any program can read DIR/DATASET/PATH."""
+    """Mount volumes: any program can read DIR/DATASET/PATH; of several, DIR/LABEL/DATASET/PATH."""
     require_trio("mount", "mount")
     from dlfs.mount.background import mount_volume, replace_server
     from dlfs.mount.options import CACHE_BYTES, MountOptions
@@ -136,7 +148,7 @@ def mount(
         )
         _report(replaced, json=json)
         return
-    if volume is None or directory is None:
+    if not volumes or directory is None:
         raise UsageError("mount: expected VOLUME and DIR, or --replace DIR")
     defaults = MountOptions()
     options = MountOptions(
@@ -150,13 +162,15 @@ def mount(
         busy_poll_us=busy_poll,
         restart=not no_restart,
         uring=not no_uring,
+        nested=nested or len(volumes) > 1,
     )
     choose_server(options)  # fails before anything is started
     if foreground:
         log_events()
-        serve(volume, directory, options, lambda path, _: note(f"mounted on {path}"))
+        serve(volumes, directory, options, lambda path, _: note(f"mounted on {path}"))
         return
-    mounted = mount_volume(volume, directory, options, log=log)
+    first, *more = volumes
+    mounted = mount_volume(first, directory, options, more_volume_uris=more, log=log)
     _report(mounted, json=json)
 
 
@@ -176,16 +190,16 @@ def _check_replace(ctx: typer.Context) -> None:
         name = each.name or ""
         if name in _WITH_REPLACE or not _is_given(ctx, name):
             continue
-        if name == "volume" and DEFAULTED in ctx.meta:
+        if name == "volumes" and DEFAULTED in ctx.meta:
             continue
-        shown = each.opts[0] if each.param_type_name == "option" else each.human_readable_name
+        shown = each.opts[0] if each.param_type_name == "option" else "VOLUME"
         raise UsageError(
-            f"mount --replace: the volume and the options of a mount stay; leave {shown} out"
+            f"mount --replace: the volumes and the options of a mount stay; leave {shown} out"
         )
 
 
 def _report(mounted: Mounted, *, json: bool) -> None:
-    """Print where a volume is mounted, and by which server."""
+    """Print where volumes are mounted, and by which server."""
     from dlfs.mount.options import URING_TRANSPORT
 
     if json:

@@ -11,7 +11,7 @@ import typer
 
 from dlfs.cli.options import JsonOption, parse_size, require_trio
 from dlfs.cli.output import log_events, note, print_json
-from dlfs.cli.verbs.mount import FuseOption
+from dlfs.cli.verbs.mount import FuseOption, NestedOption
 
 READY_PREFIX = "serving on "
 
@@ -24,10 +24,7 @@ VolumesArgument = Annotated[
 ]
 MountOption = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="Also mount the volume there; several, each at DIR/LABEL."),
-]
-NestedOption = Annotated[
-    bool, typer.Option("--nested", help="Mount at DIR/LABEL also with one VOLUME.")
+    typer.Option(metavar="DIR", help="Also mount there; several volumes, each at DIR/LABEL."),
 ]
 IncomingOption = Annotated[
     str | None,

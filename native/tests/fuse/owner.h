@@ -9,11 +9,13 @@
 #include "reader/reader_tests.h"
 
 #define DATASET 3u /* number of the dataset, whose name is `data` */
+#define VOLUME 7u  /* number of the directory of its volume, `pets`, in a nested mount */
 
 struct owner {
     dlfs_fuse *fuse;
     dlfs_directory *directory;
     dlfs_reader *reader;
+    bool nested;
     pthread_t thread;
 };
 
@@ -27,8 +29,13 @@ static inline void *answer_upcalls(void *argument)
         if (code == 0) {
             continue;
         }
-        if (upcall.kind == DLFS_FUSE_UPCALL_LOOKUP && strcmp((char *)upcall.name, "data") != 0) {
+        bool in_root = owner->nested && upcall.dataset == 0;
+        const char *name = in_root ? "pets" : "data";
+        if (upcall.kind == DLFS_FUSE_UPCALL_LOOKUP && strcmp((char *)upcall.name, name) != 0) {
             reply.error = ENOENT;
+        } else if (upcall.kind == DLFS_FUSE_UPCALL_LOOKUP && in_root) {
+            reply.dataset = VOLUME;
+            reply.modified_ns = 1000;
         } else if (upcall.kind == DLFS_FUSE_UPCALL_OPEN_DATASET) {
             CHECK_EQ(dlfs_fuse_open_dataset(owner->fuse, DATASET, owner->directory, owner->reader),
                      0);

@@ -38,6 +38,7 @@ struct mount {
     pthread_t runner;
     struct owner owner;
     _Atomic bool ending;
+    bool nested; /* the dataset is in the directory of a volume, `pets` */
 };
 
 static void *run(void *argument)
@@ -50,8 +51,11 @@ static void *run(void *argument)
 static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint32_t flags,
                         uint32_t busy_poll_us)
 {
-    const dlfs_fuse_dataset info = {.number = DATASET, .version = 9, .modified_ns = 1000};
-    const uint32_t numbers[] = {DATASET};
+    const dlfs_fuse_dataset volume = {.number = VOLUME, .volume = VOLUME};
+    const dlfs_fuse_dataset info = {
+        .number = DATASET, .volume = mount->nested ? VOLUME : 0, .version = 9, .modified_ns = 1000};
+    const uint32_t numbers[] = {DATASET, VOLUME};
+    const uint8_t names[] = "data\0pets";
     const dlfs_fuse_config config = {
         .mountpoint = mount->path,
         .options = "ro,fsname=dlfs,subtype=dlfs",
@@ -71,11 +75,16 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
         return false;
     }
     CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &info), 0);
-    CHECK_EQ(dlfs_fuse_set_root_listing(mount->fuse, (const uint8_t *)"data", 5, numbers, 1), 0);
-    CHECK_EQ(dlfs_fuse_set_root_listing(mount->fuse, (const uint8_t *)"data", 4, numbers, 1),
+    if (mount->nested) {
+        CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &volume), 0);
+        CHECK_EQ(dlfs_fuse_set_listing(mount->fuse, 0, names + 5, 5, numbers + 1, 1), 0);
+    }
+    CHECK_EQ(dlfs_fuse_set_listing(mount->fuse, info.volume, names, 5, numbers, 1), 0);
+    CHECK_EQ(dlfs_fuse_set_listing(mount->fuse, 0, names, 4, numbers, 1), -EINVAL);
+    CHECK_EQ(dlfs_fuse_set_listing(mount->fuse, DLFS_FUSE_DATASET_MAX + 1, names, 5, numbers, 1),
              -EINVAL);
     CHECK_EQ(pthread_create(&mount->runner, NULL, run, mount), 0);
-    mount->owner = (struct owner){mount->fuse, dataset->directory, mount->reader, 0};
+    mount->owner = (struct owner){mount->fuse, dataset->directory, mount->reader, mount->nested, 0};
     owner_begin(&mount->owner);
     return true;
 }
@@ -233,6 +242,38 @@ static void test_ending_while_in_use(struct mount *mount, const struct dataset *
     end_reading(readings);
 }
 
+/* The directory of a volume lists its datasets, and is stale once both are withdrawn. */
+static void test_volume(struct mount *mount, const struct dataset *dataset, uint32_t flags)
+{
+    char path[96];
+    char value[8];
+    struct stat top;
+    struct stat status;
+    mount->nested = true;
+    CHECK(mount_begin(mount, dataset, flags, 0));
+    CHECK_EQ(entries_of(mount->path), 1);
+    (void)snprintf(path, sizeof path, "%s/pets/data", mount->path);
+    CHECK_EQ(entries_of(path), COUNT);
+    (void)snprintf(path, sizeof path, "%s/data", mount->path);
+    CHECK(stat(path, &status) < 0 && errno == ENOENT);
+    (void)snprintf(path, sizeof path, "%s/pets", mount->path);
+    CHECK_EQ(entries_of(path), 1);
+    CHECK(getxattr(path, "user.dlfs.version", value, sizeof value) < 0 && errno == ENODATA);
+    CHECK_EQ(listxattr(path, NULL, 0), 0);
+    CHECK_EQ(stat(path, &top), 0);
+    int folder = open(path, O_RDONLY | O_DIRECTORY);
+    CHECK(folder >= 0);
+    dlfs_fuse_forget_name(mount->fuse, "pets");
+    dlfs_fuse_forget_name(mount->fuse, "nothing");
+    CHECK(stat(path, &status) == 0 && status.st_ino == top.st_ino);
+    CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, DATASET), 0);
+    CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, VOLUME), 0);
+    CHECK(fstatat(folder, "new", &status, 0) < 0 && errno == ESTALE);
+    CHECK_EQ(close(folder), 0);
+    mount_end(mount);
+    mount->nested = false;
+}
+
 /* With one program, the sole receiver may busy-poll for the device or for the next request. */
 static void test_ending_while_one_reads(struct mount *mount, const struct dataset *dataset)
 {
@@ -317,6 +358,7 @@ static void test_uring(struct mount *mount, const struct dataset *dataset)
     test_reading(mount, dataset, DLFS_FUSE_OPEN_REQUESTS, BUSY_POLL_US);
     test_ending_while_in_use(mount, dataset, 0, BUSY_POLL_US);
     test_lack_of_memory(mount, dataset);
+    test_volume(mount, dataset, 0);
     CHECK_EQ(close(offered), 0);
     CHECK_EQ(waitpid(guard, &status, 0), guard);
     CHECK_EQ(status, 0);
@@ -363,6 +405,7 @@ int main(void)
         test_reading(&mount, &dataset, device, BUSY_POLL_US);
         test_ending_while_in_use(&mount, &dataset, device, BUSY_POLL_US);
         test_ending_while_one_reads(&mount, &dataset);
+        test_volume(&mount, &dataset, device);
         test_uring(&mount, &dataset);
     } else {
         CHECK_EQ(dlfs_reader_destroy(mount.reader), 0);

@@ -86,7 +86,7 @@ static void mount_begin(struct mount *mount)
     CHECK_EQ(take_message(mount), 2);
     CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &info), 0);
     CHECK_EQ(pthread_create(&mount->runner, NULL, run, mount), 0);
-    mount->owner = (struct owner){mount->fuse, mount->dataset.directory, mount->reader, 0};
+    mount->owner = (struct owner){mount->fuse, mount->dataset.directory, mount->reader, false, 0};
     owner_begin(&mount->owner);
 }
 

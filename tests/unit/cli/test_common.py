@@ -112,6 +112,7 @@ def test_the_volume_may_be_left_out(run, default, tmp_path) -> None:
     assert run("import", tmp_path / "out", "--name", "again").code == 0
     assert run("rm", "again", "--yes").code == 0
     assert run("stall", "small", "--seconds", 0.1, "--json").code == 0
+    assert "much" in run("serve", "--cache", "much").err  # options stay
 
 
 def test_the_volume_may_be_given_all_the_same(run, default, tmp_path) -> None:

@@ -37,3 +37,19 @@ def test_a_volume_of_the_environment_is_not_given(
 
 def test_a_mount_needs_a_volume_and_a_directory(run: Run) -> None:
     assert "expected VOLUME and DIR, or --replace DIR" in run("mount", "v.img").err
+
+
+def test_writing_is_for_one_volume(run: Run, tmp_path: Path) -> None:
+    for words in (["a.img", "b.img"], ["a.img", "--nested"]):
+        done = run("mount", *words, tmp_path, "--incoming", "staging")
+        assert done.code == 2
+        assert "what programs write goes to one volume; mount that without others" in done.err
+
+
+def test_each_volume_is_given_once(run: Run, volume: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mnt"
+    folder.mkdir()
+    for word in ("--foreground", "--quiet"):
+        done = run("mount", volume, volume, folder, word)
+        assert done.code == 2
+        assert "a volume is given twice" in done.err

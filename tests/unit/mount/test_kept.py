@@ -9,7 +9,7 @@ import trio
 
 import dlfs
 from dlfs.mount.kept import DatasetNumbers
-from dlfs.mount.view import VolumeView
+from dlfs.mount.mount_view import MountView
 from dlfs.units import MIB
 from tests.fuse.mounting import add_dataset
 
@@ -32,7 +32,7 @@ def test_a_view_takes_over_what_another_one_has_shown_meanwhile(tmp_path: Path) 
     def write(name: str) -> None:
         add_dataset(path, name, {b"path": b"data"})
 
-    async def show(present: VolumeView, new: VolumeView) -> None:
+    async def show(present: MountView, new: MountView) -> None:
         write("first")
         first = await present.child(b"first")
         assert [dataset.number for dataset in await new.restore()] == [first.number]
@@ -48,5 +48,5 @@ def test_a_view_takes_over_what_another_one_has_shown_meanwhile(tmp_path: Path) 
 
     numbers = DatasetNumbers()
     with dlfs.open(str(path)) as volume, dlfs.open(str(path)) as other:
-        trio.run(show, VolumeView(volume, numbers=numbers), VolumeView(other, numbers=numbers))
+        trio.run(show, MountView([volume], numbers=numbers), MountView([other], numbers=numbers))
     numbers.close()

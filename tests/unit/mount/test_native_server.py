@@ -16,8 +16,9 @@ import trio
 from dlfs._native import fuse as native
 from dlfs.errors import ChecksumError, StaleError
 from dlfs.mount import native_server
+from dlfs.mount.mount_view import MountView
 from dlfs.mount.native_server import NativeMount, widen_read_ahead
-from dlfs.mount.view import ShownDataset, VolumeView
+from dlfs.mount.view import ShownDataset
 from dlfs.reader import MovedError
 
 
@@ -51,8 +52,8 @@ def test_every_upcall_gets_a_reply(
     replies = Replies()
     mount._path = "/mnt"
     mount._fuse = replies  # type: ignore[assignment]
-    mount._handlers = {native.UPCALL_LIST_ROOT: fail}
-    upcall: Any = SimpleNamespace(kind=native.UPCALL_LIST_ROOT, id=7)
+    mount._handlers = {native.UPCALL_LIST: fail}
+    upcall: Any = SimpleNamespace(kind=native.UPCALL_LIST, id=7)
     with caplog.at_level(logging.ERROR):
         trio.run(mount._answer, upcall)
     assert replies.given == [(7, {"error": number})]
@@ -94,14 +95,15 @@ def test_a_failure_is_answered_while_the_dataset_is_removed() -> None:
     mount = NativeMount.__new__(NativeMount)
     fuse: Any = AnsweredFuse()
     info: Any = SimpleNamespace(name="d", version=1, uuid="u")
-    dataset = ShownDataset(1, info, 0, loaded=SimpleNamespace(close=int))  # type: ignore[arg-type]
+    view = MountView([None])  # type: ignore[list-item]
+    (volume,) = view.volumes
+    dataset = ShownDataset(1, volume, info, 0, loaded=SimpleNamespace(close=int))  # type: ignore[arg-type]
     dataset.pin()
-    view: Any = VolumeView(None, on_removed=mount._on_removed)  # type: ignore[arg-type]
-    view._shown, view._by_uuid = [dataset], {"u": dataset}
-    mount._view, mount._fuse = view, fuse
+    view._shown, volume.by_uuid = [dataset], {"u": dataset}  # type: ignore[dict-item]
+    view.server, mount._view, mount._fuse = mount, view, fuse
 
     async def remove() -> None:
-        view._update([])
+        volume._update([])
         while not dataset.load_lock.locked():
             await trio.lowlevel.checkpoint()
 

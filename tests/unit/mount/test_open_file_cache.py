@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import dlfs
 from dlfs.dataset import Dataset
-from dlfs.errors import ClosedError, LimitError
+from dlfs.errors import ClosedError, LimitError, StaleError
 from dlfs.mount.open_file_cache import (
     LARGE_READS_MAX,
     SAMPLE_BYTES_MAX,
@@ -21,6 +21,7 @@ from dlfs.mount.open_file_cache import (
     OpenFileCache,
     OpenSample,
 )
+from dlfs.reader import LargeSample
 from dlfs.units import MIB
 
 SIZES = [0, 1, 1000, 1000, 1000, 5000, SMALL_BYTES_MAX + 1]
@@ -302,5 +303,56 @@ def test_too_large_to_open(dataset: Dataset) -> None:
         with pytest.raises(LimitError, match="at most"):
             setup.cache.open(9, setup.pins, dataset, 9, SAMPLE_BYTES_MAX + 1)
         assert setup.pins.count == 0
+
+    run(dataset, body)
+
+
+@pytest.mark.parametrize("index", [0, 5, 6])
+def test_files_of_a_withdrawn_dataset_are_stale(dataset: Dataset, index: int) -> None:
+    async def body(setup: Setup) -> None:
+        read, unread = setup.open(index), setup.open(4)
+        assert await setup.cache.read_range(read, 0, 10) == content(index)[:10]
+        setup.cache.withdraw(setup.pins)
+        await setup.wait_until_unused()
+        for sample in (read, unread):
+            with pytest.raises(StaleError, match="not in the mount any more"):
+                await setup.cache.read_range(sample, 0, 10)
+            setup.cache.release(sample)
+        again = setup.open(index)  # of a dataset that was mounted again
+        assert await setup.cache.read_range(again, 0, 10) == content(index)[:10]
+        setup.cache.release(again)
+
+    run(dataset, body)
+
+
+def test_a_read_under_way_when_its_dataset_is_withdrawn_ends(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go = threading.Event(), threading.Event()
+    verify = LargeSample.verify
+
+    def wait_and_verify(large: LargeSample) -> None:
+        began.set()
+        assert go.wait(60)
+        verify(large)
+
+    monkeypatch.setattr(LargeSample, "verify", wait_and_verify)
+
+    async def body(setup: Setup) -> None:
+        sample = setup.open(6)
+        results: list[bytes | memoryview] = []
+
+        async def read() -> None:
+            results.append(await setup.cache.read_range(sample, 0, SIZES[6]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.to_thread.run_sync(began.wait)
+            setup.cache.withdraw(setup.pins)
+            assert setup.pins.count == 1
+            go.set()
+            await setup.wait_until_unused()
+        assert results == [content(6)]
+        setup.cache.release(sample)
 
     run(dataset, body)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 import dlfs
 from dlfs.errors import DeviceLostError, LimitError, NotFoundError, StaleError
 from dlfs.format.location import pack_locations, unpack_location
+from dlfs.mount import mount_view
 from dlfs.mount import view as module
-from dlfs.mount.view import LOADS_MAX, LoadedDataset, ShownDataset, VolumeView
+from dlfs.mount.mount_view import MountView
+from dlfs.mount.view import LOADS_MAX, LoadedDataset, ShownDataset
 from dlfs.volume import Volume
 
 
@@ -30,13 +32,18 @@ def add(volume: Volume, name: str) -> None:
         writer.add("a", name.encode())
 
 
-def all_loaded(view: VolumeView) -> list[ShownDataset]:
-    return [dataset for dataset in view._shown if dataset.loaded is not None]
+def all_loaded(view: MountView) -> list[ShownDataset]:
+    return [dataset for dataset in view.shown_of(view.volumes[0]) if dataset.loaded is not None]
 
 
-def run(volume: Volume, body: Callable[[VolumeView], Awaitable[None]]) -> None:
+async def listed(view: MountView, directory: int = 0) -> list[bytes]:
+    await view.refresh(directory)
+    return [name for name, _ in view.entries(directory)]
+
+
+def run(volume: Volume, body: Callable[[MountView], Awaitable[None]]) -> None:
     async def main() -> None:
-        view = VolumeView(volume)
+        view = MountView([volume])
         try:
             await body(view)
         finally:
@@ -49,7 +56,7 @@ def test_numbers_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROOT_SECONDS", 0)
     add(volume, "x")
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         first = await view.child(b"x")
         add(volume, "x")
         second = await view.child(b"x")
@@ -77,18 +84,18 @@ def test_the_list_stays_while_it_cannot_be_read(
     def fail() -> None:
         raise error
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         monkeypatch.setattr(volume, "refresh", fail)
         with pytest.raises(type(error)):
-            await view.names()  # no list was ever read
+            await listed(view)  # no list was ever read
         monkeypatch.setattr(volume, "refresh", refresh)
-        assert await view.names() == [b"x"]
+        assert await listed(view) == [b"x"]
         monkeypatch.setattr(volume, "refresh", fail)
-        assert await view.names() == [b"x"]
+        assert await listed(view) == [b"x"]
         assert (await view.child(b"x")).number == 1
         monkeypatch.setattr(volume, "refresh", refresh)
         add(volume, "y")
-        assert await view.names() == [b"x", b"y"]
+        assert await listed(view) == [b"x", b"y"]
 
     run(volume, body)
 
@@ -99,7 +106,7 @@ def test_a_renamed_dataset_keeps_its_number(
     monkeypatch.setattr(module, "ROOT_SECONDS", 0)
     add(volume, "x")
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         before = await view.child(b"x")
         volume.rename("x", "y")
         add(volume, "x")
@@ -107,7 +114,7 @@ def test_a_renamed_dataset_keeps_its_number(
         assert loaded.dataset.get("a") == b"x"
         assert await view.child(b"y") is before
         assert (await view.child(b"x")).info.version == 2
-        assert await view.names() == [b"x", b"y"]
+        assert await listed(view) == [b"x", b"y"]
 
     run(volume, body)
 
@@ -115,10 +122,11 @@ def test_a_renamed_dataset_keeps_its_number(
 class Stuck:
     """Has a view's loads wait when they are done; says how many do."""
 
-    def __init__(self, view: VolumeView, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, view: MountView, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.waiting = threading.Semaphore(0)
-        real = view._load
+        (volume,) = view.volumes
+        real = volume._load
 
         def load(dataset: ShownDataset) -> LoadedDataset:
             loaded = real(dataset)
@@ -126,7 +134,7 @@ class Stuck:
             assert self.go.wait(60)
             return loaded
 
-        monkeypatch.setattr(view, "_load", load)
+        monkeypatch.setattr(volume, "_load", load)
 
     async def wait_for(self, count: int) -> None:
         for _ in range(count):
@@ -141,7 +149,7 @@ def test_loads_that_hang_keep_nobody_else_waiting(
     for name in (*names, "loaded"):
         add(volume, name)
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         loaded = await view.load(await view.child(b"loaded"))
         stuck = Stuck(view, monkeypatch)
         free = trio.to_thread.current_default_thread_limiter().available_tokens
@@ -150,9 +158,9 @@ def test_loads_that_hang_keep_nobody_else_waiting(
                 for name in names:
                     nursery.start_soon(view.load, await view.child(name.encode()))
                 await stuck.wait_for(LOADS_MAX)
-                assert view._load_limiter.available_tokens == 0
+                assert view.volumes[0]._load_limiter.available_tokens == 0
                 assert trio.to_thread.current_default_thread_limiter().available_tokens == free
-                assert await view.names() == sorted(name.encode() for name in (*names, "loaded"))
+                assert await listed(view) == sorted(name.encode() for name in (*names, "loaded"))
                 assert await view.load(await view.child(b"loaded")) is loaded
                 stuck.go.set()
         assert len(all_loaded(view)) == len(names) + 1
@@ -166,7 +174,7 @@ def test_what_is_removed_while_it_is_loaded_is_closed(
     monkeypatch.setattr(module, "ROOT_SECONDS", 0)
     add(volume, "stuck")
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         shown, closed = await view.child(b"stuck"), list[LoadedDataset]()
         monkeypatch.setattr(LoadedDataset, "close", lambda loaded: closed.append(loaded))
         stuck = Stuck(view, monkeypatch)
@@ -183,7 +191,7 @@ def test_what_is_removed_while_it_is_loaded_is_closed(
                 nursery.start_soon(open_it)
                 await stuck.wait_for(1)
                 volume.remove("stuck")
-                assert await view.names() == []
+                assert await listed(view) == []
                 stuck.go.set()
         assert (len(closed), len(refused), all_loaded(view)) == (1, 1, [])
         monkeypatch.undo()
@@ -198,13 +206,13 @@ def test_removed_datasets_are_closed_when_unused(
     monkeypatch.setattr(module, "ROOT_SECONDS", 0)
     add(volume, "x")
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         shown = await view.child(b"x")
         loaded = await view.load(shown)
         shown.pin()
         volume.remove("x")
-        assert await view.names() == []
-        assert await view.modified_ns() == 0
+        assert await listed(view) == []
+        assert view.modified_ns() == 0
         assert shown.loaded is loaded
         with pytest.raises(StaleError, match="was removed"):
             view.dataset(shown.number)
@@ -221,7 +229,7 @@ def test_what_took_a_removed_name_is_not_what_was_shown(
     add(volume, "x")
     add(volume, "y")
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         shown = await view.child(b"x")
         other = await view.child(b"y")
         volume.remove("x")
@@ -242,11 +250,11 @@ def test_what_took_a_removed_name_is_not_what_was_shown(
 
 
 def test_numbers_run_out(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DATASET_MAX", 1)
+    monkeypatch.setattr(mount_view, "DATASET_MAX", 1)
     add(volume, "x")
     add(volume, "y")
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         assert (await view.child(b"y")).number == 1
         assert (await view.child(b"y")).number == 1
         with pytest.raises(LimitError, match="mount the volume anew"):
@@ -264,7 +272,7 @@ def test_one_location_as_many(address: int, length: int, crc: int) -> None:
 def test_samples_by_index(volume: Volume) -> None:
     add(volume, "x")
 
-    async def body(view: VolumeView) -> None:
+    async def body(view: MountView) -> None:
         loaded = await view.load(await view.child(b"x"))
         with volume.dataset("x") as dataset:
             info = dataset.stat(0)

@@ -1,0 +1,469 @@
+"""The datasets and volumes that a mount shows, with their numbers.
+
+The root shows the datasets of the only volume. In a nested mount it shows a directory for each
+volume, below which are the volume's datasets. The directory has the volume's label as its name, or
+its UUID where the label is empty, no file name, or taken. Volumes come and go while the mount is
+served.
+
+The **upper directories** are those above the datasets: the root, and those of volumes. Each volume
+directory and each version of a dataset that is looked up gets a number from one sequence, which it
+keeps as long as the mount exists. A number is never used twice. Number 0 is the root.
+
+What a nested root shows is known without a device, so a volume that does not answer delays no
+other: its directory appears with what is known after a short wait.
+
+Threads: one, the FUSE loop (trio).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+import trio
+
+from dlfs.errors import DlfsError, LimitError, NotFoundError, StaleError
+from dlfs.mount.errnos import report_failure
+from dlfs.mount.kept import DatasetNumbers
+from dlfs.mount.view import (
+    IDLE_SECONDS,
+    LoadedDataset,
+    ShownDataset,
+    ShownVolume,
+    VolumeView,
+    created_ns,
+)
+from dlfs.staging.inode_numbers import DATASET_MAX
+from dlfs.store.info import DatasetInfo
+from dlfs.wording import quote
+
+ROOT_DIRECTORY = 0
+"""Number of the root among the upper directories."""
+REFRESH_WAIT_SECONDS = 1.0
+"""Longest wait of a request for a volume's directory until the volume's list is read again."""
+
+Shown: TypeAlias = ShownDataset | VolumeView
+
+
+class Space(NamedTuple):
+    """The space of a volume, or of several together."""
+
+    capacity_bytes: int
+    free_bytes: int
+    sample_count: int
+
+
+class ViewServer(Protocol):
+    """The server of a mount, which follows the changes of its view; its own tasks call it."""
+
+    def on_removed(self, dataset: ShownDataset) -> None:
+        """Stop using a dataset that was removed from its volume, once no open file needs it."""
+
+    async def forget_name(self, name: bytes) -> None:
+        """Have the kernel forget a name in the root, and its listing."""
+
+    async def withdraw(self, shown: Shown) -> None:
+        """Stop using a dataset or a directory of a volume that was removed from the mount."""
+
+
+class MountView:
+    """What a mount shows.
+
+    Args:
+        volumes: the volumes; each must outlive its place in the view.
+        nested: show each volume in a directory of its own, also if it is the only one.
+        numbers: the numbers that earlier servers of this mount have given, to be continued.
+
+    Attributes:
+        nested: as given.
+        server: the server that shows the view; None: it is not mounted.
+        nursery: nursery of the server, for work that no request waits for; None likewise.
+    """
+
+    def __init__(
+        self,
+        volumes: Iterable[ShownVolume],
+        *,
+        nested: bool = False,
+        numbers: DatasetNumbers | None = None,
+    ) -> None:
+        self.nested = nested
+        self.server: ViewServer | None = None
+        self.nursery: trio.Nursery | None = None
+        self._numbers = numbers
+        # Number n at index n-1; None: shown by an earlier server, and removed since.
+        self._shown: list[Shown | None] = []
+        self._volumes: list[VolumeView] = []
+        self._refreshes: dict[VolumeView, trio.Event] = {}  # those that tasks of the server run
+        for volume in volumes:
+            self._enter(volume)
+
+    # ---- volumes ---------------------------------------------------------------------------------
+
+    @property
+    def volumes(self) -> list[VolumeView]:
+        """The volumes."""
+        return list(self._volumes)
+
+    async def add(self, volume: ShownVolume) -> VolumeView:
+        """Show one more volume, in a nested view.
+
+        Raises:
+            LimitError: this mount has shown as many datasets and volumes as it can.
+        """
+        view = self._enter(volume)
+        try:
+            self._number_volume(view)
+        except BaseException:
+            self._volumes.remove(view)
+            raise
+        await self._forget(view)
+        return view
+
+    async def hide(self, volume: VolumeView) -> None:
+        """Have no more programs find a volume of a nested view; what is open goes on."""
+        volume.hidden = True
+        await self._forget(volume)
+
+    async def unhide(self, volume: VolumeView) -> None:
+        """Undo ``hide``."""
+        volume.hidden = False
+        await self._forget(volume)
+
+    async def remove(self, volume: VolumeView) -> None:
+        """Stop showing a volume. What is open in it fails with ESTALE from now on.
+
+        When it returns, no thread of the view uses the volume. Open datasets of it are closed soon.
+        """
+        self._volumes.remove(volume)
+        await self._forget(volume)
+        await volume.remove()
+        for shown in self.shown_of(volume):
+            await self._in_nursery(functools.partial(_withdraw, shown))
+
+    def shown_of(self, volume: VolumeView) -> list[Shown]:
+        """Return the directory of a volume and its datasets that this server has shown."""
+        return [
+            shown
+            for shown in self._shown
+            if shown is volume or (isinstance(shown, ShownDataset) and shown.volume is volume)
+        ]
+
+    # ---- upper directories -----------------------------------------------------------------------
+
+    def directory(self, number: int) -> VolumeView | None:
+        """Return the volume whose datasets an upper directory shows; None: it shows the volumes.
+
+        Raises:
+            StaleError: this mount has no upper directory of that number, or its volume was removed.
+        """
+        if number == ROOT_DIRECTORY:
+            return None if self.nested else self._volumes[0]
+        volume = self._at(number)
+        if not isinstance(volume, VolumeView) or volume.removed:
+            raise StaleError(f"find directory number {number}: no volume of this mount has it")
+        return volume
+
+    def is_volume(self, number: int) -> bool:
+        """Return True if a number is that of a volume's directory, even if it was removed."""
+        known = 0 < number <= len(self._shown)
+        return known and isinstance(self._shown[number - 1], VolumeView)
+
+    def generation(self, number: int) -> int:
+        """Return what distinguishes an upper directory from one of that number elsewhere."""
+        volume = self._at(number) if number != ROOT_DIRECTORY else None
+        return 0 if volume is None else volume.generation
+
+    async def refresh(self, number: int = ROOT_DIRECTORY) -> None:
+        """Read what an upper directory shows again, if that is old.
+
+        Raises:
+            StaleError: it was removed.
+            DlfsError: the devices do not answer, and nothing is known.
+        """
+        volume = self.directory(number)
+        if volume is not None:
+            await volume.refresh()
+
+    async def refresh_soon(self, number: int = ROOT_DIRECTORY) -> None:
+        """Read the list of datasets again on which a number depends; wait briefly in a nested view.
+
+        A look-up in a nested root must not wait for devices: meanwhile the kernel lets no volume
+        come or go. A request for the nested root itself waits for none of the lists.
+
+        Args:
+            number: of an upper directory or a dataset.
+
+        Raises:
+            StaleError: it was removed.
+            DlfsError: as ``refresh``, if the view is not nested.
+        """
+        if not self.nested:
+            await self._volumes[0].refresh()
+            return
+        if self.nursery is None:
+            return
+        refreshes = [self._start_refresh(volume, self.nursery) for volume in self._below(number)]
+        if number != ROOT_DIRECTORY:
+            with trio.move_on_after(REFRESH_WAIT_SECONDS):
+                await refreshes[0].wait()
+
+    def entries(self, number: int = ROOT_DIRECTORY) -> list[tuple[bytes, Shown]]:
+        """Return the entries that an upper directory lists, in byte order of their names.
+
+        Raises:
+            StaleError: it was removed.
+            LimitError: this mount has shown as many datasets and volumes as it can.
+        """
+        volume = self.directory(number)
+        if volume is not None:
+            return [(name, volume.child(name)) for name in volume.names()]
+        shown = [volume for volume in self._volumes if not volume.hidden]
+        return sorted(((each.name, each) for each in shown), key=lambda entry: entry[0])
+
+    async def child(self, name: bytes, number: int = ROOT_DIRECTORY) -> Shown:
+        """Find a name in an upper directory: a volume, a dataset, or a version of a dataset.
+
+        Raises:
+            NotFoundError: there is no such entry.
+            StaleError: the directory was removed.
+            LimitError: this mount has shown as many datasets and volumes as it can.
+        """
+        volume = self.directory(number)
+        if volume is not None:
+            await volume.refresh()
+            return volume.child(name)
+        for each in self._volumes:
+            if each.name == name and not each.hidden:
+                await self.refresh_soon(each.number)
+                return each
+        raise NotFoundError(f"look {quote(name)} up in the mount: no such volume")
+
+    def modified_ns(self, number: int = ROOT_DIRECTORY) -> int:
+        """Return the creation time of the youngest dataset below in ns since 1970; 0 without one.
+
+        Raises:
+            StaleError: the directory was removed.
+        """
+        return max((each.modified_ns() for each in self._below(number)), default=0)
+
+    def space(self, number: int = ROOT_DIRECTORY) -> Space:
+        """Return the space of the volume of an upper directory or dataset; of all for the root.
+
+        Raises:
+            StaleError: this mount has no such number, or it was removed.
+        """
+        below = self._below(number)
+        return Space(
+            sum(each.volume.capacity_bytes for each in below),
+            sum(each.volume.free_bytes for each in below),
+            sum(each.sample_total() for each in below),
+        )
+
+    async def keep_current(self) -> None:
+        """Follow the volumes without requests, each by a task of the server's nursery."""
+        while True:
+            await trio.sleep(IDLE_SECONDS)
+            for volume in self._volumes:
+                if self.nursery is not None and not volume.is_followed:
+                    self.nursery.start_soon(volume.keep_current)
+
+    def expire(self) -> None:
+        """Have the next request for each list of datasets read it again."""
+        for volume in self._volumes:
+            volume.expire()
+
+    async def restore(self) -> list[Shown]:
+        """Show what earlier servers of this mount have shown, by the same numbers.
+
+        A later call adds what an earlier server has shown since the one before. Volumes that have
+        no number get one.
+
+        Returns:
+            What has a number and is still there.
+        """
+        known = len(self._shown)
+        uuids = [] if self._numbers is None else list(self._numbers)[known:]
+        volumes = {volume.volume.uuid: volume for volume in self._volumes if self.nested}
+        if set(uuids) - set(volumes):
+            self.expire()
+            for volume in self._volumes:
+                await volume.refresh()
+        infos = {
+            uuid: (volume, info)
+            for volume in self._volumes
+            for uuid, info in volume.infos().items()
+        }
+        for number, uuid in enumerate(uuids, known + 1):
+            if uuid in volumes:
+                volumes[uuid].number = number
+                self._shown.append(volumes[uuid])
+            elif uuid in infos:
+                volume, info = infos[uuid]
+                dataset = ShownDataset(number, volume, info, created_ns(info))
+                volume.by_uuid[uuid] = dataset
+                self._shown.append(dataset)
+            else:
+                self._shown.append(None)
+        for volume in volumes.values():
+            if not volume.number:
+                self._number_volume(volume)
+        return [
+            shown
+            for shown in self._shown
+            if shown is not None and not (isinstance(shown, ShownDataset) and shown.removed)
+        ]
+
+    # ---- datasets --------------------------------------------------------------------------------
+
+    def dataset(self, number: int) -> ShownDataset:
+        """Return a dataset by its number.
+
+        Raises:
+            StaleError: this mount has no dataset of that number, or it was removed.
+        """
+        dataset = self._at(number)
+        if not isinstance(dataset, ShownDataset):
+            raise StaleError(f"find dataset number {number}: it is the directory of a volume")
+        dataset.check()
+        return dataset
+
+    async def load(self, dataset: ShownDataset) -> LoadedDataset:
+        """Load a dataset, unless it is loaded already: see ``VolumeView.load``."""
+        return await dataset.volume.load(dataset)
+
+    def shown(self, number: int) -> ShownDataset:
+        """Return a dataset that this server has shown, even if it was removed."""
+        dataset = self._shown[number - 1]
+        assert isinstance(dataset, ShownDataset)
+        return dataset
+
+    def close(self) -> None:
+        """Close every dataset."""
+        for shown in self._shown:
+            if isinstance(shown, ShownDataset):
+                shown.close()
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _enter(self, volume: ShownVolume) -> VolumeView:
+        """Add a volume that has no number yet."""
+        name = self._free_name(volume) if self.nested else b""
+        view = VolumeView(volume, name, self._numbered, self._on_removed)
+        if self.nested:
+            view.take_list()  # its directory has a time before the devices are asked again
+        self._volumes.append(view)
+        return view
+
+    def _free_name(self, volume: ShownVolume) -> bytes:
+        label = volume.label.encode("utf-8", "surrogateescape")
+        taken = [each.name for each in self._volumes]
+        unusable = label in (b"", b".", b"..", *taken) or b"/" in label or b"\0" in label
+        return str(volume.uuid).encode() if unusable else label
+
+    def _at(self, number: int) -> Shown:
+        if not 0 < number <= len(self._shown):
+            raise StaleError(f"find number {number}: it was not shown by this mount")
+        shown = self._shown[number - 1]
+        if shown is None:
+            raise StaleError(f"use number {number}: it was removed")
+        return shown
+
+    def _below(self, number: int) -> list[VolumeView]:
+        if number == ROOT_DIRECTORY:
+            return self._volumes
+        shown = self._at(number)
+        volume = shown.volume if isinstance(shown, ShownDataset) else shown
+        if volume.removed:
+            raise StaleError(f"use number {number}: its volume was removed")
+        return [volume]
+
+    def _number_volume(self, volume: VolumeView) -> None:
+        def enter(number: int) -> VolumeView:
+            volume.number = number
+            return volume
+
+        self._append(
+            f"volume {volume.name.decode('utf-8', 'replace')!r}", volume.volume.uuid, enter
+        )
+
+    def _numbered(self, volume: VolumeView, info: DatasetInfo) -> ShownDataset:
+        """Return the dataset with its number; the first time, give it the next free number."""
+        dataset = volume.by_uuid.get(info.uuid)
+        if dataset is None:
+            self._append(
+                f"dataset {info.name!r}",
+                info.uuid,
+                lambda number: ShownDataset(number, volume, info, created_ns(info)),
+            )
+            dataset = volume.by_uuid[info.uuid] = self.shown(len(self._shown))
+        return dataset
+
+    def _append(self, what: str, uuid: UUID, make: Callable[[int], Shown]) -> None:
+        """Show something by the next free number."""
+        if len(self._shown) == DATASET_MAX:
+            raise LimitError(
+                f"show {what}: expected at most {DATASET_MAX} datasets in the life of a mount; "
+                "mount the volume anew"
+            )
+        number = len(self._shown) + 1
+        self._shown.append(make(number))
+        if self._numbers is not None:
+            self._numbers.set(number, uuid)
+
+    def _start_refresh(self, volume: VolumeView, nursery: trio.Nursery) -> trio.Event:
+        """Have a task read a volume's list, unless one does; return the event of its end."""
+        ended = self._refreshes.get(volume)
+        if ended is None:
+            ended = self._refreshes[volume] = trio.Event()
+            nursery.start_soon(self._refresh_quietly, volume)
+        return ended
+
+    async def _refresh_quietly(self, volume: VolumeView) -> None:
+        """Read a volume's list again; a failure is logged, and the list stays as it is."""
+        try:
+            await volume.refresh()
+        except StaleError:
+            pass  # the volume was removed meanwhile
+        except Exception as error:  # noqa: BLE001
+            report_failure(error)
+        finally:
+            self._refreshes.pop(volume).set()
+
+    def _on_removed(self, dataset: ShownDataset) -> None:
+        if self.server is not None:
+            self.server.on_removed(dataset)
+
+    async def _forget(self, volume: VolumeView) -> None:
+        await self._in_nursery(lambda server: server.forget_name(volume.name))
+
+    async def _in_nursery(self, call: Callable[[ViewServer], Awaitable[None]]) -> None:
+        """Have the server do something, if there is one, and wait for it; the server outlives it.
+
+        Raises:
+            DlfsError: as the call.
+        """
+        server, nursery = self.server, self.nursery
+        if server is None or nursery is None:
+            return
+        ended = trio.Event()
+        errors: list[DlfsError] = []
+
+        async def run(server: ViewServer) -> None:
+            try:
+                await call(server)
+            except DlfsError as error:
+                errors.append(error)
+            finally:
+                ended.set()
+
+        nursery.start_soon(run, server)
+        await ended.wait()
+        if errors:
+            raise errors[0]
+
+
+async def _withdraw(shown: Shown, server: ViewServer) -> None:
+    await server.withdraw(shown)

@@ -1,0 +1,132 @@
+"""The mount of a node service: of its only volume, or **nested**, with a directory for each volume.
+
+The directories of a nested mount come and go with their volumes (``mount_view``).
+
+Threads: the trio loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from uuid import UUID
+
+import trio
+
+from dlfs.errors import DeviceError
+from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.mount_view import MountView
+from dlfs.mount.options import MountOptions
+from dlfs.mount.server import serve_view
+from dlfs.mount.users import find_users
+from dlfs.mount.view import VolumeView
+from dlfs.service.dataset_cache import ServedVolume
+
+_log = logging.getLogger(__name__)
+
+
+class ServiceMount:
+    """The mount of a service.
+
+    Args:
+        directory: mount point.
+        options: options of the mount.
+        volumes: the volumes at the beginning.
+    """
+
+    def __init__(
+        self, directory: str, options: MountOptions, volumes: Sequence[ServedVolume]
+    ) -> None:
+        self._directory = directory
+        self._options = options
+        self._volumes = volumes
+        self._view = MountView(volumes, nested=options.nested)
+        self._path = ""
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+
+    async def serve(self, task_status: trio.TaskStatus[None]) -> None:
+        """Mount, and serve the mount until it is unmounted or the call is cancelled.
+
+        Raises:
+            DlfsError: it cannot be mounted there: see ``mountpoint.prepare`` and ``serve_view``.
+        """
+        self._path = await trio.to_thread.run_sync(mountpoints.prepare, self._directory)
+        volume = self._volumes[0].volume
+        serve = functools.partial(
+            serve_view, self._view, volume, self._path, self._options,
+            lambda _path, _transport: task_status.started(),
+        )  # fmt: skip
+        try:
+            with self._scope:
+                await serve()
+            if not self._scope.cancelled_caught:
+                _log.warning("%s was unmounted; clients are still served", self._path)
+        finally:
+            self._ended.set()
+
+    async def add(self, volume: ServedVolume) -> str | None:
+        """Show one more volume and return its directory; None if the mount is not nested or gone.
+
+        Raises:
+            LimitError: the mount has shown as many datasets and volumes as it can.
+        """
+        if not self._options.nested or self._ended.is_set():
+            return None
+        view = await self._view.add(volume)
+        return os.path.join(self._path, os.fsdecode(view.name))
+
+    async def remove(self, volume: UUID, *, force: bool) -> None:
+        """Stop showing a volume; do nothing if the mount does not show it.
+
+        Args:
+            volume: UUID of the volume.
+            force: do so while programs use it; their next calls fail.
+
+        Raises:
+            DeviceError: programs use it (EBUSY), without ``force``.
+        """
+        view = next((each for each in self._view.volumes if each.volume.uuid == volume), None)
+        if view is None or self._ended.is_set():
+            return
+        if self._options.nested:
+            await self._remove_directory(view, force=force)
+            return
+        if force:
+            self._scope.cancel()
+        else:
+            await trio.to_thread.run_sync(mountpoints.unmount, self._path)
+        await self._ended.wait()
+
+    async def _remove_directory(self, volume: VolumeView, *, force: bool) -> None:
+        if not force:
+            await self._check_unused(volume)
+        await self._view.hide(volume)
+        try:
+            if not force:
+                await self._check_unused(volume)  # by now, no program can open a file
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._view.unhide(volume)
+            raise
+        await self._view.remove(volume)
+
+    async def _check_unused(self, volume: VolumeView) -> None:
+        """Check that no program uses a volume's directory.
+
+        Raises:
+            DeviceError: some do.
+        """
+        path = os.path.join(self._path, os.fsdecode(volume.name))
+        numbers = {shown.number for shown in self._view.shown_of(volume)}
+        users = await trio.to_thread.run_sync(find_users, path, self._path, numbers)
+        if users:
+            raise DeviceError(
+                f"detach volume {volume.volume.uuid}: processes use {path}: "
+                f"{', '.join(map(str, users))}; close the files that are open on it, or use "
+                "force=True, after which they fail",
+                errno.EBUSY,
+            )

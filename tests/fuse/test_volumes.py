@@ -1,0 +1,343 @@
+"""SEMANTICS.md, executed: mounts of several volumes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from bench.serving import uring_offered
+from dlfs.errors import DeviceError
+from dlfs.mount.keeper import can_keep
+from dlfs.mount.mountpoint import find_mount
+from dlfs.mount.options import MountOptions
+from dlfs.service.client import attach, detach
+from dlfs.units import KIB, MIB
+from tests.fuse.mounting import (
+    SECONDS_MAX,
+    Mount,
+    add_dataset,
+    errno_of,
+    mounted,
+    run_cli,
+    served_by,
+    wait_for,
+)
+from tests.service.serving import Service
+from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+
+pytestmark = pytest.mark.fuse
+
+CATS = {b"a": b"meow" * 500, b"b/c": b"purr" * 600}
+DOGS = {b"a": b"woof" * 700, b"b/c": b"yelp" * 800}
+OTHERS = {b"a": b"moo" * 900}
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> list[Path]:
+    """Volumes with the labels `cats`, `dogs`, `dogs` again, and none, each with `train`."""
+    made = []
+    contents = (("cats", CATS), ("dogs", DOGS), ("dogs", OTHERS), ("", OTHERS))
+    for number, (label, files) in enumerate(contents):
+        made.append(tmp_path / f"{number}.img")
+        dlfs.format_volume(str(made[-1]), size_bytes=(16 + number) * MIB, label=label)
+        add_dataset(made[-1], "train", files)
+    return made
+
+
+def uuid_of(volume: Path) -> str:
+    with dlfs.open(str(volume)) as found:
+        return str(found.uuid)
+
+
+@pytest.fixture
+def both(volumes: list[Path], server: str, tmp_path: Path) -> Iterator[Mount]:
+    """The first two volumes, on one mount."""
+    first, second, *_ = volumes
+    options = served_by(server)
+    with mounted(
+        first, tmp_path / "mnt", tmp_path / "log", more=[second], nested=True, **options
+    ) as mount:
+        yield mount
+
+
+def test_rule_58_each_volume_has_a_directory(
+    volumes: list[Path], server: str, tmp_path: Path
+) -> None:
+    first, *more = volumes
+    options = served_by(server)
+    with mounted(
+        first, tmp_path / "mnt", tmp_path / "log", more=more, nested=True, **options
+    ) as mount:
+        expected = ["cats", "dogs", uuid_of(volumes[2]), uuid_of(volumes[3])]
+        contents = (CATS, DOGS, OTHERS, OTHERS)
+        assert sorted(os.listdir(mount.directory)) == sorted(expected)
+        inodes = set()
+        for name, files in zip(expected, contents, strict=True):
+            assert os.listdir(mount / name) == ["train"]
+            assert os.listxattr(mount / name) == []
+            assert (mount / name / "train@1/a").read_bytes() == files[b"a"]
+            for path, data in files.items():
+                assert (mount / name / "train" / os.fsdecode(path)).read_bytes() == data
+            for path in (".", "train", "train/a"):
+                status = os.stat(mount / name / path)
+                assert status.st_nlink == 1
+                assert status.st_mtime_ns == os.stat(mount / name / "train").st_mtime_ns
+                inodes.add(status.st_ino)
+            assert os.stat(mount / name / "..") == os.stat(mount.directory)
+        assert len(inodes) == 3 * len(expected)
+        for absent in ("train", "cats@1", "incoming", "cats/none", "cats/train@2"):
+            assert errno_of(lambda name=absent: os.stat(mount / name)) == errno.ENOENT
+        code = errno_of(lambda: os.getxattr(mount / "cats", "user.dlfs.version"))
+        assert code == errno.ENODATA
+        assert errno_of(lambda: os.mkdir(mount / "cats/new")) == errno.EROFS
+
+
+def test_rule_58_one_volume_nested(server: str, volumes: list[Path], tmp_path: Path) -> None:
+    directory = tmp_path / "mnt"
+    directory.mkdir()
+    words = [volumes[0], directory, "--nested", "--log", tmp_path / "log"]
+    words += ["--fuse", "pyfuse3"] if server == "pyfuse3" else ["--fuse", "native"]
+    with uring_offered() if server == "uring" else contextlib.nullcontext():
+        done = run_cli("mount", *words)
+    assert done.returncode == 0, done.stderr
+    try:
+        assert os.listdir(directory) == ["cats"]
+        assert (directory / "cats/train/a").read_bytes() == CATS[b"a"]
+    finally:
+        assert run_cli("umount", directory).returncode == 0
+
+
+def test_rule_58_datasets_come_and_go_below(volumes: list[Path], both: Mount) -> None:
+    before = os.stat(both / "cats").st_mtime_ns
+    assert os.listdir(both / "cats") == ["train"]
+    add_dataset(volumes[0], "later", OTHERS)
+    wait_for(lambda: os.listdir(both / "cats") == ["later", "train"], "the dataset")
+    assert (both / "cats/later/a").read_bytes() == OTHERS[b"a"]
+    wait_for(lambda: os.stat(both / "cats").st_mtime_ns > before, "the time of the directory")
+    assert os.listdir(both / "dogs") == ["train"]
+    with open(both / "cats/train/a", "rb", buffering=0) as file:
+        add_dataset(volumes[0], "train", {b"a": b"second"})
+        wait_for(lambda: (both / "cats/train/a").read_bytes() == b"second", "the version")
+        assert file.read() == CATS[b"a"]
+    with dlfs.open(str(volumes[0])) as volume:
+        volume.remove("later")
+    wait_for(lambda: os.listdir(both / "cats") == ["train"], "the end of the dataset")
+    assert (both / "dogs/train/a").read_bytes() == DOGS[b"a"]
+
+
+def test_rule_58_listings_are_resumable(volumes: list[Path], both: Mount) -> None:
+    names = [f"{number:02}-{'x' * 240}" for number in range(40)]  # more than one request lists
+    with dlfs.open(str(volumes[1])) as volume:
+        for name in names:
+            with volume.writer(name) as writer:
+                writer.add("x", b"")
+    wait_for(lambda: len(os.listdir(both / "dogs")) == 41, "the datasets")
+    with os.scandir(both / "dogs") as one, os.scandir(both / "cats") as other:
+        found = [next(one).name for _ in range(10)]
+        assert [entry.name for entry in other] == ["train"]
+        assert found + [entry.name for entry in one] == [*names, "train"]
+
+
+def test_rule_59_space(volumes: list[Path], both: Mount, server: str) -> None:
+    expected = []
+    for path in volumes[:2]:
+        with dlfs.open(str(path)) as volume:
+            expected.append((volume.capacity_bytes, volume.free_bytes, 2))
+    total = tuple(map(sum, zip(*expected, strict=True)))
+
+    def space(path: Path) -> tuple[int, int, int]:
+        found = os.statvfs(path)
+        return found.f_blocks * 4096, found.f_bfree * 4096, found.f_files
+
+    assert space(both.directory) == total
+    for name, alone in zip(("cats", "dogs"), expected, strict=True):
+        for path in (both / name, both / name / "train", both / name / "train/a"):
+            assert space(path) == (total if server == "pyfuse3" else alone)
+    youngest = max(os.stat(both / name).st_mtime_ns for name in ("cats", "dogs"))
+    assert os.stat(both.directory).st_mtime_ns == youngest
+    add_dataset(volumes[0], "later", OTHERS)
+    wait_for(lambda: os.stat(both.directory).st_mtime_ns > youngest, "the time of the root")
+    wait_for(lambda: os.statvfs(both.directory).f_files == 5, "the samples of the root")
+
+
+def test_rule_60_a_volume_that_hangs_delays_no_other(
+    volumes: list[Path], server: str, tmp_path: Path
+) -> None:
+    subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
+    with ScriptedTarget([subsystem]) as target:
+        dlfs.format_volume(target.uri(), chunk_bytes=4 * KIB, label="far")
+        with dlfs.open(target.uri()) as volume, volume.writer("train") as writer:
+            for path, data in DOGS.items():
+                writer.add(path, data)
+        limit_ms = 2000 * SECONDS_MAX  # longer than any wait of this test
+        uri = target.uri(timeout_ms=limit_ms, reconnect_ms=limit_ms)
+        options = served_by(server)
+        with (
+            mounted(
+                uri, tmp_path / "mnt", tmp_path / "log", more=volumes[:1], nested=True, **options
+            ) as mount,
+            ThreadPoolExecutor(6) as pool,
+        ):
+            assert (mount / "far/train/a").read_bytes() == DOGS[b"a"]
+            folder = os.open(mount / "far/train", os.O_RDONLY | os.O_DIRECTORY)
+            target.kill()
+            opened = os.open("b/c", os.O_RDONLY, dir_fd=folder)
+            try:
+                reading = [pool.submit(os.pread, opened, 6000, 0) for _ in range(4)]
+                pool.submit(os.listdir, mount / "far")
+                add_dataset(volumes[0], "later", OTHERS)
+                wait_for(lambda: os.listdir(mount / "cats") == ["later", "train"], "the dataset")
+                assert (mount / "cats/train/a").read_bytes() == CATS[b"a"]
+                assert sorted(os.listdir(mount.directory)) == ["cats", "far"]
+                assert os.stat(mount / "far").st_mtime_ns
+                assert os.statvfs(mount.directory).f_files > 0
+                assert not any(request.done() for request in reading)
+            finally:
+                target.restart()
+                for request in reading:
+                    assert request.exception() is None or isinstance(request.exception(), OSError)
+                for descriptor in (opened, folder):
+                    os.close(descriptor)
+
+
+# ---- volumes that come and go --------------------------------------------------------------------
+
+
+@pytest.fixture
+def service(volumes: list[Path], server: str, tmp_path: Path) -> Iterator[Service]:
+    """A service of the first volume, with a nested mount."""
+    (tmp_path / "mnt").mkdir()
+    fuse = "pyfuse3" if server == "pyfuse3" else "native"
+    options = ("--mount", str(tmp_path / "mnt"), "--nested", "--fuse", fuse)
+    with uring_offered() if server == "uring" else contextlib.nullcontext():
+        made = Service([str(volumes[0])], tmp_path / "s.sock", *options).wait_ready()
+    try:
+        yield made
+        made.stop()
+    finally:
+        made.close()
+    assert find_mount(tmp_path / "mnt") is None
+    assert os.listdir(tmp_path / "mnt") == []
+
+
+def test_rule_61_volumes_come_and_go(service: Service, volumes: list[Path], tmp_path: Path) -> None:
+    top = tmp_path / "mnt"
+    descriptor = os.open(top / "cats/train/b/c", os.O_RDONLY)
+    inodes = set()
+    for _ in range(5):
+        assert errno_of(lambda: os.stat(top / "dogs")) == errno.ENOENT
+        assert os.listdir(top) == ["cats"]
+        done = attach(service.uri, str(volumes[1]))
+        assert done.mount == str(top / "dogs")
+        assert (top / "dogs/train/a").read_bytes() == DOGS[b"a"]
+        assert sorted(os.listdir(top)) == ["cats", "dogs"]
+        inodes.add(os.stat(top / "dogs/train/a").st_ino)
+        detach(service.uri, "dogs")
+    assert len(inodes) == 5
+    assert os.pread(descriptor, 5000, 0) == CATS[b"b/c"]
+    os.close(descriptor)
+    detach(service.uri, "cats")
+    assert os.listdir(top) == []
+    attach(service.uri, str(volumes[2]))
+    done = attach(service.uri, str(volumes[1]))  # its label is taken
+    assert sorted(os.listdir(top)) == sorted(["dogs", uuid_of(volumes[1])])
+    assert (top / "dogs/train/a").read_bytes() == OTHERS[b"a"]
+    assert (top / uuid_of(volumes[1]) / "train/a").read_bytes() == DOGS[b"a"]
+
+
+@pytest.mark.parametrize("use", ["file", "directory", "top", "mapping", "work"])
+def test_rule_61_a_volume_in_use_is_busy(
+    service: Service, volumes: list[Path], tmp_path: Path, use: str
+) -> None:
+    attach(service.uri, str(volumes[1]))
+    top = tmp_path / "mnt/dogs"
+    path = {"directory": top / "train/b", "top": top}.get(use, top / "train/a")
+    code = "import mmap, os, sys; print(1, flush=True); sys.stdin.read()"
+    with contextlib.ExitStack() as stack:
+        pid = os.getpid()
+        if use == "work":
+            command = [sys.executable, "-c", code]
+            process = subprocess.Popen(
+                command, cwd=top / "train", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert process.stdout is not None
+            process.stdout.readline()
+            stack.callback(process.wait)
+            stack.callback(process.communicate)
+            pid = process.pid
+        else:
+            descriptor = os.open(path, os.O_RDONLY)
+            if use == "mapping":
+                mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+                os.close(descriptor)
+                stack.callback(mapping.close)
+            else:
+                stack.callback(os.close, descriptor)
+        with pytest.raises(DeviceError, match=f"processes use .*dogs: {pid}; close") as caught:
+            detach(service.uri, "dogs")
+        assert caught.value.errno == errno.EBUSY
+        assert (top / "train/b/c").read_bytes() == DOGS[b"b/c"]
+    detach(service.uri, "dogs")
+    assert not top.exists()
+
+
+def test_rule_61_a_volume_taken_by_force_is_stale(
+    service: Service, volumes: list[Path], tmp_path: Path
+) -> None:
+    attach(service.uri, str(volumes[1]))
+    top = tmp_path / "mnt/dogs"
+    seen = os.open(top / "train/a", os.O_RDONLY)
+    unseen = os.open(top / "train/b/c", os.O_RDONLY)
+    folders = [os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (top, top / "train")]
+    try:
+        assert os.pread(seen, 10, 0) == DOGS[b"a"][:10]
+        detach(service.uri, "dogs", force=True)
+        assert not top.exists()
+        assert errno_of(lambda: os.pread(unseen, 10, 0)) == errno.ESTALE
+        code = errno_of(lambda: os.pread(seen, 10, 0))
+        assert code == errno.ESTALE or os.pread(seen, 10, 0) == DOGS[b"a"][:10]
+        for folder in folders:
+            assert errno_of(lambda at=folder: os.stat("none", dir_fd=at)) == errno.ESTALE
+        attach(service.uri, str(volumes[1]))
+        assert errno_of(lambda: os.pread(unseen, 10, 0)) == errno.ESTALE
+        assert (top / "train/b/c").read_bytes() == DOGS[b"b/c"]
+        assert (tmp_path / "mnt/cats/train/a").read_bytes() == CATS[b"a"]
+    finally:
+        for descriptor in (seen, unseen, *folders):
+            os.close(descriptor)
+
+
+# ---- servers that follow each other --------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9 and libfuse 3.13"
+)
+def test_rule_27_a_mount_of_several_volumes(volumes: list[Path], tmp_path: Path) -> None:
+    first, *more = volumes
+    options = served_by("native")
+    with mounted(
+        first, tmp_path / "mnt", tmp_path / "log", more=more, nested=True, **options
+    ) as mount:
+        paths = [mount / "cats/train/a", mount / "dogs", mount / "dogs/train/b"]
+        before = [os.stat(path).st_ino for path in paths]
+        descriptor = os.open(mount / "dogs/train/b/c", os.O_RDONLY)
+        os.kill(mount.pid, signal.SIGKILL)
+        assert os.pread(descriptor, 5000, 0) == DOGS[b"b/c"]
+        assert [os.stat(path).st_ino for path in paths] == before
+        replaced = run_cli("mount", "--replace", mount.directory, "--json")
+        assert replaced.returncode == 0, replaced.stderr
+        assert os.pread(descriptor, 5000, 0) == DOGS[b"b/c"]
+        assert [os.stat(path).st_ino for path in paths] == before
+        os.close(descriptor)
