@@ -1,4 +1,4 @@
-"""The systemd units of the node service: systemd accepts them, and their commands exist."""
+"""The systemd units of the node service and of mounts: systemd accepts them, and they work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import dlfs
 from dlfs.cli.commands import app
+from dlfs.mount.keeper import can_keep
+from dlfs.mount.mountpoint import find_mount
+from dlfs.mount.options import MountOptions
+from dlfs.units import MIB
+from tests.fuse.mounting import add_dataset, run_cli
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 
@@ -19,9 +25,9 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze (package systemd)")
     units = []
-    for kind in ("service", "socket"):
-        units.append(tmp_path / f"dlfs-serve@images.{kind}")
-        shutil.copy(UNITS / f"dlfs-serve@.{kind}", units[-1])
+    for template in UNITS.iterdir():
+        units.append(tmp_path / template.name.replace("@", "@images"))
+        shutil.copy(template, units[-1])
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, units)], capture_output=True, text=True, check=False
     )
@@ -29,6 +35,39 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         0,
         [],
     )
+
+
+@pytest.mark.fuse
+def test_the_unit_of_a_mount_mounts(tmp_path: Path) -> None:
+    """Its commands, run as systemd runs them: a word for each word of $NAME, one for ${NAME}."""
+    volume, directory = tmp_path / "volume.img", tmp_path / "a mount"
+    dlfs.format_volume(str(volume), size_bytes=16 * MIB)
+    add_dataset(volume, "train", {b"a": b"first" * 100})
+    directory.mkdir()
+    values = {"MOUNT_OPTIONS": "--no-uring --quiet", "VOLUME": str(volume)}
+    values["MOUNT"] = str(directory)
+
+    def run(kind: str) -> None:
+        lines = (UNITS / "dlfs-mount@.service").read_text().splitlines()
+        (line,) = [line.partition("=")[2] for line in lines if line.startswith(f"{kind}=")]
+        words: list[str] = []
+        for word in shlex.split(line.removeprefix("-"))[2:]:
+            name = word.strip("${}")
+            whole = word.startswith("${") or not word.startswith("$")
+            value = values[name] if word.startswith("$") else word
+            words += [value] if whole else value.split()
+        done = run_cli(*words)
+        assert done.returncode == 0, done.stderr
+
+    run("ExecStart")
+    try:
+        assert (directory / "train/a").read_bytes() == b"first" * 100
+        if can_keep(MountOptions(uring=False)):
+            run("ExecReload")
+            assert (directory / "train/a").read_bytes() == b"first" * 100
+    finally:
+        run("ExecStop")
+    assert find_mount(directory) is None
 
 
 def test_the_units_start_existing_verbs() -> None:
