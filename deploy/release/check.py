@@ -52,22 +52,20 @@ hellos = []
 
 
 def serve():
-    for _ in range(2):  # libdlfs offers a second identity when the first is refused
+    while True:  # libdlfs offers a second identity, and tries again
         connection, _ = listener.accept()
         with connection:
             hellos.append(connection.recv(4096)[0])
 
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    thread = threading.Thread(target=serve)
-    thread.start()
+    threading.Thread(target=serve, daemon=True).start()
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     try:
         dlfs.open(f"nvme-tcp://{address}/nqn.2024-01.org.example:disk0?nsid=1&tls_psk=wire")
     except dlfs.AuthenticationError as error:
         print("in the TLS handshake" in str(error))  # True
-    thread.join()
-print(hellos)  # [22, 22]
+print(set(hellos))  # {22}
 """
 """The beginning of a TLS handshake, by the OpenSSL that is in the wheel."""
 FOREGROUND_MOUNT = """\
