@@ -61,7 +61,7 @@ def complete_arguments(
         return args
     values = [word for each in parameters for word in _words(given.get(each.name))]
     first = parameters[0].name
-    # Of several volumes none is given if only the arguments after them are.
+    # Arguments that follow "volumes" take the last words: with as many words, no volume is given.
     only_later = first == "volumes" and len(values) == len(parameters) - 1
     if only_later or (first == "volume" and not _has_first(parameters, values, default)):
         args = [default, *args]

@@ -69,7 +69,7 @@ class ViewServer(Protocol):
 
 
 class MountView:
-    """What a mount shows.
+    """Volumes and datasets that a mount shows, by name and by number.
 
     Args:
         volumes: the volumes; each must outlive its place in the view.

@@ -119,7 +119,7 @@ first used. A dataset with larger samples gets more, so that each sample can be 
 FRAME_TIMEOUT_S = 30.0
 """Longest time to receive or send one frame, and to wait for a client's first frame, in seconds."""
 PENDING_S = 1.0
-"""Time after which a client is told that its request is still worked on, in seconds."""
+"""Time between two messages that tell a client that its request is worked on, in seconds."""
 
 _RECEIVE_BYTES = 1 << 16
 _CHANNEL_POLL_FIRST_S = 0.01

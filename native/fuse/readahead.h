@@ -26,7 +26,7 @@
 #define READAHEAD_BYTES (UINT64_C(16) << 20)  /* most bytes of one window */
 #define READAHEAD_SAMPLE_BYTES_MAX (1u << 20) /* largest sample that is read ahead */
 
-/* What to do after a request. */
+/* The samples to read ahead and to push after a request. */
 struct readahead_plan {
     uint64_t first; /* samples to read ahead: first .. first+count-1 */
     uint32_t count;

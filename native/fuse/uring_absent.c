@@ -1,4 +1,4 @@
-/* What stands in for uring.c where liburing is missing: all requests come through /dev/fuse. */
+/* Stands in for uring.c where liburing is missing: all requests come through /dev/fuse. */
 #include "uring.h"
 
 #ifndef DLFS_HAVE_URING

@@ -13,8 +13,8 @@
  * makes those that have answered nothing since the last time normal again; one that was waiting
  * for its processor meanwhile stays normal for a second.
  *
- * Nobody yields where the system forbids to become normal again: without CAP_SYS_NICE, and with an
- * RLIMIT_NICE below 20 plus the nice value.
+ * No thread yields where the system forbids to become normal again: without CAP_SYS_NICE, and with
+ * an RLIMIT_NICE below 20 plus the nice value.
  *
  * Source: Linux, kernel/sched/fair.c (select_idle_sibling, sched_idle_cpu); sched(7).
  */
@@ -31,7 +31,7 @@ struct yielder;
 
 struct yielding {
     pthread_mutex_t lock;  /* protects the next two fields, and those of the threads */
-    pthread_cond_t begun;  /* a thread yields, or the end */
+    pthread_cond_t begun;  /* a thread asks to yield, or the end has come */
     struct yielder *first; /* of those that yield */
     bool ending;
     bool started;
@@ -51,9 +51,9 @@ struct yielder {
     struct yielder *next;
 };
 
-/* Starts the watcher. If it cannot be started, nobody yields. */
+/* Starts the watching thread. If that fails, no thread ever yields. */
 void yielding_start(struct yielding *yielding);
-/* Ends the watcher, after all threads that answer. */
+/* Ends the watching thread. The threads that answer have ended before. */
 void yielding_stop(struct yielding *yielding);
 /* Called by a thread before it answers for the first time. */
 void yielder_init(struct yielder *yielder, struct yielding *yielding);

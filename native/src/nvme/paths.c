@@ -159,8 +159,8 @@ static int consider(struct candidate *best, const struct nvme_admin *admin, uint
 static int weigh(int found, int code)
 {
     bool may_return = code == DLFS_E_LOST || code == DLFS_E_TIMEOUT;
-    bool is_final = found != DLFS_E_LOST && found != DLFS_E_TIMEOUT && found != DLFS_E_AUTH;
-    return found == 0 || (may_return && is_final) ? code : found;
+    bool gives_way = found != DLFS_E_LOST && found != DLFS_E_TIMEOUT && found != DLFS_E_AUTH;
+    return found == 0 || (may_return && gives_way) ? code : found;
 }
 
 int nvme_paths_connect(struct nvme_association *association)

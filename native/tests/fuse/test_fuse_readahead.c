@@ -81,7 +81,7 @@ static void test_a_run_goes_on_with_what_is_not_pushed(struct readahead *readahe
     CHECK(requests < 10);
 }
 
-/* What could not be pushed is requested, and what follows it may be pushed again. */
+/* The program requests a sample that could not be pushed. Those after it may be pushed then. */
 static void test_requests_between_triggers(struct readahead *readahead)
 {
     struct readahead_plan plan = begin(readahead, 9);
