@@ -26,28 +26,28 @@ int file_cache_create(uint64_t budget_bytes, struct open_file_cache **out)
 
 /* ---- list and hash table; the caller has the lock -------------------------------------------- */
 
-static struct cached_sample **bucket_of(struct open_file_cache *cache, uint64_t key)
+static struct cached_file **bucket_of(struct open_file_cache *cache, uint64_t key)
 {
     uint64_t mixed = key * UINT64_C(0x9E3779B97F4A7C15);
     return &cache->buckets[(mixed >> 32) % FILE_CACHE_BUCKETS];
 }
 
-static struct cached_sample *find(struct open_file_cache *cache, uint64_t key)
+static struct cached_file *find(struct open_file_cache *cache, uint64_t key)
 {
-    struct cached_sample *sample = *bucket_of(cache, key);
+    struct cached_file *sample = *bucket_of(cache, key);
     while (sample != NULL && sample->key != key) {
         sample = sample->bucket_next;
     }
     return sample;
 }
 
-static void unlink_sample(struct open_file_cache *cache, struct cached_sample *sample)
+static void unlink_sample(struct open_file_cache *cache, struct cached_file *sample)
 {
     *(sample->newer != NULL ? &sample->newer->older : &cache->newest) = sample->older;
     *(sample->older != NULL ? &sample->older->newer : &cache->oldest) = sample->newer;
 }
 
-static void link_newest(struct open_file_cache *cache, struct cached_sample *sample)
+static void link_newest(struct open_file_cache *cache, struct cached_file *sample)
 {
     sample->newer = NULL;
     sample->older = cache->newest;
@@ -56,9 +56,9 @@ static void link_newest(struct open_file_cache *cache, struct cached_sample *sam
     sample->used_ns = monotonic_coarse_ns();
 }
 
-static void remove_sample(struct open_file_cache *cache, struct cached_sample *sample)
+static void remove_sample(struct open_file_cache *cache, struct cached_file *sample)
 {
-    struct cached_sample **at = bucket_of(cache, sample->key);
+    struct cached_file **at = bucket_of(cache, sample->key);
     while (*at != sample) {
         at = &(*at)->bucket_next;
     }
@@ -71,7 +71,7 @@ static void remove_sample(struct open_file_cache *cache, struct cached_sample *s
     (void)pthread_cond_broadcast(&cache->freed);
 }
 
-static bool is_evictable(const struct cached_sample *sample)
+static bool is_evictable(const struct cached_file *sample)
 {
     return sample->state == CACHED_READY && sample->pin_count == 0;
 }
@@ -79,9 +79,9 @@ static bool is_evictable(const struct cached_sample *sample)
 /* Evicts samples as needed. Returns true if a sample of this size may be added now. */
 static bool make_room(struct open_file_cache *cache, uint64_t bytes)
 {
-    struct cached_sample *sample = cache->oldest;
+    struct cached_file *sample = cache->oldest;
     while (sample != NULL && cache->bytes + bytes > cache->budget_bytes) {
-        struct cached_sample *next = sample->newer;
+        struct cached_file *next = sample->newer;
         if (is_evictable(sample)) {
             remove_sample(cache, sample);
         }
@@ -135,7 +135,7 @@ void file_cache_destroy(struct open_file_cache *cache)
     free(cache);
 }
 
-static enum file_cache_result queue_request(struct cached_sample *sample,
+static enum file_cache_result queue_request(struct cached_file *sample,
                                             const struct read_request *request)
 {
     struct read_request *copy = malloc(sizeof *copy);
@@ -150,11 +150,11 @@ static enum file_cache_result queue_request(struct cached_sample *sample,
 
 enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t key,
                                        const struct read_request *request, bool *was_readahead,
-                                       struct cached_sample **out)
+                                       struct cached_file **out)
 {
     enum file_cache_result result = FILE_CACHE_MISS;
     (void)pthread_mutex_lock(&cache->lock);
-    struct cached_sample *sample = find(cache, key);
+    struct cached_file *sample = find(cache, key);
     *was_readahead = sample != NULL && sample->readahead;
     if (sample != NULL && sample->state == CACHED_READY) {
         unlink_sample(cache, sample);
@@ -172,10 +172,10 @@ enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t k
     return result;
 }
 
-struct cached_sample *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key)
+struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key)
 {
     (void)pthread_mutex_lock(&cache->lock);
-    struct cached_sample *sample = find(cache, key);
+    struct cached_file *sample = find(cache, key);
     if (sample != NULL && (!sample->readahead || sample->state != CACHED_READY)) {
         sample = NULL;
     }
@@ -187,7 +187,7 @@ struct cached_sample *file_cache_find_unrequested(struct open_file_cache *cache,
 }
 
 static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                 bool in_place, struct cached_sample **out)
+                 bool in_place, struct cached_file **out)
 {
     int code = find(cache, key) == NULL ? wait_for_room(cache, key, bytes, readahead) : -EEXIST;
     if (code == 0 && find(cache, key) != NULL) {
@@ -196,7 +196,7 @@ static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bo
     if (code < 0) {
         return code;
     }
-    struct cached_sample *sample = calloc(1, sizeof *sample);
+    struct cached_file *sample = calloc(1, sizeof *sample);
     bool copied = bytes <= FILE_CACHE_COPY_BYTES_MAX && !in_place;
     uint8_t *copy = copied ? malloc(bytes + 1) : NULL;
     if (sample == NULL || (copied && copy == NULL)) {
@@ -208,7 +208,7 @@ static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bo
     sample->bytes = bytes;
     sample->data = sample->copy = copy;
     sample->readahead = readahead;
-    struct cached_sample **bucket = bucket_of(cache, key);
+    struct cached_file **bucket = bucket_of(cache, key);
     sample->bucket_next = *bucket;
     *bucket = sample;
     link_newest(cache, sample);
@@ -218,7 +218,7 @@ static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bo
 }
 
 int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                     bool in_place, struct cached_sample **out)
+                     bool in_place, struct cached_file **out)
 {
     (void)pthread_mutex_lock(&cache->lock);
     int code = begin(cache, key, bytes, readahead, in_place, out);
@@ -226,7 +226,7 @@ int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes
     return code;
 }
 
-struct read_request *file_cache_finish(struct open_file_cache *cache, struct cached_sample *sample,
+struct read_request *file_cache_finish(struct open_file_cache *cache, struct cached_file *sample,
                                        bool loaded)
 {
     (void)pthread_mutex_lock(&cache->lock);
@@ -242,7 +242,7 @@ struct read_request *file_cache_finish(struct open_file_cache *cache, struct cac
     return queued;
 }
 
-void file_cache_unpin(struct open_file_cache *cache, struct cached_sample *sample,
+void file_cache_unpin(struct open_file_cache *cache, struct cached_file *sample,
                       uint64_t sent_bytes)
 {
     (void)pthread_mutex_lock(&cache->lock);
@@ -261,9 +261,9 @@ void file_cache_expire(struct open_file_cache *cache, uint64_t age_ns)
 {
     (void)pthread_mutex_lock(&cache->lock);
     uint64_t now = monotonic_coarse_ns();
-    struct cached_sample *sample = cache->oldest;
+    struct cached_file *sample = cache->oldest;
     while (sample != NULL && now - sample->used_ns >= age_ns) {
-        struct cached_sample *next = sample->newer;
+        struct cached_file *next = sample->newer;
         if (is_evictable(sample)) {
             remove_sample(cache, sample);
         }

@@ -34,7 +34,7 @@ struct read_request {
 
 enum cached_state { CACHED_LOADING, CACHED_READY };
 
-struct cached_sample {
+struct cached_file {
     uint64_t key; /* the inode number of its file */
     uint64_t bytes;
     const uint8_t *data;
@@ -46,9 +46,9 @@ struct cached_sample {
     uint64_t sent_bytes;         /* bytes sent to the kernel so far */
     uint64_t used_ns;            /* time of the last use, by the monotonic clock */
     struct read_request *queued; /* requests to answer once it is loaded */
-    struct cached_sample *bucket_next;
-    struct cached_sample *newer;
-    struct cached_sample *older;
+    struct cached_file *bucket_next;
+    struct cached_file *newer;
+    struct cached_file *older;
 };
 
 /* A thread that waits for memory; lies on the stack of that thread. */
@@ -62,9 +62,9 @@ struct open_file_cache {
     struct memory_waiter *waiters; /* in order of arrival: the first gets memory first */
     uint64_t budget_bytes;
     uint64_t bytes;
-    struct cached_sample *newest;
-    struct cached_sample *oldest;
-    struct cached_sample *buckets[FILE_CACHE_BUCKETS];
+    struct cached_file *newest;
+    struct cached_file *oldest;
+    struct cached_file *buckets[FILE_CACHE_BUCKETS];
 };
 
 int file_cache_create(uint64_t budget_bytes, struct open_file_cache **out);
@@ -80,10 +80,10 @@ enum file_cache_result {
  */
 enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t key,
                                        const struct read_request *request, bool *was_readahead,
-                                       struct cached_sample **out);
+                                       struct cached_file **out);
 /* Returns a sample that was read ahead and not requested yet, pinned: call file_cache_unpin. NULL:
  * there is none. */
-struct cached_sample *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key);
+struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key);
 /*
  * Adds a sample that the caller will read: into copy, or, if copy is NULL (the sample is large, or
  * in_place), by setting data and batch. Then call file_cache_finish. When memory is short, a
@@ -92,18 +92,18 @@ struct cached_sample *file_cache_find_unrequested(struct open_file_cache *cache,
  * sample is in the cache by now; -EAGAIN, no memory for a read-ahead; -ENOMEM.
  */
 int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                     bool in_place, struct cached_sample **out);
+                     bool in_place, struct cached_file **out);
 /*
  * Ends the reading of a sample and returns the queued requests, which the caller answers and frees.
  * If it was read (loaded), the caller has pinned it. If not, the sample is gone.
  */
-struct read_request *file_cache_finish(struct open_file_cache *cache, struct cached_sample *sample,
+struct read_request *file_cache_finish(struct open_file_cache *cache, struct cached_file *sample,
                                        bool loaded);
 /*
  * Unpins a sample of which sent_bytes more were sent to the kernel. Once all bytes of a sample were
  * sent, the kernel caches it, and it is freed with its last pin.
  */
-void file_cache_unpin(struct open_file_cache *cache, struct cached_sample *sample,
+void file_cache_unpin(struct open_file_cache *cache, struct cached_file *sample,
                       uint64_t sent_bytes);
 /* Frees samples that were last used at least age_ns ago. */
 void file_cache_expire(struct open_file_cache *cache, uint64_t age_ns);

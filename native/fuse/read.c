@@ -141,8 +141,7 @@ static void read_whole(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
 
 /* Answers all requests that were queued for a sample, with its bytes or the failure of a reader. */
 static void answer_queued(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
-                          struct cached_sample *sample, uint32_t reader,
-                          const dlfs_failure *failure)
+                          struct cached_file *sample, uint32_t reader, const dlfs_failure *failure)
 {
     uint64_t index = inode_unpack(sample->key).node.index;
     struct read_request *request = file_cache_finish(fuse->cache, sample, failure == NULL);
@@ -178,7 +177,7 @@ static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position
 
 /* Reads samples that file_cache_begin has added, as one batch: in place only a single one. */
 static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
-                 struct cached_sample **samples, uint32_t sample_count)
+                 struct cached_file **samples, uint32_t sample_count)
 {
     uint64_t indices[READAHEAD_SAMPLES_MAX] = {0};
     uint64_t bytes = 0;
@@ -212,7 +211,7 @@ static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 
 /* Reads a sample that is too large to copy: it stays in its batch, outside the reader's cache. */
 static void load_large(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
-                       struct cached_sample *sample)
+                       struct cached_file *sample)
 {
     uint64_t index = inode_unpack(sample->key).node.index;
     dlfs_batch *batch = NULL;
@@ -237,7 +236,7 @@ static void load_large(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t first,
                        uint32_t sample_count, bool in_place)
 {
-    struct cached_sample *samples[READAHEAD_SAMPLES_MAX];
+    struct cached_file *samples[READAHEAD_SAMPLES_MAX];
     uint32_t begun = 0;
     for (uint64_t index = first; index < first + sample_count; index++) {
         uint64_t length = dataset_length(dataset, index);
@@ -254,7 +253,7 @@ static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
 }
 
 /* Pushes a sample into the kernel's cache. Returns false if the kernel does not know its inode. */
-static bool push(struct dlfs_fuse *fuse, struct cached_sample *sample)
+static bool push(struct dlfs_fuse *fuse, struct cached_file *sample)
 {
     struct fuse_bufvec content = FUSE_BUFVEC_INIT(sample->bytes);
     content.buf[0].mem = (void *)(uintptr_t)sample->data;
@@ -310,7 +309,7 @@ static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *da
         if (index == plan->trigger) {
             continue;
         }
-        struct cached_sample *sample =
+        struct cached_file *sample =
             file_cache_find_unrequested(fuse->cache, key_of(dataset, index));
         if (sample != NULL) {
             receivers_release(&fuse->receivers);
@@ -378,8 +377,8 @@ void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
                             const struct read_request *request)
 {
-    struct cached_sample *sample;
-    struct cached_sample *other;
+    struct cached_file *sample;
+    struct cached_file *other;
     bool was_readahead;
     uint64_t key = key_of(dataset, index);
     receivers_release(&fuse->receivers); /* it may wait for memory */
@@ -411,7 +410,7 @@ static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
     uint64_t length = dataset_length(dataset, index);
     bool done = false;
     while (!done) {
-        struct cached_sample *sample;
+        struct cached_file *sample;
         bool was_readahead;
         enum file_cache_result result =
             file_cache_find(fuse->cache, key_of(dataset, index), request, &was_readahead, &sample);

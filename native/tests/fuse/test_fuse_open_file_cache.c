@@ -12,9 +12,9 @@
 
 #define BUDGET 1000u
 
-static struct cached_sample *begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes)
+static struct cached_file *begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes)
 {
-    struct cached_sample *sample = NULL;
+    struct cached_file *sample = NULL;
     CHECK_EQ(file_cache_begin(cache, key, bytes, false, false, &sample), 0);
     memset(sample->copy, (int)key, bytes);
     return sample;
@@ -22,13 +22,13 @@ static struct cached_sample *begin(struct open_file_cache *cache, uint64_t key, 
 
 static void load(struct open_file_cache *cache, uint64_t key, uint64_t bytes)
 {
-    struct cached_sample *sample = begin(cache, key, bytes);
+    struct cached_file *sample = begin(cache, key, bytes);
     CHECK(file_cache_finish(cache, sample, true) == NULL);
     file_cache_unpin(cache, sample, 0);
 }
 
 static enum file_cache_result find(struct open_file_cache *cache, uint64_t key,
-                                   struct cached_sample **sample)
+                                   struct cached_file **sample)
 {
     const struct read_request request = {.offset = key, .bytes = 10};
     bool was_readahead;
@@ -37,7 +37,7 @@ static enum file_cache_result find(struct open_file_cache *cache, uint64_t key,
 
 static void test_hits_until_eviction(struct open_file_cache *cache)
 {
-    struct cached_sample *sample;
+    struct cached_file *sample;
     CHECK_EQ(find(cache, 1, &sample), FILE_CACHE_MISS);
     load(cache, 1, 400);
     load(cache, 2, 400);
@@ -59,8 +59,8 @@ static void test_hits_until_eviction(struct open_file_cache *cache)
 
 static void test_unrequested_samples_are_found(struct open_file_cache *cache)
 {
-    struct cached_sample *sample = NULL;
-    struct cached_sample *again = NULL;
+    struct cached_file *sample = NULL;
+    struct cached_file *again = NULL;
     CHECK_EQ(file_cache_begin(cache, 1, 400, true, false, &sample), 0);
     CHECK(file_cache_find_unrequested(cache, 1) == NULL); /* not read yet */
     (void)file_cache_finish(cache, sample, true);
@@ -75,8 +75,8 @@ static void test_unrequested_samples_are_found(struct open_file_cache *cache)
 
 static void test_queued_requests_are_returned(struct open_file_cache *cache)
 {
-    struct cached_sample *other;
-    struct cached_sample *sample = begin(cache, 5, 10);
+    struct cached_file *other;
+    struct cached_file *sample = begin(cache, 5, 10);
     CHECK_EQ(find(cache, 5, &other), FILE_CACHE_QUEUED);
     CHECK_EQ(find(cache, 5, &other), FILE_CACHE_QUEUED);
     CHECK_EQ(file_cache_begin(cache, 5, 10, false, false, &other), -EEXIST);
@@ -91,8 +91,8 @@ static void test_queued_requests_are_returned(struct open_file_cache *cache)
 
 static void test_failures_are_not_cached(struct open_file_cache *cache)
 {
-    struct cached_sample *other;
-    struct cached_sample *sample = begin(cache, 6, 10);
+    struct cached_file *other;
+    struct cached_file *sample = begin(cache, 6, 10);
     CHECK_EQ(find(cache, 6, &other), FILE_CACHE_QUEUED);
     struct read_request *request = file_cache_finish(cache, sample, false);
     CHECK(request != NULL);
@@ -103,8 +103,8 @@ static void test_failures_are_not_cached(struct open_file_cache *cache)
 
 static void test_budget(struct open_file_cache *cache)
 {
-    struct cached_sample *large = begin(cache, 7, 2 * BUDGET); /* alone */
-    struct cached_sample *sample;
+    struct cached_file *large = begin(cache, 7, 2 * BUDGET); /* alone */
+    struct cached_file *sample;
     CHECK_EQ(file_cache_begin(cache, 8, 1, true, false, &sample), -EAGAIN);
     CHECK(file_cache_finish(cache, large, true) == NULL);
     CHECK_EQ(file_cache_begin(cache, 8, 1, true, false, &sample), -EAGAIN); /* it is pinned */
@@ -128,7 +128,7 @@ static void test_budget(struct open_file_cache *cache)
 /* Large samples are not copied: they stay in their batch. */
 static void test_large(struct open_file_cache *cache)
 {
-    struct cached_sample *sample;
+    struct cached_file *sample;
     CHECK_EQ(file_cache_begin(cache, 20, FILE_CACHE_COPY_BYTES_MAX, false, false, &sample), 0);
     CHECK(sample->copy != NULL);
     CHECK(file_cache_finish(cache, sample, false) == NULL);
@@ -148,8 +148,8 @@ static void *load_large_sample(void *argument)
 static void test_order_of_waiters(struct open_file_cache *cache)
 {
     pthread_t thread;
-    struct cached_sample *other;
-    struct cached_sample *sample = begin(cache, 10, 10);
+    struct cached_file *other;
+    struct cached_file *sample = begin(cache, 10, 10);
     CHECK_EQ(pthread_create(&thread, NULL, load_large_sample, cache), 0);
     for (bool waits = false; !waits;) {
         (void)pthread_mutex_lock(&cache->lock);
@@ -179,7 +179,7 @@ static uint64_t bytes_of(uint64_t key)
 
 static void use(struct open_file_cache *cache, uint64_t key)
 {
-    struct cached_sample *sample;
+    struct cached_file *sample;
     enum file_cache_result result = find(cache, key, &sample);
     if (result == FILE_CACHE_MISS) {
         int code = file_cache_begin(cache, key, bytes_of(key), key % 3 == 0, false, &sample);

@@ -15,9 +15,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "asleep.h"
 #include "dlfs_fuse.h"
 #include "fuse/owner.h"
 #include "inode.h"
+#include "mount.h"
 #include "reader/reader_tests.h"
 
 #define SKIPPED 77
@@ -112,25 +114,27 @@ static int sent_bytes(int end)
     return bytes;
 }
 
-/* Reads files in their order until a thread pushes others, and waits for the socket to be full. */
+static bool is_pushing(struct mount *mount)
+{
+    (void)pthread_mutex_lock(&mount->fuse->lock);
+    bool pushing = mount->fuse->pushing;
+    (void)pthread_mutex_unlock(&mount->fuse->lock);
+    return pushing;
+}
+
+/*
+ * Reads files in their order until a thread pushes others, and waits since the socket is full. A
+ * file is requested when all threads sleep: most of what is read ahead is in memory by then, and
+ * whether a thread pushes does not change until a message is taken.
+ */
 static void have_it_push(struct mount *mount)
 {
-    bool pushes = false;
-    for (uint64_t index = 0; !pushes; index++) {
+    for (uint64_t index = 0; !is_pushing(mount); index++) {
         uint64_t unique = request_file(mount, index);
-        uint64_t taken = 0;
-        while (!pushes && taken != unique) {
-            taken = take_message(mount);
-            pushes = taken == 0;
+        while (take_message(mount) != unique) {
         }
+        wait_until_others_sleep();
     }
-    int room = 0;
-    socklen_t room_bytes = sizeof room;
-    CHECK_EQ(getsockopt(mount->server, SOL_SOCKET, SO_SNDBUF, &room, &room_bytes), 0);
-    while (sent_bytes(mount->server) < room) {
-        (void)poll(NULL, 0, 1);
-    }
-    (void)poll(NULL, 0, 20); /* it waits for room by now */
 }
 
 /* Waits until the server has received all requests, or has ended since no thread pushes. */
