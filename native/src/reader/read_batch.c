@@ -351,16 +351,15 @@ static int finish_span(struct read *read, struct span *span, bool *again)
     if (*again) {
         return 0;
     }
-    if (bad > 0) {
-        bad = verify_samples(read, span, true);
-    }
+    bad = bad > 0 ? verify_samples(read, span, true) : bad;
     *again = bad >= 0 && span->single > 0 && start_next_single(read, span);
     if (*again) {
         return 0;
     }
     struct bad_samples *bad_samples = NULL;
+    struct known_misses sound = {read->misses + planned->first_miss, planned->miss_count};
     bool valid = planned->whole_chunks && span->single == 0 && span->code == 0 &&
-                 reader_verify_span(reader, span, &bad_samples) == 0;
+                 reader_verify_span(reader, span, bad == 0 ? &sound : NULL, &bad_samples) == 0;
     bad = bad < 0 ? bad : 0;
     uint32_t given = count_valid(read, planned);
     if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole_chunks)) {

@@ -356,9 +356,13 @@ static int note_bad(struct bad_samples **bad, uint64_t address)
     return 0;
 }
 
-/* Verifies the samples of these indices that lie completely in a span. */
+/*
+ * Verifies the samples of these indices that lie completely in a span, but for misses that are
+ * known to be sound. Moves *known behind those that it has passed.
+ */
 static int verify_samples(const dlfs_reader *reader, const struct span *span,
-                          const uint64_t *indices, uint64_t count, struct bad_samples **bad)
+                          const uint64_t *indices, uint64_t count, struct known_misses *known,
+                          struct bad_samples **bad)
 {
     int code = 0;
     uint64_t end = span->address + span->length;
@@ -371,6 +375,14 @@ static int verify_samples(const dlfs_reader *reader, const struct span *span,
             location.address < span->address || location.address + location.length > end) {
             continue;
         }
+        while (known->count > 0 && known->first->address < location.address) {
+            known->first++;
+            known->count--;
+        }
+        if (known->count > 0 && known->first->address == location.address &&
+            known->first->length == location.length && known->first->crc32c == location.crc32c) {
+            continue;
+        }
         const uint8_t *bytes = span->memory + (location.address - span->address);
         if (dlfs_crc32c(0, bytes, location.length) != location.crc32c) {
             code = note_bad(bad, location.address);
@@ -379,19 +391,21 @@ static int verify_samples(const dlfs_reader *reader, const struct span *span,
     return code;
 }
 
-int reader_verify_span(const dlfs_reader *reader, const struct span *span, struct bad_samples **bad)
+int reader_verify_span(const dlfs_reader *reader, const struct span *span,
+                       const struct known_misses *sound, struct bad_samples **bad)
 {
     const dlfs_directory *directory = reader->config.directory;
     uint64_t indices[ORDER_STEP];
     uint64_t rank = dlfs_directory_rank_at(directory, span->address);
     uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
     int code = 0;
+    struct known_misses known = sound != NULL ? *sound : (struct known_misses){0};
     *bad = NULL;
     while (code == 0 && rank < end) {
         uint64_t count = end - rank < ORDER_STEP ? end - rank : ORDER_STEP;
         code = dlfs_directory_order(directory, rank, count, indices);
         if (code == 0) {
-            code = verify_samples(reader, span, indices, count, bad);
+            code = verify_samples(reader, span, indices, count, &known, bad);
         }
         rank += count;
     }

@@ -60,12 +60,19 @@ void reader_drain_fetches(dlfs_reader *reader);
  * bad_address if that lies in it. */
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address);
+/* Misses that were verified already, by address. */
+struct known_misses {
+    const struct miss *first;
+    uint64_t count;
+};
+
 /*
- * Verifies every sample that lies completely in a span. *bad gets those that fail, for the caller
- * to free, or NULL. A negative code means that the check was not possible.
+ * Verifies every sample that lies completely in a span, but for those that are known to be sound
+ * (or NULL). *bad gets those that fail, for the caller to free, or NULL. A negative code means that
+ * the check was not possible.
  */
 int reader_verify_span(const dlfs_reader *reader, const struct span *span,
-                       struct bad_samples **bad);
+                       const struct known_misses *sound, struct bad_samples **bad);
 
 /* ---- reader/read_batch.c, reader/read_sample.c ----------------------------------------------- */
 

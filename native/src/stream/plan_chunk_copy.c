@@ -454,7 +454,7 @@ static bool finish_cached(dlfs_stream *stream, const struct span *span)
         return false;
     }
     struct bad_samples *bad;
-    bool valid = reader_verify_span(reader, span, &bad) == 0;
+    bool valid = reader_verify_span(reader, span, NULL, &bad) == 0;
     pthread_mutex_lock(&reader->lock);
     uint32_t next = reader->slots[span->slot].waiters;
     cache_end_load(reader, span->slot, valid, bad);

@@ -53,7 +53,7 @@ void chunks_finish(dlfs_stream *stream, struct span *span)
 {
     dlfs_reader *reader = stream->reader;
     struct bad_samples *bad = NULL;
-    bool valid = span->code == 0 && reader_verify_span(reader, span, &bad) == 0;
+    bool valid = span->code == 0 && reader_verify_span(reader, span, NULL, &bad) == 0;
     pthread_mutex_lock(&reader->lock);
     uint32_t waiters = reader->slots[span->slot].waiters;
     cache_end_load(reader, span->slot, valid, bad);
