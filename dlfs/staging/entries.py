@@ -111,18 +111,23 @@ def open_file(
 
     With ``clears_ids``, truncating it clears the bits that set user and group.
     """
-    wanted = flags & _OPEN_FLAGS & ~os.O_TRUNC
-    descriptor = os.open(
-        name, wanted | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
-    )
+    descriptor = os.open(name, _open_flags(flags) | os.O_NOFOLLOW, dir_fd=directory)
     try:
-        status = _check(os.fstat(descriptor), identity)
-        if flags & os.O_TRUNC:
-            change_opened(descriptor, status, Change(size_bytes=0, clears_ids=clears_ids))
+        _check(os.fstat(descriptor), identity)
+        return _truncated(descriptor, flags, clears_ids=clears_ids)
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor
+
+
+def open_unlinked(unlinked: int, flags: int, *, clears_ids: bool) -> int:
+    """Open a file by another descriptor of it, as ``open_file``."""
+    descriptor = os.open(_proc_path(unlinked), _open_flags(flags))
+    try:
+        return _truncated(descriptor, flags, clears_ids=clears_ids)
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def create(
@@ -199,9 +204,16 @@ def make_symlink(directory: int, name: bytes, text: bytes, owner: Owner) -> os.s
     return stat_entry(directory, name)
 
 
-def read_link(directory: int, name: bytes) -> bytes:
-    """Return the target of a symbolic link."""
-    return os.readlink(name, dir_fd=directory)
+def read_link(directory: int, name: bytes, identity: Identity) -> bytes:
+    """Return the target of a symbolic link; fail with ESTALE if it is another file."""
+    with opened(directory, name) as descriptor:
+        _check(os.fstat(descriptor), identity)
+        return read_opened_link(descriptor)
+
+
+def read_opened_link(descriptor: int) -> bytes:
+    """Return the target of a symbolic link by its O_PATH descriptor."""
+    return os.readlink(b"", dir_fd=descriptor)
 
 
 def hard_link(
@@ -288,8 +300,7 @@ def change(directory: int, name: bytes, identity: Identity, wanted: Change) -> o
     with opened(directory, name) as descriptor:
         status = _check(os.fstat(descriptor), identity)
         if not stat.S_ISLNK(status.st_mode):
-            change_opened(_proc_path(descriptor), status, wanted)
-            return os.fstat(descriptor)
+            return change_by_descriptor(descriptor, wanted)
         if wanted.mode is not None or wanted.size_bytes is not None:
             raise refusal(errno.EOPNOTSUPP)
         if wanted.uid is not None or wanted.gid is not None:
@@ -325,10 +336,10 @@ def clear_ids(file: int | str, status: os.stat_result) -> None:
         os.chmod(file, kept)
 
 
-def change_directory(directory: int, wanted: Change) -> os.stat_result:
-    """Change the attributes of a directory by its O_PATH descriptor."""
-    change_opened(_proc_path(directory), os.fstat(directory), wanted)
-    return os.fstat(directory)
+def change_by_descriptor(descriptor: int, wanted: Change) -> os.stat_result:
+    """Change the attributes of a file or directory by any descriptor of it, such as O_PATH."""
+    change_opened(_proc_path(descriptor), os.fstat(descriptor), wanted)
+    return os.fstat(descriptor)
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> int:
@@ -355,6 +366,18 @@ def _check(status: os.stat_result, identity: Identity) -> os.stat_result:
     if identity_of(status) != identity:
         raise refusal(errno.ESTALE)
     return status
+
+
+def _open_flags(flags: int) -> int:
+    return flags & _OPEN_FLAGS & ~os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def _truncated(descriptor: int, flags: int, *, clears_ids: bool) -> int:
+    """Truncate an open file if the flags say so. Return its descriptor."""
+    if flags & os.O_TRUNC:
+        wanted = Change(size_bytes=0, clears_ids=clears_ids)
+        change_opened(descriptor, os.fstat(descriptor), wanted)
+    return descriptor
 
 
 def _proc_path(descriptor: int) -> str:

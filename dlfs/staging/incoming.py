@@ -6,6 +6,7 @@ to close a file, takes less time than a thread would, so these run in the FUSE l
 - ``inode_table``: inode numbers and names that the kernel knows
 - ``directories``: open directories
 - ``open_files``: open files
+- ``moves``: files that are renamed, replaced or removed while other requests use them
 - ``sealer``: makes datasets of finished directories
 
 The server removes entries itself when it has sealed a dataset. The kernel may therefore cache names
@@ -24,12 +25,10 @@ import logging
 import os
 import resource
 import stat
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TypeVar
-
-import trio
 
 from dlfs.errors import StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
@@ -40,6 +39,7 @@ from dlfs.staging.directories import Directories
 from dlfs.staging.entries import Change, Owner, identity_of, refusal
 from dlfs.staging.inode_numbers import ROOT
 from dlfs.staging.inode_table import Inode, InodeTable
+from dlfs.staging.moves import Moves
 from dlfs.staging.open_files import OpenFiles, is_writing
 from dlfs.staging.protocol import (
     XATTR_DISCARD,
@@ -54,14 +54,9 @@ from dlfs.volume import Volume
 LIST_AHEAD = 64
 """Entries of a listing whose attributes are read in one worker thread call."""
 
-TRIES = 20
-"""Most times that a file is looked for by its name while programs rename files."""
-
 _RENAME_NOREPLACE = 1
-_GONE = (errno.ENOENT, errno.ESTALE)
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 _What = TypeVar("_What")
 """The argument of a function that creates an entry: a mode, or the target of a link."""
 
@@ -92,53 +87,25 @@ class IncomingTree:
         self._directories = Directories(area.datasets)
         self.sealer = Sealer(volume, area, self._on_taken_out)
         self.files = OpenFiles(self._table, self._directories)
+        self._moves = Moves(self._table, self._directories, self.files)
         self.on_gone: Callable[[bytes], None] = lambda _name: None
         """Callback with the name of each dataset that was sealed or discarded, in the loop."""
         self._listings: dict[int, _OpenDirectory] = {}
         self._last_listing = 0
-        self._moves: set[trio.Event] = set()  # renames and removals under way
-        self._moves_begun = 0
 
     def close(self) -> None:
         """Close every file and directory."""
         self.files.close()
+        self._table.close()
         self._directories.close()
 
-    @contextmanager
-    def _moving(self) -> Iterator[None]:
-        """Rename or remove a file in a block, up to the note of it in the table."""
-        ended = trio.Event()
-        self._moves.add(ended)
-        self._moves_begun += 1
-        try:
-            yield
-        finally:
-            self._moves.remove(ended)
-            ended.set()
+    def _changing_file(self, inode: Inode) -> AbstractContextManager[None]:
+        """Return a context in which a file may be changed; without a name it is in no dataset.
 
-    async def _named(self, inode: Inode, call: Callable[[Inode, bytes], Awaitable[_T]]) -> _T:
-        """Call a function with the directory and the name of a file that has one.
-
-        A file may be renamed before the function has found it. Then the function is called again,
-        with the new name.
-
-        Raises:
-            OSError: ESTALE: the file has no name any more.
+        A file that has only names unknown to the kernel is refused with StaleError.
         """
-        for tries in range(1, TRIES + 1):
-            if not inode.links:
-                break
-            before, moving = self._moves_begun, bool(self._moves)
-            try:
-                return await call(*inode.links[-1])
-            except (StaleError, OSError) as error:
-                is_gone = isinstance(error, StaleError) or error.errno in _GONE
-                moving = moving or before != self._moves_begun
-                if not is_gone or not moving or tries == TRIES:
-                    raise
-            for move in list(self._moves):
-                await move.wait()
-        raise refusal(errno.ESTALE)
+        has_name = self._table.find(inode.identity) is inode
+        return self.sealer.changing(inode) if has_name else nullcontext()
 
     def _on_taken_out(self, dataset: Inode, name: bytes) -> None:
         """Remove the names of a dataset that has left the staging area."""
@@ -185,7 +152,7 @@ class IncomingTree:
                 )
 
         try:
-            return await self._named(inode, look)
+            return await self._moves.call_on(inode, look, os.fstat)
         except (StaleError, OSError):
             if inode.links or inode.last_status is None:
                 raise
@@ -201,31 +168,39 @@ class IncomingTree:
         inode = self._table.get(number)
         run = self._directories.run
         if inode.number == ROOT:
-            return Entry(number, await run(entries.change_directory, self._area.datasets, wanted))
+            changed = await run(entries.change_by_descriptor, self._area.datasets, wanted)
+            return Entry(number, changed)
         file = self.files.get(fh)
-        if file is None and not inode.links:
-            file = self.files.of_unlinked(inode)
         if file is not None and (file.writable or not inode.links):
-            return Entry(number, await run(_change_file, file.descriptor, wanted))
+            change_open = _change_file if file.writable else entries.change_by_descriptor
+            return Entry(number, await run(change_open, file.descriptor, wanted))
 
         async def change(parent: Inode, name: bytes) -> os.stat_result:
             if parent.number == ROOT:
                 async with self._directories.opened(inode) as directory:
-                    return await run(entries.change_directory, directory, wanted)
+                    return await run(entries.change_by_descriptor, directory, wanted)
             async with self._directories.opened(parent) as directory:
                 return await run(entries.change, directory, name, inode.identity, wanted)
 
-        with self.sealer.changing(inode):
-            return Entry(number, await self._named(inode, change))
+        def change_unlinked(unlinked: int) -> os.stat_result:
+            return entries.change_by_descriptor(unlinked, wanted)
+
+        # An open file is changed even if all its other names are unknown to the kernel.
+        is_open = not inode.links and self.files.any_of(inode) is not None
+        with nullcontext() if is_open else self._changing_file(inode):
+            return Entry(number, await self._moves.call_on(inode, change, change_unlinked))
 
     async def readlink(self, number: int) -> bytes:
         """Return the target of a symbolic link."""
         inode = self._table.get(number)
-        if not inode.links:
-            raise refusal(errno.ESTALE)
-        parent, name = inode.links[-1]
-        async with self._directories.opened(parent) as directory:
-            return await self._directories.run(entries.read_link, directory, name)
+
+        async def read(parent: Inode, name: bytes) -> bytes:
+            async with self._directories.opened(parent) as directory:
+                return await self._directories.run(
+                    entries.read_link, directory, name, inode.identity
+                )
+
+        return await self._moves.call_on(inode, read, entries.read_opened_link)
 
     def _found(self, parent: Inode, name: bytes, status: os.stat_result) -> Entry:
         inode = self._table.note_lookup(
@@ -297,10 +272,10 @@ class IncomingTree:
         folder = self._directory_in_dataset(parent)
         with self.sealer.changing(folder):
             async with self._directories.opened(folder) as directory:
-                with self._moving():
+                with self._moves.moving():
                     gone = await self._directories.run(entries.unlink, directory, name)
                     with entries.closing(gone):
-                        self._forget_name(folder, name, os.fstat(gone))
+                        self._forget_name(folder, name, gone)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; directly in ``incoming``, an empty dataset."""
@@ -316,7 +291,7 @@ class IncomingTree:
             async with self._directories.opened(folder) as directory:
                 removed = await self._directories.run(entries.remove_directory, directory, name)
             with entries.closing(removed):
-                self._forget_name(folder, name, os.fstat(removed))
+                self._forget_name(folder, name, removed)
 
     async def rename(
         self,
@@ -336,7 +311,7 @@ class IncomingTree:
         if ROOT in (parent_old, parent_new):  # a dataset has more than a directory
             raise refusal(errno.EXDEV)
         old, new = self._table.get(parent_old), self._table.get(parent_new)
-        with self.sealer.changing(old, new), self._moving():
+        with self.sealer.changing(old, new), self._moves.moving():
             _check_length(new, name_new)
             async with (
                 self._directories.opened(old) as source,
@@ -352,11 +327,10 @@ class IncomingTree:
                     across=old.dataset() is not new.dataset(),
                 )
             with entries.closing(replaced):
-                gone = None if replaced is None else os.fstat(replaced)
-                if gone is not None and identity_of(gone) == identity_of(moved):
-                    return  # two names of one file: rename does nothing
-                if gone is not None:
-                    self._forget_name(new, name_new, gone)
+                if replaced is not None:
+                    if identity_of(os.fstat(replaced)) == identity_of(moved):
+                        return  # two names of one file: rename does nothing
+                    self._forget_name(new, name_new, replaced)
                 self._table.note_rename((old, name_old), (new, name_new), identity_of(moved))
 
     async def _rename_dataset(self, old: bytes, new: bytes, *, replace: bool) -> None:
@@ -365,7 +339,7 @@ class IncomingTree:
         if replaced is not None and not replace:
             raise refusal(errno.EEXIST)
         moved = _stat(root, self._area.datasets, old)
-        with self._changing_datasets(*filter(None, [moved, replaced])), self._moving():
+        with self._changing_datasets(*filter(None, [moved, replaced])), self._moves.moving():
             await self._directories.run(self._area.rename, old, new)
             if replaced is not None and old != new:
                 self._forget_directory(root, new, replaced)
@@ -378,19 +352,22 @@ class IncomingTree:
         inodes = [self._table.find(identity_of(status)) for status in directories]
         return self.sealer.changing(*filter(None, inodes))
 
-    def _forget_name(self, folder: Inode, name: bytes, status: os.stat_result) -> None:
+    def _forget_name(self, folder: Inode, name: bytes, removed: int) -> None:
         """Note that a name was removed.
 
-        The caller still has a descriptor of the file. Otherwise another file could have got the
+        ``removed`` is an O_PATH descriptor of the file. Without it, another file could have got the
         same identity by now and be mistaken for it.
         """
+        status = os.fstat(removed)
         if stat.S_ISDIR(status.st_mode):
             self._forget_directory(folder, name, status)
         else:
             last = not status.st_nlink
             inode = self._table.note_removal(folder, name, identity_of(status), last=last)
-            if inode is not None and last:
-                inode.last_status = status
+            if inode is not None:
+                self._table.keep_open(inode, removed)
+                if last:
+                    inode.last_status = status
 
     def _forget_directory(self, folder: Inode, name: bytes, status: os.stat_result) -> None:
         inode = self._table.note_removal(folder, name, identity_of(status), last=True)
@@ -411,7 +388,7 @@ class IncomingTree:
         inode = self._table.get(number)
         with ExitStack() as stack:
             if is_writing(flags) or flags & os.O_TRUNC:
-                stack.enter_context(self.sealer.changing(inode))
+                stack.enter_context(self._changing_file(inode))
 
             async def open_named(parent: Inode, name: bytes) -> int:
                 async with self._directories.opened(parent) as directory:
@@ -424,7 +401,11 @@ class IncomingTree:
                         clears_ids=clears_ids,
                     )
 
-            return self.files.add(inode, await self._named(inode, open_named), flags)
+            def open_unlinked(unlinked: int) -> int:
+                return entries.open_unlinked(unlinked, flags, clears_ids=clears_ids)
+
+            descriptor = await self._moves.call_on(inode, open_named, open_unlinked)
+            return self.files.add(inode, descriptor, flags)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, owner: Owner, *, clears_ids: bool

@@ -8,12 +8,17 @@ never reused, so a new file that gets the identity of a deleted one is a new ino
 The kernel serialises changes of one directory, and starts a change only after look-ups in that
 directory have been answered. So an answer is still true when it is noted here.
 
-Pure bookkeeping without I/O. Threads: one, the FUSE loop.
+A program may open a file that has lost its names since the kernel looked it up. So the table keeps
+a descriptor of such a file until the kernel has forgotten the inode. The number of these
+descriptors is limited; the oldest are closed first.
+
+Bookkeeping without other I/O. Threads: one, the FUSE loop.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from dlfs.errors import StaleError
@@ -21,6 +26,12 @@ from dlfs.staging.inode_numbers import ROOT
 
 Identity = tuple[int, int]
 """Device and inode number of a file on the staging area's file system."""
+
+UNLINKED_MAX = 256
+"""Most descriptors of files without a known name.
+
+A program needs such a descriptor only from the look-up of a name until the file is open.
+"""
 
 
 class Inode:
@@ -105,10 +116,16 @@ class InodeTable:
         self.root = Inode(ROOT, identity)
         self._by_number = {ROOT: self.root}
         self._by_identity = {identity: self.root}
+        self._unlinked: dict[Inode, int] = {}  # O_PATH descriptors, the oldest first
         self._last_number = ROOT
 
     def __len__(self) -> int:
         return len(self._by_number)
+
+    def close(self) -> None:
+        """Close the descriptors of all files without a name."""
+        for inode in list(self._unlinked):
+            self._close_unlinked(inode)
 
     def get(self, number: int) -> Inode:
         """Return an inode by its number.
@@ -164,6 +181,24 @@ class InodeTable:
         self._drop_if_unused(parent)
         return inode
 
+    def keep_open(self, inode: Inode, descriptor: int) -> None:
+        """Keep a file open that has lost a name, if it has no other known name.
+
+        Args:
+            inode: inode of the file, which the kernel may have forgotten.
+            descriptor: descriptor of the file, opened with O_PATH; the table duplicates it.
+        """
+        if inode.links or inode in self._unlinked or inode.number not in self._by_number:
+            return
+        with suppress(OSError):  # too many open files: the inode becomes stale
+            self._unlinked[inode] = os.dup(descriptor)
+        while len(self._unlinked) > UNLINKED_MAX:
+            self._close_unlinked(next(iter(self._unlinked)))
+
+    def unlinked(self, inode: Inode) -> int | None:
+        """Return the O_PATH descriptor of a file without a known name, or None."""
+        return self._unlinked.get(inode)
+
     def note_rename(
         self, old: tuple[Inode, bytes], new: tuple[Inode, bytes], identity: Identity
     ) -> Inode | None:
@@ -213,10 +248,16 @@ class InodeTable:
             del self._by_identity[inode.identity]
         self._drop_links(inode)
 
+    def _close_unlinked(self, inode: Inode) -> None:
+        descriptor = self._unlinked.pop(inode, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
     def _drop_if_unused(self, inode: Inode) -> None:
         while inode is not self.root and inode.lookups <= 0 and not inode.children:
             if inode.handles or self._by_number.pop(inode.number, None) is None:
                 return
+            self._close_unlinked(inode)
             if self._by_identity.get(inode.identity) is inode:
                 del self._by_identity[inode.identity]
             if not inode.links:

@@ -5,7 +5,6 @@ Threads: one, the FUSE loop (trio); reads and writes run in worker threads.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -85,17 +84,6 @@ class OpenFiles:
     def any_of(self, inode: Inode) -> OpenFile | None:
         """Return one of the handles on a file, which shows it whatever its names are, or None."""
         return next((each for each in inode.handles if isinstance(each, OpenFile)), None)
-
-    def of_unlinked(self, inode: Inode) -> OpenFile:
-        """Return a handle on a file that has no name any more.
-
-        Raises:
-            OSError: ESTALE: no handle on it is open.
-        """
-        found = self.any_of(inode)
-        if found is None:
-            raise entries.refusal(errno.ESTALE)
-        return found
 
     async def writer_in(self, dataset: Inode) -> OpenFile | None:
         """Return a file of a dataset that stays open for writing for a while, or None."""

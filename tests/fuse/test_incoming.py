@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ pytestmark = pytest.mark.fuse
 
 NOBODY = 65534
 RENAMES = 2000
+REPLACEMENTS = 500
 
 
 @dataclass
@@ -303,6 +305,75 @@ def test_rule_35_a_file_is_found_while_it_is_renamed(shared: Writable, looks: st
         renaming.result()
     found = {errno.errorcode.get(number, "none") for number in failures}
     assert found == {"none"}
+
+
+@pytest.mark.parametrize("removes", [False, True], ids=["replaced", "removed"])
+def test_rule_35_a_file_without_a_name_opens(shared: Writable, removes: bool) -> None:
+    top = shared.begin(f"unlinked-{removes}", {"name": b"old", "new": b"another"})
+    # A descriptor that is no open file, as in the kernel between the look-up and the open.
+    found = os.open(top / "name", os.O_PATH)
+    try:
+        if removes:
+            (top / "name").unlink()
+        else:
+            os.rename(top / "new", top / "name")
+        file = Path(f"/proc/self/fd/{found}")
+        assert file.read_bytes() == b"old"
+        file.chmod(0o640)
+        os.utime(file, ns=(3, 5))
+        status = os.fstat(found)
+        assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o640, 5)
+        os.truncate(file, 2)
+        with file.open("ab") as opened:
+            opened.write(b" lines")
+        assert file.read_bytes() == b"ol lines"
+        assert seal(top).samples_done == 1
+        assert file.read_bytes() == b"ol lines"
+    finally:
+        os.close(found)
+
+
+@pytest.mark.parametrize("removes", [False, True], ids=["renames", "unlinks too"])
+def test_rule_35_a_name_that_is_replaced_all_the_time_opens(
+    shared: Writable, removes: bool
+) -> None:
+    """Programs that save checkpoints replace a file, or a symbolic link to the last one."""
+    versions = {f"new/{number}": b"%d" % (number % 10) * KIB for number in range(REPLACEMENTS)}
+    top = shared.begin(f"replaced-{removes}", {"name": b"0" * KIB, "0": b"0", "1": b"1"} | versions)
+    (top / "link").symlink_to("0")
+    for number in range(REPLACEMENTS):
+        (top / "new" / f"link{number}").symlink_to(str(number % 2))
+    replaced = threading.Event()
+
+    def replace() -> None:
+        try:
+            for number in range(REPLACEMENTS):
+                if removes:
+                    (top / "name").unlink()
+                os.rename(top / "new" / str(number), top / "name")
+                os.rename(top / "new" / f"link{number}", top / "link")
+        finally:
+            replaced.set()
+
+    def read(name: str) -> set[str]:
+        """Read a file until the last replacement. Return the outcomes."""
+        outcomes = set()
+        while not replaced.is_set():
+            try:
+                data = (top / name).read_bytes()
+            except OSError as error:
+                outcomes.add(errno.errorcode[error.errno or 0])
+            else:
+                outcomes.add("whole" if data == data[:1] * len(data) else "torn")
+        return outcomes
+
+    with ThreadPoolExecutor(4) as pool:
+        names = ["name", "name", "link"]
+        readers = [pool.submit(read, name) for name in names]
+        pool.submit(replace).result()
+        for name, reader in zip(names, readers, strict=True):
+            without_name = {"ENOENT"} if removes and name == "name" else set()
+            assert {"whole"} <= reader.result() <= {"whole"} | without_name
 
 
 def test_rule_36_files_that_cannot_be_samples(shared: Writable) -> None:

@@ -77,7 +77,8 @@ def test_no_link_is_followed(
     assert (tmp_path / "file").lstat().st_mtime_ns == 5
     entries.hard_link(directory, b"file", link, directory, b"hard")
     assert (tmp_path / "hard").is_symlink()
-    assert entries.read_link(directory, b"hard") == os.fsencode(outside / "secret")
+    assert entries.read_link(directory, b"hard", link) == os.fsencode(outside / "secret")
+    assert errno_of(lambda: entries.read_link(directory, b"hard", secret)) == errno.ESTALE
     assert (outside / "secret").read_bytes() == b"secret"
     assert stat.S_IMODE((outside / "secret").stat().st_mode) == 0o644
     assert os.listdir(outside) == ["secret"]
