@@ -110,7 +110,7 @@ def _keep(
                 on_first_ready(path, transport)
 
         with _reported_errors(again=True):
-            serve_kept(request.volume_uris, request.directory, request.options, kept, ready)
+            serve_kept(request.volume_uris, kept.path, request.options, kept, ready)
 
     Keeper(request, run_server, _leave_streams, predecessor).run()
 

@@ -10,6 +10,11 @@ is open, and then that the mount answers; the keeper mounts in between. A server
 has unmounted, and the keeper ends with it. The keeper itself detaches a mount that has never
 answered, or whose server dies after SIGTERM.
 
+A mount moves when a directory above its mount point is renamed, and another one may then take the
+old path. The keeper therefore finds its mount by number before it starts a server, passes the mount
+on or detaches it. A server knows only the path at its own start. One that ends after the mount has
+moved leaves it mounted, and the keeper detaches it.
+
 Servers fail one after the other while a device of the volume is away, or when a request that is
 sent again kills each of them. The keeper pauses between them, while programs wait, and gives the
 mount up after a minute.
@@ -46,6 +51,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -154,6 +160,13 @@ def _is_dying(pid: int) -> bool:
     return re.search(r"^(State:\tZ|CoreDumping:\t1)", status, re.MULTILINE) is not None
 
 
+def _is_connected(kernel: int) -> bool:
+    """Return True if the file system of a descriptor of /dev/fuse exists, mounted or in use."""
+    poll = select.poll()
+    poll.register(kernel, 0)
+    return not any(events & select.POLLERR for _, events in poll.poll(0))
+
+
 class Failures:
     """Servers that fail one after the other, and the pauses between them.
 
@@ -211,13 +224,13 @@ class Keeper:
             self._kernel = -1
             self._init = b""
             self._numbers = DatasetNumbers()
-            self._device: str | None = None
+            self._record: mountpoints.MountRecord | None = None
             self._port = ReplacementPort()
         else:
             self._kernel = predecessor.kernel
             self._init = bytes.fromhex(predecessor.state.init)
             self._numbers = predecessor.numbers
-            self._device = mountpoints.device_of(self._path)
+            self._record = mountpoints.record_of(self._path)
             self._port = ReplacementPort(predecessor.listener)
         self._pid = 0
         self._dying: list[int] = []  # descriptors of earlier servers that had not ended yet
@@ -239,7 +252,7 @@ class Keeper:
         while True:
             if self._port.stop_wanted and self._pass_on():
                 return
-            lived_s, end = self._run_server()
+            lived_s, status, end = self._run_server()
             if self._predecessor is not None:
                 self._predecessor.give_up()
                 self._bury_all()
@@ -252,7 +265,7 @@ class Keeper:
             if self._port.stop_wanted:
                 continue
             answered = answered or lived_s > 0
-            if self._ending or not answered:
+            if self._ending or not answered or status == 0:
                 break
             pause_s = failures.pause_after(lived_s, time.monotonic())
             died = f"{self._path}: the server {end}"
@@ -264,8 +277,9 @@ class Keeper:
                 break
             if not self._is_mounted():
                 return
-        _log.error("%s: unmounting, since the server died", self._path)
-        mountpoints.detach(self._path)
+        if self._is_mounted():  # looked up again, since the pause may have been long
+            _log.error("%s: unmounting, since the server %s", self._path, end)
+            mountpoints.detach(self._path)
 
     def _pass_on(self) -> bool:
         """Let the new keeper have the mount. Returns True if it does, or if the mount is gone."""
@@ -278,7 +292,18 @@ class Keeper:
         return done
 
     def _is_mounted(self) -> bool:
-        return mountpoints.device_of(self._path) == self._device
+        """Return True if the file system is mounted, and note where it is now."""
+        if self._record is None or not _is_connected(self._kernel):
+            return False
+        found = mountpoints.find_again(self._record)
+        if found is None:
+            return False
+        path = os.fsdecode(found.mountpoint)
+        if path != self._path:
+            _log.info("%s: a directory was renamed, the mount is on %s", self._path, path)
+            self._path = path
+            self._request = replace(self._request, directory=path)
+        return True
 
     def _pause(self, seconds: float) -> bool:
         """Wait until the time has passed, or SIGTERM comes. Returns False in the second case.
@@ -306,19 +331,19 @@ class Keeper:
                     self._serve(there)
         return here
 
-    def _run_server(self) -> tuple[float, str]:
+    def _run_server(self) -> tuple[float, int | None, str]:
         """Start a server and wait for its end.
 
         Returns:
-            The time for which the mount has answered, in seconds, 0 if it never did; how the server
-            ended, for a message.
+            The time for which the mount has answered, in seconds, 0 if it never did; the exit
+            status, None if no server could be started; how the server ended, for a message.
         """
         try:
             here = self._start_server()
         except OSError as error:  # memory or processes are short, which may pass
             if self._kernel < 0 or self._predecessor is not None:
                 raise
-            return 0.0, f"cannot be started ({error.strerror})"
+            return 0.0, None, f"cannot be started ({error.strerror})"
         if self._ending:  # since the last look at it
             os.kill(self._pid, signal.SIGTERM)
         answers_s: float | None = None  # since when
@@ -341,7 +366,7 @@ class Keeper:
             status = self._await_end()
             self._pid = 0
         lived_s = 0.0 if answers_s is None else time.monotonic() - answers_s
-        return lived_s, f"died (status {status})"
+        return lived_s, status, f"{'died' if status else 'ended'} (status {status})"
 
     def _take_over(self, link: socket.socket, predecessor: Predecessor) -> bool:
         """Have the server answer in place of the predecessor's. Returns True if it does."""
@@ -393,8 +418,8 @@ class Keeper:
         """
         waits: list[Any] = [] if process is None else [process]
         port: list[Any] = []
-        if self._predecessor is None and self._device is not None:
-            self._port.open(self._device)
+        if self._predecessor is None and self._record is not None:
+            self._port.open(self._record.device)
             port += self._port.sockets()
         found = select.select([*waits, *port, *self._dying], [], [], seconds)[0]
         if any(each in found for each in port):
@@ -417,6 +442,7 @@ class Keeper:
             self._bury(select.select(self._dying, [], [])[0])
 
     def _state(self) -> MountState:
+        self._is_mounted()  # notes where
         return MountState(PROTOCOL, dlfs_version(), self._request, self._init.hex())
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
@@ -431,9 +457,9 @@ class Keeper:
     def _mount(self) -> None:
         """Mount the file system, and read the request with which the kernel begins."""
         self._kernel = mountpoints.mount_file_system(self._path, self._request.options.for_kernel())
-        self._device = mountpoints.device_of(self._path)
-        if self._device is not None:
-            self._port.open(self._device)
+        self._record = mountpoints.record_of(self._path)
+        if self._record is not None:
+            self._port.open(self._record.device)
         self._init = os.read(self._kernel, REQUEST_BYTES_MAX)
         self._on_mounted()
 
@@ -451,6 +477,7 @@ class Keeper:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             kept = KeptMount(
+                self._path,
                 lambda: self._connect(link),
                 self._numbers,
                 resumed=self._kernel >= 0,

@@ -61,6 +61,7 @@ class KeptMount:
     """A file system that a keeper has mounted or will mount, for one server.
 
     Attributes:
+        path: the mount point when the server starts.
         connect: says that the server is prepared, and returns the kernel's side of the mount, which
             no other server answers then. Blocks until the server before it is dead.
         numbers: numbers of the datasets that earlier servers have shown.
@@ -68,6 +69,7 @@ class KeptMount:
         replaces: the earlier server is answering until ``connect`` is called.
     """
 
+    path: str
     connect: Callable[[], KernelConnection]
     numbers: DatasetNumbers
     resumed: bool

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import re
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ MOUNTINFO = Path("/proc/self/mountinfo")
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _UNMOUNT_TIMEOUT_S = 30
+_ANSWER_TIMEOUT_S = 30.0
+"""Longest wait for the answer of a mount, in seconds; devices that are away may take 15."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class MountRecord:
     options: str
     device: str
     """Device number of the file system as MAJOR:MINOR; unique while a file on it is open."""
+    mount_id: str
+    """Number of the mount, unique while it is mounted; a rename of a parent does not change it."""
 
 
 def parse_mountinfo(text: bytes) -> list[MountRecord]:
@@ -55,7 +61,8 @@ def parse_mountinfo(text: bytes) -> list[MountRecord]:
             records.append(
                 MountRecord(_unescape(fields[4]), after_separator[0].decode("ascii", "replace"),
                             fields[5].decode("ascii", "replace"),
-                            fields[2].decode("ascii", "replace"))
+                            fields[2].decode("ascii", "replace"),
+                            fields[0].decode("ascii", "replace"))
             )  # fmt: skip
     return records
 
@@ -70,6 +77,19 @@ def record_of(path: str) -> MountRecord | None:
     wanted = os.fsencode(path)
     found = [r for r in parse_mountinfo(MOUNTINFO.read_bytes()) if r.mountpoint == wanted]
     return found[-1] if found else None
+
+
+def find_again(record: MountRecord) -> MountRecord | None:
+    """Return the present record of a mount, or None if it was unmounted.
+
+    The mount point differs after a directory above it was renamed. The caller must know that the
+    file system still exists: the kernel gives the numbers of an unmounted one to the next one.
+    """
+    wanted = (record.mount_id, record.device, record.file_system_type)
+    for found in parse_mountinfo(MOUNTINFO.read_bytes()):
+        if (found.mount_id, found.device, found.file_system_type) == wanted:
+            return found
+    return None
 
 
 def device_of(path: str) -> str | None:
@@ -89,13 +109,37 @@ def absolute(directory: str | os.PathLike[str]) -> str:
 
 
 def is_dead(directory: str | os.PathLike[str]) -> bool:
-    """Return True if the server of the mount on a directory is gone."""
+    """Return True if the server of the mount on a directory is gone.
+
+    Raises:
+        DeviceError: the mount does not answer in time, because its server or keeper is stopped.
+
+    Threads: any; starts another one, which ends with the answer, since the call has no timeout.
+    """
+    codes: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            os.statvfs(directory)  # not stat, which the kernel may answer from its cache
+        except OSError as error:
+            codes.put(error.errno or 0)
+        else:
+            codes.put(0)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
     try:
-        os.statvfs(directory)  # not stat, which the kernel may answer from its cache
-    except OSError as error:
-        # The last two: the kernel is still ending the connection, over io_uring the last.
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
-    return False
+        code = codes.get(timeout=_ANSWER_TIMEOUT_S)
+    except queue.Empty:
+        raise DeviceError(
+            f"mount on {directory}: DLFS is mounted there already; expected its answer within "
+            f"{_ANSWER_TIMEOUT_S:g} s, got none: its server or its keeper is stopped, or starts; "
+            f"'dlfs umount --lazy {directory}' ends that mount",
+            errno.ETIMEDOUT,
+        ) from None
+    asking.join()  # the process may be about to fork, and must have one thread
+    # The last two: the kernel is still ending the connection, over io_uring the last.
+    return code in (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
 
 
 def prepare(directory: str | os.PathLike[str]) -> str:
@@ -108,7 +152,7 @@ def prepare(directory: str | os.PathLike[str]) -> str:
         NotFoundError: the directory does not exist.
         ExistsError: DLFS is mounted there already.
         UsageError: it is not a directory, or not empty.
-        DeviceError: a dead mount could not be detached.
+        DeviceError: a dead mount could not be detached; the mount there does not answer.
     """
     path = resolve(directory)
     record = find_mount(path)

@@ -239,7 +239,9 @@ class NativeMount:
             with trio.CancelScope(shield=True):
                 with trio.move_on_after(_STOP_SECONDS):
                     await self._stop()
-                if not self._ended.is_set():
+                # If the mount has moved with a directory above it, another may be there.
+                here = mountpoints.device_of(self._path) == self._device
+                if not self._ended.is_set() and here:
                     _log.warning("%s: detached while requests are under way", self._path)
                     with contextlib.suppress(DlfsError, OSError):
                         await trio.to_thread.run_sync(mountpoints.detach, self._path)

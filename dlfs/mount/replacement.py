@@ -14,6 +14,12 @@ server, which opens the volume and loads the datasets while the present server a
 If the connection ends before DONE, the present keeper starts a server of its own version again. The
 new server also has the new keeper's end of the connection open, so it ends when both are dead.
 
+Every wait is bounded, since either keeper may be stopped (SIGSTOP). The new keeper gives up after
+``STATE_SECONDS`` or ``STOP_SECONDS`` without an answer, and closes the connection. The present
+keeper ignores a STOP that it finds on a closed connection, so its server goes on. If DONE does not
+come within ``PASS_SECONDS``, the present keeper kills the new keeper and its server first, so that
+no two servers answer.
+
 The socket is a listening one with an abstract address, which contains the device number of the
 mount. Keepers pass it on, so the address is never free while the mount is kept. One new keeper is
 admitted at a time; others wait. Both sides check that the other one is a process of the same user.
@@ -27,12 +33,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
+import select
+import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from dlfs.errors import DeviceError, NotFoundError, UsageError
 from dlfs.json_records import from_json, to_json
@@ -51,10 +62,21 @@ STATE_SECONDS = 60.0
 STOP_SECONDS = 30.0
 """Longest wait of a new keeper for the end of the present server, in seconds."""
 
+PASS_SECONDS = 60.0
+"""Longest wait of the present keeper for DONE, in seconds; more than a new keeper waits for its
+server (``keeper.TAKEOVER_SECONDS``)."""
+
+_KILL_SECONDS = 5.0
+"""Longest wait until a new keeper is stopped, or it and its server are killed, in seconds."""
+
 _STOP, _STOPPED, _DONE = b"stop", b"stopped", b"done"
 _MESSAGE_BYTES_MAX = 16
 _LOOK_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
+_SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
+
+_STOPPING_LOOK_SECONDS = 0.01
+_GOES_ON = "the present server goes on"
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +109,29 @@ def _address(device: str) -> bytes:
 
 def _user_of(link: socket.socket) -> int:
     """Return the user ID of the process at the other end of a connection."""
+    return _credentials_of(link)[1]
+
+
+def _credentials_of(link: socket.socket) -> tuple[int, int, int]:
     data = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(data)[1]
-    return user
+    process, user, group = _CREDENTIALS.unpack(data)
+    return process, user, group
+
+
+def _is_closed(link: socket.socket) -> bool:
+    """Return True if the other end of a connection is closed, whatever it has sent before."""
+    poll = select.poll()
+    poll.register(link, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return True if a process is stopped by a signal, or has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    return text.rpartition(") ")[2][0] in "TZX"
 
 
 def _receive(link: socket.socket) -> bytes:
@@ -98,6 +140,16 @@ def _receive(link: socket.socket) -> bytes:
         return link.recv(_MESSAGE_BYTES_MAX)
     except ConnectionError:
         return b""
+
+
+def _children_of(pid: int) -> list[int]:
+    """Return the children of the first thread of a process; none if it has ended."""
+    try:
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+    except OSError:
+        return []
 
 
 class ReplacementPort:
@@ -151,7 +203,7 @@ class ReplacementPort:
         """
         if self._link is None:
             self._admit(state, kernel, numbers)
-        elif _receive(self._link) == _STOP:
+        elif _receive(self._link) == _STOP and not _is_closed(self._link):
             self.stop_wanted = True
         else:
             self._drop()
@@ -176,6 +228,8 @@ class ReplacementPort:
     def pass_on(self, is_ending: Callable[[], bool]) -> bool:
         """Say that the server is dead, and wait until the new keeper's server answers.
 
+        Kills both if that takes longer than ``PASS_SECONDS``.
+
         Args:
             is_ending: returns True if this process is to end.
 
@@ -186,14 +240,57 @@ class ReplacementPort:
         message = b""
         with contextlib.suppress(OSError):
             self._link.sendall(_STOPPED)
+            deadline = time.monotonic() + PASS_SECONDS
             while not is_ending():
                 try:
                     message = self._link.recv(_MESSAGE_BYTES_MAX)
                     break
                 except TimeoutError:
-                    continue
+                    if time.monotonic() > deadline:
+                        deadline = math.inf
+                        # If it has ended, its server has the connection open, and may answer.
+                        with contextlib.suppress(ProcessLookupError):
+                            message = self._end_new_keeper(self._link)
+                            break
         self._drop()
         return message == _DONE
+
+    def _end_new_keeper(self, link: socket.socket) -> bytes:
+        """Kill the new keeper, which may be stopped, and its server. Returns its last message.
+
+        Nothing is killed if that message was on the way. The new keeper is stopped first, so that
+        it neither answers meanwhile nor leaves the number of its server to another process.
+
+        Raises:
+            ProcessLookupError: the new keeper has ended.
+        """
+        pid = _credentials_of(link)[0]
+        keeper = link.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        try:
+            signal.pidfd_send_signal(keeper, signal.SIGSTOP)
+            deadline = time.monotonic() + _KILL_SECONDS
+            while not _is_stopped(pid) and time.monotonic() < deadline:
+                select.select([keeper], [], [], _STOPPING_LOOK_SECONDS)
+            link.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                message = _receive(link)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(keeper, signal.SIGCONT)
+                return message
+            _log.error(
+                "the new keeper, process %d: expected its server to answer within %.0f s, got "
+                "nothing; killing both", pid, PASS_SECONDS
+            )  # fmt: skip
+            for server in _children_of(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(server, signal.SIGKILL)
+            signal.pidfd_send_signal(keeper, signal.SIGKILL)
+            link.settimeout(_KILL_SECONDS)
+            with contextlib.suppress(OSError):  # a thread of the server waits for the next one
+                link.recv(_MESSAGE_BYTES_MAX)  # returns when both are dead
+        finally:
+            os.close(keeper)
+        return b""
 
     def _drop(self) -> None:
         link, self._link = self._link, None
@@ -227,7 +324,8 @@ class Predecessor:
     Raises:
         NotFoundError: the mount has no keeper.
         UsageError: another user's process is the keeper.
-        DeviceError: the keeper does not answer, because it is passing the mount on already.
+        DeviceError: the keeper does not answer within ``STATE_SECONDS``, because it is stopped or
+            passing the mount on already.
 
     Threads: one at a time.
     """
@@ -256,6 +354,11 @@ class Predecessor:
                 "namespace. Only a mount in the background by the native server without io_uring "
                 "has one (Linux 6.9 or newer); unmount this one and mount again"
             ) from error
+        except BlockingIOError as error:
+            raise DeviceError(
+                f"{self._action}: expected its keeper to take the connection, got too many others "
+                f"that wait for it: it is stopped; {_GOES_ON}"
+            ) from error
         user = _user_of(self._link)
         if user != os.geteuid():
             raise UsageError(f"{self._action}: user {user} has mounted it; run this as that user")
@@ -265,7 +368,8 @@ class Predecessor:
             message, descriptors, _, _ = socket.recv_fds(self._link, STATE_BYTES_MAX, 3)
         except TimeoutError as error:
             raise DeviceError(
-                f"{self._action}: its keeper does not answer, or another replacement is under way"
+                f"{self._action}: expected an answer of its keeper within {STATE_SECONDS:g} s, got "
+                f"none: it is stopped, or another replacement is under way; {_GOES_ON}"
             ) from error
         except ConnectionError:
             message, descriptors = b"", []
@@ -278,15 +382,22 @@ class Predecessor:
     def stop(self) -> None:
         """Have the present keeper kill its server, and wait until that is dead.
 
+        If that fails, the present keeper goes on.
+
         Raises:
-            DeviceError: the present keeper has ended, or its server does not.
+            DeviceError: the present keeper has ended, or its server does not within
+                ``STOP_SECONDS``.
         """
         self._link.settimeout(STOP_SECONDS)
         try:
             self._link.sendall(_STOP)
             stopped = _receive(self._link) == _STOPPED
         except TimeoutError as error:
-            raise DeviceError(f"{self._action}: the present server does not end") from error
+            self.give_up()
+            raise DeviceError(
+                f"{self._action}: expected the end of the present server within {STOP_SECONDS:g} "
+                f"s, got no answer of its keeper, which may be stopped; {_GOES_ON}"
+            ) from error
         except ConnectionError:
             stopped = False
         if not stopped:

@@ -23,7 +23,7 @@ from dlfs.mount.mountpoint import detach, find_dlfs, find_mount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.replacement import Predecessor
 from dlfs.units import MIB
-from tests.fuse.mounting import Mount, add_dataset, wait_for_exit
+from tests.fuse.mounting import Mount, add_dataset, wait_for, wait_for_exit
 
 NEEDS_KEEPER = [
     pytest.mark.fuse,
@@ -93,6 +93,13 @@ def running_programs(mount: Mount) -> Iterator[None]:
         assert all(task.result() for task in running)
 
 
+def stop_process(pid: int) -> None:
+    """Stop a process by SIGSTOP, and wait until it is stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    wait_for(lambda: stat.read_text().rpartition(") ")[2][0] == "T", "the stop of a process")
+
+
 # ---- keepers with scripted servers ---------------------------------------------------------------
 
 
@@ -140,8 +147,10 @@ def kept(directory: Path, servers: list[Server]) -> Iterator[int]:
         yield pid
         wait_for_exit(pid)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        left = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for process in (pid, *map(int, left)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(started)
         while find_mount(directory) is not None:

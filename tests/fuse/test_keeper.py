@@ -19,7 +19,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
@@ -30,15 +30,19 @@ import pytest
 import dlfs
 from dlfs.errors import DeviceError
 from dlfs.mount import keeper as keepers
+from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.background import replace_server
 from dlfs.mount.keeper import YOUNG_SECONDS, Server
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_mount, unmount
+from dlfs.mount.options import MountOptions
 from dlfs.units import MIB
 from tests.fuse.keeping import (
     FILES,
     NEEDS_KEEPER,
     drop_caches,
     kept,
+    make_volume,
     running_programs,
     unmounting,
 )
@@ -422,3 +426,111 @@ def test_listed_files_are_pushed_ahead_of_a_program(mount: Mount) -> None:
 
         wait_for(lambda: is_pushed(next(names)), "a file that needs no server")
     os.close(folder)
+
+
+# ---- a directory above the mount point is renamed ------------------------------------------------
+
+
+@contextlib.contextmanager
+def moved_mount(folder: Path, **options: object) -> Iterator[tuple[Mount, Mount]]:
+    """Mount, rename a directory above, and mount at the old path; yield both mounts, ours first."""
+    volume = make_volume(folder)
+    before, after = folder / "before", folder / "after"
+    before.mkdir()
+    with contextlib.ExitStack() as stack:
+        options |= {"fuse": "native"}
+        log = folder / "log"
+        moved = stack.enter_context(mounted(volume, before / "mnt", log, **options))
+        keeper = parent_of(moved.pid)
+        stack.callback(end_keeper, after / "mnt", keeper)
+        before.rename(after)
+        moved.directory = after / "mnt"
+        before.mkdir()
+        other = stack.enter_context(
+            mounted(volume, before / "mnt", folder / "log2", fuse="native", restart=False)
+        )
+        yield moved, other
+        assert (other / "train/d0/000").read_bytes() == FILES[b"d0/000"]
+
+
+def end_keeper(directory: Path, keeper: int) -> None:
+    """Unmount what a failed test has left, and wait for the end of its keeper."""
+    while find_mount(directory) is not None:
+        detach(str(directory))
+    wait_for_exit(keeper)
+
+
+def test_servers_and_replacements_follow_a_mount_that_is_moved(tmp_path: Path) -> None:
+    with moved_mount(tmp_path) as (mount, _):
+        keeper = parent_of(mount.pid)
+        for _ in range(2):  # by the keeper that has mounted it, and by its successor
+            kill_server(mount, keeper)
+            drop_caches()
+            assert (mount / "train/d1/007").read_bytes() == FILES[b"d1/007"]
+            mount.pid = replace_server(mount.directory).pid
+            wait_for_exit(keeper)
+            keeper = parent_of(mount.pid)
+        assert (mount / "train/d1/008").read_bytes() == FILES[b"d1/008"]
+        assert run_cli("umount", mount.directory).returncode == 0
+        for process in (mount.pid, keeper):
+            wait_for_exit(process)
+
+
+@pytest.mark.parametrize("of_keeper", [True, False])
+def test_sigterm_unmounts_a_mount_that_was_moved(tmp_path: Path, of_keeper: bool) -> None:
+    with moved_mount(tmp_path) as (mount, other):
+        keeper = parent_of(mount.pid)
+        os.kill(keeper if of_keeper else mount.pid, signal.SIGTERM)
+        for process in (mount.pid, keeper):
+            wait_for_exit(process)
+        assert find_mount(mount.directory) is None
+        assert find_mount(other.directory) is not None
+
+
+def test_a_moved_mount_with_incoming(tmp_path: Path) -> None:
+    with moved_mount(tmp_path, incoming=str(tmp_path / "staging")) as (mount, _):
+        keeper = parent_of(mount.pid)
+        (mount / "incoming/new").mkdir()
+        kill_server(mount, keeper)
+        new = mount / "incoming/new"
+        wait_for(lambda: errno_of(lambda: os.listdir(new)) == 0, "the next file system")
+        (new / "a").write_bytes(b"a")
+        os.kill(keeper, signal.SIGTERM)
+        wait_for_exit(keeper)
+        assert find_mount(mount.directory) is None
+        assert find_mount(mount.directory / "incoming") is None
+
+
+def test_a_keeper_leaves_the_next_mount_on_its_path(tmp_path: Path) -> None:
+    """It may have the numbers of a mount that is gone, whose server has not ended yet."""
+    directory = tmp_path / "mnt"
+
+    def be_followed(kept: KeptMount, ready: Callable[[], None]) -> None:
+        kept.connect()
+        ready()
+        unmount(directory, lazy=True)
+        mountpoints.mount_file_system(str(directory), MountOptions().for_kernel())
+        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with kept(directory, [be_followed]) as keeper:
+        wait_for_exit(keeper)
+        assert find_mount(directory) is not None
+
+
+def test_a_mount_that_does_not_answer_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mountpoints, "_ANSWER_TIMEOUT_S", 0.2)
+    directory = tmp_path / "mnt"
+
+    def be_silent(kept: KeptMount, ready: Callable[[], None]) -> None:
+        kept.connect()
+        ready()
+        signal.pause()
+
+    with kept(directory, [be_silent]) as keeper:
+        wait_for(lambda: find_mount(directory) is not None, "the mount")
+        with pytest.raises(DeviceError, match=r"answer within 0\.2 s, got none.*umount --lazy"):
+            mountpoints.prepare(directory)
+        os.kill(keeper, signal.SIGTERM)

@@ -13,6 +13,7 @@ import mmap
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,10 +25,13 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.errors import NotFoundError, UsageError
+from dlfs.errors import DeviceError, NotFoundError, UsageError
+from dlfs.mount import keeper as keepers
+from dlfs.mount import replacement
 from dlfs.mount.background import replace_server
 from dlfs.mount.kept import KeptMount
-from dlfs.mount.mountpoint import device_of, find_mount
+from dlfs.mount.mountpoint import device_of, find_dlfs, find_mount
+from dlfs.mount.replacement import Predecessor
 from tests.fuse.keeping import (
     FILES,
     NEEDS_KEEPER,
@@ -35,6 +39,7 @@ from tests.fuse.keeping import (
     kept,
     running_programs,
     start_keeper,
+    stop_process,
     unmounting,
 )
 from tests.fuse.mounting import (
@@ -312,3 +317,145 @@ def test_sigterm_of_the_present_keeper_unmounts(tmp_path: Path) -> None:
         assert os.waitpid(new, 0)[1] != 0
         wait_for_exit(present)
         assert find_mount(directory) is None
+
+
+# ---- processes that are stopped ------------------------------------------------------------------
+
+
+def descriptor_count(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def exit_code(pid: int) -> int:
+    """Wait for the end of a child; it is killed if it does not end."""
+    try:
+        wait_for_exit(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+    return os.waitstatus_to_exitcode(status)
+
+
+def say_pid(pipe: int) -> None:
+    os.write(pipe, b"%7d" % os.getpid())
+
+
+def test_a_keeper_that_is_stopped_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replacement, "STATE_SECONDS", 0.2)
+    directory = tmp_path / "mnt"
+    with kept(directory, [answer]) as keeper:
+        wait_for(lambda: is_listening(directory), "the keeper")
+        [server] = children_of(keeper)
+        count = descriptor_count(keeper)
+        stop_process(keeper)
+        for _ in range(2):
+            with pytest.raises(
+                DeviceError, match=rf"{directory}: expected an answer of its keeper within 0\.2 s"
+            ):
+                Predecessor(*find_dlfs(directory, "replace"))
+        os.kill(keeper, signal.SIGCONT)
+        monkeypatch.setattr(replacement, "STATE_SECONDS", SECONDS_MAX)
+        new = start_keeper(directory, die_unprepared, replaces=True)  # admitted after the others
+        assert exit_code(new) == 1
+        wait_for(lambda: descriptor_count(keeper) == count, "the end of the connections")
+        assert children_of(keeper) == [server]
+        os.kill(keeper, signal.SIGTERM)
+
+
+def test_too_many_replacements_of_a_keeper_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replacement, "STATE_SECONDS", 0.001)
+    directory = tmp_path / "mnt"
+    with kept(directory, [answer]) as keeper:
+        wait_for(lambda: is_listening(directory), "the keeper")
+        stop_process(keeper)
+        errors = []
+        for _ in range(socket.SOMAXCONN + 2):
+            with pytest.raises(DeviceError) as raised:
+                Predecessor(*find_dlfs(directory, "replace"))
+            errors.append(str(raised.value))
+        assert "too many others" in errors[-1]
+        os.kill(keeper, signal.SIGCONT)
+        os.kill(keeper, signal.SIGTERM)
+
+
+def test_a_keeper_that_is_stopped_amid_a_replacement_keeps_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds the request to kill its server after the new keeper has given up."""
+    monkeypatch.setattr(replacement, "STOP_SECONDS", 0.2)
+    directory = tmp_path / "mnt"
+
+    def stop_present(kept: KeptMount, _ready: Callable[[], None]) -> None:
+        stop_process(present)
+        kept.connect()
+
+    with kept(directory, [answer]) as present:
+        wait_for(lambda: is_listening(directory), "the keeper")
+        [server] = children_of(present)
+        count = descriptor_count(present)
+        new = start_keeper(directory, stop_present, replaces=True)
+        assert exit_code(new) == 1
+        os.kill(present, signal.SIGCONT)
+        wait_for(lambda: descriptor_count(present) == count, "the end of the connection")
+        assert children_of(present) == [server]
+        os.kill(present, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_new_keeper_that_is_stopped_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """The present one waits for its confirmation; no two servers may answer after that."""
+    monkeypatch.setattr(replacement, "PASS_SECONDS", 0.2)
+    directory = tmp_path / "mnt"
+    pids, says = os.pipe()
+
+    def stop_keeper(kept: KeptMount, ready: Callable[[], None]) -> None:
+        say_pid(says)
+        kept.connect()
+        stop_process(os.getppid())
+        if answers:
+            ready()
+        signal.pause()
+
+    with kept(directory, [answer, unmounting(directory)]) as present:
+        wait_for(lambda: is_listening(directory), "the keeper")
+        new = start_keeper(directory, stop_keeper, replaces=True)
+        server = int(os.read(pids, 7))
+        assert exit_code(new) == -signal.SIGKILL
+        for process in (server, present):
+            wait_for_exit(process)
+        assert find_mount(directory) is None
+    os.close(pids)
+    os.close(says)
+
+
+def test_a_new_server_that_is_stopped_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "TAKEOVER_SECONDS", 0.2)
+    directory = tmp_path / "mnt"
+    pids, says = os.pipe()
+
+    def stop(kept: KeptMount, _ready: Callable[[], None]) -> None:
+        say_pid(says)
+        kept.connect()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    with kept(directory, [answer, unmounting(directory)]) as present:
+        wait_for(lambda: is_listening(directory), "the keeper")
+        new = start_keeper(directory, stop, replaces=True)
+        assert exit_code(new) == 1
+        for process in (int(os.read(pids, 7)), present):
+            wait_for_exit(process)
+        assert find_mount(directory) is None
+    os.close(pids)
+    os.close(says)
