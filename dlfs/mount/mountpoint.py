@@ -227,6 +227,19 @@ def find_dlfs(directory: str | os.PathLike[str], action: str) -> tuple[str, str]
     return path, record.device
 
 
+def detach_moved(record: MountRecord) -> None:
+    """Detach a mount that a rename of a directory above it has moved, if it has.
+
+    The caller must know that the file system still exists, as for ``find_again``.
+
+    Raises:
+        DeviceError: the system refused.
+    """
+    found = find_again(record)
+    if found is not None and found.mountpoint != record.mountpoint:
+        detach(os.fsdecode(found.mountpoint))
+
+
 def detach(path: str) -> None:
     """Detach a mount at once, even if programs use it.
 

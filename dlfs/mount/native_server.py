@@ -177,7 +177,8 @@ class NativeMount:
             ),
             connection,
         )
-        self._device = mountpoints.device_of(self._path)
+        self._record = mountpoints.record_of(self._path)
+        self._device = None if self._record is None else self._record.device
 
     async def _answer_kernel(self, on_ready: OnReady) -> None:
         """Answer until the mount is unmounted; unmount it when cancelled."""
@@ -211,6 +212,8 @@ class NativeMount:
         finally:
             if mountpoints.device_of(self._path) != self._device:
                 self._fuse.abandon()
+                if self._kept is None and self._record is not None:
+                    mountpoints.detach_moved(self._record)  # the keeper does it otherwise
             elif self._kept is not None and not (failed and self._answered):
                 mountpoints.detach(self._path)  # after a failure, the keeper starts another server
             self._fuse.close()

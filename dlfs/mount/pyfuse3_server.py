@@ -71,11 +71,15 @@ class Pyfuse3Mount:
         try:
             await self._view.restore()
             self._mount(MountOperations(self._view, cache, self._options))
-            device = mountpoints.device_of(self._path)
+            record = mountpoints.record_of(self._path)
+            device = None if record is None else record.device
             try:
                 await self._answer(on_ready)
             finally:
-                pyfuse3.close(unmount=mountpoints.device_of(self._path) == device)
+                here = mountpoints.device_of(self._path) == device
+                if not here and record is not None:
+                    mountpoints.detach_moved(record)
+                pyfuse3.close(unmount=here)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(cache.close)

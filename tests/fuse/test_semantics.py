@@ -585,6 +585,21 @@ def test_rule_26_ends(server: str, own_volume: Path, tmp_path: Path, how: str) -
         assert os.listdir(mount.directory) == []
 
 
+@pytest.mark.parametrize("restart", [True, False])
+def test_rule_26_ends_where_it_has_moved(
+    server: str, own_volume: Path, tmp_path: Path, restart: bool
+) -> None:
+    above, moved = tmp_path / "above", tmp_path / "moved"
+    above.mkdir()
+    options = {**served_by(server), "restart": restart}
+    with mounted(own_volume, above / "mnt", tmp_path / "log", **options) as mount:
+        above.rename(moved)
+        os.kill(mount.pid, signal.SIGTERM)
+        wait_for_exit(mount.pid)
+        wait_for(lambda: find_mount(moved / "mnt") is None, "the end of the mount")
+        assert os.listdir(moved / "mnt") == []
+
+
 @ALIKE_OVER_URING
 def test_rule_26_ends_in_the_foreground(server: str, own_volume: Path, tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
