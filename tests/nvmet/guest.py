@@ -204,7 +204,8 @@ class Guest:
             raise GuestError(f"the guest's script failed:\n{self.report()}")
 
     def _has_panicked(self) -> bool:
-        return b"Kernel panic" in (self.folder / "console").read_bytes()
+        console = self.folder / "console"
+        return console.exists() and b"Kernel panic" in console.read_bytes()
 
     def report(self) -> str:
         """Return the output of the guest and QEMU, for error messages."""

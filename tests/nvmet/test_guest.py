@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuse.mounting import wait_for
 from tests.nvmet.guest import Disk, Guest, GuestError, free_port, run_in_guest
 from tests.nvmet.initrd import build_archive
 from tests.nvmet.kernel import KernelError, decompress_kernel, order_modules
@@ -69,6 +70,17 @@ def test_a_guest_that_ends_early_or_fails_reports_the_reason(tmp_path: Path) -> 
         Guest(missing, "true", disks=[Disk(tmp_path / "none")]) as guest,
         pytest.raises(GuestError, match=r"ended:[\s\S]*Could not open"),
     ):
+        guest.wait_until_ready()
+
+
+@pytest.mark.qemu
+def test_a_guest_whose_kernel_panics_as_it_starts_is_started_again(tmp_path: Path) -> None:
+    guest = Guest(tmp_path, "true")
+    initrd = (tmp_path / "initrd").read_bytes()
+    (tmp_path / "initrd").write_bytes(bytes(512))
+    with guest:
+        wait_for(lambda: not guest.running, "the panic")
+        (tmp_path / "initrd").write_bytes(initrd)
         guest.wait_until_ready()
 
 
