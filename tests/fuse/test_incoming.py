@@ -476,7 +476,11 @@ def test_rule_37_a_server_of_a_user(fuse_for_all: None, open_folder: Path) -> No
         sealed = run_cli("seal", open_folder / "mnt", "u", prefix=AS_NOBODY)
         assert sealed.returncode == 0, sealed.stderr
     finally:
-        run_cli("umount", open_folder / "mnt", prefix=AS_NOBODY)
+        ended = run_cli("umount", open_folder / "mnt", prefix=AS_NOBODY)
+    assert ended.returncode == 0, ended.stderr
+    wait_for(
+        lambda: find_mount(open_folder / "staging/mount") is None, "the end of the area's mount"
+    )
     with dlfs.open(str(volume)) as opened, opened["u"] as dataset:
         assert dataset.get("x") == b"text\n"
 
