@@ -89,17 +89,30 @@ static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
     return code;
 }
 
-/* Returns true if every sample lies in one chunk. */
-static bool needs_no_runs(const dlfs_reader *reader)
+/*
+ * Finds how many bytes of each chunk hold samples. The directory's order would say it sooner, but
+ * all that is looked up in a chunk must have been read, so it is found from the same locations.
+ * Returns true if every sample lies in one chunk.
+ */
+static bool measure_chunks(const dlfs_reader *reader, uint32_t *chunk_data)
 {
+    uint64_t blocks = reader->config.block_bytes - 1;
+    bool in_one_chunk = true;
     for (uint64_t index = 0; index < reader->sample_count; index++) {
         struct location location;
-        if (reader_locate(reader, index, &location) && location.length > 0 &&
-            !location_in_one_chunk(reader, &location)) {
-            return false;
+        if (!reader_locate(reader, index, &location) || location.length == 0) {
+            continue;
+        }
+        uint64_t last = location.address + location.length - 1;
+        uint64_t chunk = last >> reader->chunk_shift;
+        uint32_t end = (uint32_t)(((last & (reader->config.chunk_bytes - 1)) | blocks) + 1);
+        chunk_data[chunk] = end > chunk_data[chunk] ? end : chunk_data[chunk];
+        for (uint64_t full = location.chunk; full < chunk; full++) {
+            chunk_data[full] = reader->config.chunk_bytes;
+            in_one_chunk = false;
         }
     }
-    return true;
+    return in_one_chunk;
 }
 
 int arena_map(dlfs_reader *reader)
@@ -109,11 +122,13 @@ int arena_map(dlfs_reader *reader)
     }
     struct slot *slots = calloc(reader->slot_count, sizeof(*slots));
     uint32_t *chunk_slots = calloc(reader->chunk_count + 1, sizeof(*chunk_slots));
+    uint32_t *chunk_data = calloc(reader->chunk_count + 1, sizeof(*chunk_data));
     void *base = NULL;
     size_t bytes = (size_t)reader->slot_count << reader->chunk_shift;
     size_t slots_bytes = bytes;
-    bool resident = (reader->config.flags & DLFS_READER_SHARED) && reader->dataset_fits &&
-                    needs_no_runs(reader);
+    bool in_one_chunk = chunk_data != NULL && measure_chunks(reader, chunk_data);
+    bool resident =
+        (reader->config.flags & DLFS_READER_SHARED) && reader->dataset_fits && in_one_chunk;
     if (resident) {
         bytes += reader->chunk_count * sizeof(*reader->resident_slots);
     }
@@ -121,14 +136,17 @@ int arena_map(dlfs_reader *reader)
     if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES) {
         bytes = LARGE_BYTES;
     }
-    int code = slots != NULL && chunk_slots != NULL ? map_memory(reader, &bytes, &base) : -ENOMEM;
+    bool allocated = slots != NULL && chunk_slots != NULL && chunk_data != NULL;
+    int code = allocated ? map_memory(reader, &bytes, &base) : -ENOMEM;
     if (code < 0) {
         free(slots);
         free(chunk_slots);
+        free(chunk_data);
         return code;
     }
     reader->slots = slots;
     reader->chunk_slots = chunk_slots;
+    reader->chunk_data = chunk_data;
     reader->arena = base;
     reader->arena_bytes = bytes;
     reader->resident_offset = slots_bytes;
@@ -157,6 +175,7 @@ void arena_free(dlfs_reader *reader)
     }
     free(reader->slots);
     free(reader->chunk_slots);
+    free(reader->chunk_data);
 }
 
 /* ---- runs of slots --------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /*
  * The step of a fetch: makes requests of waiting spans, submits them to the members' queue pairs,
  * collects completions, and ends what is past its deadline. All queues are kept as full as their
- * depth allows. Completions are taken in small groups, and the queues are filled again before the
- * caller looks at a span that is done.
+ * depth and IN_FLIGHT_BYTES_MAX allow. Completions are taken in small groups, and the queues are
+ * filled again before the caller looks at a span that is done.
  *
  * Deadlines. Waiting for room in a queue does not count while the members answer: a look-ahead may
  * be larger than what a slow device reads within the timeout. Time between two calls of fetch_step
@@ -51,12 +51,14 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     fetch->waits = calloc(members, sizeof(struct pollfd));
     fetch->operations = calloc((size_t)members * depth, sizeof(dlfs_operation));
     fetch->operation_counts = calloc(members, sizeof(uint32_t));
+    fetch->bytes_in_flight = calloc(members, sizeof(uint64_t));
     fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
     fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
     fetch->answered_ns = calloc(members, sizeof(uint64_t));
     if (fetch->queues != NULL && fetch->queue_waiters != NULL && fetch->queue_taken_ns != NULL &&
         fetch->waits != NULL && fetch->operations != NULL && fetch->operation_counts != NULL &&
-        fetch->completions != NULL && fetch->member_stats != NULL && fetch->answered_ns != NULL) {
+        fetch->bytes_in_flight != NULL && fetch->completions != NULL &&
+        fetch->member_stats != NULL && fetch->answered_ns != NULL) {
         code = requests_create(fetch);
     }
     if (code < 0) {
@@ -88,6 +90,7 @@ void fetch_destroy(struct fetch *fetch)
     free(fetch->requests);
     free(fetch->operations);
     free(fetch->operation_counts);
+    free(fetch->bytes_in_flight);
     free(fetch->completions);
     free(fetch->member_stats);
     free(fetch->answered_ns);

@@ -50,7 +50,8 @@ bool member_has_room(const struct fetch *fetch, uint32_t member)
         return false;
     }
     uint32_t taken = dlfs_queue_in_flight(fetch->queues[member]) + fetch->operation_counts[member];
-    return taken < fetch->reader->config.depth;
+    return taken < fetch->reader->config.depth &&
+           fetch->bytes_in_flight[member] < IN_FLIGHT_BYTES_MAX;
 }
 
 int fetch_prepare(struct fetch *fetch)

@@ -3,11 +3,11 @@
  * page when it is first touched. For an arena that takes a whole dataset that is as much work as
  * reading it, and many times as much on a virtual machine whose host provides memory page by page.
  *
- * One thread of the reader does this, a huge page at a time, from the first slot on, as far as
- * reads have asked for. Whole chunks, which stay in memory, are read into as many slots as were
- * touched. Until then, samples are read one by one, into a few slots that are used again and again
- * (the list of free slots begins with those that were released last). Where the memory comes so
- * fast that this is not worth it, a stream's thread helps instead.
+ * One thread of the reader does this behind the first UNTOUCHED_BYTES, a huge page at a time, as
+ * far as reads have asked for. Whole chunks, which stay in memory, are read into as many slots as
+ * were touched. Until then, samples are read one by one, into a few slots that are used again and
+ * again (the list of free slots begins with those that were released last). Where the memory comes
+ * so fast that this is not worth it, a stream's thread helps instead.
  *
  * Huge pages. Private memory gets them at its first touch, where
  * /sys/kernel/mm/transparent_hugepage/enabled is "always" or "madvise". Shared memory does so where
@@ -25,8 +25,9 @@
 #include "reader/state.h"
 
 #define STEP_BYTES ((size_t)2 << 20) /* a huge page, which the arena is aligned to */
-/* Chunks of a smaller dataset do not wait: all of it is read and touched in a moment. */
-#define BOUNDS_BYTES_MIN ((uint64_t)64 << 20)
+/* Chunks do not wait for so much memory, or for all of a smaller dataset's: reads touch it in a
+ * moment. */
+#define UNTOUCHED_BYTES ((uint64_t)64 << 20)
 #define SHARED_FIRST_BYTES ((uint64_t)64 << 20) /* of a shared arena that are touched at once */
 #define OTHERS_BYTES ((uint64_t)32 << 20)       /* least bytes for samples read by themselves */
 #define PAGE_BYTES 4096u
@@ -150,10 +151,13 @@ void fill_begin(dlfs_reader *reader)
     bool shared = (reader->config.flags & DLFS_READER_SHARED) != 0;
     uint64_t bytes = slots_needed(reader) << reader->chunk_shift;
     fill->huge = shared;
-    fill->bounds = reader->dataset_fits && bytes >= BOUNDS_BYTES_MIN;
+    fill->bounds = reader->dataset_fits && bytes >= UNTOUCHED_BYTES;
     bool wanted = fill->bounds || (shared && bytes >= STEP_BYTES);
     fill->busy[THREAD] = fill->busy[HELPER] = SLOT_NONE;
     fill->touched = wanted ? 0 : reader->slot_count;
+    if (fill->bounds && !shared) {
+        fill->touched = fill->claimed = (uint32_t)(UNTOUCHED_BYTES >> reader->chunk_shift);
+    }
     if (shared && wanted) {
         uint64_t first = SHARED_FIRST_BYTES >> reader->chunk_shift;
         fill_want(reader, reader->dataset_fits ? first : reader->slot_count);
@@ -203,9 +207,10 @@ uint32_t fill_room(const dlfs_reader *reader)
 uint64_t fill_admits(dlfs_reader *reader, uint64_t slots)
 {
     pthread_mutex_lock(&reader->lock);
-    uint64_t room = fill_bounds_chunks(reader) ? fill_room(reader) : slots;
-    if (room < slots) {
-        fill_want(reader, slots);
+    bool bounds = fill_bounds_chunks(reader);
+    uint64_t room = bounds ? fill_room(reader) : slots;
+    if (bounds) { /* also for a later read that is as large */
+        fill_want(reader, 2 * slots);
     }
     pthread_mutex_unlock(&reader->lock);
     return room < slots ? room : slots;

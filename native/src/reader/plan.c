@@ -112,14 +112,14 @@ uint64_t plan_widen(const dlfs_reader *reader, const struct miss *misses, uint64
     uint64_t total = 0;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t first = misses[i].address & ~mask;
-        uint64_t end = (misses[i].address + misses[i].length + mask) & ~mask;
+        uint64_t end = reader_chunks_end(reader, misses[i].address, misses[i].length);
         struct plan_span *last = total ? &spans[total - 1] : NULL;
         if (last != NULL && first == last->address && end <= last->address + last->length) {
             last->miss_count++;
         } else {
             spans[total++] =
                 (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, true};
-            *slots += (end - first) >> reader->chunk_shift;
+            *slots += (end - first + mask) >> reader->chunk_shift;
         }
     }
     return total;
@@ -128,10 +128,11 @@ uint64_t plan_widen(const dlfs_reader *reader, const struct miss *misses, uint64
 uint64_t plan_narrow(const dlfs_reader *reader, const struct miss *misses, uint64_t count,
                      struct plan_span *spans, uint64_t span_count, uint64_t slots_max)
 {
+    uint64_t mask = reader->config.chunk_bytes - 1;
     uint64_t kept = 0;
     uint64_t slots = 0;
     for (; kept < span_count; kept++) {
-        slots += spans[kept].length >> reader->chunk_shift;
+        slots += (spans[kept].length + mask) >> reader->chunk_shift;
         if (slots > slots_max) {
             break;
         }

@@ -30,7 +30,7 @@ struct plan_span {
     uint32_t first_miss;
     uint32_t miss_count;
     uint32_t slot;     /* the arena's slot where it lands, or SLOT_NONE */
-    bool whole_chunks; /* it covers whole chunks, which are to stay in the arena */
+    bool whole_chunks; /* it covers all samples of its chunks, which are to stay in the arena */
 };
 
 /* Sorts misses by address. The scratch array has room for as many. */
@@ -42,7 +42,8 @@ void plan_sort(struct miss *misses, struct miss *scratch, uint64_t count);
 uint64_t plan_merge(const struct dlfs_reader *reader, const struct miss *misses, uint64_t count,
                     struct plan_span *spans);
 /*
- * Widens sorted misses to whole chunks, or to the run of chunks that a larger sample lies in.
+ * Widens sorted misses to all samples of their chunks, or of the run of chunks that a larger sample
+ * lies in.
  * Returns the number of spans, at most count. Adds the chunks of all spans to *slots.
  */
 uint64_t plan_widen(const struct dlfs_reader *reader, const struct miss *misses, uint64_t count,

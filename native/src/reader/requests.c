@@ -64,6 +64,7 @@ static void add_operation(struct fetch *fetch, uint32_t member, struct request *
     };
     request->member = member;
     request->begun_ns = fetch->now_ns;
+    fetch->bytes_in_flight[member] += request->length;
     fetch->stats.reads++;
     fetch->stats.read_bytes += request->length;
 }
@@ -266,6 +267,7 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
 {
     struct request *request = &fetch->requests[number];
     uint32_t member = request->member;
+    fetch->bytes_in_flight[member] -= request->length;
     count_answer(fetch, request, result);
     if (result >= 0) {
         member_succeeded(fetch->reader, member);

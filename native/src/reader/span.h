@@ -101,6 +101,7 @@ struct fetch {
     uint8_t *probe_memory;           /* [member_count * block_bytes] where there are copies */
     dlfs_operation *operations;      /* [member_count * depth] not yet submitted */
     uint32_t *operation_counts;      /* [member_count] */
+    uint64_t *bytes_in_flight;       /* [member_count] of its requests, submitted or not */
     dlfs_completion *completions;    /* [group] */
     uint32_t group;                  /* completions taken at a time */
     uint64_t now_ns;                 /* time of the last reading of the clock */

@@ -79,6 +79,8 @@ struct dlfs_reader {
     struct slot_list idle_slots; /* CHUNK, not cached, without references */
     struct cache cache;
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or CHUNK, else 0 */
+    uint32_t *chunk_data;  /* [chunk_count] bytes of a chunk up to the end of its last sample, in
+                              whole blocks: no more of a chunk is read */
     struct fetch *idle_fetches;
     struct fetch *draining_fetches; /* idle, but a device may still write for reads that were
                                        abandoned */
@@ -123,6 +125,19 @@ static inline bool reader_locate(const dlfs_reader *reader, uint64_t index,
 static inline bool location_in_one_chunk(const dlfs_reader *reader, const struct location *location)
 {
     return (location->address + location->length - 1) >> reader->chunk_shift == location->chunk;
+}
+
+/* Returns the address behind the last block that holds samples of a chunk. */
+static inline uint64_t reader_chunk_end(const dlfs_reader *reader, uint64_t chunk)
+{
+    return (chunk << reader->chunk_shift) + reader->chunk_data[chunk];
+}
+
+/* Returns the address behind the last block that holds samples of a sample's chunks. */
+static inline uint64_t reader_chunks_end(const dlfs_reader *reader, uint64_t address,
+                                         uint64_t length)
+{
+    return reader_chunk_end(reader, (address + length - 1) >> reader->chunk_shift);
 }
 
 /* Returns the first byte of a slot. */

@@ -285,7 +285,7 @@ bool chunk_copy_plan(dlfs_stream *stream, uint64_t position, const struct locati
     }
     struct span *span = span_take(stream->fetch);
     span->address = location->chunk << reader->chunk_shift;
-    span->length = reader->config.chunk_bytes;
+    span->length = reader_chunk_end(reader, location->chunk) - span->address;
     span->tag = (uint32_t)(position & stream->mask);
     arena_begin_load(reader, taken, location->chunk, stream);
     entry_wait(stream, position, taken);

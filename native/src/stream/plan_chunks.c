@@ -8,10 +8,9 @@
 static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct location *location)
 {
     dlfs_reader *reader = stream->reader;
-    uint64_t mask = reader->config.chunk_bytes - 1;
-    uint64_t end = (location->address + location->length + mask) & ~mask;
+    uint64_t end = reader_chunks_end(reader, location->address, location->length);
     uint64_t address = location->chunk << reader->chunk_shift;
-    uint64_t run = (end - address) >> reader->chunk_shift;
+    uint64_t run = (end - address + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
     if (run > reader->slot_count || stream->fetch->unused_spans == SLOT_NONE) {
         return false;
     }

@@ -87,17 +87,17 @@ static void as_far_as_asked(void)
     reader_over_memory(&reader, slots, arena);
     CHECK_EQ(fill_room(&reader), 0);
     CHECK(!reader.fill.running);
-    CHECK_EQ(fill_admits(&reader, STEP_SLOTS + 1), 0); /* and has them touched */
-    CHECK_EQ(wait_for_room(&reader, STEP_SLOTS + 1), 2 * STEP_SLOTS - OTHERS);
+    CHECK_EQ(fill_admits(&reader, 1), 0); /* and has one touched, and one for a later read */
+    CHECK_EQ(wait_for_room(&reader, 2), 2 * STEP_SLOTS - OTHERS);
     CHECK(is_touched(arena, 2 * STEP));
-    CHECK_EQ(fill_admits(&reader, STEP_SLOTS), STEP_SLOTS);
-    CHECK_EQ(fill_admits(&reader, STEP_SLOTS + 1), STEP_SLOTS + 1);
+    CHECK_EQ(fill_admits(&reader, 1), 1);
+    CHECK_EQ(fill_admits(&reader, 2), 2);
     reader.chunk_slot_count = 2 * STEP_SLOTS;
     CHECK_EQ(fill_room(&reader), 0);
     CHECK_EQ(fill_admits(&reader, 1), 0);
-    CHECK_EQ(wait_for_room(&reader, 1), STEP_SLOTS - OTHERS);
+    CHECK_EQ(wait_for_room(&reader, 2), 2 * STEP_SLOTS - OTHERS);
     CHECK_EQ(fill_admits(&reader, 3 * STEP_SLOTS),
-             STEP_SLOTS - OTHERS); /* all chunks of the dataset */
+             2 * STEP_SLOTS - OTHERS); /* all chunks of the dataset */
     CHECK_EQ(wait_for_room(&reader, 3 * STEP_SLOTS), reader.slot_count);
     CHECK(!fill_bounds_chunks(&reader));
     CHECK(is_touched(arena, (STEPS - 1) * STEP));
@@ -115,8 +115,8 @@ static void with_help(void)
     reader_over_memory(&reader, slots, arena);
     reader.fill.running = true; /* so that no thread is started */
     CHECK(!fill_needs_help(&reader));
-    CHECK_EQ(0, fill_admits(&reader, STEP_SLOTS - OTHERS));
     pthread_mutex_lock(&reader.lock);
+    fill_want(&reader, STEP_SLOTS - OTHERS);
     CHECK(fill_needs_help(&reader));
     fill_help(&reader);
     CHECK_EQ(fill_room(&reader), STEP_SLOTS - OTHERS);
@@ -134,6 +134,23 @@ static void with_help(void)
     CHECK(!fill_needs_help(&reader));
     pthread_mutex_unlock(&reader.lock);
     dlfs_memory_unmap(arena, STEPS * STEP);
+}
+
+/* Checks that chunks do not wait for the first bytes of a large dataset, which reads touch. */
+static void first_chunks_do_not_wait(void)
+{
+    dlfs_reader reader;
+    uint32_t first = (64u << 20) >> 19;
+    reader_without_memory(&reader, NULL);
+    reader.slot_count = 3 * first;
+    reader.chunk_count = 3 * first - 1;
+    fill_begin(&reader);
+    CHECK(fill_bounds_chunks(&reader));
+    CHECK_EQ(fill_room(&reader), first - 3 * first / 8); /* but for slots of other samples */
+    CHECK(!reader.fill.running);
+    reader.chunk_count = first - 1;
+    fill_begin(&reader);
+    CHECK(!fill_bounds_chunks(&reader));
 }
 
 static void cannot_be_touched(void)
@@ -375,6 +392,7 @@ int main(void)
 {
     as_far_as_asked();
     with_help();
+    first_chunks_do_not_wait();
     cannot_be_touched();
     collapses(false);
     collapses(true);

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "platform/clock.h"
+#include "reader/fetch_queues.h"
 #include "reader/reader_tests.h"
 
 #define THREADS 3
@@ -57,6 +58,9 @@ static void many_threads(uint64_t memory_bytes)
     }
     for (int i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
+    for (const struct fetch *idle = reader->idle_fetches; idle != NULL; idle = idle->next) {
+        CHECK_EQ(idle->bytes_in_flight[0], 0);
     }
     dlfs_reader_stats stats;
     dlfs_reader_get_stats(reader, &stats);
@@ -400,9 +404,80 @@ static void busy_wait(void)
     dataset_destroy(&dataset);
 }
 
+/* Checks that no more of a chunk is read than holds samples, and each chunk once. */
+static void padding_is_not_read(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 64u << 20, 0);
+    uint64_t *ends = calloc(dataset.chunk_count, sizeof *ends);
+    uint64_t indices[COUNT];
+    uint64_t count = 0;
+    uint64_t expected = 0;
+    for (uint64_t i = 0; i < COUNT; i++) {
+        struct location location;
+        CHECK(reader_locate(reader, i, &location));
+        uint64_t end = location.address + location.length;
+        while (location.length > 0 && location.chunk < (end - 1) / CHUNK) { /* larger than one */
+            ends[location.chunk++] = CHUNK;
+        }
+        uint64_t in_chunk = end - location.chunk * CHUNK;
+        if (location.length > 0 && in_chunk > ends[location.chunk]) {
+            ends[location.chunk] = in_chunk;
+        }
+    }
+    for (uint64_t i = 0; i < COUNT; i++) {
+        struct location location;
+        CHECK(reader_locate(reader, i, &location));
+        if (location.length > 0 && location_in_one_chunk(reader, &location)) {
+            indices[count++] = i;
+            expected += (ends[location.chunk] + BLOCK - 1) / BLOCK * BLOCK;
+            ends[location.chunk] = 0;
+        }
+    }
+    for (uint64_t first = 0; first < count; first += BATCH) {
+        dlfs_batch *batch;
+        uint64_t size = count - first < BATCH ? count - first : BATCH;
+        CHECK_EQ(dlfs_reader_read(reader, indices + first, size, &batch), 0);
+        for (uint64_t i = 0; i < size; i++) {
+            check_sample(batch, i);
+        }
+        dlfs_batch_release(batch);
+    }
+    dlfs_reader_stats stats;
+    dlfs_reader_get_stats(reader, &stats);
+    CHECK_EQ(stats.read_bytes, expected);
+    CHECK(expected < dataset.chunk_count * CHUNK);
+    free(ends);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+/* Checks that a member gets no more requests than it needs to be busy. */
+static void bytes_in_flight_are_bounded(void)
+{
+    struct dataset dataset;
+    struct fetch *fetch;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 1 << 20, 0);
+    CHECK_EQ(reader_take_fetch(reader, &fetch), 0);
+    CHECK_EQ(fetch_prepare(fetch), 0);
+    CHECK(member_has_room(fetch, 0));
+    fetch->bytes_in_flight[0] = IN_FLIGHT_BYTES_MAX - 1;
+    CHECK(member_has_room(fetch, 0));
+    fetch->bytes_in_flight[0] = IN_FLIGHT_BYTES_MAX;
+    CHECK(!member_has_room(fetch, 0));
+    fetch->bytes_in_flight[0] = 0;
+    reader_return_fetch(reader, fetch);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
 int main(void)
 {
     busy_wait();
+    padding_is_not_read();
+    bytes_in_flight_are_bounded();
     many_threads(4 * CHUNK);
     many_threads(20 * CHUNK);
     many_threads(64u << 20);
