@@ -52,7 +52,7 @@ from dlfs.errors import (
 from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import display
 from dlfs.json_records import from_json, to_json
-from dlfs.staging.entries import opened
+from dlfs.staging.entries import opened, walk_files
 from dlfs.staging.protocol import StagedContents
 
 FORMAT = 1
@@ -178,7 +178,8 @@ class StagingArea:
         """
         with opened(self.datasets, name, _DIRECTORY) as wrapper:
             since = os.stat("since", dir_fd=wrapper).st_mtime
-            files, file_bytes = _count(os.open("files", _DIRECTORY, dir_fd=wrapper))
+            with opened(wrapper, "files", _DIRECTORY) as directory:
+                files, file_bytes = _count(directory)
         return StagedContents(files, file_bytes, since)
 
     # ---- sealing ---------------------------------------------------------------------------------
@@ -386,41 +387,14 @@ def _read_record(directory: int, name: str, kind: type[_Record], where: str) -> 
         os.close(descriptor)
 
 
-def _count(top: int) -> tuple[int, int]:
-    """Count regular files below a directory, and their bytes. Closes the descriptor."""
+def _count(directory: int) -> tuple[int, int]:
+    """Count regular files below a directory, and their bytes."""
     files = file_bytes = 0
-    stack = [top]
-    pending: list[list[str]] = []
-    try:
-        while stack:
-            if len(pending) < len(stack):
-                folders, found, found_bytes = _scan(stack[-1])
-                files, file_bytes = files + found, file_bytes + found_bytes
-                pending.append(folders)
-            if pending[-1]:
-                with suppress(FileNotFoundError, NotADirectoryError):  # it was removed meanwhile
-                    stack.append(os.open(pending[-1].pop(), _DIRECTORY, dir_fd=stack[-1]))
-            else:
-                pending.pop()
-                os.close(stack.pop())
-    finally:
-        for descriptor in stack:
-            os.close(descriptor)
+    for _, status in walk_files(directory):
+        if stat.S_ISREG(status.st_mode):
+            files += 1
+            file_bytes += status.st_size
     return files, file_bytes
-
-
-def _scan(directory: int) -> tuple[list[str], int, int]:
-    """Return the subdirectories of a directory, its number of regular files, and their bytes."""
-    folders, files, file_bytes = [], 0, 0
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.name)
-            elif entry.is_file(follow_symlinks=False):
-                with suppress(FileNotFoundError):
-                    file_bytes += entry.stat(follow_symlinks=False).st_size
-                    files += 1
-    return folders, files, file_bytes
 
 
 def _entries_to_delete(folder: bytes) -> list[tuple[bytes, bool]]:

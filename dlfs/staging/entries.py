@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -85,6 +85,56 @@ def list_names(directory: int) -> list[bytes]:
     """Return the names of all entries of a directory."""
     with opened(directory, ".", _READ_DIRECTORY) as readable:
         return [os.fsencode(name) for name in os.listdir(readable)]
+
+
+def walk_files(directory: int) -> Iterator[tuple[bytes, os.stat_result]]:
+    """Yield path and attributes of every entry below a directory that is no directory.
+
+    The entries of a directory come before those of its subdirectories. Entries that are removed
+    meanwhile are left out. The directories of one path are open at a time.
+    """
+    opened_directories = [os.open(".", _READ_DIRECTORY, dir_fd=directory)]
+    paths = [b""]
+    pending: list[list[bytes]] = []
+    try:
+        while opened_directories:
+            current, path = opened_directories[-1], paths[-1]
+            if len(pending) < len(opened_directories):
+                pending.append([])
+                with os.scandir(current) as found:
+                    for entry in found:
+                        name = os.fsencode(entry.name)
+                        if entry.is_dir(follow_symlinks=False):
+                            pending[-1].append(name)
+                            continue
+                        with suppress(FileNotFoundError):
+                            status = entry.stat(follow_symlinks=False)
+                            yield path + name, status
+            if pending[-1]:
+                name = pending[-1].pop()
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    below = os.open(name, _READ_DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
+                    opened_directories.append(below)
+                    paths.append(path + name + b"/")
+            else:
+                pending.pop()
+                paths.pop()
+                os.close(opened_directories.pop())
+    finally:
+        for descriptor in opened_directories:
+            os.close(descriptor)
+
+
+def find_files(directory: int, identities: Collection[Identity]) -> dict[Identity, bytes]:
+    """Return a path below a directory of each file with one of these identities.
+
+    It reads the attributes of every entry below the directory.
+    """
+    return {
+        identity: path
+        for path, status in walk_files(directory)
+        if (identity := identity_of(status)) in identities
+    }
 
 
 def open_below(directory: int, names: list[bytes], identity: Identity) -> int:

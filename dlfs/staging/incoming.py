@@ -185,9 +185,11 @@ class IncomingTree:
         def change_unlinked(unlinked: int) -> os.stat_result:
             return entries.change_by_descriptor(unlinked, wanted)
 
-        # An open file is changed even if all its other names are unknown to the kernel.
+        # An open file is changed even if all its other names are unknown to the kernel. Its size is
+        # not: the file may have such a name in a dataset that is being sealed.
         is_open = not inode.links and self.files.any_of(inode) is not None
-        with nullcontext() if is_open else self._changing_file(inode):
+        safe = is_open and wanted.size_bytes is None
+        with nullcontext() if safe else self._changing_file(inode):
             return Entry(number, await self._moves.call_on(inode, change, change_unlinked))
 
     async def readlink(self, number: int) -> bytes:
@@ -518,7 +520,7 @@ class IncomingTree:
     async def _find_obstacle(self, dataset: Inode) -> str | None:
         """Return why a dataset cannot be sealed or discarded yet, or None."""
         writer = await self.files.writer_in(dataset)
-        return None if writer is None else f"{display(writer.inode.path)!r} is open for writing"
+        return None if writer is None else f"{display(writer)!r} is open for writing"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import trio
 
 from dlfs.staging import entries
 from dlfs.staging.directories import Directories
-from dlfs.staging.inode_table import Inode, InodeTable
+from dlfs.staging.inode_table import Identity, Inode, InodeTable
 from dlfs.staging.wire import Backing, Opened
 
 ROUND_SECONDS = 0.1
@@ -45,11 +45,12 @@ class OpenFiles:
 
     Args:
         table: the inodes; must outlive this object.
-        directories: runs system calls in worker threads; must outlive this object.
+        directories: the directories of the staging area; must outlive this object.
     """
 
     def __init__(self, table: InodeTable, directories: Directories) -> None:
         self._table = table
+        self._directories = directories
         self._run = directories.run
         self._files: dict[int, OpenFile] = {}
         self._last_handle = 0
@@ -85,20 +86,54 @@ class OpenFiles:
         """Return one of the handles on a file, which shows it whatever its names are, or None."""
         return next((each for each in inode.handles if isinstance(each, OpenFile)), None)
 
-    async def writer_in(self, dataset: Inode) -> OpenFile | None:
-        """Return a file of a dataset that stays open for writing for a while, or None."""
-        writers = self._writers(dataset)
+    async def writer_in(self, dataset: Inode) -> bytes | None:
+        """Return the path of a file that stays open for writing for a while, or None.
+
+        Args:
+            dataset: the dataset that the file lies in; its names must not change meanwhile.
+
+        Raises:
+            OSError: the names of the dataset cannot be read.
+        """
+        unknown = await self._find_unknown_names(dataset)
+        writers = self._writers(dataset, unknown)
         rounds = ROUNDS
         while writers and rounds:
             await trio.sleep(ROUND_SECONDS)
-            before, writers = len(writers), self._writers(dataset)
+            before, writers = len(writers), self._writers(dataset, unknown)
             rounds = ROUNDS if len(writers) < before else rounds - 1
         return next(iter(writers), None)
 
-    def _writers(self, dataset: Inode) -> list[OpenFile]:
-        return [
-            file for file in self._files.values() if file.writable and file.inode.is_in(dataset)
-        ]
+    def _writers(self, dataset: Inode, unknown: dict[Identity, bytes]) -> list[bytes]:
+        """Return paths of the files of a dataset that are open for writing."""
+        writers = []
+        for file in self._files.values():
+            if file.writable and file.inode.is_in(dataset):
+                writers.append(file.inode.path)
+            elif file.writable and file.inode.identity in unknown:
+                writers.append(unknown[file.inode.identity])
+        return writers
+
+    async def _find_unknown_names(self, dataset: Inode) -> dict[Identity, bytes]:
+        """Find files that are open for writing and have a name in a dataset unknown to the kernel.
+
+        The dataset is searched only if an open file has more names than the kernel knows.
+
+        Returns:
+            A path below ``incoming`` for the identity of each file.
+        """
+        wanted = {
+            file.inode.identity
+            for file in self._files.values()
+            if file.writable
+            and not file.inode.is_in(dataset)
+            and os.fstat(file.descriptor).st_nlink > len(file.inode.links)
+        }
+        if not wanted:
+            return {}
+        async with self._directories.opened(dataset) as directory:
+            found = await self._run(entries.find_files, directory, wanted)
+        return {identity: dataset.path + b"/" + path for identity, path in found.items()}
 
     # ---- handlers --------------------------------------------------------------------------------
 

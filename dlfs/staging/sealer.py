@@ -181,7 +181,13 @@ class Sealer:
             dataset.idle = None
         if dataset.name != _name(inode):
             raise refusal(errno.EBUSY)  # it was renamed meanwhile
-        reason = await find_obstacle()
+        try:
+            reason = await find_obstacle()
+        except OSError as error:
+            dataset.status = SealStatus(
+                before, error=f"{action} {display(dataset.name)!r}: {error}"
+            )
+            raise
         if reason is not None:
             dataset.status = SealStatus(
                 before, error=f"{action} {display(dataset.name)!r}: {reason}"

@@ -653,6 +653,27 @@ def test_rule_43_open_files(shared: Writable) -> None:
         nameless.write(b"to nobody")
 
 
+def test_rule_43_a_name_that_the_kernel_has_not_looked_up(shared: Writable) -> None:
+    top = shared.begin("unknown", {"a": b"old", "b": b"b", "d/e": b"e"})
+    (shared.staging / "datasets/unknown/files/d/other").hardlink_to(
+        shared.staging / "datasets/unknown/files/a"
+    )
+    opened = os.open(top / "a", os.O_WRONLY)
+    read = os.open(top / "b", os.O_RDONLY)
+    try:
+        (top / "a").unlink()
+        assert os.fstat(opened).st_nlink == 1
+        assert errno_of(lambda: os.setxattr(top, "user.dlfs.seal", b"1")) == errno.EBUSY
+        assert "'unknown/d/other' is open for writing" in (status_of(top).error or "")
+        assert errno_of(lambda: os.setxattr(top, "user.dlfs.discard", b"1")) == errno.EBUSY
+        os.pwrite(opened, b"new", 0)
+    finally:
+        os.close(opened)
+        os.close(read)
+    assert seal(top).samples_done == 3
+    assert (shared.root / "unknown/d/other").read_bytes() == b"new"
+
+
 def test_rule_44_frozen(shared: Writable) -> None:
     top = shared.begin("frozen", {"d/a": b"a", "d/b": b"b"})
     calls = changes(top / "d")

@@ -181,3 +181,37 @@ def test_a_write_to_a_full_disk_returns_the_bytes_written(
     assert errno_of(lambda: entries.write_all(descriptor, b"789", 7)) == errno.ENOSPC
     os.close(descriptor)
     assert (tmp_path / "a").read_bytes() == b"0123456"
+
+
+def test_walking(directory: int, tmp_path: Path) -> None:
+    for path in ("a", "d/b", "d/e/c", "f/g"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / os.fsdecode(b"d/\xff")).symlink_to("..")
+    (tmp_path / "twin").hardlink_to(tmp_path / "d/e/c")
+    before = len(os.listdir("/proc/self/fd"))
+    found = dict(entries.walk_files(directory))
+    assert sorted(found) == [b"a", b"d/b", b"d/e/c", b"d/\xff", b"f/g", b"twin"]
+    assert found[b"twin"].st_nlink == 2
+    wanted = identity_of(found[b"twin"])
+    assert entries.find_files(directory, {wanted}).keys() == {wanted}
+    walk = entries.walk_files(directory)
+    for path, _ in walk:
+        if b"/" in path:
+            break
+    walk.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_walking_while_entries_are_removed(directory: int, tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "b").touch()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "e").mkdir()
+    walk = entries.walk_files(directory)
+    path, _ = next(walk)
+    for name in {b"a", b"b"} - {path}:
+        (tmp_path / os.fsdecode(name)).unlink()
+    (tmp_path / "d").rmdir()
+    (tmp_path / "e").rmdir()
+    assert list(walk) == []

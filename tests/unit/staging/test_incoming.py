@@ -13,10 +13,11 @@ import trio
 
 import dlfs
 from dlfs.errors import StaleError
-from dlfs.staging import inode_table
+from dlfs.staging import entries, inode_table
 from dlfs.staging.entries import Change, Owner
 from dlfs.staging.incoming import IncomingTree, open_incoming
 from dlfs.staging.inode_numbers import ROOT
+from dlfs.staging.protocol import SealStatus
 from dlfs.units import MIB
 
 OWNER = Owner(os.geteuid(), os.getegid())
@@ -222,6 +223,9 @@ def test_a_file_with_other_names(tmp_path: Path) -> None:
         handle = (await tree.open(old, os.O_RDONLY, clears_ids=False)).handle
         await tree.setattr(old, Change(mode=0o640), None)
         await tree.files.release(handle)
+        handle = (await tree.open(old, os.O_RDONLY, clears_ids=False)).handle
+        assert await errno_of(tree.setattr(old, Change(size_bytes=0), None)) == errno.ESTALE
+        await tree.files.release(handle)
         assert (await tree.lookup(top, b"other")).node == old
         await tree.setattr(old, Change(mode=0o640), None)
         await tree.unlink(top, b"other")
@@ -230,6 +234,48 @@ def test_a_file_with_other_names(tmp_path: Path) -> None:
         assert descriptors() == before + 1
         tree.forget(old, 2)
         assert descriptors() == before
+
+    run(tmp_path, scenario)
+
+
+def test_a_seal_finds_writers_by_names_that_the_kernel_does_not_know(tmp_path: Path) -> None:
+    """It goes by device and inode number, whatever dataset the known names lie in."""
+
+    async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
+        other = (await tree.mkdir(ROOT, b"y", 0o755, OWNER)).node
+        (files / "d").mkdir()
+        (files / "d" / "unknown").write_bytes(b"old")
+        (files.parents[1] / "y" / "files" / "known").hardlink_to(files / "d" / "unknown")
+        known = (await tree.lookup(other, b"known")).node
+        handle = (await tree.open(known, os.O_WRONLY, clears_ids=False)).handle
+        assert await errno_of(tree.setxattr(top, b"user.dlfs.seal", b"1")) == errno.EBUSY
+        error = SealStatus.decode(await tree.getxattr(top, b"user.dlfs.seal")).error
+        assert error == "seal 'x': 'x/d/unknown' is open for writing"
+        await tree.files.release(handle)
+        await tree.setxattr(top, b"user.dlfs.seal", b"1")
+
+    run(tmp_path, scenario)
+
+
+def test_a_dataset_whose_names_cannot_be_read_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
+        (files / "name").write_bytes(b"old")
+        (files / "other").hardlink_to(files / "name")
+        old = (await tree.lookup(top, b"name")).node
+        handle = (await tree.open(old, os.O_WRONLY, clears_ids=False)).handle
+        await tree.unlink(top, b"name")
+        with monkeypatch.context() as patch:
+            patch.setattr(entries, "find_files", fail)
+            assert await errno_of(tree.setxattr(top, b"user.dlfs.seal", b"1")) == errno.EIO
+        status = SealStatus.decode(await tree.getxattr(top, b"user.dlfs.seal"))
+        assert (status.state, status.error) == ("open", "seal 'x': [Errno 5] broken")
+        await tree.files.release(handle)
+        await tree.setxattr(top, b"user.dlfs.seal", b"1")
 
     run(tmp_path, scenario)
 
