@@ -321,15 +321,15 @@ def rename(
         into: descriptor of the new directory.
         new: its new name.
         replace: replace an entry of the new name; otherwise fail with EEXIST.
-        across: the new directory is in another dataset. A file with several names then fails with
-            EXDEV, because it would lie in both datasets.
+        across: the new directory is in another dataset. This fails with EXDEV if a file would keep
+            a name outside of what is moved, because it would lie in both datasets.
 
     Returns:
         The attributes of the entry before, and a descriptor of the replaced file as from
         ``unlink``, or None.
     """
     moved = stat_entry(directory, name)
-    if across and moved.st_nlink > 1 and not stat.S_ISDIR(moved.st_mode):
+    if across and _keeps_names(directory, name, moved):
         raise refusal(errno.EXDEV)
     replaced: int | None = None
     with suppress(FileNotFoundError):
@@ -343,6 +343,22 @@ def rename(
             os.close(replaced)
         raise
     return moved, replaced
+
+
+def _keeps_names(directory: int, name: bytes, status: os.stat_result) -> bool:
+    """Return True if a file would keep a name when an entry is moved.
+
+    It reads the attributes of every file below a directory, whose names must not change meanwhile.
+    """
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_nlink > 1
+    names_left: dict[Identity, int] = {}
+    with opened(directory, name, _PATH_ONLY | os.O_DIRECTORY) as top:
+        for _, found in walk_files(top):
+            if found.st_nlink > 1:
+                identity = identity_of(found)
+                names_left[identity] = names_left.get(identity, found.st_nlink) - 1
+    return any(names_left.values())
 
 
 def change(directory: int, name: bytes, identity: Identity, wanted: Change) -> os.stat_result:

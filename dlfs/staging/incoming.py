@@ -254,27 +254,28 @@ class IncomingTree:
         inode, folder = self._table.get(number), self._directory_in_dataset(parent)
         if not inode.links:
             raise refusal(errno.ENOENT)
-        with self.sealer.changing(inode, folder):
-            # One dataset could be written while the other is sealed.
-            if inode.dataset() is not folder.dataset():
-                raise refusal(errno.EXDEV)
-            _check_length(folder, name)
-            old_folder, old = inode.links[-1]
-            async with (
-                self._directories.opened(old_folder) as source,
-                self._directories.opened(folder) as target,
-            ):
-                status = await self._directories.run(
-                    entries.hard_link, source, old, inode.identity, target, name
-                )
-            return self._found(folder, name, status)
+        async with self._moves.moving():
+            with self.sealer.changing(inode, folder):
+                # One dataset could be written while the other is sealed.
+                if inode.dataset() is not folder.dataset():
+                    raise refusal(errno.EXDEV)
+                _check_length(folder, name)
+                old_folder, old = inode.links[-1]
+                async with (
+                    self._directories.opened(old_folder) as source,
+                    self._directories.opened(folder) as target,
+                ):
+                    status = await self._directories.run(
+                        entries.hard_link, source, old, inode.identity, target, name
+                    )
+                return self._found(folder, name, status)
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name."""
         folder = self._directory_in_dataset(parent)
-        with self.sealer.changing(folder):
-            async with self._directories.opened(folder) as directory:
-                with self._moves.moving():
+        async with self._moves.moving():
+            with self.sealer.changing(folder):
+                async with self._directories.opened(folder) as directory:
                     gone = await self._directories.run(entries.unlink, directory, name)
                     with entries.closing(gone):
                         self._forget_name(folder, name, gone)
@@ -313,27 +314,30 @@ class IncomingTree:
         if ROOT in (parent_old, parent_new):  # a dataset has more than a directory
             raise refusal(errno.EXDEV)
         old, new = self._table.get(parent_old), self._table.get(parent_new)
-        with self.sealer.changing(old, new), self._moves.moving():
-            _check_length(new, name_new)
-            async with (
-                self._directories.opened(old) as source,
-                self._directories.opened(new) as target,
-            ):
-                moved, replaced = await self._directories.run(
-                    entries.rename,
-                    source,
-                    name_old,
-                    target,
-                    name_new,
-                    replace=replace,
-                    across=old.dataset() is not new.dataset(),
-                )
-            with entries.closing(replaced):
-                if replaced is not None:
-                    if identity_of(os.fstat(replaced)) == identity_of(moved):
-                        return  # two names of one file: rename does nothing
-                    self._forget_name(new, name_new, replaced)
-                self._table.note_rename((old, name_old), (new, name_new), identity_of(moved))
+        # The kernel runs one rename between directories at a time. So both stay in their datasets.
+        across = old.dataset() is not new.dataset()
+        async with self._moves.moving_alone() if across else self._moves.moving():
+            with self.sealer.changing(old, new):
+                _check_length(new, name_new)
+                async with (
+                    self._directories.opened(old) as source,
+                    self._directories.opened(new) as target,
+                ):
+                    moved, replaced = await self._directories.run(
+                        entries.rename,
+                        source,
+                        name_old,
+                        target,
+                        name_new,
+                        replace=replace,
+                        across=across,
+                    )
+                with entries.closing(replaced):
+                    if replaced is not None:
+                        if identity_of(os.fstat(replaced)) == identity_of(moved):
+                            return  # two names of one file: rename does nothing
+                        self._forget_name(new, name_new, replaced)
+                    self._table.note_rename((old, name_old), (new, name_new), identity_of(moved))
 
     async def _rename_dataset(self, old: bytes, new: bytes, *, replace: bool) -> None:
         root = self._table.root
@@ -341,11 +345,12 @@ class IncomingTree:
         if replaced is not None and not replace:
             raise refusal(errno.EEXIST)
         moved = _stat(root, self._area.datasets, old)
-        with self._changing_datasets(*filter(None, [moved, replaced])), self._moves.moving():
-            await self._directories.run(self._area.rename, old, new)
-            if replaced is not None and old != new:
-                self._forget_directory(root, new, replaced)
-            self._table.note_rename((root, old), (root, new), identity_of(moved))
+        async with self._moves.moving():
+            with self._changing_datasets(*filter(None, [moved, replaced])):
+                await self._directories.run(self._area.rename, old, new)
+                if replaced is not None and old != new:
+                    self._forget_directory(root, new, replaced)
+                self._table.note_rename((root, old), (root, new), identity_of(moved))
         self.sealer.forget(old)
         self.sealer.forget(new)
 

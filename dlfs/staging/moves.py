@@ -1,10 +1,13 @@
-"""Files below ``incoming`` that programs rename, replace or remove while other requests use them.
+"""Files below ``incoming`` that programs rename, link or remove while other requests use them.
 
 The kernel names a file by its inode, and the server finds it by its name. The file may be renamed
 before the server has found it; then the server looks for it again. If it has lost its names, the
 server uses a descriptor: the one that the inode table keeps until the kernel has forgotten the
 file, or that of an open handle. So a program that has looked up a name can open the file, even if
 another program replaces it at once.
+
+A rename to another dataset runs alone: no other request may add or move a name while the server
+counts the names of the moved files.
 
 Threads: one, the FUSE loop (trio); system calls run in worker threads.
 """
@@ -13,8 +16,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import trio
@@ -33,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class Moves:
-    """Renames and removals under way, and the way to a file meanwhile.
+    """Changes of names under way, and the way to a file meanwhile.
 
     Args:
         table: the inodes; must outlive this object.
@@ -45,12 +48,29 @@ class Moves:
         self._table = table
         self._run = directories.run
         self._files = files
+        self._turn = trio.Lock()
         self._under_way: set[trio.Event] = set()
         self._begun = 0
 
+    @asynccontextmanager
+    async def moving(self) -> AsyncIterator[None]:
+        """Rename, link or remove a file in a block, up to the note of it in the table."""
+        async with self._turn:
+            pass
+        with self._registered():
+            yield
+
+    @asynccontextmanager
+    async def moving_alone(self) -> AsyncIterator[None]:
+        """Do the same while no other such block runs."""
+        async with self._turn:
+            for move in list(self._under_way):
+                await move.wait()
+            with self._registered():
+                yield
+
     @contextmanager
-    def moving(self) -> Iterator[None]:
-        """Rename or remove a file in a block, up to the note of it in the table."""
+    def _registered(self) -> Iterator[None]:
         ended = trio.Event()
         self._under_way.add(ended)
         self._begun += 1

@@ -580,6 +580,25 @@ def test_rule_39_no_file_lies_in_two_datasets(shared: Writable) -> None:
     assert ((two / "a").stat().st_nlink, (one / "a").stat().st_nlink) == (1, 1)
 
 
+def test_rule_39_directories_with_hard_links_between_datasets(shared: Writable) -> None:
+    files = {"a": b"a", "d/e/b": b"b", "d/c": b"c"}
+    one, two = shared.begin("linked", files), shared.begin("target")
+    os.link(one / "a", one / "d/e/a")
+    assert errno_of(lambda: (one / "d").rename(two / "d")) == errno.EXDEV
+    assert (one / "a").stat().st_nlink == 2
+    run("mv", one / "d", two)  # mv copies then
+    assert ((two / "d/e/a").read_bytes(), (two / "d/e/a").stat().st_nlink) == (b"a", 1)
+    os.link(two / "d/e/a", two / "d/twin")
+    before = (two / "d/twin").stat()
+    (two / "d").rename(one / "all")  # with all names of the file
+    assert (one / "all/twin").stat().st_ino == (one / "all/e/a").stat().st_ino == before.st_ino
+    (one / "all/e/a").unlink()
+    (one / "all/twin").write_bytes(b"written")
+    wait_for(lambda: (one / "all/twin").stat().st_nlink == 1, "the link count")
+    assert seal(one).samples_done == 4
+    assert (shared.root / "linked/all/twin").read_bytes() == b"written"
+
+
 # ---- sealing -------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,41 @@ def test_a_file_with_other_names(tmp_path: Path) -> None:
         assert descriptors() == before + 1
         tree.forget(old, 2)
         assert descriptors() == before
+
+    run(tmp_path, scenario)
+
+
+def test_a_directory_is_not_moved_from_a_name_that_is_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hard link that is made while names are counted would lie in another dataset."""
+    counted, linked = threading.Event(), threading.Event()
+    walk_files = entries.walk_files
+
+    def walk(directory: int) -> Iterator[tuple[bytes, os.stat_result]]:
+        yield from walk_files(directory)
+        counted.set()
+        linked.wait(0.2)  # the link must not be made before the rename
+
+    async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
+        other = (await tree.mkdir(ROOT, b"y", 0o755, OWNER)).node
+        (files / "d").mkdir()
+        (files / "d" / "name").write_bytes(b"old")
+        folder = (await tree.lookup(top, b"d")).node
+        name = (await tree.lookup(folder, b"name")).node
+        outcomes: list[int] = []
+
+        async def link() -> None:
+            await trio.to_thread.run_sync(counted.wait)
+            outcomes.append(await errno_of(tree.link(name, top, b"twin")))
+            linked.set()
+
+        monkeypatch.setattr(entries, "walk_files", walk)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link)
+            await tree.rename(top, b"d", other, b"d", 0)
+        assert outcomes == [errno.EXDEV]
+        assert (await tree.getattr(name)).status.st_nlink == 1
 
     run(tmp_path, scenario)
 
