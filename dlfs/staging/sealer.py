@@ -49,16 +49,12 @@ class _Dataset:
         name: name of the dataset.
         status: state of its sealing, as programs see it.
         options: options of the requested seal.
-        changes: number of changes under way.
-        idle: event that a seal waits for; set when the last change has ended.
         uuid: UUID of an undecided seal.
     """
 
     name: bytes
     status: SealStatus = field(default_factory=lambda: SealStatus(OPEN))
     options: SealOptions = field(default_factory=SealOptions)
-    changes: int = 0
-    idle: trio.Event | None = None
     uuid: UUID | None = None
 
 
@@ -86,6 +82,7 @@ class Sealer:
         self._area = area
         self._on_gone = on_gone
         self._datasets: dict[bytes, _Dataset] = {}
+        self._changes: set[trio.Event] = set()
         self._ended: WeakKeyDictionary[Inode, SealStatus] = WeakKeyDictionary()
         self._requests, self._pending = trio.open_memory_channel[tuple[Inode, _Dataset]](math.inf)
         self._garbage = trio.Event()
@@ -105,15 +102,13 @@ class Sealer:
         datasets = [self._dataset(_name(inode)) for inode in inodes]
         if any(dataset.status.state != OPEN for dataset in datasets):
             raise refusal(errno.EBUSY)
-        for dataset in datasets:
-            dataset.changes += 1
+        ended = trio.Event()
+        self._changes.add(ended)
         try:
             yield
         finally:
-            for dataset in datasets:
-                dataset.changes -= 1
-                if not dataset.changes and dataset.idle is not None:
-                    dataset.idle.set()
+            self._changes.remove(ended)
+            ended.set()
 
     def forget(self, name: bytes) -> None:
         """Note that a dataset was renamed or removed."""
@@ -169,16 +164,17 @@ class Sealer:
     async def _freeze(
         self, inode: Inode, action: str, find_obstacle: Callable[[], Awaitable[str | None]]
     ) -> _Dataset:
-        """Refuse further changes of a dataset, and wait for those under way."""
+        """Refuse further changes of a dataset, and wait for those under way.
+
+        It waits for changes of all datasets: a directory may have been moved here during a change.
+        """
         dataset = self._dataset(_name(inode))
         before = dataset.status.state
         if before not in (OPEN, UNDECIDED):
             raise refusal(errno.EBUSY)
         dataset.status = SealStatus(WAITING)
-        while dataset.changes:
-            dataset.idle = trio.Event()
-            await dataset.idle.wait()
-            dataset.idle = None
+        for change in list(self._changes):
+            await change.wait()
         if dataset.name != _name(inode):
             raise refusal(errno.EBUSY)  # it was renamed meanwhile
         try:

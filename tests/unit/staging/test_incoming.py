@@ -8,9 +8,11 @@ import stat
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import dlfs
 from dlfs.errors import StaleError
@@ -270,6 +272,44 @@ def test_a_directory_is_not_moved_from_a_name_that_is_being_made(
             await tree.rename(top, b"d", other, b"d", 0)
         assert outcomes == [errno.EXDEV]
         assert (await tree.getattr(name)).status.st_nlink == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_seal_waits_for_changes_in_a_directory_that_was_moved_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    create = entries.create
+
+    def create_slowly(*args: Any, **kwargs: Any) -> tuple[int, os.stat_result]:
+        begun.set()
+        assert goes_on.wait(30)
+        return create(*args, **kwargs)
+
+    async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
+        other = (await tree.mkdir(ROOT, b"y", 0o755, OWNER)).node
+        (files / "d").mkdir()
+        folder = (await tree.lookup(top, b"d")).node
+        outcomes: list[int] = []
+
+        async def make() -> None:
+            await tree.create(folder, b"new", 0o644, os.O_WRONLY, OWNER, clears_ids=False)
+
+        async def seal() -> None:
+            outcomes.append(await errno_of(tree.setxattr(other, b"user.dlfs.seal", b"1")))
+
+        monkeypatch.setattr(entries, "create", create_slowly)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make)
+            await trio.to_thread.run_sync(begun.wait)
+            await tree.rename(top, b"d", other, b"d", 0)
+            nursery.start_soon(seal)
+            await trio.testing.wait_all_tasks_blocked()
+            goes_on.set()
+        assert outcomes == [errno.EBUSY]
+        error = SealStatus.decode(await tree.getxattr(other, b"user.dlfs.seal")).error
+        assert error == "seal 'y': 'y/d/new' is open for writing"
 
     run(tmp_path, scenario)
 
