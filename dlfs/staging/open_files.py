@@ -95,29 +95,30 @@ class OpenFiles:
         Raises:
             OSError: the names of the dataset cannot be read.
         """
-        unknown = await self._find_unknown_names(dataset)
-        writers = self._writers(dataset, unknown)
+        others = await self._find_other_names(dataset)
+        writers = self._writers(dataset, others)
         rounds = ROUNDS
         while writers and rounds:
             await trio.sleep(ROUND_SECONDS)
-            before, writers = len(writers), self._writers(dataset, unknown)
+            before, writers = len(writers), self._writers(dataset, others)
             rounds = ROUNDS if len(writers) < before else rounds - 1
         return next(iter(writers), None)
 
-    def _writers(self, dataset: Inode, unknown: dict[Identity, bytes]) -> list[bytes]:
+    def _writers(self, dataset: Inode, others: dict[Identity, bytes]) -> list[bytes]:
         """Return paths of the files of a dataset that are open for writing."""
         writers = []
         for file in self._files.values():
             if file.writable and file.inode.is_in(dataset):
                 writers.append(file.inode.path)
-            elif file.writable and file.inode.identity in unknown:
-                writers.append(unknown[file.inode.identity])
+            elif file.writable and file.inode.identity in others:
+                writers.append(others[file.inode.identity])
         return writers
 
-    async def _find_unknown_names(self, dataset: Inode) -> dict[Identity, bytes]:
-        """Find files that are open for writing and have a name in a dataset unknown to the kernel.
+    async def _find_other_names(self, dataset: Inode) -> dict[Identity, bytes]:
+        """Find files that are open for writing by a name elsewhere, but have one in a dataset.
 
-        The dataset is searched only if an open file has more names than the kernel knows.
+        The dataset is searched only if a file that is open for writing elsewhere may have several
+        names. The kernel need not know them.
 
         Returns:
             A path below ``incoming`` for the identity of each file.
@@ -125,9 +126,7 @@ class OpenFiles:
         wanted = {
             file.inode.identity
             for file in self._files.values()
-            if file.writable
-            and not file.inode.is_in(dataset)
-            and os.fstat(file.descriptor).st_nlink > len(file.inode.links)
+            if file.writable and not file.inode.is_in(dataset) and _may_have_other_names(file)
         }
         if not wanted:
             return {}
@@ -160,6 +159,12 @@ class OpenFiles:
     async def fsync(self, fh: int, datasync: bool) -> None:
         """Make a file durable."""
         await self._run(os.fdatasync if datasync else os.fsync, self._files[fh].descriptor)
+
+
+def _may_have_other_names(file: OpenFile) -> bool:
+    """Return True if a file has several names, or only names that the kernel does not know."""
+    known = 1 if file.inode.links else 0
+    return os.fstat(file.descriptor).st_nlink > known
 
 
 def is_writing(flags: int) -> bool:

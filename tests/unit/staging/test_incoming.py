@@ -314,19 +314,22 @@ def test_a_seal_waits_for_changes_in_a_directory_that_was_moved_meanwhile(
     run(tmp_path, scenario)
 
 
-def test_a_seal_finds_writers_by_names_that_the_kernel_does_not_know(tmp_path: Path) -> None:
-    """It goes by device and inode number, whatever dataset the known names lie in."""
+@pytest.mark.parametrize("known", [False, True])
+def test_a_seal_finds_writers_by_all_their_names(tmp_path: Path, known: bool) -> None:
+    """It goes by device and inode number, whatever names the kernel knows."""
 
     async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
         other = (await tree.mkdir(ROOT, b"y", 0o755, OWNER)).node
         (files / "d").mkdir()
-        (files / "d" / "unknown").write_bytes(b"old")
-        (files.parents[1] / "y" / "files" / "known").hardlink_to(files / "d" / "unknown")
-        known = (await tree.lookup(other, b"known")).node
-        handle = (await tree.open(known, os.O_WRONLY, clears_ids=False)).handle
+        (files / "d" / "name").write_bytes(b"old")
+        (files.parents[1] / "y" / "files" / "other").hardlink_to(files / "d" / "name")
+        if known:
+            await tree.lookup((await tree.lookup(top, b"d")).node, b"name")
+        written = (await tree.lookup(other, b"other")).node
+        handle = (await tree.open(written, os.O_WRONLY, clears_ids=False)).handle
         assert await errno_of(tree.setxattr(top, b"user.dlfs.seal", b"1")) == errno.EBUSY
         error = SealStatus.decode(await tree.getxattr(top, b"user.dlfs.seal")).error
-        assert error == "seal 'x': 'x/d/unknown' is open for writing"
+        assert error == "seal 'x': 'x/d/name' is open for writing"
         await tree.files.release(handle)
         await tree.setxattr(top, b"user.dlfs.seal", b"1")
 
