@@ -216,17 +216,18 @@ class ClientReader(Collected):
         check(code, what)
         return NativeBatch(batch)
 
-    def get(self, index: int, *, cached_only: bool = False) -> bytes | None:
+    def get(self, index: int, *, flags: int = 0) -> bytes | None:
         """Copy one sample.
 
         Args:
             index: 0..N-1; not checked here.
-            cached_only: copy it only if it is in the service's memory; never wait for a device.
+            flags: ``abi.GET_CACHED``: only if it is in the service's memory. ``abi.GET_PROMPT`` is
+                taken as this: how long the service reads is not known.
 
         Returns:
             The same as ``NativeReader.get``.
         """
-        flags = abi.GET_CACHED if cached_only else 0
+        flags = abi.GET_CACHED if flags else 0
         channel, code = self.take_channel(), 0
         try:
             found, code = copy_sample(

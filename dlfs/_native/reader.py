@@ -84,7 +84,7 @@ def copy_sample(
         get: ``dlfs_reader_get``, or a function with its signature.
         handle: first argument of ``get``.
         index: index of the sample, 0..N-1.
-        flags: ``abi.GET_CACHED`` or 0.
+        flags: flags of ``get``.
         scratch: owner of the thread's buffer.
 
     Returns:
@@ -246,18 +246,18 @@ class NativeReader(Collected):
             raise error_for(code, f"read {len(indices)} samples")
         return NativeBatch(batch)
 
-    def get(self, index: int, *, cached_only: bool = False) -> bytes | None:
+    def get(self, index: int, *, flags: int = 0) -> bytes | None:
         """Copy one sample.
 
         Args:
             index: 0..N-1; not checked here.
-            cached_only: copy it only if it is in memory, without waiting for a device.
+            flags: ``abi.GET_CACHED``: only if it is in memory; ``abi.GET_PROMPT``: only if it is in
+                memory or the devices send it within a millisecond.
 
         Returns:
-            The bytes; None if the sample is not in memory, larger than ``SCRATCH_BYTES_MAX``, or
-            failed: then ``read`` returns the sample or its failure.
+            The bytes; None if the sample is not there as the flags require, larger than
+            ``SCRATCH_BYTES_MAX``, or failed: then ``read`` returns the sample or its failure.
         """
-        flags = abi.GET_CACHED if cached_only else 0
         handle = self.acquire()
         try:
             return copy_sample(library().dlfs_reader_get, handle, index, flags, self._scratch)[0]

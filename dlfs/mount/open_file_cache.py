@@ -5,10 +5,11 @@ stays in memory as long as a file handle on it is open, within one budget. When 
 the least recently used sample is evicted; it is read again if it is requested again. A sample
 larger than the budget is not cached: it is read once to verify it, and then in parts on request.
 
-Threads: the FUSE loop (trio) owns the cache. A sample in the reader's memory is copied in the loop.
-``_ReaderThreads`` read the others: to hand a sample to a waiting thread takes half the time of
-``trio.to_thread.run_sync``. Large samples have threads of their own, so that small ones never wait
-for them.
+Threads: the FUSE loop (trio) owns the cache. A small sample that is in the reader's memory, or that
+the devices send within a millisecond, is copied in the loop: two changes of the thread that has
+Python's lock would take longer than the device. ``_ReaderThreads`` read the others: to hand a
+sample to a waiting thread takes half the time of ``trio.to_thread.run_sync``. Large samples have
+threads of their own, so that small ones never wait for them.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ PART_READS_MAX = 2
 
 _READ_SHARE_STEP = 1 / 8
 
+PROMPT_PAUSE = 32
+"""Samples that threads read after the devices did not send one at once."""
+
 
 class SampleSource(Protocol):
     """The part of ``Dataset`` that the cache uses."""
 
     def __getitem__(self, index: int, /) -> bytes:
         """Read one sample."""
-
-    def get_if_cached(self, index: int) -> bytes | None:
-        """Return a sample if it is in memory, without I/O."""
 
     @property
     def session(self) -> DatasetSession:
@@ -141,6 +142,7 @@ class OpenFileCache:
         self._part_reads = trio.CapacityLimiter(PART_READS_MAX)
         self._room_lock = trio.Lock()  # serves tasks in order of arrival while the budget is full
         self._read_share = 1.0  # share of recently opened files that were also read
+        self._prompt_pause = 0  # samples that threads are still to read (PROMPT_PAUSE)
 
     @property
     def cached_bytes(self) -> int:
@@ -171,7 +173,8 @@ class OpenFileCache:
             dataset.pin()
         sample.handle_count += 1
         likely = self._read_share >= 0.5 and 0 < length_bytes <= SMALL_BYTES_MAX
-        if sample.load is None and likely and self._make_room(length_bytes):
+        later = self._prompt_pause == 0  # the read takes so little time that it need not begin now
+        if sample.load is None and likely and not later and self._make_room(length_bytes):
             self._start(sample)
         return sample
 
@@ -289,13 +292,29 @@ class OpenFileCache:
         return self._cached_bytes <= limit or not self._loads
 
     def _start(self, sample: OpenSample) -> Load:
-        load = Load(_from_memory(sample))
+        load = Load(self._read_promptly(sample))
         sample.load = self._loads[sample] = load
         self._cached_bytes += sample.length_bytes
         if not load.done:
             threads = self._small if sample.length_bytes <= SMALL_BYTES_MAX else self._large
             threads.submit(sample)
         return load
+
+    def _read_promptly(self, sample: OpenSample) -> bytes | None:
+        """Return a small sample from the reader's memory, or from the devices if they are fast."""
+        if sample.length_bytes > SMALL_BYTES_MAX:
+            return None
+        prompt = self._prompt_pause == 0
+        try:
+            reader = sample.source.session.reader
+            found = (reader.get_if_prompt if prompt else reader.get_if_cached)(sample.index)
+        except DlfsError:
+            found = None  # the read that follows raises the error
+        if not prompt:
+            self._prompt_pause -= 1
+        elif found is None:
+            self._prompt_pause = PROMPT_PAUSE
+        return found
 
     def _end(self, sample: OpenSample, result: bytes | Exception) -> None:
         """Take the result of a read. Runs in the loop."""
@@ -323,16 +342,6 @@ class OpenFileCache:
 def _check(sample: OpenSample) -> None:
     if sample.withdrawn:
         raise StaleError(f"read sample {sample.index}: its dataset is not in the mount any more")
-
-
-def _from_memory(sample: OpenSample) -> bytes | None:
-    """Return a small sample from the reader's memory, which is faster than a worker thread."""
-    if sample.length_bytes > SMALL_BYTES_MAX:
-        return None
-    try:
-        return sample.source.get_if_cached(sample.index)
-    except DlfsError:
-        return None  # the read that follows raises the error
 
 
 class _ReaderThreads:

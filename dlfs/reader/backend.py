@@ -43,8 +43,8 @@ class ReaderBackend(Protocol):
     def read(self, indices: npt.NDArray[np.uint64]) -> NativeBatch:
         """Read samples as one batch; ``indices`` is contiguous and writable, ``uint64[n]``."""
 
-    def get(self, index: int, *, cached_only: bool = False) -> bytes | None:
-        """Copy one small sample; None if it is large or failed, or is not cached (cached_only)."""
+    def get(self, index: int, *, flags: int = 0) -> bytes | None:
+        """Copy one small sample; None if it is large, failed, or not there as the flags require."""
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample, unverified; return its location with code 0, or the failure."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs._native import abi
 from dlfs._native.batch import NativeBatch, NativeFailure
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe, error_for
@@ -215,7 +216,11 @@ class SampleReader(Closing):
 
     def get_if_cached(self, index: int) -> bytes | None:
         """Return a sample of at most 1 MiB if it is cached; None if it must be read first."""
-        return self.native.get(index, cached_only=True)
+        return self.native.get(index, flags=abi.GET_CACHED)
+
+    def get_if_prompt(self, index: int) -> bytes | None:
+        """Return a sample of at most 1 MiB if it is cached or comes within a millisecond."""
+        return self.native.get(index, flags=abi.GET_PROMPT)
 
     def stream(
         self, options: EpochOptions, selection: Selection | None, part: StreamOptions

@@ -154,10 +154,13 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
 /* Return the sample only if it is in memory: the call never waits for a device. */
 #define DLFS_GET_CACHED 1u
 #define DLFS_GET_KEPT DLFS_GET_CACHED /* deprecated name */
+/* Return the sample only if it is in memory, or if the devices are connected and send it within a
+ * millisecond, for which the call polls them. */
+#define DLFS_GET_PROMPT 2u
 /*
  * Copies one sample, verified, into buffer and returns its length. Errors: -ERANGE (the sample is
- * longer than buffer_bytes), -EAGAIN (with DLFS_GET_CACHED: the sample is not in memory), -EINVAL,
- * or the code of the failure, which dlfs_reader_read describes in full.
+ * longer than buffer_bytes), -EAGAIN (the sample is not there as the flags require), -EINVAL, or
+ * the code of the failure, which dlfs_reader_read describes in full.
  */
 DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,
                                  uint64_t buffer_bytes, uint32_t flags);

@@ -377,7 +377,15 @@ static int finish_span(struct read *read, struct span *span, bool *again)
     return bad;
 }
 
-/* Waits until a span is done: polls first, then announces that the thread sleeps. */
+static bool is_stopped(const struct fetch *fetch)
+{
+    return fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+}
+
+/*
+ * Waits until a span is done: polls first, then announces that the thread sleeps. The caller may
+ * stop the read instead.
+ */
 static void wait_for_spans(struct read *read)
 {
     struct fetch *fetch = read->fetch;
@@ -392,7 +400,7 @@ static void wait_for_spans(struct read *read)
         busy_wait->on_sleep(busy_wait->argument);
     }
     busy_wait->on_sleep = NULL;
-    fetch_step(fetch, -1);
+    fetch_step(fetch, is_stopped(fetch) ? 0 : -1);
 }
 
 static int fetch_all(struct read *read)
@@ -487,8 +495,7 @@ static void forget_missing(struct batch *batch)
 static bool may_read_copies(const struct read *read)
 {
     const struct fetch *fetch = read->fetch;
-    bool stopped = fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
-    if (fetch->redirected == 0 || stopped || fetch->now_ns >= fetch->deadline_ns) {
+    if (fetch->redirected == 0 || is_stopped(fetch) || fetch->now_ns >= fetch->deadline_ns) {
         return false;
     }
     const struct batch *batch = read->batch;

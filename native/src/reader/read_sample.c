@@ -5,7 +5,11 @@
 #include <errno.h>
 #include <string.h>
 
+#include "device/device.h"
+#include "platform/clock.h"
 #include "reader/reader.h"
+
+#define PROMPT_NS UINT64_C(1000000) /* longest wait for devices with DLFS_GET_PROMPT */
 
 /* Copies a sample that is in memory. Returns -EAGAIN if it is not. */
 static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct location *location,
@@ -32,12 +36,10 @@ static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct loc
 }
 
 static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
-                             const _Atomic bool *stop, dlfs_failure *failure)
+                             const struct read_terms *terms, dlfs_failure *failure)
 {
-    struct read_terms terms = READ_TERMS_PLAIN;
-    terms.stop = stop;
     dlfs_batch *batch;
-    int64_t result = reader_read(reader, &index, 1, &terms, &batch);
+    int64_t result = reader_read(reader, &index, 1, terms, &batch);
     if (result < 0) {
         return result;
     }
@@ -52,11 +54,41 @@ static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
     return result;
 }
 
+/* Returns true if a read needs no new queue pair, since to connect one may take long. */
+static bool is_connected(const dlfs_reader *reader)
+{
+    for (uint32_t member = 0; member < reader->config.member_count; member++) {
+        if (reader->devices[member] == NULL || dlfs_queues_idle(reader->devices[member]) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void stop_read(void *stop)
+{
+    atomic_store((_Atomic bool *)stop, true);
+}
+
+/* Reads a sample if the devices send it at once. What they send later is dropped. */
+static int64_t read_promptly(dlfs_reader *reader, uint64_t index, void *buffer,
+                             dlfs_failure *failure)
+{
+    _Atomic bool stopped = false;
+    struct read_terms terms = READ_TERMS_PLAIN;
+    terms.stop = &stopped;
+    terms.busy_wait = (struct busy_wait){monotonic_ns() + PROMPT_NS, stop_read, &stopped};
+    int64_t result =
+        is_connected(reader) ? read_and_copy(reader, index, buffer, &terms, failure) : -EAGAIN;
+    return result < 0 && atomic_load(&stopped) ? -EAGAIN : result;
+}
+
 int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
                    uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure)
 {
     struct location location;
-    if (reader == NULL || index >= reader->sample_count || (flags & ~DLFS_GET_CACHED) != 0) {
+    if (reader == NULL || index >= reader->sample_count ||
+        (flags & ~(DLFS_GET_CACHED | DLFS_GET_PROMPT)) != 0) {
         return -EINVAL;
     }
     if (!reader_locate(reader, index, &location)) {
@@ -72,7 +104,12 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
     if (result != -EAGAIN || (flags & DLFS_GET_CACHED)) {
         return result;
     }
-    return read_and_copy(reader, index, buffer, stop, failure);
+    if (flags & DLFS_GET_PROMPT) {
+        return read_promptly(reader, index, buffer, failure);
+    }
+    struct read_terms terms = READ_TERMS_PLAIN;
+    terms.stop = stop;
+    return read_and_copy(reader, index, buffer, &terms, failure);
 }
 
 DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlfs._native import abi
 from dlfs._native.batch import NativeBatch
 from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.channel_abi import CHANNEL_SAMPLES_MAX
@@ -83,9 +84,9 @@ def test_a_client_reads_what_the_reader_reads(node) -> None:
 def test_single_samples(node) -> None:
     one = node(memory_bytes=32 * MIB)
     client = one.client(samples_max=1)
-    assert client.get(4, cached_only=True) is None
+    assert client.get(4, flags=abi.GET_CACHED) is None
     assert [client.get(i) for i in range(COUNT)] == list(one.samples)
-    assert client.get(4, cached_only=True) == one.samples[4]
+    assert client.get(4, flags=abi.GET_CACHED) == one.samples[4]
     client.close()
 
 

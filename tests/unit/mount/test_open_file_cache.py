@@ -6,16 +6,19 @@ import gc
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from typing import cast
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 import dlfs
+from dlfs.connection import DatasetSession
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, LimitError, StaleError
 from dlfs.mount.open_file_cache import (
     LARGE_READS_MAX,
+    PROMPT_PAUSE,
     SAMPLE_BYTES_MAX,
     SMALL_BYTES_MAX,
     OpenFileCache,
@@ -214,22 +217,30 @@ def test_errors_are_raised_and_not_cached(dataset: Dataset) -> None:
     run(dataset, body)
 
 
-class Broken:
-    """A dataset whose reads fail with an error that no read should raise."""
+class NothingAtOnce:
+    """The session of a dataset and its reader, which has no sample at once: threads read all."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.session = dataset.session
-
-    def __getitem__(self, _index: int, /) -> bytes:
-        raise RuntimeError("a planted defect")
+    def __init__(self) -> None:
+        self.reader = self
 
     def get_if_cached(self, _index: int) -> bytes | None:
         return None
 
+    get_if_prompt = get_if_cached
+
+
+class Broken:
+    """A dataset whose reads fail with an error that no read should raise."""
+
+    session = cast("DatasetSession", NothingAtOnce())
+
+    def __getitem__(self, _index: int, /) -> bytes:
+        raise RuntimeError("a planted defect")
+
 
 def test_an_unexpected_error_ends_its_reads_only(dataset: Dataset) -> None:
     async def body(setup: Setup) -> None:
-        broken = setup.cache.open(2, setup.pins, Broken(dataset), 2, SIZES[2])
+        broken = setup.cache.open(2, setup.pins, Broken(), 2, SIZES[2])
         for _ in range(2):
             with pytest.raises(RuntimeError, match="a planted defect"):
                 await setup.read(broken)
@@ -246,7 +257,7 @@ class Slow:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self.session = dataset.session
+        self.session = cast("DatasetSession", NothingAtOnce())
         self.completes = threading.Event()
         self.reads = 0
 
@@ -255,8 +266,43 @@ class Slow:
         assert self.completes.wait(20)
         return self._dataset[index]
 
-    def get_if_cached(self, _index: int) -> bytes | None:
-        return None
+
+class Moods(NothingAtOnce):
+    """A reader whose devices send samples at once, or not."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__()
+        self.dataset = dataset
+        self.prompt = True
+        self.asked = 0
+
+    def get_if_prompt(self, index: int) -> bytes | None:
+        self.asked += 1
+        return self.dataset[index] if self.prompt else None
+
+
+def test_threads_read_while_the_devices_send_nothing_at_once(dataset: Dataset) -> None:
+    async def body(setup: Setup) -> None:
+        moods, slow = Moods(dataset), Slow(dataset)
+        slow.session = cast("DatasetSession", moods)
+        slow.completes.set()
+
+        async def read_one() -> None:
+            sample = setup.cache.open(2, setup.pins, slow, 2, SIZES[2])
+            assert await setup.read(sample) == content(2)
+            setup.cache.release(sample)
+
+        await read_one()
+        assert (moods.asked, slow.reads) == (1, 0)
+        moods.prompt = False
+        for _ in range(1 + PROMPT_PAUSE):
+            await read_one()
+        assert (moods.asked, slow.reads) == (2, 1 + PROMPT_PAUSE)
+        moods.prompt = True
+        await read_one()
+        assert (moods.asked, slow.reads) == (3, 1 + PROMPT_PAUSE)
+
+    run(dataset, body)
 
 
 def test_requests_of_one_sample_share_a_read(dataset: Dataset) -> None:
