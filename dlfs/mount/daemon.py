@@ -38,6 +38,8 @@ _log = logging.getLogger("dlfs.mount")  # __name__ is __main__ here
 
 def main() -> None:
     """Mount the requested volume and serve it."""
+    logging.basicConfig(handlers=[logging.NullHandler()])  # until there is a log, errors are only
+    logging.raiseExceptions = False  # reported, nor is a failure to write the log printed
     line = sys.stdin.readline()
     if sys.argv[1:] == [REPLACE]:
         with _reported_errors():
@@ -173,7 +175,7 @@ def _start_log(path: str | None) -> str:
         handler.setFormatter(
             logging.Formatter("%(asctime)s dlfs[%(process)d] %(levelname)s: %(message)s")
         )
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     return destination
 
 

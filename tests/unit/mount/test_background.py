@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("pyfuse3")
 
-from dlfs.errors import NativeError, UsageError
+from dlfs.errors import DeviceError, NativeError, NotFoundError, UsageError
 from dlfs.json_records import from_json, to_json
-from dlfs.mount.background import MountRequest, absolute_uri, mount_volume
+from dlfs.mount.background import MountRequest, absolute_uri, mount_volume, replace_server
 from dlfs.mount.options import MountOptions
 
 
@@ -48,3 +48,19 @@ def test_uris_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (
         absolute_uri("a.img,/b.img,mem:64MiB") == f"{tmp_path}/a.img,/b.img,mem:64MiB?size=67108864"
     )
+
+
+def test_an_error_before_there_is_a_log_is_reported_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        replace_server(tmp_path)
+    assert str(raised.value).count("got nothing mounted there") == 1
+    with pytest.raises(DeviceError) as missing:
+        mount_volume(str(tmp_path / "volume.img"), tmp_path, log=tmp_path / "none/log")
+    assert str(missing.value).count("none/log") == 1
+
+
+def test_a_log_that_cannot_be_written_is_not_part_of_an_error(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    with pytest.raises(NotFoundError) as raised:
+        mount_volume(str(tmp_path / "volume.img"), tmp_path / "mnt", log="/dev/full")
+    assert "\n" not in str(raised.value)
