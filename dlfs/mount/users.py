@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from dlfs.mount.mountpoint import device_of
+from dlfs.mount.mountpoint import MountRecord
 from dlfs.staging.inode_numbers import unpack
 
 PROC = Path("/proc")
@@ -26,24 +26,23 @@ _FDINFO = re.compile(rb"^(mnt_id|ino):\s*(\d+)$", re.MULTILINE)
 _DELETED = b" (deleted)"
 
 
-def find_users(path: str, mountpoint: str, numbers: Set[int]) -> list[int]:
+def find_users(mount: MountRecord, name: bytes, numbers: Set[int]) -> list[int]:
     """Return the IDs of the processes that use a directory of a mount, or datasets below it.
 
     Args:
-        path: absolute path of the directory.
-        mountpoint: absolute path of the mount point.
+        mount: present record of the mount.
+        name: name of the directory, in the root of the mount.
         numbers: numbers in the mount of the directory and of the datasets below it.
     """
-    device = device_of(mountpoint)
-    if device is None:
-        return []
-    processes = [name for name in os.listdir(PROC) if name.isdigit()]
+    path = os.path.join(mount.mountpoint, name)
+    device = mount.device
+    processes = [process for process in os.listdir(PROC) if process.isdigit()]
     mounts = _mounts(processes, device.encode())
     return sorted(
         int(process)
         for process in processes
         if any(unpack(inode).dataset in numbers for inode in _inodes(process, mounts, device))
-        or _stands_in(process, os.fsencode(path))
+        or _stands_in(process, path)
     )
 
 

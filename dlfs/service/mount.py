@@ -44,7 +44,7 @@ class ServiceMount:
         self._options = options
         self._volumes = volumes
         self._view = MountView(volumes, nested=options.nested)
-        self._path = ""
+        self._record: mountpoints.MountRecord | None = None
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
 
@@ -54,17 +54,19 @@ class ServiceMount:
         Raises:
             DlfsError: it cannot be mounted there: see ``mountpoint.prepare`` and ``serve_view``.
         """
-        self._path = await trio.to_thread.run_sync(mountpoints.prepare, self._directory)
+        path = await trio.to_thread.run_sync(mountpoints.prepare, self._directory)
         volume = self._volumes[0].volume
-        serve = functools.partial(
-            serve_view, self._view, volume, self._path, self._options,
-            lambda _path, _transport: task_status.started(),
-        )  # fmt: skip
+
+        def on_ready(path: str, _transport: str) -> None:
+            self._record = mountpoints.record_of(path)
+            task_status.started()
+
+        serve = functools.partial(serve_view, self._view, volume, path, self._options, on_ready)
         try:
             with self._scope:
                 await serve()
             if not self._scope.cancelled_caught:
-                _log.warning("%s was unmounted; clients are still served", self._path)
+                _log.warning("%s was unmounted; clients are still served", path)
         finally:
             self._ended.set()
 
@@ -77,7 +79,8 @@ class ServiceMount:
         if not self._options.nested or self._ended.is_set():
             return None
         view = await self._view.add(volume)
-        return os.path.join(self._path, os.fsdecode(view.name))
+        mount = self._find()
+        return None if mount is None else os.fsdecode(os.path.join(mount.mountpoint, view.name))
 
     async def remove(self, volume: UUID, *, force: bool) -> None:
         """Stop showing a volume; do nothing if the mount does not show it.
@@ -95,11 +98,26 @@ class ServiceMount:
         if self._options.nested:
             await self._remove_directory(view, force=force)
             return
+        mount = self._find()
         if force:
             self._scope.cancel()
+        elif mount is None:
+            raise DeviceError(
+                f"detach volume {volume}: its mount on {self._directory} was detached while "
+                "programs use it; close their files, or use force=True, after which they fail",
+                errno.EBUSY,
+            )
         else:
-            await trio.to_thread.run_sync(mountpoints.unmount, self._path)
+            path = os.fsdecode(mount.mountpoint)
+            await trio.to_thread.run_sync(mountpoints.unmount, path)
         await self._ended.wait()
+
+    def _find(self) -> mountpoints.MountRecord | None:
+        """Return the present record of the mount; None if it was detached (``umount --lazy``).
+
+        A directory above the mount point may have been renamed, and another mount be in its place.
+        """
+        return None if self._record is None else mountpoints.find_again(self._record)
 
     async def _remove_directory(self, volume: VolumeView, *, force: bool) -> None:
         if not force:
@@ -120,10 +138,13 @@ class ServiceMount:
         Raises:
             DeviceError: some do.
         """
-        path = os.path.join(self._path, os.fsdecode(volume.name))
+        mount = self._find()
+        if mount is None:
+            return  # /proc does not say of a file on which detached mount it is
         numbers = {shown.number for shown in self._view.shown_of(volume)}
-        users = await trio.to_thread.run_sync(find_users, path, self._path, numbers)
+        users = await trio.to_thread.run_sync(find_users, mount, volume.name, numbers)
         if users:
+            path = os.fsdecode(os.path.join(mount.mountpoint, volume.name))
             raise DeviceError(
                 f"detach volume {volume.volume.uuid}: processes use {path}: "
                 f"{', '.join(map(str, users))}; close the files that are open on it, or use "

@@ -19,7 +19,7 @@ import dlfs
 from bench.serving import uring_offered
 from dlfs.errors import DeviceError
 from dlfs.mount.keeper import can_keep
-from dlfs.mount.mountpoint import find_mount
+from dlfs.mount.mountpoint import MOUNTINFO, find_mount, parse_mountinfo, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.service.client import attach, detach
 from dlfs.units import KIB, MIB
@@ -214,19 +214,54 @@ def test_rule_60_a_volume_that_hangs_delays_no_other(
 # ---- volumes that come and go --------------------------------------------------------------------
 
 
-@pytest.fixture
-def service(volumes: list[Path], server: str, tmp_path: Path) -> Iterator[Service]:
-    """A service of the first volume, with a nested mount."""
-    (tmp_path / "mnt").mkdir()
+@contextlib.contextmanager
+def served_mount(folder: Path, volume: Path, server: str, *options: str) -> Iterator[Service]:
+    """Run a service of a volume, mounted on ``mnt`` in a new folder."""
+    (folder / "mnt").mkdir(parents=True)
     fuse = "pyfuse3" if server == "pyfuse3" else "native"
-    options = ("--mount", str(tmp_path / "mnt"), "--nested", "--fuse", fuse)
+    words = ("--mount", str(folder / "mnt"), *options, "--fuse", fuse)
     with uring_offered() if server == "uring" else contextlib.nullcontext():
-        made = Service([str(volumes[0])], tmp_path / "s.sock", *options).wait_ready()
+        made = Service([str(volume)], volume.parent / "s.sock", *words).wait_ready()
     try:
         yield made
         made.stop()
     finally:
         made.close()
+        for left in parse_mountinfo(MOUNTINFO.read_bytes()):  # by a test that failed
+            if left.mountpoint.startswith(os.fsencode(volume.parent)):
+                unmount(os.fsdecode(left.mountpoint), lazy=True)
+
+
+@contextlib.contextmanager
+def other_mount(folder: Path, volume: Path) -> Iterator[Mount]:
+    """Mount a volume on ``mnt`` in a new folder."""
+    folder.mkdir()
+    options = {"fuse": "native", "restart": False}
+    with mounted(volume, folder / "mnt", folder / "log", **options) as mount:
+        yield mount
+
+
+@contextlib.contextmanager
+def working_in(directory: Path) -> Iterator[int]:
+    """Run a process whose working directory is a directory of a mount; yield its ID."""
+    code = "import sys; print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=directory,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate()
+
+
+@pytest.fixture
+def service(volumes: list[Path], server: str, tmp_path: Path) -> Iterator[Service]:
+    """A service of the first volume, with a nested mount."""
+    with served_mount(tmp_path, volumes[0], server, "--nested") as made:
+        yield made
     assert find_mount(tmp_path / "mnt") is None
     assert os.listdir(tmp_path / "mnt") == []
 
@@ -263,19 +298,10 @@ def test_rule_61_a_volume_in_use_is_busy(
     attach(service.uri, str(volumes[1]))
     top = tmp_path / "mnt/dogs"
     path = {"directory": top / "train/b", "top": top}.get(use, top / "train/a")
-    code = "import mmap, os, sys; print(1, flush=True); sys.stdin.read()"
     with contextlib.ExitStack() as stack:
         pid = os.getpid()
         if use == "work":
-            command = [sys.executable, "-c", code]
-            process = subprocess.Popen(
-                command, cwd=top / "train", stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-            assert process.stdout is not None
-            process.stdout.readline()
-            stack.callback(process.wait)
-            stack.callback(process.communicate)
-            pid = process.pid
+            pid = stack.enter_context(working_in(top / "train"))
         else:
             descriptor = os.open(path, os.O_RDONLY)
             if use == "mapping":
@@ -290,6 +316,40 @@ def test_rule_61_a_volume_in_use_is_busy(
         assert (top / "train/b/c").read_bytes() == DOGS[b"b/c"]
     detach(service.uri, "dogs")
     assert not top.exists()
+
+
+@pytest.mark.parametrize("use", ["file", "work"])
+def test_rule_61_a_volume_is_busy_after_a_rename_above_the_mount(
+    volumes: list[Path], server: str, tmp_path: Path, use: str
+) -> None:
+    with served_mount(tmp_path / "before", volumes[0], server, "--nested") as service:
+        (tmp_path / "before").rename(tmp_path / "after")
+        top = tmp_path / "after/mnt/dogs"
+        assert attach(service.uri, str(volumes[1])).mount == str(top)
+        with other_mount(tmp_path / "before", volumes[2]), contextlib.ExitStack() as stack:
+            if use == "file":
+                stack.enter_context(open(top / "train/a", "rb"))
+                pid = os.getpid()
+            else:
+                pid = stack.enter_context(working_in(top / "train"))
+            with pytest.raises(DeviceError, match=f"processes use {top}: {pid}; close") as caught:
+                detach(service.uri, "dogs")
+            assert caught.value.errno == errno.EBUSY
+            assert (top / "train/b/c").read_bytes() == DOGS[b"b/c"]
+        detach(service.uri, "dogs")
+        assert not top.exists()
+
+
+def test_rule_61_only_the_mount_of_the_service_ends(
+    volumes: list[Path], server: str, tmp_path: Path
+) -> None:
+    with served_mount(tmp_path / "before", volumes[0], server) as service:
+        (tmp_path / "before").rename(tmp_path / "after")
+        with other_mount(tmp_path / "before", volumes[2]) as other:
+            detach(service.uri, "cats")
+            assert find_mount(tmp_path / "after/mnt") is None
+            assert (other / "train/a").read_bytes() == OTHERS[b"a"]
+        attach(service.uri, str(volumes[0]))
 
 
 def test_rule_61_a_volume_taken_by_force_is_stale(
