@@ -26,7 +26,7 @@ from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import KEEP, REPLACE, STATUS_PREFIX, MountRequest, ReplaceRequest
 from dlfs.mount.keeper import Keeper, can_keep
 from dlfs.mount.kept import KeptMount
-from dlfs.mount.mountpoint import device_of, find_dlfs, prepare, unmount
+from dlfs.mount.mountpoint import find_dlfs, prepare, unmount
 from dlfs.mount.options import OnReady
 from dlfs.mount.replacement import Predecessor, dlfs_version
 from dlfs.mount.server import serve, serve_kept
@@ -67,11 +67,6 @@ def _replace(request: ReplaceRequest) -> None:
     path, device = find_dlfs(request.directory, "replace the server of")
     predecessor = Predecessor(path, device)
     before = predecessor.state
-    if device_of(before.request.directory) != device:
-        raise UsageError(
-            f"replace the server of {path}: expected it on {before.request.directory}, where it "
-            "was mounted, in this mount namespace"
-        )
     options = before.request.options
     if options.incoming is not None:
         raise UsageError(

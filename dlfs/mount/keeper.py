@@ -54,7 +54,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from dlfs._native.fuse import KernelConnection, takes_connections
 from dlfs.errors import DeviceError, DlfsError
@@ -63,6 +63,7 @@ from dlfs.mount.background import MountRequest
 from dlfs.mount.kept import DatasetNumbers, KeptMount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.replacement import (
+    DROPPED,
     PROTOCOL,
     MountState,
     Predecessor,
@@ -230,10 +231,11 @@ class Keeper:
             self._kernel = predecessor.kernel
             self._init = bytes.fromhex(predecessor.state.init)
             self._numbers = predecessor.numbers
-            self._record = mountpoints.record_of(self._path)
+            self._record = predecessor.record
             self._port = ReplacementPort(predecessor.listener)
         self._pid = 0
         self._dying: list[int] = []  # descriptors of earlier servers that had not ended yet
+        self._answered = False  # a server on this mount, so another one can take it over
         self._ending = False
 
     def run(self) -> None:
@@ -248,24 +250,17 @@ class Keeper:
         for number in _SIGNALS:
             signal.signal(number, self._end)
         failures = Failures()
-        answered = False
         while True:
             if self._port.stop_wanted and self._pass_on():
                 return
             lived_s, status, end = self._run_server()
             if self._predecessor is not None:
-                self._predecessor.give_up()
-                self._bury_all()
-                raise DeviceError(
-                    f"replace the server of {self._path}: the new server {end} before it "
-                    "answered; the present one goes on"
-                )
+                self._give_up(self._predecessor, end)
             if self._kernel < 0 or not self._is_mounted():
                 return
             if self._port.stop_wanted:
                 continue
-            answered = answered or lived_s > 0
-            if self._ending or not answered or status == 0:
+            if self._ending or not self._answered or status == 0:
                 break
             pause_s = failures.pause_after(lived_s, time.monotonic())
             died = f"{self._path}: the server {end}"
@@ -280,6 +275,19 @@ class Keeper:
         if self._is_mounted():  # looked up again, since the pause may have been long
             _log.error("%s: unmounting, since the server %s", self._path, end)
             mountpoints.detach(self._path)
+
+    def _give_up(self, predecessor: Predecessor, end: str) -> NoReturn:
+        """Leave the mount to the predecessor, since the server has ended.
+
+        Raises:
+            DeviceError: always.
+        """
+        reason = f"the new server {end} before it answered"
+        if predecessor.is_dropped():
+            reason = DROPPED
+        predecessor.give_up()
+        self._bury_all()
+        raise DeviceError(f"replace the server of {self._path}: {reason}; the present one goes on")
 
     def _pass_on(self) -> bool:
         """Let the new keeper have the mount. Returns True if it does, or if the mount is gone."""
@@ -358,7 +366,9 @@ class Keeper:
                         ready = self._receive(here) == _READY
                     else:
                         ready = self._take_over(here, self._predecessor)
-                    answers_s = time.monotonic() if ready else None
+                    if ready:
+                        answers_s = time.monotonic()
+                        self._answered = True
         except BaseException:
             os.kill(self._pid, signal.SIGKILL)
             raise
@@ -376,21 +386,30 @@ class Keeper:
             os.kill(self._pid, signal.SIGKILL)
             return False
         self._predecessor = None
+        self._port.take_over()
         predecessor.finish()
         self._on_mounted()
         return True
 
     def _receive(self, link: socket.socket, seconds: float = math.inf) -> bytes:
-        """Wait for what a server says. Returns nothing if it has died, or says nothing in time."""
+        """Wait for what a server says.
+
+        Returns:
+            Nothing if the server has died, says nothing in time, or is to be replaced.
+        """
         deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return link.recv(1)
-            except ConnectionError:
+        while not self._attend(_LOOK_SECONDS, link.fileno()):
+            late = time.monotonic() > deadline
+            if late or _is_dying(self._pid) or self._port.stop_wanted or self._is_dropped():
                 return b""
-            except TimeoutError:
-                if _is_dying(self._pid) or time.monotonic() > deadline:
-                    return b""
+        try:
+            return link.recv(1)
+        except ConnectionError:
+            return b""
+
+    def _is_dropped(self) -> bool:
+        """Return True if the predecessor does not pass the mount on to this keeper any more."""
+        return self._predecessor is not None and self._predecessor.is_dropped()
 
     def _await_end(self) -> int:
         """Wait until the server has ended, or is dead but for a thread that waits for the next one.
@@ -401,7 +420,7 @@ class Keeper:
         process = os.pidfd_open(self._pid)
         killed_s = -math.inf
         while not self._attend(_LOOK_SECONDS if killed_s < 0 else _END_LOOK_SECONDS, process):
-            if self._port.stop_wanted and killed_s < 0:
+            if killed_s < 0 and (self._port.stop_wanted or self._is_dropped()):
                 os.kill(self._pid, signal.SIGKILL)
                 killed_s = time.monotonic()
             if time.monotonic() - killed_s > _DYING_SECONDS and _is_dying(self._pid):
@@ -410,22 +429,27 @@ class Keeper:
         os.close(process)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
-    def _attend(self, seconds: float, process: int | None = None) -> bool:
-        """Wait for a new keeper, its message, or the end of servers; attend to all but the last.
+    def _attend(self, seconds: float, descriptor: int | None = None) -> bool:
+        """Attend to a new keeper, its message, or the end of earlier servers, if one comes in time.
+
+        Args:
+            seconds: longest wait, in seconds.
+            descriptor: ends the wait when it is ready: that of a process or of a connection.
 
         Returns:
-            Whether the process has ended.
+            True if the descriptor is ready.
         """
-        waits: list[Any] = [] if process is None else [process]
+        waits: list[Any] = [] if descriptor is None else [descriptor]
         port: list[Any] = []
-        if self._predecessor is None and self._record is not None:
+        if self._answered and self._record is not None:
             self._port.open(self._record.device)
+            self._port.look()
             port += self._port.sockets()
         found = select.select([*waits, *port, *self._dying], [], [], seconds)[0]
         if any(each in found for each in port):
             self._port.attend(self._state, self._kernel, self._numbers)
         self._bury([each for each in self._dying if each in found])
-        return process in found
+        return descriptor in found
 
     def _bury(self, ended: list[int]) -> None:
         """Have requests sent again that earlier servers, which have ended now, have taken."""

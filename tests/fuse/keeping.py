@@ -96,6 +96,11 @@ def running_programs(mount: Mount) -> Iterator[None]:
 def stop_process(pid: int) -> None:
     """Stop a process by SIGSTOP, and wait until it is stopped."""
     os.kill(pid, signal.SIGSTOP)
+    wait_for_stop(pid)
+
+
+def wait_for_stop(pid: int) -> None:
+    """Wait until a process is stopped."""
     stat = Path(f"/proc/{pid}/stat")
     wait_for(lambda: stat.read_text().rpartition(") ")[2][0] == "T", "the stop of a process")
 
