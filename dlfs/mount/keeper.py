@@ -502,6 +502,7 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             kept = KeptMount(
                 self._path,
+                self._record,
                 lambda: self._connect(link),
                 self._numbers,
                 resumed=self._kernel >= 0,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from dlfs._native.fuse import KernelConnection
+from dlfs.mount.mountpoint import MountRecord
 
 _RECORD = struct.Struct("<16s?")
 """A dataset's UUID, and whether a server has loaded it. Servers of other versions read it."""
@@ -62,6 +63,7 @@ class KeptMount:
 
     Attributes:
         path: the mount point when the server starts.
+        record: the mount; None if the keeper has not mounted it when the server starts.
         connect: says that the server is prepared, and returns the kernel's side of the mount, which
             no other server answers then. Blocks until the server before it is dead.
         numbers: numbers of the datasets that earlier servers have shown.
@@ -70,6 +72,7 @@ class KeptMount:
     """
 
     path: str
+    record: MountRecord | None
     connect: Callable[[], KernelConnection]
     numbers: DatasetNumbers
     resumed: bool

@@ -177,7 +177,9 @@ class NativeMount:
             ),
             connection,
         )
-        self._record = mountpoints.record_of(self._path)
+        self._record = kept.record if kept is not None else None
+        if self._record is None:
+            self._record = mountpoints.record_of(self._path)
         self._device = None if self._record is None else self._record.device
 
     async def _answer_kernel(self, on_ready: OnReady) -> None:

@@ -236,8 +236,7 @@ def served_mount(folder: Path, volume: Path, server: str, *options: str) -> Iter
 def other_mount(folder: Path, volume: Path) -> Iterator[Mount]:
     """Mount a volume on ``mnt`` in a new folder."""
     folder.mkdir()
-    options = {"fuse": "native", "restart": False}
-    with mounted(volume, folder / "mnt", folder / "log", **options) as mount:
+    with mounted(volume, folder / "mnt", folder / "log", fuse="native", restart=False) as mount:
         yield mount
 
 
