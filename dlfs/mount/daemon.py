@@ -133,7 +133,8 @@ def _reported_errors(*, again: bool = False) -> Iterator[None]:
 def _report(status: dict[str, object]) -> None:
     """Write the status for the caller. If the caller is gone, its missing answer shows it later."""
     with contextlib.suppress(BrokenPipeError):
-        print(STATUS_PREFIX + to_json(status).decode(), flush=True)
+        # One write, since keeper and server may both report an error.
+        print(STATUS_PREFIX + to_json(status).decode() + "\n", end="", flush=True)
 
 
 def _wait_for_caller(path: str) -> None:

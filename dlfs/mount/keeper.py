@@ -63,7 +63,6 @@ from dlfs.mount.background import MountRequest
 from dlfs.mount.kept import DatasetNumbers, KeptMount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.replacement import (
-    DROPPED,
     PROTOCOL,
     MountState,
     Predecessor,
@@ -282,12 +281,12 @@ class Keeper:
         Raises:
             DeviceError: always.
         """
-        reason = f"the new server {end} before it answered"
+        reason = f"the new server {end} before it answered; the present one goes on"
         if predecessor.is_dropped():
-            reason = DROPPED
+            reason = predecessor.why_dropped()
         predecessor.give_up()
         self._bury_all()
-        raise DeviceError(f"replace the server of {self._path}: {reason}; the present one goes on")
+        raise DeviceError(f"replace the server of {self._path}: {reason}")
 
     def _pass_on(self) -> bool:
         """Let the new keeper have the mount. Returns True if it does, or if the mount is gone."""
@@ -520,8 +519,11 @@ class Keeper:
 
     def _connect(self, link: socket.socket) -> KernelConnection:
         """Tell the keeper that the server is prepared, and receive the connection to the kernel."""
-        link.sendall(_OPENED)
-        message, descriptors, _, _ = socket.recv_fds(link, REQUEST_BYTES_MAX, 1)
+        message = b""
+        descriptors: list[int] = []
+        with contextlib.suppress(ConnectionError):
+            link.sendall(_OPENED)
+            message, descriptors, _, _ = socket.recv_fds(link, REQUEST_BYTES_MAX, 1)
         if not descriptors:
             raise DeviceError(f"mount on {self._path}: the keeper has ended")
         return KernelConnection(descriptors[0], message[1:], resumed=bool(message[0]))

@@ -55,7 +55,7 @@ from dlfs.errors import DeviceError, NotFoundError, UsageError
 from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import MountRequest
 from dlfs.mount.kept import DatasetNumbers
-from dlfs.mount.mountpoint import record_of
+from dlfs.mount.mountpoint import find_again, record_of
 from dlfs.units import KIB
 
 PROTOCOL = 1
@@ -93,11 +93,6 @@ _SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
 
 _STOPPING_LOOK_SECONDS = 0.01
 _GOES_ON = "the present server goes on"
-DROPPED = (
-    "its keeper has ended, or has admitted another new keeper, since this one or its server was "
-    "stopped or took too long"
-)
-"""Why the present keeper has closed the connection to a new keeper, for a message."""
 
 _log = logging.getLogger(__name__)
 
@@ -544,6 +539,15 @@ class Predecessor:
         """Return True if the present keeper has ended, or admits the next one, before ``stop``."""
         return not self._has_stopped and _is_closed(self._link)
 
+    def why_dropped(self) -> str:
+        """Return why the present keeper has closed the connection, for a message."""
+        if find_again(self.record) is None:
+            return "it was unmounted meanwhile"
+        return (
+            "its keeper has ended, or has admitted another new keeper, since this one or its "
+            f"server was stopped or took too long; {_GOES_ON}"
+        )
+
     def stop(self) -> None:
         """Have the present keeper kill its server, and wait until that is dead.
 
@@ -563,7 +567,7 @@ class Predecessor:
             self.give_up()
             raise
         if not stopped:
-            raise DeviceError(f"{self._action}: {DROPPED}; {_GOES_ON}")
+            raise DeviceError(f"{self._action}: {self.why_dropped()}")
         self._has_stopped = True
 
     def give_up(self) -> None:
