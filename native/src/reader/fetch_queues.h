@@ -5,9 +5,9 @@
 #include "reader/span.h"
 
 /*
- * Bytes in flight that keep a member busy: what a device of 16 GB/s reads in a millisecond. A device
- * that works on all requests at once would answer more of them later, and none of them soon, while
- * the caller has nothing to verify.
+ * Bytes in flight that keep a member busy: what a device of 16 GB/s reads in a millisecond. A
+ * device that works on all requests at once would answer more of them later, and none of them soon,
+ * while the caller has nothing to verify.
  */
 #define IN_FLIGHT_BYTES_MAX (UINT64_C(16) << 20)
 
