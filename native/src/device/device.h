@@ -91,6 +91,7 @@ struct dlfs_queues {
                                accept more */
     uint32_t generation;    /* fork generation of the process that all this belongs to */
     _Atomic uint32_t waiting;
+    _Atomic uint32_t creating; /* queue pairs being created, which queue_count does not count yet */
 };
 
 struct dlfs_device {

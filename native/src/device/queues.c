@@ -105,6 +105,7 @@ static dlfs_queue *forget_parents(struct dlfs_queues *queues)
     queues->waiters = NULL;
     queues->full_until_ns = 0;
     atomic_store(&queues->waiting, 0);
+    atomic_store(&queues->creating, 0);
     return idle;
 }
 
@@ -140,8 +141,10 @@ static int create_for(dlfs_device *device, uint32_t depth, struct dlfs_queue_wai
                       dlfs_queue **out)
 {
     struct dlfs_queues *queues = &device->queues;
+    atomic_fetch_add(&queues->creating, 1);
     int code = dlfs_queue_make(device, depth, out);
-    if (code != DLFS_E_LIMIT || atomic_load(&device->queue_count) == 0) {
+    bool alone = atomic_fetch_sub(&queues->creating, 1) == 1;
+    if (code != DLFS_E_LIMIT || (alone && atomic_load(&device->queue_count) == 0)) {
         dlfs_queue_waiter_leave(device,
                                 waiter); /* another thread may have handed over one meanwhile */
         return code;

@@ -6,6 +6,7 @@
 #include <dlfs/dlfs.h>
 
 #include <errno.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -142,6 +143,35 @@ static void none_is_lost_between_two(void)
     CHECK_EQ(dlfs_queues_idle(gate.device), QUEUES);
 }
 
+static void *acquire_and_release(void *device)
+{
+    struct dlfs_queue_waiter waiter = {.queue = NULL};
+    dlfs_queue *queue;
+    CHECK_EQ(dlfs_queue_acquire(device, 4, &waiter, &queue), 0);
+    dlfs_queue_release(queue);
+    return NULL;
+}
+
+/* A thread waits for the only queue pair that the target has while another thread connects it. */
+static void the_first_is_waited_for(void)
+{
+    struct gate narrow = {.queues_max = 1, .holds_created = true};
+    struct dlfs_queue_waiter waiter = {.queue = NULL};
+    dlfs_queue *made;
+    pthread_t first;
+    gate_put(&narrow, dataset.inner);
+    CHECK_EQ(thread_start(&first, NULL, acquire_and_release, narrow.device), 0);
+    while (atomic_load(&narrow.queues) == 0) {
+        sched_yield();
+    }
+    CHECK_EQ(dlfs_queue_acquire(narrow.device, 4, &waiter, &made), -EAGAIN);
+    atomic_store(&narrow.holds_created, false);
+    pthread_join(first, NULL);
+    CHECK_EQ(dlfs_queue_acquire(narrow.device, 4, &waiter, &made), 0); /* that was handed over */
+    dlfs_queue_release(made);
+    CHECK_EQ(dlfs_device_destroy(narrow.device), 0);
+}
+
 /* A forked child inherits no queue pair. */
 static void a_child_makes_its_own(void)
 {
@@ -176,6 +206,7 @@ int main(void)
     dataset.device = gate.device;
     idle_ones_are_used_again();
     none_is_lost_between_two();
+    the_first_is_waited_for();
     a_child_makes_its_own();
     more_threads_than_queue_pairs(1);
     more_threads_than_queue_pairs(THREADS);

@@ -21,6 +21,7 @@ struct gate {
     _Atomic uint32_t queues_max;      /* queues_max queue pairs allowed; 0: any number */
     _Atomic int refusal;              /* code with which creating a queue pair fails; 0: none */
     dlfs_queue *_Atomic released;     /* released while the next queue pair is created; or NULL */
+    _Atomic bool holds_created;       /* a queue pair that was created is not returned meanwhile */
 };
 
 struct gate_queue {
@@ -54,6 +55,9 @@ static int gate_queue_create(void *device, uint32_t depth, void **out)
     dlfs_queue *released = atomic_exchange(&gate->released, NULL);
     if (released != NULL) {
         dlfs_queue_release(released);
+    }
+    while (atomic_load(&gate->holds_created)) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     struct gate_queue *queue = calloc(1, sizeof *queue);
     queue->gate = gate;
