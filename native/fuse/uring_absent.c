@@ -39,6 +39,11 @@ bool rings_send_reply(void)
     return false;
 }
 
+bool rings_yields(void)
+{
+    return false;
+}
+
 int rings_stop(struct rings *rings)
 {
     (void)rings;

@@ -384,21 +384,23 @@ static bool is_stopped(const struct fetch *fetch)
 
 /*
  * Waits until a span is done: polls first, then announces that the thread sleeps. The caller may
- * stop the read instead.
+ * have it poll for longer, or stop the read, instead.
  */
 static void wait_for_spans(struct read *read)
 {
     struct fetch *fetch = read->fetch;
     struct busy_wait *busy_wait = &read->terms->busy_wait;
-    while (busy_wait->until_ns > 0 && monotonic_ns() < busy_wait->until_ns) {
-        fetch_step(fetch, 0);
-        if (fetch_peek_done(fetch) != NULL) {
-            return;
+    do {
+        while (busy_wait->until_ns > 0 && monotonic_ns() < busy_wait->until_ns) {
+            fetch_step(fetch, 0);
+            if (fetch_peek_done(fetch) != NULL) {
+                return;
+            }
         }
-    }
-    if (busy_wait->on_sleep != NULL) {
-        busy_wait->on_sleep(busy_wait->argument);
-    }
+        uint64_t more_us =
+            busy_wait->on_sleep != NULL ? busy_wait->on_sleep(busy_wait->argument) : 0;
+        busy_wait->until_ns = more_us > 0 ? monotonic_ns() + more_us * 1000 : 0;
+    } while (busy_wait->until_ns > 0);
     busy_wait->on_sleep = NULL;
     fetch_step(fetch, is_stopped(fetch) ? 0 : -1);
 }
@@ -580,7 +582,7 @@ int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
 }
 
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                                    uint32_t awake_us, void (*sleeps)(void *argument),
+                                    uint32_t awake_us, uint32_t (*sleeps)(void *argument),
                                     void *argument, dlfs_batch **out)
 {
     struct read_terms terms = READ_TERMS_PLAIN;

@@ -65,9 +65,10 @@ static bool is_connected(const dlfs_reader *reader)
     return true;
 }
 
-static void stop_read(void *stop)
+static uint32_t stop_read(void *stop)
 {
     atomic_store((_Atomic bool *)stop, true);
+    return 0;
 }
 
 /* Reads a sample if the devices send it at once. What they send later is dropped. */

@@ -82,10 +82,11 @@ struct read_limit {
     struct dlfs_share *share; /* the budget to charge, or NULL */
 };
 
-/* Polling of a read before its thread sleeps, and the callback that announces the sleep. */
+/* Polling of a read before its thread sleeps, and the callback that announces the sleep, or returns
+ * for how many microseconds to poll instead. */
 struct busy_wait {
-    uint64_t until_ns;                /* of the monotonic clock; 0: does not poll */
-    void (*on_sleep)(void *argument); /* or NULL */
+    uint64_t until_ns;                    /* of the monotonic clock; 0: does not poll */
+    uint32_t (*on_sleep)(void *argument); /* or NULL */
     void *argument;
 };
 

@@ -377,9 +377,17 @@ static void large_batch(void)
     dataset_destroy(&dataset);
 }
 
-static void count(void *argument)
+static uint32_t count(void *argument)
 {
     ++*(uint32_t *)argument;
+    return 0;
+}
+
+/* Has the read poll for long when it is about to sleep. */
+static uint32_t count_and_poll(void *argument)
+{
+    (void)count(argument);
+    return 100000000;
 }
 
 static void busy_wait(void)
@@ -397,6 +405,11 @@ static void busy_wait(void)
     CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 100000000, count, &slept, &batch), 0);
     CHECK_EQ(slept, 1); /* it polled long enough */
     check_sample(batch, 2);
+    dlfs_batch_release(batch);
+    slept = 0;
+    CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 0, count_and_poll, &slept, &batch), 0);
+    CHECK_EQ(slept, 1); /* it was called before the device answered, and not again */
+    check_sample(batch, 0);
     dlfs_batch_release(batch);
     CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 0, NULL, NULL, &batch), 0);
     dlfs_batch_release(batch);
