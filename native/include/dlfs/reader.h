@@ -132,9 +132,9 @@ DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices
                                     dlfs_batch **out);
 /*
  * Reads like dlfs_reader_read, but polls the devices for awake_us before the thread sleeps. It
- * calls sleeps(argument) before it sleeps, so that the caller can pass other work to another
- * thread. If that returns more microseconds, the thread polls for as long again, and then calls it
- * again; after 0 it sleeps.
+ * calls sleeps(argument) before it sleeps or connects to a device, so that the caller can pass
+ * other work to another thread. If that returns more microseconds, the thread polls for as long
+ * again, and then calls it again; after 0 it sleeps.
  */
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     uint32_t awake_us, uint32_t (*sleeps)(void *argument),

@@ -54,6 +54,16 @@ bool member_has_room(const struct fetch *fetch, uint32_t member)
            fetch->bytes_in_flight[member] < IN_FLIGHT_BYTES_MAX;
 }
 
+bool reader_is_connected(const dlfs_reader *reader)
+{
+    for (uint32_t member = 0; member < reader->config.member_count; member++) {
+        if (reader->devices[member] == NULL || dlfs_queues_idle(reader->devices[member]) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int fetch_prepare(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;

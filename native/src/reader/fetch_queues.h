@@ -21,6 +21,8 @@ int member_connect(struct fetch *fetch, uint32_t member);
 bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due);
 /* Returns true if the member's queue takes another request now. */
 bool member_has_room(const struct fetch *fetch, uint32_t member);
+/* Returns true if a read need not connect a queue pair, which may take long. */
+bool reader_is_connected(const dlfs_reader *reader);
 /* Takes or lines up for queue pairs of all members that are not lost. */
 int fetch_prepare(struct fetch *fetch);
 /* Releases the queue pairs with nothing in flight, and leaves the lines. */

@@ -16,6 +16,7 @@
 
 #include "dlfs/channel.h"
 #include "platform/clock.h"
+#include "reader/fetch_queues.h"
 #include "reader/reader.h"
 
 #define MISSING (-1)      /* the offset of a sample that is not in memory yet */
@@ -382,6 +383,16 @@ static bool is_stopped(const struct fetch *fetch)
     return fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
 }
 
+/* Announces that the thread is about to sleep. Afterwards it polls for as long as it was told. */
+static void announce_sleep(struct busy_wait *busy_wait)
+{
+    uint64_t more_us = busy_wait->on_sleep != NULL ? busy_wait->on_sleep(busy_wait->argument) : 0;
+    busy_wait->until_ns = more_us > 0 ? monotonic_ns() + more_us * 1000 : 0;
+    if (more_us == 0) {
+        busy_wait->on_sleep = NULL;
+    }
+}
+
 /*
  * Waits until a span is done: polls first, then announces that the thread sleeps. The caller may
  * have it poll for longer, or stop the read, instead.
@@ -397,11 +408,8 @@ static void wait_for_spans(struct read *read)
                 return;
             }
         }
-        uint64_t more_us =
-            busy_wait->on_sleep != NULL ? busy_wait->on_sleep(busy_wait->argument) : 0;
-        busy_wait->until_ns = more_us > 0 ? monotonic_ns() + more_us * 1000 : 0;
+        announce_sleep(busy_wait);
     } while (busy_wait->until_ns > 0);
-    busy_wait->on_sleep = NULL;
     fetch_step(fetch, is_stopped(fetch) ? 0 : -1);
 }
 
@@ -467,6 +475,9 @@ static int read_samples(struct read *read)
     bool all_found = code < 0 || read->miss_count == 0;
     if (!all_found) {
         set_deadline(read);
+        if (!reader_is_connected(reader)) {
+            announce_sleep(&read->terms->busy_wait);
+        }
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
         code = fetch_reserve_spans(read->fetch, (uint32_t)(spans < count ? spans : count));
         if (code == 0) {

@@ -5,8 +5,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "device/device.h"
 #include "platform/clock.h"
+#include "reader/fetch_queues.h"
 #include "reader/reader.h"
 
 #define PROMPT_NS UINT64_C(1000000) /* longest wait for devices with DLFS_GET_PROMPT */
@@ -54,17 +54,6 @@ static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
     return result;
 }
 
-/* Returns true if a read needs no new queue pair, since to connect one may take long. */
-static bool is_connected(const dlfs_reader *reader)
-{
-    for (uint32_t member = 0; member < reader->config.member_count; member++) {
-        if (reader->devices[member] == NULL || dlfs_queues_idle(reader->devices[member]) == 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static uint32_t stop_read(void *stop)
 {
     atomic_store((_Atomic bool *)stop, true);
@@ -79,8 +68,9 @@ static int64_t read_promptly(dlfs_reader *reader, uint64_t index, void *buffer,
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.stop = &stopped;
     terms.busy_wait = (struct busy_wait){monotonic_ns() + PROMPT_NS, stop_read, &stopped};
-    int64_t result =
-        is_connected(reader) ? read_and_copy(reader, index, buffer, &terms, failure) : -EAGAIN;
+    int64_t result = reader_is_connected(reader)
+                         ? read_and_copy(reader, index, buffer, &terms, failure)
+                         : -EAGAIN;
     return result < 0 && atomic_load(&stopped) ? -EAGAIN : result;
 }
 
