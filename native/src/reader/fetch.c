@@ -362,7 +362,7 @@ static void redirect_spans(struct fetch *fetch)
 static void check_spans(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
-    bool stopped = fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+    bool stopped = fetch_is_stopped(fetch);
     uint64_t gap_ns = fetch->now_ns - fetch->checked_ns;
     if (gap_ns < DEADLINE_CHECK_NS && !stopped) {
         return;

@@ -378,21 +378,6 @@ static int finish_span(struct read *read, struct span *span, bool *again)
     return bad;
 }
 
-static bool is_stopped(const struct fetch *fetch)
-{
-    return fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
-}
-
-/* Announces that the thread is about to sleep. Afterwards it polls for as long as it was told. */
-static void announce_sleep(struct busy_wait *busy_wait)
-{
-    uint64_t more_us = busy_wait->on_sleep != NULL ? busy_wait->on_sleep(busy_wait->argument) : 0;
-    busy_wait->until_ns = more_us > 0 ? monotonic_ns() + more_us * 1000 : 0;
-    if (more_us == 0) {
-        busy_wait->on_sleep = NULL;
-    }
-}
-
 /*
  * Waits until a span is done: polls first, then announces that the thread sleeps. The caller may
  * have it poll for longer, or stop the read, instead.
@@ -400,17 +385,13 @@ static void announce_sleep(struct busy_wait *busy_wait)
 static void wait_for_spans(struct read *read)
 {
     struct fetch *fetch = read->fetch;
-    struct busy_wait *busy_wait = &read->terms->busy_wait;
-    do {
-        while (busy_wait->until_ns > 0 && monotonic_ns() < busy_wait->until_ns) {
-            fetch_step(fetch, 0);
-            if (fetch_peek_done(fetch) != NULL) {
-                return;
-            }
+    while (busy_wait_goes_on(&read->terms->busy_wait)) {
+        fetch_step(fetch, 0);
+        if (fetch_peek_done(fetch) != NULL) {
+            return;
         }
-        announce_sleep(busy_wait);
-    } while (busy_wait->until_ns > 0);
-    fetch_step(fetch, is_stopped(fetch) ? 0 : -1);
+    }
+    fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
 }
 
 static int fetch_all(struct read *read)
@@ -476,7 +457,7 @@ static int read_samples(struct read *read)
     if (!all_found) {
         set_deadline(read);
         if (!reader_is_connected(reader)) {
-            announce_sleep(&read->terms->busy_wait);
+            busy_wait_announce(&read->terms->busy_wait);
         }
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
         code = fetch_reserve_spans(read->fetch, (uint32_t)(spans < count ? spans : count));
@@ -508,7 +489,7 @@ static void forget_missing(struct batch *batch)
 static bool may_read_copies(const struct read *read)
 {
     const struct fetch *fetch = read->fetch;
-    if (fetch->redirected == 0 || is_stopped(fetch) || fetch->now_ns >= fetch->deadline_ns) {
+    if (fetch->redirected == 0 || fetch_is_stopped(fetch) || fetch->now_ns >= fetch->deadline_ns) {
         return false;
     }
     const struct batch *batch = read->batch;

@@ -252,7 +252,6 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
     int code = fetch != NULL ? 0 : fetch_create(reader, &fetch);
     if (code == 0) {
         fetch->deadline_ns = UINT64_MAX;
-        fetch->stop = NULL;
         fetch->redirected = 0;
         fetch->redirect_rounds = 0;
         *out = fetch;
@@ -306,6 +305,7 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
 {
     fetch_release_queues(fetch);
+    fetch->stop = NULL; /* the caller's, while other threads may still drain the fetch */
     pthread_mutex_lock(&reader->lock);
     reader_fold_stats(reader, fetch);
     struct fetch **list =

@@ -24,6 +24,7 @@
 #include <stdbool.h>
 
 #include "directory/directory.h"
+#include "reader/busy_wait.h"
 #include "reader/cache.h"
 #include "reader/fetch.h"
 #include "reader/private_memory.h"
@@ -80,14 +81,6 @@ int reader_verify_span(const dlfs_reader *reader, const struct span *span,
 struct read_limit {
     uint64_t private_bytes_max;
     struct dlfs_share *share; /* the budget to charge, or NULL */
-};
-
-/* Polling of a read before its thread sleeps, and the callback that announces the sleep, or returns
- * for how many microseconds to poll instead. */
-struct busy_wait {
-    uint64_t until_ns;                    /* of the monotonic clock; 0: does not poll */
-    uint32_t (*on_sleep)(void *argument); /* or NULL */
-    void *argument;
 };
 
 /* The bounds and the memory of a batch that is read. */
