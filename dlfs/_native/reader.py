@@ -252,7 +252,7 @@ class NativeReader(Collected):
         Args:
             index: 0..N-1; not checked here.
             flags: ``abi.GET_CACHED``: only if it is in memory; ``abi.GET_PROMPT``: only if it is in
-                memory or the devices send it within a millisecond.
+                memory or the devices send it within half a millisecond.
 
         Returns:
             The bytes; None if the sample is not there as the flags require, larger than

@@ -6,8 +6,8 @@ the least recently used sample is evicted; it is read again if it is requested a
 larger than the budget is not cached: it is read once to verify it, and then in parts on request.
 
 Threads: the FUSE loop (trio) owns the cache. A small sample that is in the reader's memory, or that
-the devices send within a millisecond, is copied in the loop: two changes of the thread that has
-Python's lock would take longer than the device. ``_ReaderThreads`` read the others: to hand a
+the devices send within half a millisecond, is copied in the loop: two changes of the thread that
+has Python's lock would take longer than the device. ``_ReaderThreads`` read the others: to hand a
 sample to a waiting thread takes half the time of ``trio.to_thread.run_sync``. Large samples have
 threads of their own, so that small ones never wait for them.
 """
@@ -45,8 +45,8 @@ PART_READS_MAX = 2
 
 _READ_SHARE_STEP = 1 / 8
 
-PROMPT_PAUSE = 32
-"""Samples that threads read after the devices did not send one at once."""
+PROMPT_PAUSE = 16
+"""Samples for which the loop does not wait after the devices did not send one at once."""
 
 
 class SampleSource(Protocol):
@@ -142,7 +142,7 @@ class OpenFileCache:
         self._part_reads = trio.CapacityLimiter(PART_READS_MAX)
         self._room_lock = trio.Lock()  # serves tasks in order of arrival while the budget is full
         self._read_share = 1.0  # share of recently opened files that were also read
-        self._prompt_pause = 0  # samples that threads are still to read (PROMPT_PAUSE)
+        self._prompt_pause = 0  # samples that the loop is still not to wait for
 
     @property
     def cached_bytes(self) -> int:

@@ -148,7 +148,9 @@ def _credentials_of(link: socket.socket) -> tuple[int, int, int]:
 
 
 def _is_closed(link: socket.socket) -> bool:
-    """Return True if the other end of a connection is closed, whatever it has sent before."""
+    """Return True if an end of a connection is closed, whatever the other has sent before."""
+    if link.fileno() < 0:
+        return True
     poll = select.poll()
     poll.register(link, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -219,7 +219,7 @@ class SampleReader(Closing):
         return self.native.get(index, flags=abi.GET_CACHED)
 
     def get_if_prompt(self, index: int) -> bytes | None:
-        """Return a sample of at most 1 MiB if it is cached or comes within a millisecond."""
+        """Return a sample of at most 1 MiB if it is cached or comes within half a millisecond."""
         return self.native.get(index, flags=abi.GET_PROMPT)
 
     def stream(

@@ -179,7 +179,7 @@ class Sealer:
             raise refusal(errno.EBUSY)  # it was renamed meanwhile
         try:
             reason = await find_obstacle()
-        except OSError as error:
+        except (OSError, DlfsError) as error:
             dataset.status = SealStatus(
                 before, error=f"{action} {display(dataset.name)!r}: {error}"
             )

@@ -25,7 +25,9 @@
 /* Largest sample that is served, since it needs memory as a whole. */
 #define SAMPLE_BYTES_MAX (UINT64_C(4) << 30)
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20) /* largest request of the kernel */
-#define BUSY_POLL_BYTES_MAX (128u << 10)    /* largest read that a thread busy-polls for */
+/* Smallest sample that is read at its look-up when requests come over io_uring. */
+#define LOOKUP_BYTES_MIN (32u << 10)
+#define BUSY_POLL_BYTES_MAX (128u << 10) /* largest read that a thread busy-polls for */
 #define MOVES_MAX 20u /* most times that a request follows its dataset to other chunks */
 
 /* Replies with the requested part of a sample. Returns its bytes. */
@@ -54,47 +56,38 @@ static uint64_t key_of(const struct dataset_entry *dataset, uint64_t index)
 
 struct device_wait {
     struct receivers *receivers;
-    bool busy_poll; /* also after the reply was sent */
     bool slept;
 };
 
 /* Lets the program go on, if it was answered already; otherwise lets another thread receive. */
-static uint32_t before_sleep(void *argument)
+static void before_sleep(void *argument)
 {
     struct device_wait *wait = argument;
-    bool replied = rings_send_reply();
-    if (replied && wait->busy_poll && rings_yields()) {
-        return wait->receivers->busy_poll_us;
-    }
     wait->slept = true;
-    if (!replied) {
+    if (!rings_send_reply()) {
         receivers_release(wait->receivers);
     }
-    return 0;
 }
 
 /*
  * Reads a batch. The sole receiver busy-polls for a small one, since no other thread needs it. A
  * thread that has a reply to send polls for a moment, which submits the read, and then sends it.
- * While it goes on to poll, the program runs whenever it can. *reader gets the number of the
- * dataset's reader.
+ * *reader gets the number of the dataset's reader.
  */
 static int read_batch(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                       const uint64_t *indices, uint64_t sample_count, uint64_t bytes,
                       uint32_t *reader, dlfs_batch **batch)
 {
     struct receivers *receivers = &fuse->receivers;
+    struct device_wait wait = {.receivers = receivers};
     bool replied = rings_has_reply();
-    struct device_wait wait = {
-        .receivers = receivers,
-        .busy_poll = receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
-                     busy_poll_pays(&receivers->device),
-    };
-    uint32_t awake_us = replied ? 1 : wait.busy_poll ? receivers->busy_poll_us : 0;
+    bool busy_poll = !replied && receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
+                     busy_poll_pays(&receivers->device);
+    uint32_t awake_us = busy_poll ? receivers->busy_poll_us : replied ? 1 : 0;
     int code = dlfs_reader_read_awake(dataset_take_reader(&fuse->datasets, dataset, reader),
                                       indices, sample_count, awake_us, before_sleep, &wait, batch);
     dataset_return_reader(&fuse->datasets, dataset, *reader);
-    if (wait.busy_poll) {
+    if (busy_poll) {
         busy_poll_note(&receivers->device, !wait.slept);
     }
     return code;
@@ -364,13 +357,16 @@ void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 {
     /*
      * Over io_uring the next request of this processor comes to this thread. That is right for one
-     * program, which waits for the same read; others would wait for nothing.
+     * program, which waits for the same read; others would wait for nothing. A small sample is
+     * sooner there if the thread busy-polls for it when the program waits.
      */
     if ((is_over_uring(fuse) && !receivers_is_sole(&fuse->receivers)) ||
         !readahead_on_lookup(&fuse->readahead)) {
         return;
     }
-    read_ahead(fuse, dataset, index, 1, is_over_uring(fuse));
+    if (!is_over_uring(fuse) || dataset_length(dataset, index) > LOOKUP_BYTES_MIN) {
+        read_ahead(fuse, dataset, index, 1, is_over_uring(fuse));
+    }
     read_ahead_in_sequence(fuse, dataset, index);
 }
 

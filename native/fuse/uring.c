@@ -287,11 +287,6 @@ bool rings_send_reply(void)
     return true;
 }
 
-bool rings_yields(void)
-{
-    return serving != NULL && atomic_load_explicit(&serving->yielder.yields, memory_order_relaxed);
-}
-
 /* Hands the request of an entry to libfuse, and waits for the reply. */
 static void handle(struct ring_thread *thread, struct entry *entry)
 {

@@ -51,9 +51,6 @@ bool rings_has_reply(void);
  * it did. A thread that goes on to wait calls this first.
  */
 bool rings_send_reply(void);
-/* Returns true if the calling thread leaves the processor at once to a program that becomes ready
- * to run, so that it may busy-poll after its reply. */
-bool rings_yields(void);
 /* Ends the threads, after the requests that they are handling. Returns the error that a ring failed
  * with, or 0. */
 int rings_stop(struct rings *rings);

@@ -39,11 +39,6 @@ bool rings_send_reply(void)
     return false;
 }
 
-bool rings_yields(void)
-{
-    return false;
-}
-
 int rings_stop(struct rings *rings)
 {
     (void)rings;

@@ -132,12 +132,11 @@ DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices
                                     dlfs_batch **out);
 /*
  * Reads like dlfs_reader_read, but polls the devices for awake_us before the thread sleeps. It
- * calls sleeps(argument) before it sleeps or connects to a device, so that the caller can pass
- * other work to another thread. If that returns more microseconds, the thread polls for as long
- * again, and then calls it again; after 0 it sleeps.
+ * calls sleeps(argument) once, before it sleeps or connects to a device, so that the caller can
+ * pass other work to another thread.
  */
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                                    uint32_t awake_us, uint32_t (*sleeps)(void *argument),
+                                    uint32_t awake_us, void (*sleeps)(void *argument),
                                     void *argument, dlfs_batch **out);
 /*
  * Releases a batch, once; the reader may then reuse its memory. Any thread, at any time: also while
@@ -155,8 +154,8 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
 /* Return the sample only if it is in memory: the call never waits for a device. */
 #define DLFS_GET_CACHED 1u
 #define DLFS_GET_KEPT DLFS_GET_CACHED /* deprecated name */
-/* Return the sample only if it is in memory, or if the devices are connected and send it within a
- * millisecond, for which the call polls them. */
+/* Return the sample only if it is in memory, or if the devices are connected and send it within
+ * half a millisecond, for which the call polls them. */
 #define DLFS_GET_PROMPT 2u
 /*
  * Copies one sample, verified, into buffer and returns its length. Errors: -ERANGE (the sample is

@@ -23,11 +23,6 @@ static inline size_t fetch_plan_bytes(const struct fetch *fetch)
 }
 /* Submits what the queues take and collects completions. Waits up to timeout_ms for the first. */
 void fetch_step(struct fetch *fetch, int timeout_ms);
-/* Returns true if the reads under way are to end. */
-static inline bool fetch_is_stopped(const struct fetch *fetch)
-{
-    return fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
-}
 /* Reads the clock, and adds the time since its last reading to a counter. */
 static inline void fetch_add_time(struct fetch *fetch, uint64_t *counter_ns)
 {

@@ -54,25 +54,23 @@ bool member_has_room(const struct fetch *fetch, uint32_t member)
            fetch->bytes_in_flight[member] < IN_FLIGHT_BYTES_MAX;
 }
 
-bool reader_is_connected(const dlfs_reader *reader)
-{
-    for (uint32_t member = 0; member < reader->config.member_count; member++) {
-        if (reader->devices[member] == NULL || dlfs_queues_idle(reader->devices[member]) == 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-int fetch_prepare(struct fetch *fetch)
+int fetch_prepare(struct fetch *fetch, struct busy_wait *busy_wait)
 {
     const dlfs_reader *reader = fetch->reader;
     int code = 0;
     for (uint32_t member = 0; code == 0 && member < reader->config.member_count; member++) {
-        if (fetch->queues[member] == NULL &&
-            (!member_is_lost(reader, member) || reader->config.replicas == 1)) {
-            code = member_connect(fetch, member);
+        if (fetch->queues[member] != NULL ||
+            (member_is_lost(reader, member) && reader->config.replicas > 1)) {
+            continue;
         }
+        const dlfs_device *device = reader->devices[member];
+        if (busy_wait != NULL && device != NULL && dlfs_queues_idle(device) == 0) {
+            busy_wait_announce(busy_wait);
+            if (fetch_is_stopped(fetch)) {
+                return DLFS_E_TIMEOUT;
+            }
+        }
+        code = member_connect(fetch, member);
     }
     return code;
 }

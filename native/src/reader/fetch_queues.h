@@ -2,6 +2,7 @@
 #ifndef DLFS_FETCH_QUEUES_H
 #define DLFS_FETCH_QUEUES_H
 
+#include "reader/busy_wait.h"
 #include "reader/span.h"
 
 /*
@@ -21,10 +22,12 @@ int member_connect(struct fetch *fetch, uint32_t member);
 bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due);
 /* Returns true if the member's queue takes another request now. */
 bool member_has_room(const struct fetch *fetch, uint32_t member);
-/* Returns true if a read need not connect a queue pair, which may take long. */
-bool reader_is_connected(const dlfs_reader *reader);
-/* Takes or lines up for queue pairs of all members that are not lost. */
-int fetch_prepare(struct fetch *fetch);
+/*
+ * Takes or lines up for queue pairs of all members that are not lost. Announces to busy_wait, or
+ * NULL, that it is about to connect one, which may take long. If the read is stopped then, it
+ * connects none and returns DLFS_E_TIMEOUT.
+ */
+int fetch_prepare(struct fetch *fetch, struct busy_wait *busy_wait);
 /* Releases the queue pairs with nothing in flight, and leaves the lines. */
 void fetch_release_queues(struct fetch *fetch);
 /* Returns true if fetch_release_queues has anything to release or to leave. */

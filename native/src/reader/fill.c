@@ -151,7 +151,7 @@ void fill_begin(dlfs_reader *reader)
     bool shared = (reader->config.flags & DLFS_READER_SHARED) != 0;
     uint64_t bytes = slots_needed(reader) << reader->chunk_shift;
     fill->huge = shared;
-    fill->bounds = reader->dataset_fits && bytes >= UNTOUCHED_BYTES;
+    fill->bounds = reader->dataset_fits && bytes > UNTOUCHED_BYTES;
     bool wanted = fill->bounds || (shared && bytes >= STEP_BYTES);
     fill->busy[THREAD] = fill->busy[HELPER] = SLOT_NONE;
     fill->touched = wanted ? 0 : reader->slot_count;

@@ -380,7 +380,7 @@ static int finish_span(struct read *read, struct span *span, bool *again)
 
 /*
  * Waits until a span is done: polls first, then announces that the thread sleeps. The caller may
- * have it poll for longer, or stop the read, instead.
+ * stop the read instead.
  */
 static void wait_for_spans(struct read *read)
 {
@@ -456,13 +456,10 @@ static int read_samples(struct read *read)
     bool all_found = code < 0 || read->miss_count == 0;
     if (!all_found) {
         set_deadline(read);
-        if (!reader_is_connected(reader)) {
-            busy_wait_announce(&read->terms->busy_wait);
-        }
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
         code = fetch_reserve_spans(read->fetch, (uint32_t)(spans < count ? spans : count));
         if (code == 0) {
-            code = fetch_prepare(read->fetch);
+            code = fetch_prepare(read->fetch, &read->terms->busy_wait);
         }
         if (code == 0) {
             code = plan(read);
@@ -574,7 +571,7 @@ int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
 }
 
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                                    uint32_t awake_us, uint32_t (*sleeps)(void *argument),
+                                    uint32_t awake_us, void (*sleeps)(void *argument),
                                     void *argument, dlfs_batch **out)
 {
     struct read_terms terms = READ_TERMS_PLAIN;

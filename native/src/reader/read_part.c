@@ -28,7 +28,7 @@ static int read_once(struct fetch *fetch, const struct window *window,
     uint64_t mask = fetch->reader->config.block_bytes - 1;
     int code = fetch_reserve_spans(fetch, 1);
     if (code == 0) {
-        code = fetch_prepare(fetch);
+        code = fetch_prepare(fetch, NULL);
     }
     if (code < 0) {
         return code;

@@ -6,10 +6,9 @@
 #include <string.h>
 
 #include "platform/clock.h"
-#include "reader/fetch_queues.h"
 #include "reader/reader.h"
 
-#define PROMPT_NS UINT64_C(1000000) /* longest wait for devices with DLFS_GET_PROMPT */
+#define PROMPT_NS UINT64_C(500000) /* longest wait for devices with DLFS_GET_PROMPT */
 
 /* Copies a sample that is in memory. Returns -EAGAIN if it is not. */
 static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct location *location,
@@ -54,10 +53,9 @@ static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
     return result;
 }
 
-static uint32_t stop_read(void *stop)
+static void stop_read(void *stop)
 {
     atomic_store((_Atomic bool *)stop, true);
-    return 0;
 }
 
 /* Reads a sample if the devices send it at once. What they send later is dropped. */
@@ -68,9 +66,7 @@ static int64_t read_promptly(dlfs_reader *reader, uint64_t index, void *buffer,
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.stop = &stopped;
     terms.busy_wait = (struct busy_wait){monotonic_ns() + PROMPT_NS, stop_read, &stopped};
-    int64_t result = reader_is_connected(reader)
-                         ? read_and_copy(reader, index, buffer, &terms, failure)
-                         : -EAGAIN;
+    int64_t result = read_and_copy(reader, index, buffer, &terms, failure);
     return result < 0 && atomic_load(&stopped) ? -EAGAIN : result;
 }
 

@@ -185,7 +185,7 @@ void span_abandon(struct fetch *fetch, struct span *span)
     }
     span->abandoned = true;
     fetch->abandoned_requests += span->in_flight;
-    fetch->stats.read_errors++;
+    fetch->stats.read_errors += !fetch_is_stopped(fetch);
     pthread_mutex_lock(&fetch->reader->lock);
     if (span->private_memory != NULL) {
         __atomic_add_fetch(&span->private_memory->references, 1, __ATOMIC_RELAXED);

@@ -114,6 +114,11 @@ struct fetch {
     struct fetch *next; /* in the reader's list of idle or draining fetches */
 };
 
+/* Returns true if the reads under way are to end. */
+static inline bool fetch_is_stopped(const struct fetch *fetch)
+{
+    return fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+}
 /* Returns the time that a read of this many bytes may take, in nanoseconds. */
 uint64_t reader_timeout_ns(const dlfs_reader *reader, uint64_t bytes);
 /* Makes room for this many spans, in addition to abandoned ones. No span may be under way. */

@@ -461,7 +461,7 @@ static int stream_prepare(dlfs_stream *stream)
     }
     code = fetch_reserve_spans(stream->fetch, 2 * WINDOW_MAX);
     if (code == 0) {
-        code = fetch_prepare(stream->fetch);
+        code = fetch_prepare(stream->fetch, NULL);
     }
     return code < 0 ? code : fetch_reserve_plan(stream->fetch, WINDOW_MAX);
 }
