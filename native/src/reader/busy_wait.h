@@ -1,4 +1,4 @@
-/* How long a thread polls for a read before it sleeps. */
+/* Busy polling of a read by its thread, and the announcement that the thread is about to sleep. */
 #ifndef DLFS_BUSY_WAIT_H
 #define DLFS_BUSY_WAIT_H
 
