@@ -73,11 +73,9 @@ static void waiter_add(struct dlfs_queues *queues, struct dlfs_queue_waiter *wai
     atomic_fetch_add(&queues->waiting, 1);
 }
 
-static void waiter_remove(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter)
+/* Takes a waiter out of the line. Its state stays: the waiting thread reads it without the lock. */
+static void line_remove(struct dlfs_queues *queues, const struct dlfs_queue_waiter *waiter)
 {
-    if (waiter->state != DLFS_WAITER_QUEUED) {
-        return;
-    }
     struct dlfs_queue_waiter **place = &queues->waiters;
     while (*place != NULL && *place != waiter) {
         place = &(*place)->next;
@@ -86,7 +84,23 @@ static void waiter_remove(struct dlfs_queues *queues, struct dlfs_queue_waiter *
         *place = waiter->next;
         atomic_fetch_sub(&queues->waiting, 1);
     }
-    waiter->state = DLFS_WAITER_NONE;
+}
+
+static void waiter_remove(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter)
+{
+    if (waiter->state == DLFS_WAITER_QUEUED) {
+        line_remove(queues, waiter);
+        waiter->state = DLFS_WAITER_NONE;
+    }
+}
+
+static void waiter_serve(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter,
+                         dlfs_queue *queue)
+{
+    line_remove(queues, waiter);
+    waiter->queue = queue;
+    waiter->state = DLFS_WAITER_SERVED;
+    (void)pthread_cond_broadcast(&changed);
 }
 
 /*
@@ -122,11 +136,12 @@ static dlfs_queue *take_idle(struct dlfs_queues *queues, uint32_t depth)
     return NULL;
 }
 
-/* Removes the queue pairs that were idle for too long, which are the last of the list. */
+/* Removes the queue pairs that were idle for too long, which are the last of the list. Others may
+ * have been released after now_ns. */
 static dlfs_queue *take_expired(struct dlfs_queues *queues, uint64_t now_ns)
 {
     dlfs_queue **place = &queues->idle;
-    while (*place != NULL && now_ns - (*place)->idle_since_ns < IDLE_NS_MAX) {
+    while (*place != NULL && now_ns < (*place)->idle_since_ns + IDLE_NS_MAX) {
         place = &(*place)->next;
     }
     dlfs_queue *expired = *place;
@@ -136,15 +151,25 @@ static dlfs_queue *take_expired(struct dlfs_queues *queues, uint64_t now_ns)
 
 /* ---- acquiring and releasing ----------------------------------------------------------------- */
 
-/* Creates a queue pair for the first waiter. -EAGAIN: the target has no more. */
+/* Returns true if this process has no queue pair of a device. */
+static bool has_none(const dlfs_device *device)
+{
+    return atomic_load(&device->queue_count) == 0;
+}
+
+/*
+ * Creates a queue pair for the first waiter. -EAGAIN: the target has no more. DLFS_E_LIMIT: it has
+ * none at all. That is so if this process had none before the refusal and has none after it: those
+ * for which the target refused may be destroyed meanwhile.
+ */
 static int create_for(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
                       dlfs_queue **out)
 {
     struct dlfs_queues *queues = &device->queues;
-    atomic_fetch_add(&queues->creating, 1);
+    bool alone = atomic_fetch_add(&queues->creating, 1) == 0 && has_none(device);
     int code = dlfs_queue_make(device, depth, out);
-    bool alone = atomic_fetch_sub(&queues->creating, 1) == 1;
-    if (code != DLFS_E_LIMIT || (alone && atomic_load(&device->queue_count) == 0)) {
+    alone = atomic_fetch_sub(&queues->creating, 1) == 1 && alone && has_none(device);
+    if (code != DLFS_E_LIMIT || alone) {
         dlfs_queue_waiter_leave(device,
                                 waiter); /* another thread may have handed over one meanwhile */
         return code;
@@ -208,10 +233,7 @@ void dlfs_queue_release(dlfs_queue *queue)
     bool reusable =
         queue->generation == queues->generation && (first == NULL || first->depth == queue->depth);
     if (reusable && first != NULL) {
-        waiter_remove(queues, first);
-        first->queue = queue;
-        first->state = DLFS_WAITER_SERVED;
-        (void)pthread_cond_broadcast(&changed);
+        waiter_serve(queues, first, queue);
     } else if (reusable) {
         queue->idle_since_ns = now_ns;
         queue->next = queues->idle;
@@ -242,7 +264,7 @@ void dlfs_queue_waiter_leave(dlfs_device *device, struct dlfs_queue_waiter *wait
 
 bool dlfs_queue_waiter_is_due(const struct dlfs_queue_waiter *waiter, uint64_t now_ns)
 {
-    return waiter->state != DLFS_WAITER_QUEUED || now_ns - waiter->tried_ns >= RETRY_NS;
+    return waiter->state != DLFS_WAITER_QUEUED || now_ns >= waiter->tried_ns + RETRY_NS;
 }
 
 void dlfs_queue_waiter_wait(struct dlfs_queue_waiter *waiter, int timeout_ms)

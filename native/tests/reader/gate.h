@@ -18,9 +18,11 @@ struct gate {
     _Atomic bool closed;
     _Atomic uint32_t operation_count; /* operations submitted so far */
     _Atomic uint32_t queues;          /* queue pairs that exist */
+    _Atomic uint32_t created;         /* queue pairs created so far */
     _Atomic uint32_t queues_max;      /* queues_max queue pairs allowed; 0: any number */
     _Atomic int refusal;              /* code with which creating a queue pair fails; 0: none */
     dlfs_queue *_Atomic released;     /* released while the next queue pair is created; or NULL */
+    dlfs_queue *_Atomic destroyed;    /* destroyed while the next queue pair is refused; or NULL */
     _Atomic bool holds_created;       /* a queue pair that was created is not returned meanwhile */
 };
 
@@ -50,6 +52,7 @@ static int gate_queue_create(void *device, uint32_t depth, void **out)
     uint32_t queues_max = atomic_load(&gate->queues_max);
     if (atomic_fetch_add(&gate->queues, 1) >= queues_max && queues_max > 0) {
         atomic_fetch_sub(&gate->queues, 1);
+        dlfs_queue_destroy(atomic_exchange(&gate->destroyed, NULL));
         return DLFS_E_LIMIT;
     }
     dlfs_queue *released = atomic_exchange(&gate->released, NULL);
@@ -61,6 +64,7 @@ static int gate_queue_create(void *device, uint32_t depth, void **out)
     }
     struct gate_queue *queue = calloc(1, sizeof *queue);
     queue->gate = gate;
+    atomic_fetch_add(&gate->created, 1);
     CHECK_EQ(dlfs_queue_create(gate->inner, depth, &queue->inner), 0);
     *out = queue;
     return 0;
