@@ -25,6 +25,7 @@ from dlfs._native.library import check, error_for, library
 from dlfs.arguments import Engine, check_choice
 from dlfs.closing import Closing
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
+from dlfs.forks import OwnerProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -104,6 +105,7 @@ class NativeDevice(Closing):
 
     def __init__(self, handle: c_void_p, uri: str, *, writable: bool) -> None:
         self._handle: c_void_p | None = handle
+        self._owner = OwnerProcess()
         self.uri = uri
         self.writable = writable
         native = library()
@@ -204,12 +206,16 @@ class NativeDevice(Closing):
     def close(self) -> None:
         """Free the device. Further calls do nothing.
 
+        In a forked child, queue pairs that threads of the parent had at the fork stay open for
+        good: then the child's copy of the device is freed when the child ends.
+
         Raises:
             UsageError: queue pairs of it are still open.
         """
         if self._handle is None:
             return
-        if library().dlfs_device_destroy(self._handle) == -errno.EBUSY:
+        busy = library().dlfs_device_destroy(self._handle) == -errno.EBUSY
+        if busy and self._owner.is_current():
             raise UsageError(f"close {self.uri}: queue pairs of it are still open")
         self._finalizer.detach()
         self._handle = None

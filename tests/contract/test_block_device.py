@@ -8,7 +8,6 @@ import gc
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from dlfs.block import (
     FileDevice,
     Kind,
     MemoryDevice,
+    QueuePair,
     SpdkDevice,
     aligned_buffer,
     open_device,
@@ -44,6 +44,7 @@ from tests.nvmet.shared import OPEN
 from tests.nvmet.target import KernelTarget
 from tests.spdk import target as spdk
 from tests.support.devices import FaultyDevice, RecordingDevice
+from tests.support.forked import run_forked
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 SIZE_BYTES = 2 * MIB
@@ -480,11 +481,7 @@ def test_a_forked_child_reads_and_harms_nobody(opener: Opener) -> None:
         device.lock_exclusive("the parent")
         queue = device.queue_pair(4)
         buffer = aligned_buffer(4096, 4096)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            os._exit(child_uses(device, queue, data))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert run_forked(use_in_child, device, queue, data) == 0
         assert queue.submit(Kind.READ, buffer, 0, 5)
         assert queue.poll(-1) == [(5, 4096)]
         assert buffer.tobytes() == data
@@ -493,22 +490,42 @@ def test_a_forked_child_reads_and_harms_nobody(opener: Opener) -> None:
         queue.close()
 
 
-def child_uses(device: BlockDevice, queue: object, data: bytes) -> int:
-    """Use the device in a forked child; return the child's exit status."""
-    try:
-        queue.poll()  # type: ignore[attr-defined]
-        return 2
-    except ClosedError:
-        pass
-    queue.close()  # type: ignore[attr-defined]
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_closes_what_a_thread_of_its_parent_uses(opener: Opener) -> None:
+    """The thread, and what it would give back, exist in the parent only."""
+    with opener(True) as device:
+        if not isinstance(device, NativeBackedDevice):
+            pytest.skip("a device in Python has no queue pairs of its own")
+        used, done = threading.Event(), threading.Event()
+
+        def use() -> None:
+            with device.pooled_queue():
+                used.set()
+                done.wait()
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        try:
+            assert used.wait(100)
+            assert run_forked(device.close) == 0
+        finally:
+            done.set()
+            thread.join()
+        device.write(0, pattern(4096))
+
+
+def use_in_child(device: BlockDevice, queue: QueuePair, data: bytes) -> None:
+    """Use the device of a parent process."""
+    with pytest.raises(ClosedError):
+        queue.poll()
+    queue.close()
     if isinstance(device, SpdkDevice):
         with pytest.raises(ClosedError, match="does not survive fork"):
             device.read(0, 4096)
-    elif device.read(0, 4096) != data:
-        return 3
+    else:
+        assert device.read(0, 4096) == data
     device.unlock()
     device.close()
-    return 0
 
 
 @pytest.mark.parametrize(

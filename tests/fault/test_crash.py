@@ -6,7 +6,6 @@ replicas, each member alone gives a complete generation too.
 """
 
 import hashlib
-import os
 import random
 import signal
 import uuid
@@ -21,6 +20,7 @@ from dlfs.store.transaction import Transaction
 from dlfs.units import KIB, MIB
 from dlfs.volume import Volume
 from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
+from tests.support.forked import run_forked
 
 MEMBER_BYTES = 1 * MIB + 256 * KIB
 MEMBERS = 2
@@ -337,19 +337,6 @@ def remove_and_import(uris, kills):
     volume.close()
 
 
-def run_in_child(uris, kills):
-    """Run ``remove_and_import`` in a child process; return its exit code."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            remove_and_import(uris, kills)
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 KILLED_MODEL = {f"s/{i}".encode(): bytes([i]) * (i * 211) for i in range(20)}
 
 
@@ -367,7 +354,7 @@ def test_a_process_killed_at_any_write(tmp_path):
     for kills in range(200):
         for path, content in zip(paths, before, strict=True):
             path.write_bytes(content)
-        code = run_in_child(uris, kills)
+        code = run_forked(remove_and_import, uris, kills)
         with dlfs.open(uris) as volume:
             got = read_all(volume)
             assert got in states

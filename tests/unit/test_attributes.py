@@ -25,6 +25,7 @@ from dlfs.format.geometry import DataSpace
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.source import SampleBlock
 from dlfs.units import KIB, MIB
+from tests.support.forked import run_forked
 
 Rows = dict[bytes, dict[str, Any]]
 
@@ -202,15 +203,7 @@ def test_columns_in_other_processes(make_volume: Callable[..., dlfs.Volume]) -> 
     with volume["ds"] as dataset, pickle.loads(pickle.dumps(dataset)) as again:
         dataset.column("label")
         check(again, rows)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                check(dataset, rows)
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert run_forked(check, dataset, rows) == 0
         check(dataset, rows)
 
 

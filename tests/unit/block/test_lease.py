@@ -18,6 +18,7 @@ from dlfs.block.lease import CLAIM_ROUNDS_MAX, Lease, LeaseTimes
 from dlfs.block.lock import EXPIRY_MS_MAX, HolderRecord, LeaseMark
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedError, UsageError
 from dlfs.units import MIB
+from tests.support.forked import run_forked
 from tests.support.shared import SharedFileDevice
 
 TIMES = LeaseTimes()
@@ -496,17 +497,14 @@ def test_a_killed_writers_lease_expires(
 def test_a_forked_child_neither_renews_nor_holds(opener: Opener) -> None:
     device = opener(QUICK)
     device.lock_exclusive("the parent")
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
+
+    def use() -> None:
+        with pytest.raises(LeaseLostError, match="parent"):
             device.write(0, bytes(4096))
-        except LeaseLostError as error:
-            status = 0 if "parent" in str(error) else 2
         device.unlock()
         device.close()
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    assert run_forked(use) == 0
     device.write(0, bytes(4096))
     with pytest.raises(LockedError, match="the parent"):
         opener(QUICK).lock_exclusive("another")

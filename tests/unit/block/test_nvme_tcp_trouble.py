@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 
@@ -14,6 +13,7 @@ from dlfs._native.nvme import NvmeStatus
 from dlfs.block import NvmeTcpDevice, open_device
 from dlfs.block.device import Kind, aligned_buffer
 from dlfs.errors import DeviceError
+from tests.support.forked import run_forked
 from tests.support.nvme import Event, Fault, FaultScript, Fragments, ScriptedTarget
 from tests.support.nvme.faults import Complete, Cut, Drip, Omit
 
@@ -44,14 +44,11 @@ def opened(target: ScriptedTarget, *, writable: bool = False, **options: object)
 def test_a_forked_child_connects_although_there_is_no_budget_for_a_loss() -> None:
     with ScriptedTarget() as target, opened(target, reconnect_ms=0) as device:
         expected = device.read(0, PAGE)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                code = 0 if device.read(0, PAGE) == expected else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def read() -> None:
+            assert device.read(0, PAGE) == expected
+
+        assert run_forked(read) == 0
 
 
 def test_a_command_times_out_although_others_are_answered() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import os
-import signal
 import threading
 import time
 
@@ -19,6 +17,7 @@ from dlfs.errors import ChecksumError, ClosedError, DeviceError, DeviceTimeoutEr
 from dlfs.units import KIB, MIB
 from tests.support.datasets import random_samples
 from tests.support.devices import Faults, FaultyNativeDevice
+from tests.support.forked import run_forked
 from tests.unit.reader.conftest import batches_of
 
 CHUNK_BYTES = 16 * KIB
@@ -339,12 +338,7 @@ def test_a_child_closes_its_copy_without_the_lock_of_the_parents_threads(bench):
     holder = threading.Thread(target=hold)
     holder.start()
     locked.wait()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        reader.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert run_forked(reader.close) == 0
     done.set()
     holder.join()
     assert reader.read([2]).tobytes(0) == made.laid.samples[2]
