@@ -188,6 +188,16 @@ class FileDevice(NativeBackedDevice):
 
 
 def _reserve(descriptor: int, size_bytes: int) -> None:
+    """Reserve the space of a new file.
+
+    The kernel reserves all that is free before it refuses the rest, and other programs find no
+    space meanwhile. So what cannot fit is refused before.
+    """
+    room = os.fstatvfs(descriptor)
+    free_blocks = room.f_bavail if os.geteuid() else room.f_bfree  # some are root's alone
+    free_bytes = free_blocks * room.f_frsize
+    if room.f_blocks > 0 and size_bytes > free_bytes:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {free_bytes} bytes are free")
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
