@@ -2,8 +2,8 @@
  * Memory of batches that do not lie in the arena.
  *
  * Samples of many MiB are read into mappings, of huge pages where the system has them. To touch
- * fresh pages costs as much as to read into them, so the reader keeps some mappings for the next
- * batch.
+ * fresh pages costs as much as to read into them, so the reader keeps the mappings that were used
+ * last for the next batches.
  */
 #include "reader/private_memory.h"
 
@@ -15,23 +15,56 @@
 #include "reader/state.h"
 
 #define ALIGN_MIN 4096u
-#define MAPPED_BYTES_MIN ((size_t)2 << 20)        /* larger memory is a mapping, aligned to this */
-#define IDLE_PRIVATE_BYTES_MAX ((size_t)36 << 20) /* kept between batches: one of 32 MiB */
+#define MAPPED_BYTES_MIN ((size_t)2 << 20) /* larger memory is a mapping, aligned to this */
+/* Bounds of what is kept between batches: a quarter of the reader's memory. */
+#define IDLE_BYTES_LEAST ((size_t)36 << 20) /* one mapping of 32 MiB */
+#define IDLE_BYTES_MOST ((size_t)128 << 20)
+#define WASTE_MAX 4u /* a mapping is at most so many times as large as what it is used for */
 
-/* Takes an idle mapping that is large enough, but less than twice as large. The lock is held. */
+static size_t idle_bytes_max(const dlfs_reader *reader)
+{
+    uint64_t bytes = reader->config.memory_bytes / 4;
+    bytes = bytes < IDLE_BYTES_LEAST ? IDLE_BYTES_LEAST : bytes;
+    return bytes > IDLE_BYTES_MOST ? IDLE_BYTES_MOST : (size_t)bytes;
+}
+
+/* Takes a mapping out of the list of idle ones. The lock is held. */
+static struct private_memory *unlink_idle(dlfs_reader *reader, struct private_memory **place)
+{
+    struct private_memory *memory = *place;
+    *place = memory->next;
+    reader->idle_private_bytes -= memory->mapped_bytes;
+    return memory;
+}
+
+/* Takes the smallest idle mapping that fits; NULL if there is none. The lock is held. */
 static struct private_memory *take_idle(dlfs_reader *reader, size_t mapped_bytes)
 {
-    struct private_memory **at = &reader->idle_private;
-    while (*at != NULL &&
-           ((*at)->mapped_bytes < mapped_bytes || (*at)->mapped_bytes / 2 > mapped_bytes)) {
-        at = &(*at)->next;
+    struct private_memory **best = NULL;
+    for (struct private_memory **at = &reader->idle_private; *at != NULL; at = &(*at)->next) {
+        bool fits =
+            (*at)->mapped_bytes >= mapped_bytes && (*at)->mapped_bytes / WASTE_MAX <= mapped_bytes;
+        if (fits && (best == NULL || (*at)->mapped_bytes < (*best)->mapped_bytes)) {
+            best = at;
+        }
     }
-    struct private_memory *memory = *at;
-    if (memory != NULL) {
-        *at = memory->next;
-        reader->idle_private_bytes -= memory->mapped_bytes;
+    return best == NULL ? NULL : unlink_idle(reader, best);
+}
+
+/*
+ * Takes the mapping that was idle for longest, the last of the list, if more is idle than is kept;
+ * NULL otherwise. The lock is held.
+ */
+static struct private_memory *take_excess(dlfs_reader *reader)
+{
+    if (reader->idle_private_bytes <= idle_bytes_max(reader)) {
+        return NULL;
     }
-    return memory;
+    struct private_memory **last = &reader->idle_private;
+    while ((*last)->next != NULL) {
+        last = &(*last)->next;
+    }
+    return unlink_idle(reader, last);
 }
 
 static int allocate(const dlfs_reader *reader, size_t bytes, size_t mapped_bytes,
@@ -92,19 +125,20 @@ void private_memory_release(struct private_memory *memory)
     dlfs_reader *reader = memory->reader;
     share_refund(memory->share, memory->bytes);
     dlfs_share_destroy(memory->share);
-    bool stays_idle = false;
+    if (memory->mapped_bytes == 0 || memory->mapped_bytes > idle_bytes_max(reader)) {
+        private_memory_free(memory);
+        return;
+    }
     pthread_mutex_lock(&reader->lock);
-    if (memory->mapped_bytes > 0 &&
-        reader->idle_private_bytes + memory->mapped_bytes <= IDLE_PRIVATE_BYTES_MAX) {
-        stays_idle = true;
-        memory->next = reader->idle_private;
-        reader->idle_private = memory;
-        reader->idle_private_bytes += memory->mapped_bytes;
+    memory->next = reader->idle_private;
+    reader->idle_private = memory;
+    reader->idle_private_bytes += memory->mapped_bytes;
+    while ((memory = take_excess(reader)) != NULL) {
+        pthread_mutex_unlock(&reader->lock);
+        private_memory_free(memory);
+        pthread_mutex_lock(&reader->lock);
     }
     pthread_mutex_unlock(&reader->lock);
-    if (!stays_idle) {
-        private_memory_free(memory);
-    }
 }
 
 void private_memory_free_all(dlfs_reader *reader)

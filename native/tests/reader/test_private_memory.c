@@ -48,6 +48,29 @@ static void nothing_is_cached(const struct dataset *dataset)
     dlfs_batch_release(other);
 }
 
+/* Checks that the mappings that were used last are kept, also for smaller batches. */
+static void the_last_mappings_stay(const struct dataset *dataset)
+{
+    enum { MANY = 40 }; /* more than are kept */
+    dlfs_reader *reader = reader_over(dataset, 8 * CHUNK, 0);
+    dlfs_batch *batches[MANY];
+    for (uint32_t i = 0; i < MANY; i++) {
+        batches[i] = read_apart(reader, 0, COUNT);
+    }
+    const uint8_t *last = batches[MANY - 1]->base;
+    const uint8_t *before_last = batches[MANY - 2]->base;
+    for (uint32_t i = 0; i < MANY; i++) {
+        dlfs_batch_release(batches[i]);
+    }
+    batches[0] = read_apart(reader, 0, COUNT / 2);
+    CHECK(batches[0]->base == last);
+    batches[1] = read_apart(reader, 0, COUNT);
+    CHECK(batches[1]->base == before_last);
+    dlfs_batch_release(batches[0]);
+    dlfs_batch_release(batches[1]);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+}
+
 static void samples_in_memory_are_used(const struct dataset *dataset)
 {
     uint64_t some[] = {3, 5, 7, 400};
@@ -84,6 +107,7 @@ int main(void)
     struct dataset dataset;
     dataset_create(&dataset, NULL);
     nothing_is_cached(&dataset);
+    the_last_mappings_stay(&dataset);
     samples_in_memory_are_used(&dataset);
     a_small_budget_is_not_used(&dataset);
     dataset_destroy(&dataset);
