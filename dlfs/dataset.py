@@ -105,8 +105,8 @@ class Dataset(ColumnAccess, Closing):
         return self
 
     def _opened(self) -> DatasetSession:
-        session = self._session
-        if session is not None and self._owner.is_current() and not session.is_lost():
+        session = self.present_session
+        if session is not None:
             return session
         self._check_open()
         if not self._owner.is_current():
@@ -139,6 +139,13 @@ class Dataset(ColumnAccess, Closing):
         return self._opened()
 
     access = session  # the name of earlier releases
+
+    @property
+    def present_session(self) -> DatasetSession | None:
+        """Session of this process, or None if ``session`` would have to open one."""
+        session = self._session
+        usable = session is not None and self._owner.is_current() and not session.is_lost()
+        return session if usable else None
 
     def _known_directory(self) -> FrozenDirectory | None:
         """Return the directory that this process or its parent has open already, or None."""

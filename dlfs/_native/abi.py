@@ -444,6 +444,13 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int,
         (c_void_p, _U64S, c_uint64, c_uint32, c_void_p, c_void_p, POINTER(POINTER(Batch))),
     ),
+    "dlfs_reader_begin": (c_int, (c_void_p, c_uint64, _OUT)),
+    "dlfs_begun_read_finish": (
+        c_int,
+        (c_void_p, c_uint32, c_void_p, c_void_p, POINTER(POINTER(Batch))),
+    ),
+    "dlfs_begun_read_get": (c_int64, (c_void_p, c_void_p, c_uint64)),
+    "dlfs_begun_read_cancel": (None, (c_void_p,)),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_reader_read_part": (c_int, (c_void_p, POINTER(Part), c_void_p, POINTER(Failure))),
     "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),

@@ -35,10 +35,10 @@ from dlfs._native.reader import (
     WAIT_MS,
     NativeSequence,
     StreamOptions,
-    copy_sample,
     member_counters,
     start_of,
 )
+from dlfs._native.single_reads import NativeBegunRead, copy_sample
 from dlfs._native.sockets import close_in_children
 from dlfs.closing import Closing
 from dlfs.errors import ClosedError, LimitError
@@ -238,6 +238,10 @@ class ClientReader(Collected):
         if code == abi.E_SERVICE:
             check(code, f"read sample {index} from {self.service}")
         return found
+
+    def begin(self, _index: int) -> NativeBegunRead | None:
+        """Return None: the service reads, and knows nothing of what is likely to follow."""
+        return None
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample, unverified, like ``NativeReader.read_part``."""

@@ -23,6 +23,7 @@ from dlfs._native import abi
 from dlfs._native.batch import BatchHandle, NativeBatch, NativeFailure
 from dlfs._native.library import Collected, check, error_for, library
 from dlfs._native.parts import SamplePart, copy_part
+from dlfs._native.single_reads import NativeBegunRead, copy_sample
 from dlfs.errors import ClosedError
 from dlfs.forks import OwnerProcess
 
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
 
 WAIT_MS = 100
 """Longest native wait for a batch, in milliseconds: Python runs signal handlers in between."""
-
-SCRATCH_BYTES_MIN = 1 << 16
-"""First size of the buffer through which a thread copies single samples, in bytes."""
-
-SCRATCH_BYTES_MAX = 1 << 20
-"""Most bytes of a sample that is copied singly; larger samples are read as batches."""
 
 _ONE_USER = (None,)
 
@@ -62,43 +57,6 @@ PLANS = {
 def start_of(array: npt.NDArray[Any]) -> ctypes.Array[Any]:
     """Return a contiguous, writable array as a call's argument; ``array.ctypes`` takes longer."""
     return (c_uint8 * 0).from_buffer(array.data)
-
-
-def _grow(scratch: threading.local, bytes_before: int) -> ctypes.Array[Any]:
-    """Allocate a larger buffer through which a thread copies single samples."""
-    memory = ctypes.create_string_buffer(max(SCRATCH_BYTES_MIN, 4 * bytes_before))
-    scratch.memory = memory
-    return memory
-
-
-def copy_sample(
-    get: Callable[..., int],
-    handle: c_void_p | None,
-    index: int,
-    flags: int,
-    scratch: threading.local,
-) -> tuple[bytes | None, int]:
-    """Copy one sample.
-
-    Args:
-        get: ``dlfs_reader_get``, or a function with its signature.
-        handle: first argument of ``get``.
-        index: index of the sample, 0..N-1.
-        flags: flags of ``get``.
-        scratch: owner of the thread's buffer.
-
-    Returns:
-        The bytes, or None; and the result of ``get``: a length, or a negative code. A sample of
-        more than ``SCRATCH_BYTES_MAX`` is not copied: -ERANGE.
-    """
-    memory: ctypes.Array[Any] = getattr(scratch, "memory", None) or _grow(scratch, 0)
-    length = get(handle, index, memory, ctypes.sizeof(memory), flags)
-    while length == -errno.ERANGE and ctypes.sizeof(memory) < SCRATCH_BYTES_MAX:
-        memory = _grow(scratch, ctypes.sizeof(memory))
-        length = get(handle, index, memory, ctypes.sizeof(memory), flags)
-    if length < 0:
-        return None, length
-    return ctypes.string_at(memory, length), length
 
 
 def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:
@@ -263,6 +221,23 @@ class NativeReader(Collected):
             return copy_sample(library().dlfs_reader_get, handle, index, flags, self._scratch)[0]
         finally:
             self.release()
+
+    def begin(self, index: int) -> NativeBegunRead | None:
+        """Have the devices read one sample, without waiting for them.
+
+        Args:
+            index: 0..N-1.
+
+        Returns:
+            The read; None if a device is not connected, or has few queue pairs, of which the read
+            would hold one.
+        """
+        read = c_void_p()
+        handle = self.acquire()
+        if library().dlfs_reader_begin(handle, index, byref(read)) < 0:
+            self.release()
+            return None
+        return NativeBegunRead(read, self._scratch, self.release)
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample, unverified.

@@ -146,7 +146,7 @@ def replace_server(
 
     Args:
         directory: the mount point, of a mount in the background that has a keeper.
-        cache_bytes: memory of the open-file cache; None keeps it.
+        cache_bytes: as of ``MountOptions``; None keeps it.
         busy_poll_us: busy polling, in microseconds; None keeps it.
         log: file to which the new server appends its messages; None keeps it.
 

@@ -1,6 +1,7 @@
 """The handlers of the pyfuse3 server, which answer the kernel's requests as SEMANTICS.md says.
 
 Samples and the volume's list of datasets are read by I/O; everything else is answered from memory.
+The look-up of a file has the devices begin to read it, and does not wait for them.
 An exception of a handler becomes an errno (``errnos``), and the mount goes on.
 
 Threads: one, the FUSE loop (trio).
@@ -149,7 +150,13 @@ class MountOperations(ReadOnlyOperations):
                 return await self._lookup_dots(shown, loaded, node, name)
             if node.depth == FILE_DEPTH:
                 raise FUSEError(errno.ENOTDIR)
-            return self._node(shown, loaded, loaded.tree.child(node, name))
+            found = loaded.tree.child(node, name)
+            entry = self._node(shown, loaded, found)
+            if found.depth == FILE_DEPTH:
+                self._cache.expect(
+                    entry.st_ino, shown, loaded.dataset, found.sample_index, entry.st_size
+                )
+            return entry
         except NotFoundError:
             absent = EntryAttributes()
             absent.st_ino = 0

@@ -13,7 +13,7 @@ from dlfs.units import MIB
 FILE_SYSTEM_NAME = "dlfs"
 FILE_MODE_DEFAULT = 0o444
 CACHE_BYTES = 256 * MIB
-"""Default memory of the open-file cache, in bytes."""
+"""Default memory for samples, in bytes."""
 BUSY_POLL_US = 200
 """Default busy polling, in microseconds: longer than a small read of most disks takes, and longer
 than a program pauses between two files."""
@@ -38,7 +38,7 @@ class MountOptions:
         gid: group of every file; this process's group by default.
         file_mode: permission bits of files, without write; directories get x where these have r.
         allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
-        cache_bytes: memory of the open-file cache.
+        cache_bytes: memory for samples of each dataset, and as much for those of open files.
         incoming: directory of the staging area for files written below ``incoming``; None: the
             mount has no ``incoming``.
         fuse: the server: ``native``, ``pyfuse3``, or ``auto`` (native if possible).

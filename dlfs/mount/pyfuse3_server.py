@@ -74,13 +74,14 @@ class Pyfuse3Mount:
             record = mountpoints.record_of(self._path)
             device = None if record is None else record.device
             try:
-                await self._answer(on_ready)
+                await self._answer(cache, on_ready)
             finally:
                 here = mountpoints.device_of(self._path) == device
                 if not here and record is not None:
                     mountpoints.detach_moved(record)
                 pyfuse3.close(unmount=here)
         finally:
+            cache.give_up_early_read()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(cache.close)
             self._view.close()
@@ -94,11 +95,12 @@ class Pyfuse3Mount:
                 "installed, and allow_other permitted?)"
             ) from error
 
-    async def _answer(self, on_ready: OnReady) -> None:
+    async def _answer(self, cache: OpenFileCache, on_ready: OnReady) -> None:
         async with trio.open_nursery() as nursery:
             self._view.server, self._view.nursery = self, nursery
             nursery.start_soon(self._report_ready, on_ready)
             nursery.start_soon(self._view.keep_current)
+            nursery.start_soon(cache.give_up_early_reads)
             try:
                 await pyfuse3.main()
             finally:

@@ -28,7 +28,6 @@ from dlfs.mount.mount_view import MountView
 from dlfs.mount.options import MountOptions, OnReady
 from dlfs.mount.signals import first_error, run_until_signal
 from dlfs.store.members import same_kind
-from dlfs.units import MIB
 from dlfs.volume import Volume
 from dlfs.volume import open as open_volume
 
@@ -42,9 +41,6 @@ class SealedMount(Protocol):
     def expire_root(self) -> None:
         """Have the next request for the root read the list of datasets again."""
 
-
-READER_BYTES = 256 * MIB
-"""Sample memory of each open dataset, in bytes; a dataset that fits is read only once."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +98,7 @@ def serve(
     Threads: the main thread, which receives signals; one mount per process at a time.
     """
     path = mountpoints.prepare(directory)
-    with _opened(volume_uris) as volumes:
+    with _opened(volume_uris, options.cache_bytes) as volumes:
         view = MountView(volumes, nested=options.nested)
         run_until_signal(serve_view, view, volumes[0], path, options, on_ready)
 
@@ -128,17 +124,17 @@ def serve_kept(
 
     Threads: the main thread, which receives signals; one mount per process at a time.
     """
-    with _opened(volume_uris) as volumes:
+    with _opened(volume_uris, options.cache_bytes) as volumes:
         view = MountView(volumes, nested=options.nested, numbers=kept.numbers)
         run_until_signal(serve_view, view, volumes[0], path, options, on_ready, kept)
 
 
 @contextlib.contextmanager
-def _opened(volume_uris: Sequence[str]) -> Iterator[list[Volume]]:
-    """Open volumes, none of them twice."""
+def _opened(volume_uris: Sequence[str], memory_bytes: int) -> Iterator[list[Volume]]:
+    """Open volumes, none of them twice, with so much memory for each dataset."""
     with contextlib.ExitStack() as stack:
         volumes = [
-            stack.enter_context(open_volume(uri, memory_bytes=READER_BYTES)) for uri in volume_uris
+            stack.enter_context(open_volume(uri, memory_bytes=memory_bytes)) for uri in volume_uris
         ]
         if len({volume.uuid for volume in volumes}) < len(volumes):
             raise UsageError(f"mount {', '.join(volume_uris)}: a volume is given twice")

@@ -60,6 +60,11 @@ dlfs_reader *dataset_take_reader(struct dataset_table *table, struct dataset_ent
                                  uint32_t *reader_number);
 void dataset_return_reader(struct dataset_table *table, struct dataset_entry *dataset,
                            uint32_t reader_number);
+/* Returns true if this is the number of the dataset's present reader. */
+static inline bool dataset_has_reader(struct dataset_entry *dataset, uint32_t reader_number)
+{
+    return atomic_load(&dataset->reader_number) == reader_number;
+}
 /* Returns true if the entry is the directory of a volume. */
 static inline bool is_volume(const struct dataset_entry *dataset)
 {

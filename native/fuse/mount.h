@@ -10,6 +10,7 @@
  *     receivers.c        which threads receive requests, and busy polling
  *     upcall.c           requests to the owner
  *     dataset.c          the datasets by number
+ *     early_read.c       a read that is begun with its look-up
  *     mount.h            all of these together
  *     entry.c            attributes of files and directories, and replies that carry them
  *     root.c             the upper directories: the root, and those of volumes
@@ -39,6 +40,7 @@
 
 #include "dataset.h"
 #include "dlfs_fuse.h"
+#include "early_read.h"
 #include "open_file_cache.h"
 #include "readahead.h"
 #include "readahead_thread.h"
@@ -88,6 +90,7 @@ struct dlfs_fuse {
     struct readahead_thread
         readahead_thread;        /* runs while the kernel sends requests over io_uring */
     struct rings *_Atomic rings; /* NULL: all requests come through /dev/fuse */
+    struct early_read early_read;
     struct dataset_table datasets;
 };
 

@@ -172,6 +172,14 @@ enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t k
     return result;
 }
 
+bool file_cache_has(struct open_file_cache *cache, uint64_t key)
+{
+    (void)pthread_mutex_lock(&cache->lock);
+    bool found = find(cache, key) != NULL;
+    (void)pthread_mutex_unlock(&cache->lock);
+    return found;
+}
+
 struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key)
 {
     (void)pthread_mutex_lock(&cache->lock);
@@ -187,7 +195,7 @@ struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, u
 }
 
 static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                 bool in_place, struct cached_file **out)
+                 struct cached_file **out)
 {
     int code = find(cache, key) == NULL ? wait_for_room(cache, key, bytes, readahead) : -EEXIST;
     if (code == 0 && find(cache, key) != NULL) {
@@ -197,7 +205,7 @@ static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bo
         return code;
     }
     struct cached_file *sample = calloc(1, sizeof *sample);
-    bool copied = bytes <= FILE_CACHE_COPY_BYTES_MAX && !in_place;
+    bool copied = bytes <= FILE_CACHE_COPY_BYTES_MAX;
     uint8_t *copy = copied ? malloc(bytes + 1) : NULL;
     if (sample == NULL || (copied && copy == NULL)) {
         free(sample);
@@ -218,10 +226,10 @@ static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bo
 }
 
 int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                     bool in_place, struct cached_file **out)
+                     struct cached_file **out)
 {
     (void)pthread_mutex_lock(&cache->lock);
-    int code = begin(cache, key, bytes, readahead, in_place, out);
+    int code = begin(cache, key, bytes, readahead, out);
     (void)pthread_mutex_unlock(&cache->lock);
     return code;
 }

@@ -81,6 +81,8 @@ enum file_cache_result {
 enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t key,
                                        const struct read_request *request, bool *was_readahead,
                                        struct cached_file **out);
+/* Returns true if a sample is in the cache or being read into it. */
+bool file_cache_has(struct open_file_cache *cache, uint64_t key);
 /* Returns a sample that was read ahead and not requested yet, pinned: call file_cache_unpin. NULL:
  * there is none. */
 struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key);
@@ -92,7 +94,7 @@ struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, u
  * sample is in the cache by now; -EAGAIN, no memory for a read-ahead; -ENOMEM.
  */
 int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                     bool in_place, struct cached_file **out);
+                     struct cached_file **out);
 /*
  * Ends the reading of a sample and returns the queued requests, which the caller answers and frees.
  * If it was read (loaded), the caller has pinned it. If not, the sample is gone.

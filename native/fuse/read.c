@@ -20,14 +20,11 @@
 #include <string.h>
 
 #include "inode.h"
-#include "uring.h"
 
 /* Largest sample that is served, since it needs memory as a whole. */
 #define SAMPLE_BYTES_MAX (UINT64_C(4) << 30)
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20) /* largest request of the kernel */
-/* Smallest sample that is read at its look-up when requests come over io_uring. */
-#define LOOKUP_BYTES_MIN (32u << 10)
-#define BUSY_POLL_BYTES_MAX (128u << 10) /* largest read that a thread busy-polls for */
+#define BUSY_POLL_BYTES_MAX (128u << 10)    /* largest read that a thread busy-polls for */
 #define MOVES_MAX 20u /* most times that a request follows its dataset to other chunks */
 
 /* Replies with the requested part of a sample. Returns its bytes. */
@@ -59,20 +56,17 @@ struct device_wait {
     bool slept;
 };
 
-/* Lets the program go on, if it was answered already; otherwise lets another thread receive. */
+/* Lets another thread receive. */
 static void before_sleep(void *argument)
 {
     struct device_wait *wait = argument;
     wait->slept = true;
-    if (!rings_send_reply()) {
-        receivers_release(wait->receivers);
-    }
+    receivers_release(wait->receivers);
 }
 
 /*
- * Reads a batch. The sole receiver busy-polls for a small one, since no other thread needs it. A
- * thread that has a reply to send polls for a moment, which submits the read, and then sends it.
- * *reader gets the number of the dataset's reader.
+ * Reads a batch, or finishes the early read of a single sample. The sole receiver busy-polls for a
+ * small one, since no other thread needs it. *reader gets the number of the dataset's reader.
  */
 static int read_batch(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                       const uint64_t *indices, uint64_t sample_count, uint64_t bytes,
@@ -80,12 +74,17 @@ static int read_batch(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 {
     struct receivers *receivers = &fuse->receivers;
     struct device_wait wait = {.receivers = receivers};
-    bool replied = rings_has_reply();
-    bool busy_poll = !replied && receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
+    bool busy_poll = receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
                      busy_poll_pays(&receivers->device);
-    uint32_t awake_us = busy_poll ? receivers->busy_poll_us : replied ? 1 : 0;
-    int code = dlfs_reader_read_awake(dataset_take_reader(&fuse->datasets, dataset, reader),
-                                      indices, sample_count, awake_us, before_sleep, &wait, batch);
+    uint32_t awake_us = busy_poll ? receivers->busy_poll_us : 0;
+    dlfs_begun_read *begun =
+        sample_count == 1 ? early_read_take(&fuse->early_read, dataset, *indices, reader) : NULL;
+    count(&fuse->counters.readahead_hits, begun != NULL);
+    int code =
+        begun != NULL
+            ? dlfs_begun_read_finish(begun, awake_us, before_sleep, &wait, batch)
+            : dlfs_reader_read_awake(dataset_take_reader(&fuse->datasets, dataset, reader), indices,
+                                     sample_count, awake_us, before_sleep, &wait, batch);
     dataset_return_reader(&fuse->datasets, dataset, *reader);
     if (busy_poll) {
         busy_poll_note(&receivers->device, !wait.slept);
@@ -175,14 +174,13 @@ static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position
     return NULL;
 }
 
-/* Reads samples that file_cache_begin has added, as one batch: in place only a single one. */
+/* Reads samples that file_cache_begin has added, as one batch. */
 static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                  struct cached_file **samples, uint32_t sample_count)
 {
     uint64_t indices[READAHEAD_SAMPLES_MAX] = {0};
     uint64_t bytes = 0;
     dlfs_batch *batch = NULL;
-    bool kept = false;
     for (uint32_t i = 0; i < sample_count; i++) {
         indices[i] = inode_unpack(samples[i]->key).node.index;
     }
@@ -194,17 +192,12 @@ static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     for (uint32_t i = 0; i < sample_count; i++) {
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
-        const uint8_t *data = failure == NULL ? batch->base + batch->offsets[i] : NULL;
-        if (failure == NULL && samples[i]->copy != NULL) {
-            memcpy(samples[i]->copy, data, samples[i]->bytes);
-        } else if (failure == NULL) {
-            samples[i]->data = data;
-            samples[i]->batch = batch;
-            kept = true;
+        if (failure == NULL) {
+            memcpy(samples[i]->copy, batch->base + batch->offsets[i], samples[i]->bytes);
         }
         answer_queued(fuse, dataset, samples[i], reader, failure);
     }
-    if (code == 0 && !kept) {
+    if (code == 0) {
         dlfs_batch_release(batch);
     }
 }
@@ -234,14 +227,14 @@ static void load_large(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 
 /* Reads samples first..first+sample_count-1 into the cache, except those that it has. */
 static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t first,
-                       uint32_t sample_count, bool in_place)
+                       uint32_t sample_count)
 {
     struct cached_file *samples[READAHEAD_SAMPLES_MAX];
     uint32_t begun = 0;
     for (uint64_t index = first; index < first + sample_count; index++) {
         uint64_t length = dataset_length(dataset, index);
         bool wanted = length > 0 && length <= READAHEAD_SAMPLE_BYTES_MAX;
-        if (wanted && file_cache_begin(fuse->cache, key_of(dataset, index), length, true, in_place,
+        if (wanted && file_cache_begin(fuse->cache, key_of(dataset, index), length, true,
                                        &samples[begun]) == 0) {
             begun++;
         }
@@ -326,7 +319,7 @@ static void read_ahead_as_planned(struct dlfs_fuse *fuse, struct dataset_entry *
 {
     push_sequence(fuse, dataset, &job->plan);
     if (job->plan.count > 0) {
-        read_ahead(fuse, dataset, job->plan.first, job->plan.count, false);
+        read_ahead(fuse, dataset, job->plan.first, job->plan.count);
     }
 }
 
@@ -353,19 +346,32 @@ static void read_ahead_in_sequence(struct dlfs_fuse *fuse, struct dataset_entry 
     }
 }
 
+/* Begins to read a sample, unless it is in the cache or so large that it bypasses the reader's. */
+static void begin_early_read(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index)
+{
+    uint64_t length = dataset_length(dataset, index);
+    if (length > 0 && length <= READAHEAD_SAMPLE_BYTES_MAX &&
+        !file_cache_has(fuse->cache, key_of(dataset, index)) &&
+        early_read_begin(&fuse->early_read, dataset, index)) {
+        count(&fuse->counters.readahead_samples, 1);
+    }
+}
+
 void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index)
 {
     /*
-     * Over io_uring the next request of this processor comes to this thread. That is right for one
-     * program, which waits for the same read; others would wait for nothing. A small sample is
-     * sooner there if the thread busy-polls for it when the program waits.
+     * If one program uses the mount, its request for the content comes next. If several do, other
+     * requests come first: over io_uring they would wait for this thread; through /dev/fuse other
+     * threads receive them.
      */
-    if ((is_over_uring(fuse) && !receivers_is_sole(&fuse->receivers)) ||
-        !readahead_on_lookup(&fuse->readahead)) {
+    bool sole = receivers_is_sole(&fuse->receivers);
+    if ((is_over_uring(fuse) && !sole) || !readahead_on_lookup(&fuse->readahead)) {
         return;
     }
-    if (!is_over_uring(fuse) || dataset_length(dataset, index) > LOOKUP_BYTES_MIN) {
-        read_ahead(fuse, dataset, index, 1, is_over_uring(fuse));
+    if (sole) {
+        begin_early_read(fuse, dataset, index);
+    } else {
+        read_ahead(fuse, dataset, index, 1);
     }
     read_ahead_in_sequence(fuse, dataset, index);
 }
@@ -382,8 +388,7 @@ static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *datase
     bool was_readahead;
     uint64_t key = key_of(dataset, index);
     receivers_release(&fuse->receivers); /* it may wait for memory */
-    int code =
-        file_cache_begin(fuse->cache, key, dataset_length(dataset, index), false, false, &sample);
+    int code = file_cache_begin(fuse->cache, key, dataset_length(dataset, index), false, &sample);
     if (code == -EEXIST) {
         return false;
     }

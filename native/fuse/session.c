@@ -258,6 +258,7 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     receivers_init(&fuse->receivers, config->busy_poll_us);
     upcall_queue_init(&fuse->upcalls, &fuse->receivers);
     dataset_table_init(&fuse->datasets, &fuse->upcalls);
+    early_read_init(&fuse->early_read, &fuse->datasets);
     if (config->incoming_link != NULL) {
         fuse->incoming_link = strdup(config->incoming_link);
         if (fuse->incoming_link == NULL) {
@@ -344,6 +345,7 @@ DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
     root_free_all_listings(fuse);
     free(fuse->incoming_link);
     file_cache_destroy(fuse->cache);
+    early_read_destroy(&fuse->early_read);
     dataset_table_destroy(&fuse->datasets);
     upcall_queue_destroy(&fuse->upcalls);
     receivers_destroy(&fuse->receivers);
@@ -403,6 +405,7 @@ DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse)
     struct rings *rings = atomic_load(&fuse->rings);
     int failure = rings != NULL ? rings_stop(rings) : 0;
     readahead_thread_stop(&fuse->readahead_thread);
+    early_read_drop(&fuse->early_read);
     code = failure < 0 ? failure : code;
     (void)pthread_mutex_lock(&fuse->lock);
     fuse->running = false;
@@ -454,7 +457,9 @@ DLFS_API int dlfs_fuse_open_dataset(dlfs_fuse *fuse, uint32_t number,
 
 DLFS_API int dlfs_fuse_replace_reader(dlfs_fuse *fuse, uint32_t number, dlfs_reader *reader)
 {
-    return dataset_replace_reader(&fuse->datasets, number, reader);
+    int code = dataset_replace_reader(&fuse->datasets, number, reader);
+    early_read_drop(&fuse->early_read); /* it may use the reader that was replaced */
+    return code;
 }
 
 DLFS_API int dlfs_fuse_await_reader(dlfs_fuse *fuse, uint32_t number, int wait)
@@ -466,6 +471,7 @@ DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number)
 {
     int code = dataset_withdraw(&fuse->datasets, number);
     if (code == 0) {
+        early_read_drop(&fuse->early_read);
         root_free_listings(fuse, number);
     }
     return code;
@@ -486,6 +492,7 @@ DLFS_API void dlfs_fuse_forget_name(dlfs_fuse *fuse, const char *name)
 DLFS_API void dlfs_fuse_expire_cache(dlfs_fuse *fuse, uint32_t age_ms)
 {
     file_cache_expire(fuse->cache, age_ms * UINT64_C(1000000));
+    early_read_drop(&fuse->early_read);
 }
 
 DLFS_API int dlfs_fuse_uring(dlfs_fuse *fuse)

@@ -86,7 +86,6 @@ struct rings {
     struct entry *entries;       /* [entry_count] */
 };
 
-static _Thread_local struct ring_thread *serving;
 static _Thread_local struct entry *handled; /* entry whose request this thread has not answered */
 
 /* Waits until all threads have finished a phase. Returns the failure of one of them, or 0. */
@@ -271,22 +270,6 @@ bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_c
     return true;
 }
 
-bool rings_has_reply(void)
-{
-    return handled != NULL && atomic_load_explicit(&handled->replied, memory_order_acquire);
-}
-
-bool rings_send_reply(void)
-{
-    if (!rings_has_reply()) {
-        return false;
-    }
-    prepare_reply(serving, handled);
-    handled = NULL;
-    (void)io_uring_submit(&serving->ring); /* otherwise serve_one submits it */
-    return true;
-}
-
 /* Hands the request of an entry to libfuse, and waits for the reply. */
 static void handle(struct ring_thread *thread, struct entry *entry)
 {
@@ -312,11 +295,9 @@ static void handle(struct ring_thread *thread, struct entry *entry)
         }
         fuse_session_process_buf(rings->fuse->session, &request);
     }
-    if (handled != NULL) {
-        wait_for_reply(rings, entry);
-        prepare_reply(thread, entry);
-        handled = NULL;
-    }
+    wait_for_reply(rings, entry);
+    prepare_reply(thread, entry);
+    handled = NULL;
 }
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -379,7 +360,6 @@ static void *run(void *argument)
     struct rings *rings = thread->rings;
     receivers_enter_ring(&rings->fuse->receivers);
     yielder_init(&thread->yielder, &rings->yielding);
-    serving = thread;
     int code = open_ring(thread);
     bool opened = code == 0;
     report(rings, code);

@@ -44,13 +44,6 @@ int rings_allocate(struct rings *rings, uint64_t payload_bytes);
 int rings_register(struct rings *rings);
 /* Returns true if the reply belongs to an entry, which now has it; false if it is to be written. */
 bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_count);
-/* Returns true if the calling thread has a reply that is not sent yet. */
-bool rings_has_reply(void);
-/*
- * Sends the reply of the calling thread, if it has one, before the handler returns. Returns true if
- * it did. A thread that goes on to wait calls this first.
- */
-bool rings_send_reply(void);
 /* Ends the threads, after the requests that they are handling. Returns the error that a ring failed
  * with, or 0. */
 int rings_stop(struct rings *rings);

@@ -29,16 +29,6 @@ bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_c
     return false;
 }
 
-bool rings_has_reply(void)
-{
-    return false;
-}
-
-bool rings_send_reply(void)
-{
-    return false;
-}
-
 int rings_stop(struct rings *rings)
 {
     (void)rings;

@@ -45,7 +45,8 @@ MemoryOption = Annotated[
     typer.Option(
         metavar="SIZE",
         envvar=MEMORY_VARIABLE,
-        help="Memory for samples of open files [$DLFS_MEMORY, or 256MiB].",
+        help="Memory for samples of each dataset, and as much for those of open files "
+        "[$DLFS_MEMORY, or 256MiB]. A dataset that fits is read from the devices once.",
     ),
 ]
 

@@ -38,8 +38,8 @@ typedef struct dlfs_chunk_group {
 
 typedef struct dlfs_reader_config {
     dlfs_device *const *devices; /* [member_count], in member order. The array is copied; the
-                                    devices are borrowed until dlfs_reader_destroy. With replicas >
-                                    1, NULL stands for a member that is not available */
+                                    devices must outlive the reader. With replicas > 1, NULL stands
+                                    for a member that is not available */
     uint32_t member_count;
     uint32_t chunk_bytes;
     uint32_t
@@ -48,7 +48,7 @@ typedef struct dlfs_reader_config {
     uint64_t data_offset_bytes; /* offset of row 0 on each member */
     const dlfs_extent *extents; /* copied */
     uint64_t extent_count;
-    const dlfs_directory *directory; /* borrowed until dlfs_reader_destroy */
+    const dlfs_directory *directory; /* must outlive the reader */
     uint64_t
         memory_bytes;   /* budget of the sample memory: cached, read ahead and pinned by batches */
     uint64_t gap_bytes; /* two samples closer than this are read by one request */
@@ -138,6 +138,28 @@ DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     uint32_t awake_us, void (*sleeps)(void *argument),
                                     void *argument, dlfs_batch **out);
+/* A read of one sample that was begun and not finished yet. */
+typedef struct dlfs_begun_read dlfs_begun_read;
+/*
+ * Begins to read a sample as dlfs_reader_read: the devices get the requests, and the call does not
+ * wait for them. Errors: those of dlfs_reader_read; -EAGAIN, a device is not connected or has few
+ * queue pairs, of which a read holds one until it is finished or given up.
+ */
+DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_begun_read **out);
+/*
+ * Waits for a read that was begun, as dlfs_reader_read_awake, and frees it. Any thread, once,
+ * before the reader is destroyed.
+ */
+DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
+                                    void (*sleeps)(void *argument), void *argument,
+                                    dlfs_batch **out);
+/*
+ * Ends a read that was begun, and frees it, as dlfs_reader_get with DLFS_GET_PROMPT: copies the
+ * sample if the devices send it within half a millisecond from now, and gives it up otherwise.
+ */
+DLFS_API int64_t dlfs_begun_read_get(dlfs_begun_read *begun, void *buffer, uint64_t buffer_bytes);
+/* Gives up a read that was begun, without waiting, instead of finishing it. NULL: does nothing. */
+DLFS_API void dlfs_begun_read_cancel(dlfs_begun_read *begun);
 /*
  * Releases a batch, once; the reader may then reuse its memory. Any thread, at any time: also while
  * other threads use the reader or the stream that the batch came from, and after these were

@@ -68,7 +68,7 @@ typedef struct dlfs_choice {
     uint32_t reserved;
     uint64_t seed; /* for DLFS_ORDER_SELECTED and DLFS_ORDER_WEIGHTED */
     uint64_t epoch;
-    const uint64_t *indices; /* [count], borrowed until the sequence is destroyed */
+    const uint64_t *indices; /* [count], must outlive the sequence */
     const double *weights;   /* [count], for DLFS_ORDER_WEIGHTED; not used after the call */
     uint64_t count;
     uint64_t draws; /* number of positions in the order, for DLFS_ORDER_WEIGHTED */

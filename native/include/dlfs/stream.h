@@ -19,7 +19,7 @@ extern "C" {
 #define DLFS_PLAN_HARVEST DLFS_PLAN_CHUNK_COPY /* deprecated name */
 
 typedef struct dlfs_stream_config {
-    const dlfs_sequence *sequence; /* borrowed until dlfs_stream_destroy */
+    const dlfs_sequence *sequence; /* must outlive the stream */
     uint64_t first;                /* global position of this consumer's first sample */
     uint64_t
         stride;     /* distance between the positions of consecutive samples: the number of ranks */

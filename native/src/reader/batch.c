@@ -126,6 +126,22 @@ DLFS_API void dlfs_batch_release(dlfs_batch *batch)
     }
 }
 
+int64_t batch_take_sample(dlfs_batch *batch, void *buffer, uint64_t buffer_bytes,
+                          dlfs_failure *failure)
+{
+    int64_t result = batch->lengths[0];
+    if (batch->failure_count > 0) {
+        *failure = batch->failures[0];
+        result = failure->code;
+    } else if ((uint64_t)result > buffer_bytes) {
+        result = -ERANGE;
+    } else {
+        memcpy(buffer, batch->base + batch->offsets[0], (size_t)result);
+    }
+    dlfs_batch_release(batch);
+    return result;
+}
+
 DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
                                uint64_t destination_bytes, const uint64_t *offsets)
 {

@@ -2,6 +2,7 @@
 #ifndef DLFS_BUSY_WAIT_H
 #define DLFS_BUSY_WAIT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -14,6 +15,12 @@ struct busy_wait {
     void (*on_sleep)(void *argument); /* or NULL; NULL once it was called */
     void *argument;
 };
+
+/* An on_sleep for reads that end instead: sets the flag that the read's `stop` points to. */
+static inline void busy_wait_stop(void *stop)
+{
+    atomic_store((_Atomic bool *)stop, true);
+}
 
 /* Announces that the thread is about to sleep. */
 static inline void busy_wait_announce(struct busy_wait *wait)

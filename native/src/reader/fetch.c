@@ -21,7 +21,8 @@
 
 #define DEADLINE_CHECK_NS UINT64_C(100000000)
 #define STEP_GAP_NS UINT64_C(1000000000)
-#define REDIRECT_DOUBLINGS_MAX 4u /* of the silence after which spans are redirected */
+#define PAUSE_NS UINT64_C(1000000) /* of a pause that counts as latency of the device */
+#define REDIRECT_DOUBLINGS_MAX 4u  /* of the silence after which spans are redirected */
 /* Divisor of a read's timeout: the spans of a member that is silent for the result are redirected.
  */
 #define SILENT_SHARE 16u
@@ -319,6 +320,17 @@ static void move_deadlines(struct fetch *fetch, uint64_t gap_ns)
     }
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         fetch->requests[number].begun_ns += gap_ns;
+    }
+}
+
+void fetch_resume(struct fetch *fetch)
+{
+    uint64_t before_ns = fetch->now_ns;
+    fetch->now_ns = monotonic_ns();
+    uint64_t pause_ns = fetch->now_ns - before_ns;
+    if (pause_ns > PAUSE_NS) {
+        move_deadlines(fetch, pause_ns - PAUSE_NS);
+        fetch->checked_ns += pause_ns - PAUSE_NS;
     }
 }
 

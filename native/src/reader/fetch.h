@@ -23,6 +23,9 @@ static inline size_t fetch_plan_bytes(const struct fetch *fetch)
 }
 /* Submits what the queues take and collects completions. Waits up to timeout_ms for the first. */
 void fetch_step(struct fetch *fetch, int timeout_ms);
+/* Goes on after time in which the thread did not step: deadlines and latencies leave it out, but
+ * for a millisecond. */
+void fetch_resume(struct fetch *fetch);
 /* Reads the clock, and adds the time since its last reading to a counter. */
 static inline void fetch_add_time(struct fetch *fetch, uint64_t *counter_ns)
 {

@@ -38,7 +38,7 @@ int member_connect(struct fetch *fetch, uint32_t member)
 bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due)
 {
     bool in_line = fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
-    if (fetch->queues[member] == NULL && (due || in_line)) {
+    if (fetch->queues[member] == NULL && (due || in_line) && !fetch_is_stopped(fetch)) {
         (void)member_connect(fetch, member);
     }
     return fetch->queues[member] != NULL || fetch->queue_waiters[member].state != DLFS_WAITER_NONE;

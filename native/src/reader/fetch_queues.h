@@ -18,7 +18,7 @@
  */
 int member_connect(struct fetch *fetch, uint32_t member);
 /* Returns true if requests can be sent to a member, at once or later. A member without a queue pair
- * is connected only if it is `due`. */
+ * is connected only if it is `due` and the read is not stopped. */
 bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due);
 /* Returns true if the member's queue takes another request now. */
 bool member_has_room(const struct fetch *fetch, uint32_t member);

@@ -1,244 +1,22 @@
 /*
  * Reads a batch on demand.
  *
- * The samples are looked up in the sample memory first. Those that are missing are sorted by
- * address and merged into spans. If the whole dataset fits in memory, spans are widened to whole
- * chunks, which stay, as far as memory was touched for them. Each sample is verified. Samples stay
- * where they landed: a batch points into the arena and holds references to its slots. If other
- * batches pin the arena, it gets private memory, so that a read never waits for a release.
+ * The samples are looked up in the sample memory first (reader/read_place.c). Those that are
+ * missing are sorted by address and merged into spans. Each sample is verified. Samples stay where
+ * they landed: a batch points into the arena and holds references to its slots.
  *
  * A span that cannot be read as a whole is read sample by sample, so that a bad block fails only
  * the samples that have it.
  */
+#include "reader/read_batch.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlfs/channel.h"
+#include "device/device.h"
 #include "platform/clock.h"
 #include "reader/fetch_queues.h"
-#include "reader/reader.h"
-
-#define MISSING (-1)      /* the offset of a sample that is not in memory yet */
-#define LOOK_UP_MAX 1024u /* samples that are looked up under one hold of the lock */
-
-/* A read under way. */
-struct read {
-    dlfs_reader *reader;
-    struct fetch *fetch;
-    struct batch *batch;
-    struct miss *misses; /* [miss_count] samples that are not in memory */
-    uint64_t miss_count;
-    struct plan_span *spans; /* [span_count] */
-    uint64_t span_count;
-    uint64_t hit_bytes; /* of the samples that were in memory */
-    bool whole_chunks;  /* there is memory for whole chunks to stay */
-    struct read_terms *terms;
-};
-
-static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got,
-                uint64_t bad_address)
-{
-    dlfs_failure failure =
-        reader_failure(read->reader, read->batch->indices[position], code, crc_got, bad_address);
-    failure.position = position;
-    return batch_fail(read->batch, &failure);
-}
-
-/* ---- look up --------------------------------------------------------------------------------- */
-
-/* Finds the locations of samples, and takes all of them as misses for now. */
-static int locate(struct read *read, uint64_t first, uint64_t end)
-{
-    struct batch *batch = read->batch;
-    for (uint64_t i = first; i < end; i++) {
-        __builtin_prefetch(&read->reader->locations[batch->indices[i]]);
-    }
-    for (uint64_t i = first; i < end; i++) {
-        struct location location;
-        batch->offsets[i] = 0;
-        batch->lengths[i] = 0;
-        if (reader_locate(read->reader, batch->indices[i], &location)) {
-            batch->lengths[i] = (int64_t)location.length;
-            read->misses[i] =
-                (struct miss){location.address, location.length, i, location.crc32c, 0};
-        } else if (fail(read, i, DLFS_E_FORMAT, 0, 0) < 0) {
-            return -ENOMEM;
-        }
-    }
-    return 0;
-}
-
-/*
- * Divides located samples into hits, which are referenced, and misses. The lock is held; locate()
- * has loaded the locations into the processor's caches before.
- */
-static void look_up(struct read *read, uint64_t first, uint64_t end)
-{
-    dlfs_reader *reader = read->reader;
-    struct batch *batch = read->batch;
-    const struct cache *cache = &reader->cache;
-    uint64_t cached = cache->slots < cache->slots_max ? cache->slots : cache->slots_max;
-    read->whole_chunks = reader->dataset_fits && cached + reader->chunk_count <= reader->slot_count;
-    for (uint64_t i = first; i < end; i++) {
-        if (batch->lengths[i] <= 0) {
-            continue;
-        }
-        struct miss miss = read->misses[i];
-        struct location location = {miss.address, miss.length, miss.address >> reader->chunk_shift,
-                                    miss.crc32c};
-        uint64_t offset;
-        if (arena_look_up(reader, batch->indices[i], &location, &offset)) {
-            batch->offsets[i] = (int64_t)offset;
-            read->hit_bytes += location.length;
-            read->fetch->stats.cache_hits++;
-        } else {
-            batch->offsets[i] = MISSING;
-            read->misses[read->miss_count++] = miss;
-        }
-    }
-}
-
-/* Finds the samples of the batch that are in memory; read->misses gets the others. */
-static int find(struct read *read)
-{
-    dlfs_reader *reader = read->reader;
-    uint64_t count = read->batch->public.count;
-    uint64_t found = 0; /* samples that were looked up: the hits hold references */
-    int code = 0;
-    do {
-        uint64_t end = count - found < LOOK_UP_MAX ? count : found + LOOK_UP_MAX;
-        code = locate(read, found, end);
-        if (code < 0) {
-            break;
-        }
-        pthread_mutex_lock(&reader->lock);
-        code = arena_map(reader);
-        if (code == 0) {
-            look_up(read, found, end);
-            found = end;
-        }
-        pthread_mutex_unlock(&reader->lock);
-    } while (code == 0 && found < count);
-    if (code < 0) {
-        read->batch->public.count = found;
-    }
-    return code;
-}
-
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-/* Places the spans in slots of the arena. Takes no slot if there are not enough. The lock is held.
- */
-static bool take_slots(struct read *read)
-{
-    dlfs_reader *reader = read->reader;
-    uint32_t chunk_bytes = reader->config.chunk_bytes;
-    uint64_t used = chunk_bytes;
-    uint32_t open = SLOT_NONE;
-    uint64_t taken;
-    for (taken = 0; taken < read->span_count; taken++) {
-        struct plan_span *span = &read->spans[taken];
-        if (span->length <= chunk_bytes - used) {
-            arena_reference(reader, open);
-        } else {
-            uint64_t run = (span->length + chunk_bytes - 1) >> reader->chunk_shift;
-            open = run > reader->slot_count ? SLOT_NONE : arena_take(reader, (uint32_t)run, true);
-            if (open == SLOT_NONE) {
-                break;
-            }
-            used = 0;
-        }
-        span->slot = open;
-        span->memory_offset = ((uint64_t)open << reader->chunk_shift) + used;
-        used = span->whole_chunks || span->length > chunk_bytes ? chunk_bytes : used + span->length;
-    }
-    if (taken == read->span_count) {
-        return true;
-    }
-    while (taken-- > 0) {
-        arena_release(reader, read->spans[taken].slot);
-    }
-    return false;
-}
-
-/* Moves the hits of a batch into its private memory, from offset `at` on. */
-static void move_hits(struct read *read, struct private_memory *private_memory, uint64_t at)
-{
-    dlfs_reader *reader = read->reader;
-    struct batch *batch = read->batch;
-    for (uint64_t i = 0; i < batch->public.count; i++) {
-        if (batch->lengths[i] <= 0 || batch->offsets[i] == MISSING) {
-            continue;
-        }
-        uint64_t offset = (uint64_t)batch->offsets[i];
-        memcpy(private_memory->base + at, reader->arena + offset, (size_t)batch->lengths[i]);
-        batch->offsets[i] = (int64_t)at;
-        at += (uint64_t)batch->lengths[i];
-        pthread_mutex_lock(&reader->lock);
-        arena_release(reader, slot_of(reader, offset));
-        pthread_mutex_unlock(&reader->lock);
-    }
-}
-
-/* Gives the batch private memory for just the samples that it needs; none of it stays cached. */
-static int take_private_memory(struct read *read)
-{
-    uint64_t bytes = 0;
-    bool fits = true;
-    read->span_count = plan_merge(read->reader, read->misses, read->miss_count, read->spans);
-    for (uint64_t i = 0; i < read->span_count; i++) {
-        read->spans[i].memory_offset = bytes;
-        fits &= !__builtin_add_overflow(bytes, read->spans[i].length, &bytes);
-    }
-    fits &= bytes < SIZE_MAX / 2 && read->hit_bytes < SIZE_MAX / 2;
-    if (!fits) {
-        return -ENOMEM;
-    }
-    if (bytes + read->hit_bytes > read->terms->limit.private_bytes_max) {
-        return DLFS_E_LIMIT;
-    }
-    struct private_memory *private_memory;
-    int code = private_memory_take(read->reader, bytes + read->hit_bytes + 1,
-                                   read->terms->limit.share, &private_memory);
-    if (code < 0) {
-        return code;
-    }
-    move_hits(read, private_memory, bytes);
-    read->batch->private_memory = private_memory;
-    read->fetch->stats.private_batches += !read->terms->private_only;
-    return 0;
-}
-
-/* Plans the spans and finds memory for them. */
-static int plan(struct read *read)
-{
-    dlfs_reader *reader = read->reader;
-    plan_sort(read->misses, read->fetch->sort_scratch, read->miss_count);
-    if (read->terms->private_only) {
-        return take_private_memory(read);
-    }
-    if (read->whole_chunks) {
-        uint64_t slots = 0;
-        uint64_t all = plan_widen(reader, read->misses, read->miss_count, read->spans, &slots);
-        read->span_count = plan_narrow(reader, read->misses, read->miss_count, read->spans, all,
-                                       fill_admits(reader, slots));
-    } else {
-        read->span_count = plan_merge(reader, read->misses, read->miss_count, read->spans);
-    }
-    pthread_mutex_lock(&reader->lock);
-    bool taken = take_slots(read);
-    for (uint64_t i = 0; taken && i < read->span_count; i++) {
-        struct plan_span *span = &read->spans[i];
-        uint64_t chunk = span->address >> reader->chunk_shift;
-        span->whole_chunks = span->whole_chunks && arena_find(reader, chunk) == SLOT_NONE;
-        if (span->whole_chunks) {
-            arena_begin_load(reader, span->slot, chunk, NULL);
-        }
-    }
-    pthread_mutex_unlock(&reader->lock);
-    return taken ? 0 : take_private_memory(read);
-}
 
 /* ---- fetch ----------------------------------------------------------------------------------- */
 
@@ -319,9 +97,9 @@ static int verify_samples(struct read *read, const struct span *span, bool last_
         if (!last_try) {
             read->fetch->stats.checksum_errors++;
         } else if (span->code < 0) {
-            code = fail(read, miss->position, span->code, 0, span->bad_address);
+            code = read_fail(read, miss->position, span->code, 0, span->bad_address);
         } else {
-            code = fail(read, miss->position, DLFS_E_CHECKSUM, crc, 0);
+            code = read_fail(read, miss->position, DLFS_E_CHECKSUM, crc, 0);
         }
     }
     return code < 0 ? code : bad;
@@ -392,18 +170,26 @@ static void wait_for_spans(struct read *read)
         }
     }
     fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
+    if (fetch_queue_waiter(fetch) != NULL) { /* a read that was given up may have the queue pair */
+        reader_drain_fetches(read->reader);
+    }
+}
+
+/* Starts as many spans as may be under way at once. */
+static void start_spans(struct read *read)
+{
+    struct span *span;
+    while (read->started < read->span_count && (span = span_take(read->fetch)) != NULL) {
+        start_span(read, span, read->started++);
+    }
 }
 
 static int fetch_all(struct read *read)
 {
-    uint64_t started = 0;
-    uint64_t finished = 0;
     int code = 0;
-    while (finished < read->span_count) {
+    while (read->finished < read->span_count) {
         struct span *span;
-        while (started < read->span_count && (span = span_take(read->fetch)) != NULL) {
-            start_span(read, span, started++);
-        }
+        start_spans(read);
         wait_for_spans(read);
         while ((span = fetch_take_done(read->fetch)) != NULL) {
             bool again = false;
@@ -413,7 +199,7 @@ static int fetch_all(struct read *read)
                 continue;
             }
             span_recycle(read->fetch, span);
-            finished++;
+            read->finished++;
         }
         fetch_add_time(read->fetch, &read->fetch->stats.verify_ns);
     }
@@ -440,7 +226,8 @@ static void set_deadline(struct read *read)
     fetch->redirected_ns = fetch->now_ns;
 }
 
-static int read_samples(struct read *read)
+/* Finds the samples, and plans how to read the missing ones. */
+static int prepare(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     uint64_t count = read->batch->public.count;
@@ -452,7 +239,7 @@ static int read_samples(struct read *read)
     }
     read->misses = read->fetch->misses;
     read->spans = read->fetch->plan;
-    code = find(read);
+    code = read_find(read);
     bool all_found = code < 0 || read->miss_count == 0;
     if (!all_found) {
         set_deadline(read);
@@ -462,13 +249,10 @@ static int read_samples(struct read *read)
             code = fetch_prepare(read->fetch, &read->terms->busy_wait);
         }
         if (code == 0) {
-            code = plan(read);
+            code = read_place(read);
         }
     }
     fetch_add_time(read->fetch, &read->fetch->stats.plan_ns);
-    if (code == 0 && !all_found) {
-        code = fetch_all(read);
-    }
     return code;
 }
 
@@ -513,9 +297,36 @@ static void complete_batch(struct fetch *fetch, struct batch *batch)
     batch->public.lost_members = dlfs_reader_lost_members(reader);
 }
 
-/* Reads the batch once. Returns -EAGAIN if members were silent and other copies may be read. */
-static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                     struct read_terms *terms, dlfs_batch **out)
+/*
+ * Ends a read with its code: *out gets the batch. Returns -EAGAIN if members were silent and other
+ * copies may be read.
+ */
+static int complete(struct read *read, int code, dlfs_batch **out)
+{
+    dlfs_reader *reader = read->reader;
+    struct fetch *fetch = read->fetch;
+    struct batch *batch = read->batch;
+    if (code < 0) {
+        forget_missing(batch);
+    } else if (may_read_copies(read)) {
+        code = -EAGAIN;
+    }
+    read->terms->redirect_rounds = fetch->redirect_rounds;
+    if (code == 0) {
+        complete_batch(fetch, batch);
+    } else {
+        batch_recycle(batch);
+    }
+    reader_return_fetch(reader, fetch);
+    if (code == 0) {
+        *out = &batch->public;
+    }
+    return code;
+}
+
+/* Begins a read: sends no request yet. After an error there is nothing to complete. */
+static int begin(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                 struct read_terms *terms, struct read *read)
 {
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
@@ -527,27 +338,24 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
         reader_return_fetch(reader, fetch);
         return -ENOMEM;
     }
-    struct read read = {.reader = reader, .fetch = fetch, .batch = batch, .terms = terms};
+    *read = (struct read){.reader = reader, .fetch = fetch, .batch = batch, .terms = terms};
     if (count > 0) {
         memcpy(batch->indices, indices, count * sizeof(*indices));
     }
-    code = read_samples(&read);
+    code = prepare(read);
     if (code < 0) {
-        forget_missing(batch);
-    } else if (may_read_copies(&read)) {
-        code = -EAGAIN;
-    }
-    terms->redirect_rounds = fetch->redirect_rounds;
-    if (code == 0) {
-        complete_batch(fetch, batch);
-    } else {
-        batch_recycle(batch);
-    }
-    reader_return_fetch(reader, fetch);
-    if (code == 0) {
-        *out = &batch->public;
+        (void)complete(read, code, NULL);
     }
     return code;
+}
+
+/* Reads the batch once. Returns -EAGAIN if members were silent and other copies may be read. */
+static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                     struct read_terms *terms, dlfs_batch **out)
+{
+    struct read read;
+    int code = begin(reader, indices, count, terms, &read);
+    return code < 0 ? code : complete(&read, fetch_all(&read), out);
 }
 
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
@@ -594,4 +402,116 @@ DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.private_only = true;
     return reader_read(reader, indices, count, &terms, out);
+}
+
+/* ---- a read that is begun by one call and finished by another -------------------------------- */
+
+/* Nothing is begun on members that may have fewer queue pairs: a read holds one until it ends. */
+#define BEGUN_QUEUES_MIN 16u
+
+struct dlfs_begun_read {
+    struct read read;
+    struct read_terms terms;
+    _Atomic bool stopped; /* terms.stop points to it */
+    uint64_t index;
+};
+
+/* Returns true if no member has to be connected, and other threads find queue pairs meanwhile. */
+static bool may_begin(const dlfs_reader *reader)
+{
+    bool may = dlfs_reader_lost_members(reader) == 0; /* a lost one may be connected to probe it */
+    for (uint32_t member = 0; may && member < reader->config.member_count; member++) {
+        dlfs_device *device = reader->devices[member];
+        may = device != NULL && dlfs_queues_max(device) >= BEGUN_QUEUES_MIN &&
+              !dlfs_queues_wanted(device);
+    }
+    return may;
+}
+
+DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_begun_read **out)
+{
+    if (reader == NULL || index >= reader->sample_count) {
+        return -EINVAL;
+    }
+    if (!may_begin(reader)) {
+        return -EAGAIN;
+    }
+    dlfs_begun_read *begun = malloc(sizeof(*begun));
+    if (begun == NULL) {
+        return -ENOMEM;
+    }
+    *begun = (dlfs_begun_read){.terms = READ_TERMS_PLAIN, .index = index};
+    /* To connect a device may take long: then nothing is begun. */
+    begun->terms.stop = &begun->stopped;
+    begun->terms.busy_wait =
+        (struct busy_wait){.on_sleep = busy_wait_stop, .argument = &begun->stopped};
+    int code = begin(reader, &index, 1, &begun->terms, &begun->read);
+    if (code < 0) {
+        code = atomic_load(&begun->stopped) ? -EAGAIN : code;
+        free(begun);
+        return code;
+    }
+    start_spans(&begun->read);
+    fetch_step(begun->read.fetch, 0);
+    if (fetch_queue_waiter(begun->read.fetch) != NULL) {
+        dlfs_begun_read_cancel(begun);
+        return -EAGAIN;
+    }
+    *out = begun;
+    return 0;
+}
+
+/* Waits for the read: polls for awake_ns, then calls sleeps(argument) and sleeps. */
+static int finish(struct dlfs_begun_read *begun, uint64_t awake_ns, void (*sleeps)(void *argument),
+                  void *argument, dlfs_batch **out)
+{
+    struct read *read = &begun->read;
+    dlfs_reader *reader = read->reader;
+    fetch_resume(read->fetch);
+    if (begun->terms.deadline_ns > 0) {
+        begun->terms.deadline_ns = read->fetch->deadline_ns; /* for further attempts */
+    }
+    begun->terms.busy_wait = (struct busy_wait){.on_sleep = sleeps, .argument = argument};
+    if (awake_ns > 0) {
+        begun->terms.busy_wait.until_ns = read->fetch->now_ns + awake_ns;
+    }
+    int code = complete(read, fetch_all(read), out);
+    while (code == -EAGAIN) {
+        code = read_once(reader, &begun->index, 1, &begun->terms, out);
+    }
+    return code;
+}
+
+DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
+                                    void (*sleeps)(void *argument), void *argument,
+                                    dlfs_batch **out)
+{
+    int code = finish(begun, (uint64_t)awake_us * 1000, sleeps, argument, out);
+    free(begun);
+    return code;
+}
+
+DLFS_API int64_t dlfs_begun_read_get(dlfs_begun_read *begun, void *buffer, uint64_t buffer_bytes)
+{
+    dlfs_batch *batch;
+    dlfs_failure failure;
+    int64_t result = finish(begun, PROMPT_NS, busy_wait_stop, &begun->stopped, &batch);
+    if (result == 0) {
+        result = batch_take_sample(batch, buffer, buffer_bytes, &failure);
+    }
+    result = result < 0 && atomic_load(&begun->stopped) ? -EAGAIN : result;
+    free(begun);
+    return result;
+}
+
+DLFS_API void dlfs_begun_read_cancel(dlfs_begun_read *begun)
+{
+    dlfs_batch *batch;
+    if (begun == NULL) {
+        return;
+    }
+    atomic_store(&begun->stopped, true);
+    if (dlfs_begun_read_finish(begun, 0, NULL, NULL, &batch) == 0) {
+        dlfs_batch_release(batch);
+    }
 }

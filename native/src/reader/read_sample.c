@@ -8,8 +8,6 @@
 #include "platform/clock.h"
 #include "reader/reader.h"
 
-#define PROMPT_NS UINT64_C(500000) /* longest wait for devices with DLFS_GET_PROMPT */
-
 /* Copies a sample that is in memory. Returns -EAGAIN if it is not. */
 static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct location *location,
                            void *buffer)
@@ -35,38 +33,23 @@ static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct loc
 }
 
 static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
-                             const struct read_terms *terms, dlfs_failure *failure)
+                             uint64_t buffer_bytes, const struct read_terms *terms,
+                             dlfs_failure *failure)
 {
     dlfs_batch *batch;
-    int64_t result = reader_read(reader, &index, 1, terms, &batch);
-    if (result < 0) {
-        return result;
-    }
-    result = batch->lengths[0];
-    if (batch->failure_count > 0) {
-        *failure = batch->failures[0];
-        result = failure->code;
-    } else {
-        memcpy(buffer, batch->base + batch->offsets[0], (size_t)result);
-    }
-    dlfs_batch_release(batch);
-    return result;
-}
-
-static void stop_read(void *stop)
-{
-    atomic_store((_Atomic bool *)stop, true);
+    int code = reader_read(reader, &index, 1, terms, &batch);
+    return code < 0 ? code : batch_take_sample(batch, buffer, buffer_bytes, failure);
 }
 
 /* Reads a sample if the devices send it at once. What they send later is dropped. */
 static int64_t read_promptly(dlfs_reader *reader, uint64_t index, void *buffer,
-                             dlfs_failure *failure)
+                             uint64_t buffer_bytes, dlfs_failure *failure)
 {
     _Atomic bool stopped = false;
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.stop = &stopped;
-    terms.busy_wait = (struct busy_wait){monotonic_ns() + PROMPT_NS, stop_read, &stopped};
-    int64_t result = read_and_copy(reader, index, buffer, &terms, failure);
+    terms.busy_wait = (struct busy_wait){monotonic_ns() + PROMPT_NS, busy_wait_stop, &stopped};
+    int64_t result = read_and_copy(reader, index, buffer, buffer_bytes, &terms, failure);
     return result < 0 && atomic_load(&stopped) ? -EAGAIN : result;
 }
 
@@ -92,11 +75,11 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
         return result;
     }
     if (flags & DLFS_GET_PROMPT) {
-        return read_promptly(reader, index, buffer, failure);
+        return read_promptly(reader, index, buffer, buffer_bytes, failure);
     }
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.stop = stop;
-    return read_and_copy(reader, index, buffer, &terms, failure);
+    return read_and_copy(reader, index, buffer, buffer_bytes, &terms, failure);
 }
 
 DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,

@@ -10,7 +10,7 @@
  * - reader/plan.c, span.c, fetch_queues.c, requests.c, fetch.c: spans of the data space read
  * through the members' queue pairs (reader/fetch.h);
  * - reader/reader.c, batch.c: the reader itself, its idle fetches and batches;
- * - reader/read_batch.c, read_sample.c, read_part.c: reads on demand;
+ * - reader/read_place.c, read_batch.c, read_sample.c, read_part.c: reads on demand;
  * - stream/: an epoch read ahead.
  *
  * Threads: any thread may read. One mutex guards the arena and the reader's lists. It is taken once
@@ -44,6 +44,12 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);
 /* Releases a batch's samples, and keeps the batch for the next read. */
 void batch_recycle(struct batch *batch);
+/*
+ * Copies the only sample of a batch into a buffer and releases the batch. Returns the sample's
+ * length, its failure, which *failure gets, or -ERANGE.
+ */
+int64_t batch_take_sample(dlfs_batch *batch, void *buffer, uint64_t buffer_bytes,
+                          dlfs_failure *failure);
 
 /* ---- reader/reader.c ------------------------------------------------------------------------- */
 
@@ -92,6 +98,7 @@ struct read_terms {
     bool private_only;        /* as dlfs_reader_read_apart: uses no slots of the arena */
     struct busy_wait busy_wait;
 };
+#define PROMPT_NS UINT64_C(500000) /* longest wait for devices with DLFS_GET_PROMPT */
 #define READ_TERMS_PLAIN ((struct read_terms){.limit = {.private_bytes_max = UINT64_MAX}})
 /* Reads samples as one batch. */
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,

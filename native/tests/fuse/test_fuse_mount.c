@@ -185,18 +185,17 @@ static void check_names(const struct mount *mount)
     CHECK(stat(path, &status) < 0 && errno == ENOENT);
 }
 
-/*
- * A file that is looked up and not read is read ahead, after the answer to the look-up. Over
- * io_uring only large files are.
- */
-static void check_readahead(const struct mount *mount)
+/* Looks up a file that the kernel does not know yet, and waits until its sample is read ahead. */
+static void look_up_only(const struct mount *mount, uint64_t index)
 {
     char path[96];
     struct stat status;
-    dlfs_fuse_stats stats = {0};
-    (void)snprintf(path, sizeof path, "%s/data/%06u", mount->path, COUNT - 1);
+    dlfs_fuse_stats stats;
+    dlfs_fuse_get_stats(mount->fuse, &stats);
+    uint64_t before = stats.readahead_samples;
+    (void)snprintf(path, sizeof path, "%s/data/%06" PRIu64, mount->path, index);
     CHECK_EQ(stat(path, &status), 0);
-    while (stats.readahead_samples == 0 && dlfs_fuse_uring(mount->fuse) < 0) {
+    while (stats.readahead_samples == before) {
         dlfs_fuse_get_stats(mount->fuse, &stats);
         sched_yield();
     }
@@ -208,7 +207,9 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
     struct reading readings[THREADS];
     dlfs_fuse_stats stats;
     CHECK(mount_begin(mount, dataset, flags, busy_poll_us));
-    check_readahead(mount);
+    if (busy_poll_us == 0 && (flags & DLFS_FUSE_NO_URING) != 0) { /* as if of several programs */
+        look_up_only(mount, COUNT - 1);
+    }
     check_names(mount);
     CHECK(dlfs_fuse_uring(mount->fuse) < 0 || (flags & DLFS_FUSE_NO_URING) == 0);
     for (uint64_t i = 0; i < SINGLE_READS; i++) { /* as a single program */
@@ -227,6 +228,34 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
     dlfs_fuse_expire_cache(mount->fuse, 0);
     dlfs_fuse_get_stats(mount->fuse, &stats);
     CHECK_EQ(stats.cached_bytes, 0);
+    mount_end(mount);
+}
+
+/*
+ * The sample of a file that one program looks up is read as the program requests it. If it is not
+ * requested, it keeps neither the reader that was replaced meanwhile nor the mount.
+ */
+static void test_early_read(struct mount *mount, const struct dataset *dataset, uint32_t flags)
+{
+    dlfs_fuse_stats stats;
+    CHECK(mount_begin(mount, dataset, flags, BUSY_POLL_US));
+    for (uint64_t i = 0; i < SINGLE_READS; i++) {
+        CHECK(read_file(mount, i * 7, 1 << 16));
+    }
+    dlfs_fuse_get_stats(mount->fuse, &stats);
+    CHECK(stats.readahead_hits > 0);
+    look_up_only(mount, 1);
+    look_up_only(mount, 2);
+    dlfs_fuse_expire_cache(mount->fuse, 1000);
+    CHECK(read_file(mount, 2, 1 << 16));
+    look_up_only(mount, 3);
+    dlfs_reader *before = mount->reader;
+    mount->reader = reader_over(dataset, 1 << 20, 8);
+    CHECK_EQ(dlfs_fuse_replace_reader(mount->fuse, DATASET, mount->reader), 0);
+    CHECK_EQ(dlfs_fuse_await_reader(mount->fuse, DATASET, 1), 1);
+    CHECK_EQ(dlfs_reader_destroy(before), 0);
+    CHECK(read_file(mount, 3, 1 << 16));
+    look_up_only(mount, 4);
     mount_end(mount);
 }
 
@@ -357,6 +386,7 @@ static void test_uring(struct mount *mount, const struct dataset *dataset)
     test_reading(mount, dataset, 0, 0);
     test_reading(mount, dataset, DLFS_FUSE_OPEN_REQUESTS, BUSY_POLL_US);
     test_ending_while_in_use(mount, dataset, 0, BUSY_POLL_US);
+    test_early_read(mount, dataset, 0);
     test_lack_of_memory(mount, dataset);
     test_volume(mount, dataset, 0);
     CHECK_EQ(close(offered), 0);
@@ -405,6 +435,7 @@ int main(void)
         test_reading(&mount, &dataset, device, BUSY_POLL_US);
         test_ending_while_in_use(&mount, &dataset, device, BUSY_POLL_US);
         test_ending_while_one_reads(&mount, &dataset);
+        test_early_read(&mount, &dataset, device);
         test_volume(&mount, &dataset, device);
         test_uring(&mount, &dataset);
     } else {

@@ -15,7 +15,7 @@
 static struct cached_file *begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes)
 {
     struct cached_file *sample = NULL;
-    CHECK_EQ(file_cache_begin(cache, key, bytes, false, false, &sample), 0);
+    CHECK_EQ(file_cache_begin(cache, key, bytes, false, &sample), 0);
     memset(sample->copy, (int)key, bytes);
     return sample;
 }
@@ -61,7 +61,7 @@ static void test_unrequested_samples_are_found(struct open_file_cache *cache)
 {
     struct cached_file *sample = NULL;
     struct cached_file *again = NULL;
-    CHECK_EQ(file_cache_begin(cache, 1, 400, true, false, &sample), 0);
+    CHECK_EQ(file_cache_begin(cache, 1, 400, true, &sample), 0);
     CHECK(file_cache_find_unrequested(cache, 1) == NULL); /* not read yet */
     (void)file_cache_finish(cache, sample, true);
     file_cache_unpin(cache, sample, 0);
@@ -79,7 +79,7 @@ static void test_queued_requests_are_returned(struct open_file_cache *cache)
     struct cached_file *sample = begin(cache, 5, 10);
     CHECK_EQ(find(cache, 5, &other), FILE_CACHE_QUEUED);
     CHECK_EQ(find(cache, 5, &other), FILE_CACHE_QUEUED);
-    CHECK_EQ(file_cache_begin(cache, 5, 10, false, false, &other), -EEXIST);
+    CHECK_EQ(file_cache_begin(cache, 5, 10, false, &other), -EEXIST);
     struct read_request *queued = file_cache_finish(cache, sample, true);
     CHECK(queued != NULL && queued->next != NULL && queued->next->next == NULL);
     CHECK_EQ(queued->offset, 5);
@@ -105,14 +105,14 @@ static void test_budget(struct open_file_cache *cache)
 {
     struct cached_file *large = begin(cache, 7, 2 * BUDGET); /* alone */
     struct cached_file *sample;
-    CHECK_EQ(file_cache_begin(cache, 8, 1, true, false, &sample), -EAGAIN);
+    CHECK_EQ(file_cache_begin(cache, 8, 1, true, &sample), -EAGAIN);
     CHECK(file_cache_finish(cache, large, true) == NULL);
-    CHECK_EQ(file_cache_begin(cache, 8, 1, true, false, &sample), -EAGAIN); /* it is pinned */
+    CHECK_EQ(file_cache_begin(cache, 8, 1, true, &sample), -EAGAIN); /* it is pinned */
     file_cache_unpin(cache, large, 0);
     load(cache, 8, 1);
     CHECK_EQ(file_cache_bytes(cache), 1);
     bool was_readahead;
-    CHECK_EQ(file_cache_begin(cache, 9, 1, true, false, &sample), 0);
+    CHECK_EQ(file_cache_begin(cache, 9, 1, true, &sample), 0);
     CHECK(file_cache_finish(cache, sample, true) == NULL);
     file_cache_unpin(cache, sample, 0);
     for (int first = 1; first >= 0;
@@ -129,10 +129,10 @@ static void test_budget(struct open_file_cache *cache)
 static void test_large(struct open_file_cache *cache)
 {
     struct cached_file *sample;
-    CHECK_EQ(file_cache_begin(cache, 20, FILE_CACHE_COPY_BYTES_MAX, false, false, &sample), 0);
+    CHECK_EQ(file_cache_begin(cache, 20, FILE_CACHE_COPY_BYTES_MAX, false, &sample), 0);
     CHECK(sample->copy != NULL);
     CHECK(file_cache_finish(cache, sample, false) == NULL);
-    CHECK_EQ(file_cache_begin(cache, 20, FILE_CACHE_COPY_BYTES_MAX + 1, false, false, &sample), 0);
+    CHECK_EQ(file_cache_begin(cache, 20, FILE_CACHE_COPY_BYTES_MAX + 1, false, &sample), 0);
     CHECK(sample->copy == NULL && sample->data == NULL);
     CHECK(file_cache_finish(cache, sample, false) == NULL);
     CHECK_EQ(file_cache_bytes(cache), 0);
@@ -156,7 +156,7 @@ static void test_order_of_waiters(struct open_file_cache *cache)
         waits = cache->waiters != NULL;
         (void)pthread_mutex_unlock(&cache->lock);
     }
-    CHECK_EQ(file_cache_begin(cache, 12, 10, true, false, &other), -EAGAIN);
+    CHECK_EQ(file_cache_begin(cache, 12, 10, true, &other), -EAGAIN);
     CHECK(file_cache_finish(cache, sample, true) == NULL);
     file_cache_unpin(cache, sample, sample->bytes);
     CHECK_EQ(pthread_join(thread, NULL), 0);
@@ -182,7 +182,7 @@ static void use(struct open_file_cache *cache, uint64_t key)
     struct cached_file *sample;
     enum file_cache_result result = find(cache, key, &sample);
     if (result == FILE_CACHE_MISS) {
-        int code = file_cache_begin(cache, key, bytes_of(key), key % 3 == 0, false, &sample);
+        int code = file_cache_begin(cache, key, bytes_of(key), key % 3 == 0, &sample);
         if (code < 0) {
             CHECK(code == -EEXIST || code == -EAGAIN);
             return;

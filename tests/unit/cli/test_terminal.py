@@ -346,7 +346,7 @@ def test_mounts(terminal: Terminal, snapshot) -> None:
     folder = terminal.folder
     (folder / "mnt").mkdir()
     dlfs.format_volume(str(folder / "mounted.img"), size_bytes=8 << 20)
-    options = ("--incoming", "spool", "--log", "mount.log")
+    options = ("--incoming", "spool", "--no-uring", "--log", "mount.log")
     shown: dict[tuple[str, ...], dict[int, str]] = {}
     for width in WIDTHS:
 

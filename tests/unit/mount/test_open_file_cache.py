@@ -10,13 +10,15 @@ from typing import cast
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 import dlfs
 from dlfs.connection import DatasetSession
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, LimitError, StaleError
 from dlfs.mount.open_file_cache import (
+    EARLY_PAUSE,
+    EARLY_SECONDS,
     LARGE_READS_MAX,
     PROMPT_PAUSE,
     SAMPLE_BYTES_MAX,
@@ -232,7 +234,7 @@ class NothingAtOnce:
 class Broken:
     """A dataset whose reads fail with an error that no read should raise."""
 
-    session = cast("DatasetSession", NothingAtOnce())
+    session = present_session = cast("DatasetSession", NothingAtOnce())
 
     def __getitem__(self, _index: int, /) -> bytes:
         raise RuntimeError("a planted defect")
@@ -255,9 +257,11 @@ def test_an_unexpected_error_ends_its_reads_only(dataset: Dataset) -> None:
 class Slow:
     """A dataset on a device that completes reads when the test says so."""
 
+    present_session: DatasetSession | None
+
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self.session = cast("DatasetSession", NothingAtOnce())
+        self.session = self.present_session = cast("DatasetSession", NothingAtOnce())
         self.completes = threading.Event()
         self.reads = 0
 
@@ -284,7 +288,7 @@ class Moods(NothingAtOnce):
 def test_threads_read_while_the_devices_send_nothing_at_once(dataset: Dataset) -> None:
     async def body(setup: Setup) -> None:
         moods, slow = Moods(dataset), Slow(dataset)
-        slow.session = cast("DatasetSession", moods)
+        slow.session = slow.present_session = cast("DatasetSession", moods)
         slow.completes.set()
 
         async def read_one() -> None:
@@ -303,6 +307,165 @@ def test_threads_read_while_the_devices_send_nothing_at_once(dataset: Dataset) -
         assert (moods.asked, slow.reads) == (3, 1 + PROMPT_PAUSE)
 
     run(dataset, body)
+
+
+class Early(Moods):
+    """A reader that counts the reads that began with a look-up, and how they ended."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(dataset)
+        self.begun: list[int] = []
+        self.got: list[int] = []
+        self.cancelled: list[int] = []
+
+    def begin(self, index: int) -> EarlyRead:
+        self.begun.append(index)
+        return EarlyRead(self, index)
+
+
+class EarlyRead:
+    """A read that ends once."""
+
+    def __init__(self, reader: Early, index: int) -> None:
+        self._reader: Early | None = reader
+        self._index = index
+
+    def _end(self) -> Early:
+        reader, self._reader = self._reader, None
+        assert reader is not None
+        return reader
+
+    def get(self, length_bytes: int) -> bytes | None:
+        reader = self._end()
+        assert length_bytes == SIZES[self._index]
+        reader.got.append(self._index)
+        return reader.dataset[self._index] if reader.prompt else None
+
+    def cancel(self) -> None:
+        self._end().cancelled.append(self._index)
+
+
+class EarlySource(Slow):
+    """A dataset whose reads begin with look-ups."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(dataset)
+        self.early = Early(dataset)
+        self.session = self.present_session = cast("DatasetSession", self.early)
+        self.completes.set()
+
+    def look_up(self, setup: Setup, index: int) -> None:
+        setup.cache.expect(index, setup.pins, self, index, SIZES[index])
+
+    async def read(self, setup: Setup, index: int) -> None:
+        sample = setup.cache.open(index, setup.pins, self, index, SIZES[index])
+        assert await setup.read(sample) == content(index)
+        setup.cache.release(sample)
+
+
+def test_a_file_that_is_looked_up_is_read_meanwhile(dataset: Dataset) -> None:
+    async def body(setup: Setup) -> None:
+        source = EarlySource(dataset)
+        for index in (2, 3, 2):
+            source.look_up(setup, index)
+            await source.read(setup, index)
+        assert source.early.begun == source.early.got == [2, 3, 2]
+        assert (source.early.asked, source.reads) == (0, 0)
+        source.early.prompt = False
+        source.look_up(setup, 4)
+        await source.read(setup, 4)  # by a thread
+        assert source.early.got == [2, 3, 2, 4]
+        assert (source.early.asked, source.reads) == (0, 1)
+        source.look_up(setup, 5)  # the devices are slow
+        assert source.early.begun == [2, 3, 2, 4]
+
+    run(dataset, body)
+
+
+def test_a_dataset_that_has_to_be_opened_again_is_opened_by_a_thread(dataset: Dataset) -> None:
+    async def body(setup: Setup) -> None:
+        source = EarlySource(dataset)
+        source.present_session = None
+        source.look_up(setup, 2)
+        await source.read(setup, 2)
+        assert (source.early.begun, source.early.asked, source.reads) == ([], 0, 1)
+
+    run(dataset, body)
+
+
+def test_a_program_that_reads_another_file_has_left_the_one_looked_up(dataset: Dataset) -> None:
+    async def body(setup: Setup) -> None:
+        source = EarlySource(dataset)
+        source.look_up(setup, 2)
+        await source.read(setup, 3)
+        assert (source.early.cancelled, source.early.got) == ([2], [])
+        assert setup.pins.count == 0
+
+    run(dataset, body)
+
+
+def test_what_is_not_read_when_it_is_looked_up(dataset: Dataset) -> None:
+    async def body(setup: Setup) -> None:
+        source = EarlySource(dataset)
+        opened = setup.cache.open(2, setup.pins, source, 2, SIZES[2])
+        for index in (0, 2, 6):  # empty, open, large
+            source.look_up(setup, index)
+        assert source.early.begun == []
+        setup.cache.release(opened)
+        for _ in range(10):  # files that are opened and not read
+            setup.cache.release(setup.open(3))
+        source.look_up(setup, 2)
+        assert source.early.begun == []
+
+    run(dataset, body)
+
+
+def test_reads_in_vain_are_given_up_and_become_rare(dataset: Dataset) -> None:
+    async def body(setup: Setup) -> None:
+        source = EarlySource(dataset)
+        for step in range(2 * (1 + EARLY_PAUSE)):
+            source.look_up(setup, 2 + step % 2)
+        assert len(source.early.begun) == 2
+        assert source.early.cancelled == source.early.begun
+        assert setup.pins.count == 0
+
+    run(dataset, body)
+
+
+@pytest.mark.parametrize("end", ["withdraw", "close"])
+def test_an_early_read_ends_with_its_dataset_and_the_mount(dataset: Dataset, end: str) -> None:
+    async def body(setup: Setup) -> None:
+        source = EarlySource(dataset)
+        source.look_up(setup, 2)
+        assert setup.pins.count == 1
+        setup.cache.withdraw(Pins())  # another one
+        assert source.early.cancelled == []
+        if end == "withdraw":
+            setup.cache.withdraw(setup.pins)
+        else:
+            setup.cache.give_up_early_read()
+        assert source.early.cancelled == [2]
+        assert setup.pins.count == 0
+
+    run(dataset, body)
+
+
+def test_an_early_read_that_no_program_asks_for_is_given_up(dataset: Dataset) -> None:
+    async def main() -> None:
+        cache = OpenFileCache(budget_bytes=MIB)
+        setup, source = Setup(cache, dataset), EarlySource(dataset)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.give_up_early_reads)
+            await trio.sleep(EARLY_SECONDS / 2)
+            source.look_up(setup, 2)
+            await trio.sleep(EARLY_SECONDS)
+            assert source.early.cancelled == []
+            await trio.sleep(EARLY_SECONDS)
+            assert source.early.cancelled == [2]
+            nursery.cancel_scope.cancel()
+        cache.close()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_requests_of_one_sample_share_a_read(dataset: Dataset) -> None:
