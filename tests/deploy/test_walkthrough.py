@@ -24,7 +24,7 @@ VARYING = [
     (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID"),
     (r"in \d+\.\d\d s", "in TIME"),
     (r"\d+(\.\d)? [KMGT]iB", "SIZE"),
-    (r"\(server \d+, log: [^)]*\)", "(SERVER)"),
+    (r"\(server \d+, (over io_uring, )?log: [^)]*\)", "(SERVER)"),
     (r" +", " "),
     (r"─+", "─"),
 ]

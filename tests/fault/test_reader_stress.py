@@ -227,7 +227,7 @@ def assert_memory_is_back(stress: Stress) -> None:
     """Check that as many small samples as there are slots fit at once, without private memory.
 
     Only samples that are read from the devices count: one that lies in the cache pins the run of
-    slots that it was packed into.
+    slots that it was packed into, so its batch goes before the next read.
     """
     reader = stress.reader
     lengths = stress.laid.directory.lengths()
@@ -240,6 +240,7 @@ def assert_memory_is_back(stress: Stress) -> None:
         batch = reader.read([index])
         if reader.stats()["cache_hits"] == hits:
             batches.append(batch)
+        del batch
         if len(batches) == limit:
             break
     assert reader.stats()["private_batches"] == before

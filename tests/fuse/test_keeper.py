@@ -87,6 +87,7 @@ def kill_server(mount: Mount, keeper: int, number: int = signal.SIGKILL) -> None
     wait_for(lambda: mount.log.read_text().count("the server died") > deaths, "the keeper")
 
 
+@pytest.mark.timeout(300 + 20 * KILLS)
 def test_programs_do_not_notice_servers_that_are_killed(mount: Mount) -> None:
     def has_answered(servers: int) -> bool:
         return mount.log.read_text().count("another server answers") >= servers

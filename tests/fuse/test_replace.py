@@ -92,6 +92,7 @@ def probed(directory: Path, results: Path) -> Iterator[None]:
             probe.wait()
 
 
+@pytest.mark.timeout(300 + 20 * REPLACES)
 def test_rule_57_programs_do_not_notice_replacements(mount: Mount, tmp_path: Path) -> None:
     times = []
     with running_programs(mount), probed(mount / "train", tmp_path / "probes"):
@@ -326,8 +327,8 @@ def test_a_mount_that_is_moved_while_it_is_replaced(tmp_path: Path) -> None:
     volume = make_volume(tmp_path)
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
-    opening = "    with _opened(volume_uris) as volumes:\n        view = MountView(volumes, nested="
-    opening += "options.nested, numbers"
+    opening = "    with _opened(volume_uris, options.cache_bytes) as volumes:\n"
+    opening += "        view = MountView(volumes, nested=options.nested, numbers"
     move = f"""
     import subprocess, sys
     os.rename({str(before)!r}, {str(after)!r})

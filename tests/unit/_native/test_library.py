@@ -3,7 +3,6 @@
 import errno
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,14 @@ from dlfs._native.library import PROTOTYPES, check, describe, error_for, library
 
 
 @pytest.fixture
-def loading() -> Iterator[None]:
-    """The library is loaded anew in the test, and again after it."""
-    library.cache_clear()
-    yield
-    library.cache_clear()
+def loading() -> None:
+    """The process has loaded the library: objects of other tests use it when they are freed."""
+    library()
 
 
 def load() -> object:
-    """Load the library, also if a thread of an earlier test has just loaded it."""
-    library.cache_clear()
-    return library()
+    """Load the library anew, for this call only."""
+    return library.__wrapped__()
 
 
 def build(folder: Path, source: str) -> Path:

@@ -462,9 +462,11 @@ def test_impossible_namespaces_and_taken_ports_are_refused(target: ScriptedTarge
 
 
 def test_nothing_is_left_behind() -> None:
-    def left() -> tuple[int, int]:
+    """There may be fewer threads at the end: those of earlier tests end."""
+
+    def left() -> tuple[int, set[threading.Thread]]:
         gc.collect()
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
+        return len(os.listdir("/proc/self/fd")), set(threading.enumerate())
 
     with ScriptedTarget():
         pass
@@ -472,4 +474,6 @@ def test_nothing_is_left_behind() -> None:
     for _ in range(3):
         with ScriptedTarget(ipv6=True) as target, Pair(target.port, DEFAULT_NQN):
             target.restart()
-    assert left() == before
+    descriptors, threads = left()
+    assert descriptors <= before[0]
+    assert threads <= before[1]
