@@ -12,6 +12,7 @@ import pytest
 
 from dlfs.staging import entries
 from dlfs.staging.entries import Change, Owner, identity_of
+from tests.support import descriptors
 
 ME = Owner(os.geteuid(), os.getegid())
 SOMEBODY = Owner(4321, 4321)
@@ -42,9 +43,9 @@ def test_another_file_of_that_name_is_stale(directory: int, tmp_path: Path) -> N
         lambda: entries.hard_link(directory, b"a", other, directory, b"c"),
         lambda: entries.open_below(directory, [b"d"], other),
     ):
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors.count_below(tmp_path)
         assert errno_of(call) == errno.ESTALE
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert descriptors.count_below(tmp_path) == before
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "d"]
 
 
@@ -115,10 +116,10 @@ def test_what_cannot_be_given_away_is_not_left(
         lambda: entries.make_node(directory, b"a", stat.S_IFIFO | 0o600, SOMEBODY),
         lambda: entries.make_symlink(directory, b"a", b"x", SOMEBODY),
     ):
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors.count_below(tmp_path)
         assert errno_of(call) == errno.EPERM
         assert os.listdir(tmp_path) == []
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert descriptors.count_below(tmp_path) == before
     group = Owner(ME.uid, 4321)  # a group that is not ours to give is no reason to refuse
     os.close(entries.create(directory, b"a", os.O_WRONLY, 0o600, group)[0])
     entries.make_symlink(directory, b"b", b"x", group)
@@ -132,7 +133,7 @@ def test_removed_files_stay_open(directory: int, tmp_path: Path) -> None:
     os.link(tmp_path / "a", tmp_path / "c")
     (tmp_path / "d").mkdir()
     (tmp_path / "new").write_bytes(b"new")
-    before = os.listdir("/proc/self/fd")
+    before = descriptors.count_below(tmp_path)
     first, second = (entries.unlink(directory, name) for name in (b"a", b"b"))
     moved, replaced = entries.rename(directory, b"new", directory, b"c", replace=True)
     folder = entries.remove_directory(directory, b"d")
@@ -149,7 +150,7 @@ def test_removed_files_stay_open(directory: int, tmp_path: Path) -> None:
         errno_of(lambda: entries.rename(directory, b"c", directory, b"d", replace=True))
         == errno.EISDIR
     )
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert descriptors.count_below(tmp_path) == before
 
 
 def test_renaming_without_replacing(directory: int, tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_walking(directory: int, tmp_path: Path) -> None:
         (tmp_path / path).touch()
     (tmp_path / os.fsdecode(b"d/\xff")).symlink_to("..")
     (tmp_path / "twin").hardlink_to(tmp_path / "d/e/c")
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors.count_below(tmp_path)
     found = dict(entries.walk_files(directory))
     assert sorted(found) == [b"a", b"d/b", b"d/e/c", b"d/\xff", b"f/g", b"twin"]
     assert found[b"twin"].st_nlink == 2
@@ -200,7 +201,7 @@ def test_walking(directory: int, tmp_path: Path) -> None:
         if b"/" in path:
             break
     walk.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors.count_below(tmp_path) == before
 
 
 def test_walking_while_entries_are_removed(directory: int, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from dlfs.staging.incoming import IncomingTree, open_incoming
 from dlfs.staging.inode_numbers import ROOT
 from dlfs.staging.protocol import SealStatus
 from dlfs.units import MIB
+from tests.support import descriptors
 
 OWNER = Owner(os.geteuid(), os.getegid())
 
@@ -67,10 +68,6 @@ async def read(tree: IncomingTree, number: int) -> bytes:
         await tree.files.release(handle)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 async def errno_of(call: Awaitable[object]) -> int:
     try:
         await call
@@ -88,7 +85,7 @@ def test_a_file_that_lost_its_name_stays_until_it_is_forgotten(
     async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
         (files / "name").write_bytes(b"old")
         (files / "new").write_bytes(b"another")
-        before = descriptors()
+        before = descriptors.count_below(tmp_path)
         old = (await tree.lookup(top, b"name")).node
         await lose(tree, top)
         assert await read(tree, old) == b"old"
@@ -103,9 +100,9 @@ def test_a_file_that_lost_its_name_stays_until_it_is_forgotten(
         await tree.files.release(written.handle)
         assert await read(tree, old) == b"written"
         assert await errno_of(tree.link(old, top, b"again")) == errno.ENOENT
-        assert descriptors() == before + 1
+        assert descriptors.count_below(tmp_path) == before + 1
         tree.forget(old, 1)
-        assert descriptors() == before
+        assert descriptors.count_below(tmp_path) == before
         assert await errno_of(tree.getattr(old)) == errno.ESTALE
 
     run(tmp_path, scenario)
@@ -159,21 +156,21 @@ def test_files_without_names_have_a_limited_number_of_descriptors(
     monkeypatch.setattr(inode_table, "UNLINKED_MAX", 3)
 
     async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
-        before = descriptors()
+        before = descriptors.count_below(tmp_path)
         numbers = []
         for index in range(5):
             (files / "name").write_bytes(b"%d" % index)
             numbers.append((await tree.lookup(top, b"name")).node)
             await tree.unlink(top, b"name")
-        assert descriptors() == before + 3
+        assert descriptors.count_below(tmp_path) == before + 3
         for number in numbers[:2]:
             assert await errno_of(read(tree, number)) == errno.ESTALE
             assert (await tree.getattr(number)).status.st_size == 1  # as when it was removed
         assert [await read(tree, number) for number in numbers[2:]] == [b"2", b"3", b"4"]
         tree.forget(numbers[3], 1)
-        assert descriptors() == before + 2
+        assert descriptors.count_below(tmp_path) == before + 2
         tree.close()
-        assert descriptors() < before + 2
+        assert descriptors.count_below(tmp_path) < before + 2
 
     run(tmp_path, scenario)
 
@@ -199,13 +196,13 @@ def test_the_handles_of_a_file_keep_it_when_it_has_no_descriptor(
 
 def test_a_file_that_the_kernel_does_not_know_has_no_descriptor(tmp_path: Path) -> None:
     async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
-        before = descriptors()
+        before = descriptors.count_below(tmp_path)
         (files / "name").write_bytes(b"")
         await tree.unlink(top, b"name")
         (files / "name").write_bytes(b"")
         tree.forget((await tree.lookup(top, b"name")).node, 1)
         await tree.unlink(top, b"name")
-        assert descriptors() == before
+        assert descriptors.count_below(tmp_path) == before
 
     run(tmp_path, scenario)
 
@@ -216,7 +213,7 @@ def test_a_file_with_other_names(tmp_path: Path) -> None:
     async def scenario(tree: IncomingTree, top: int, files: Path) -> None:
         (files / "name").write_bytes(b"old")
         (files / "other").hardlink_to(files / "name")
-        before = descriptors()
+        before = descriptors.count_below(tmp_path)
         old = (await tree.lookup(top, b"name")).node
         await tree.unlink(top, b"name")
         assert await read(tree, old) == b"old"
@@ -234,9 +231,9 @@ def test_a_file_with_other_names(tmp_path: Path) -> None:
         await tree.unlink(top, b"other")
         await tree.setattr(old, Change(mode=0o600), None)
         assert await read(tree, old) == b"old"
-        assert descriptors() == before + 1
+        assert descriptors.count_below(tmp_path) == before + 1
         tree.forget(old, 2)
-        assert descriptors() == before
+        assert descriptors.count_below(tmp_path) == before
 
     run(tmp_path, scenario)
 
