@@ -48,18 +48,30 @@ static bool continues(const struct sequential_run *run, uint32_t dataset, uint64
     return run->dataset == dataset && run->next <= index + 1 && index <= run->end;
 }
 
+/* Returns the run that an index continues, or NULL. */
+static struct sequential_run *find_run(struct readahead *readahead, uint32_t dataset,
+                                       uint64_t index)
+{
+    for (uint32_t i = 0; i < READAHEAD_RUNS; i++) {
+        if (continues(&readahead->runs[i], dataset, index)) {
+            return &readahead->runs[i];
+        }
+    }
+    return NULL;
+}
+
 /* Returns the run that an index continues, or else a new one in place of the least recently used.
  */
 static struct sequential_run *run_of(struct readahead *readahead, uint32_t dataset, uint64_t index)
 {
+    struct sequential_run *found = find_run(readahead, dataset, index);
+    if (found != NULL) {
+        return found;
+    }
     struct sequential_run *oldest = &readahead->runs[0];
-    for (uint32_t i = 0; i < READAHEAD_RUNS; i++) {
-        struct sequential_run *run = &readahead->runs[i];
-        if (continues(run, dataset, index)) {
-            return run;
-        }
-        if (run->used_at < oldest->used_at) {
-            oldest = run;
+    for (uint32_t i = 1; i < READAHEAD_RUNS; i++) {
+        if (readahead->runs[i].used_at < oldest->used_at) {
+            oldest = &readahead->runs[i];
         }
     }
     *oldest = (struct sequential_run){
@@ -127,6 +139,20 @@ struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t da
     }
     plan.push_end = run->push_end;
     plan.trigger = run->trigger;
+    (void)pthread_mutex_unlock(&readahead->lock);
+    return plan;
+}
+
+struct readahead_plan readahead_on_listing(struct readahead *readahead, uint32_t dataset,
+                                           uint64_t index)
+{
+    struct readahead_plan plan = {.push_first = index};
+    (void)pthread_mutex_lock(&readahead->lock);
+    const struct sequential_run *run = find_run(readahead, dataset, index);
+    if (run != NULL) {
+        plan.push_end = run->push_end;
+        plan.trigger = run->trigger;
+    }
     (void)pthread_mutex_unlock(&readahead->lock);
     return plan;
 }

@@ -70,5 +70,12 @@ void readahead_on_read(struct readahead *readahead);
 struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t dataset,
                                         uint64_t index, const dlfs_location *locations,
                                         uint64_t count);
+/*
+ * Returns the samples that may be pushed when a program has listed a directory, by the first sample
+ * below it: those that were read ahead for a run which comes here. Begins and continues no run: a
+ * program that only lists directories has none.
+ */
+struct readahead_plan readahead_on_listing(struct readahead *readahead, uint32_t dataset,
+                                           uint64_t index);
 
 #endif

@@ -81,6 +81,24 @@ static void test_a_run_goes_on_with_what_is_not_pushed(struct readahead *readahe
     CHECK(requests < 10);
 }
 
+/* Only what was read ahead may be pushed after a listing, which itself is no step of a run. */
+static void test_a_listing(struct readahead *readahead)
+{
+    struct readahead_plan none = readahead_on_listing(readahead, 10, 5);
+    CHECK(none.push_end <= none.push_first);
+    struct readahead_plan plan = begin(readahead, 10);
+    plan = step(readahead, 10, plan.trigger);
+    for (uint64_t index = plan.push_first; index < plan.push_end; index++) {
+        struct readahead_plan listed = readahead_on_listing(readahead, 10, index);
+        CHECK_EQ(listed.push_first, index);
+        CHECK(listed.push_end == plan.push_end && listed.trigger == plan.trigger);
+        CHECK_EQ(listed.count, 0);
+    }
+    none = readahead_on_listing(readahead, 10, SAMPLES - 1);
+    CHECK(none.push_end <= none.push_first);
+    CHECK_EQ(step(readahead, 10, plan.trigger).first, plan.first + plan.count);
+}
+
 /* The program requests a sample that could not be pushed. Those after it may be pushed then. */
 static void test_requests_between_triggers(struct readahead *readahead)
 {
@@ -159,6 +177,7 @@ int main(void)
     test_lookup_credit(&readahead);
     test_runs(&readahead);
     test_a_run_goes_on_with_what_is_not_pushed(&readahead);
+    test_a_listing(&readahead);
     test_requests_between_triggers(&readahead);
     test_a_window_that_is_not_requested(&readahead);
     test_random_order_is_not_read_ahead(&readahead);
