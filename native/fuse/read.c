@@ -314,8 +314,7 @@ static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *da
     end_pushing(fuse);
 }
 
-void push_after_listing(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                        uint64_t first)
+void push_after_listing(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t first)
 {
     struct readahead_plan plan =
         readahead_on_listing(&fuse->readahead, dataset->info.number, first);
