@@ -26,9 +26,10 @@ all failures are left to the predecessor, which goes on.
 A server that was killed while it stored samples in the kernel's cache may be unable to end: its
 thread waits for a page, and the page for a request that only the next server answers. So the keeper
 does not wait for the last thread of a server whose first one is dead. Such a thread may still take
-a request; when it has ended, the keeper has the kernel send requests again once more.
+a request; when it has ended, the keeper has the kernel send requests again once more. If the keeper
+is killed as well, its guard (``guard``) answers.
 
-Needs the native server, fusermount3, and Linux 6.9 (FUSE_NOTIFY_RESEND). A mount over io_uring has
+Needs the native server, fusermount3, and Linux 6.9 (FUSE_NOTIFYRESEND). A mount over io_uring has
 no keeper: the kernel's queues end with the server, and requests would wait without end.
 
 Source: Linux, include/uapi/linux/fuse.h and fs/fuse/dev.c; fusermount3(1), libfuse's lib/mount.c
@@ -48,7 +49,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -60,6 +60,7 @@ from dlfs._native.fuse import KernelConnection, takes_connections
 from dlfs.errors import DeviceError, DlfsError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.background import MountRequest
+from dlfs.mount.guard import RESEND, SIGNALS, Guard, is_dying
 from dlfs.mount.kept import DatasetNumbers, KeptMount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.replacement import (
@@ -107,9 +108,6 @@ _END_LOOK_SECONDS = 0.002
 _DYING_SECONDS = 0.1
 """Time after which the keeper does not wait for the last thread of a server that it killed."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_RESEND = struct.pack("=IiQ", 16, 7, 0)
-"""The notification FUSE_NOTIFY_RESEND: length, code, and 0 for the ID of a request."""
 _OPENED, _READY = b"o", b"r"
 """Messages of a server to its keeper: the volume is open; the mount answers."""
 
@@ -147,17 +145,11 @@ def _is_uring_offered() -> bool:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-
-
-def _is_dying(pid: int) -> bool:
-    """Return True if the first thread of a child has ended, or its memory is being dumped."""
-    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    return re.search(r"^(State:\tZ|CoreDumping:\t1)", status, re.MULTILINE) is not None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _is_connected(kernel: int) -> bool:
@@ -232,6 +224,7 @@ class Keeper:
             self._numbers = predecessor.numbers
             self._record = predecessor.record
             self._port = ReplacementPort(predecessor.listener)
+        self._guard: Guard | None = None  # once the file system is mounted or taken over
         self._pid = 0
         self._dying: list[int] = []  # descriptors of earlier servers that had not ended yet
         self._answered = False  # a server on this mount, so another one can take it over
@@ -246,7 +239,7 @@ class Keeper:
             DeviceError: the system refused the mount, or the predecessor goes on.
         """
         gc.freeze()  # the servers share the memory of what is loaded
-        for number in _SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, self._end)
         failures = Failures()
         while True:
@@ -290,6 +283,9 @@ class Keeper:
 
     def _pass_on(self) -> bool:
         """Let the new keeper have the mount. Returns True if it does, or if the mount is gone."""
+        if self._guard is not None:
+            self._guard.end()
+            self._guard = None
         passed = self._port.pass_on(lambda: self._ending)
         if passed:
             self._bury_all()
@@ -327,6 +323,8 @@ class Keeper:
 
     def _start_server(self) -> socket.socket:
         """Start a server. Returns the socket on which it says how far it is."""
+        if self._guard is None and self._kernel >= 0:
+            self._start_guard()
         here, there = socket.socketpair()
         with there:
             here.settimeout(_LOOK_SECONDS)
@@ -335,6 +333,8 @@ class Keeper:
                 if self._pid == 0:
                     here.close()
                     self._port.close()
+                    if self._guard is not None:
+                        self._guard.leave()
                     self._serve(there)
         return here
 
@@ -368,6 +368,8 @@ class Keeper:
                     if ready:
                         answers_s = time.monotonic()
                         self._answered = True
+                        if self._guard is not None:
+                            self._guard.watch(self._pid)
         except BaseException:
             os.kill(self._pid, signal.SIGKILL)
             raise
@@ -376,6 +378,13 @@ class Keeper:
             self._pid = 0
         lived_s = 0.0 if answers_s is None else time.monotonic() - answers_s
         return lived_s, status, f"{'died' if status else 'ended'} (status {status})"
+
+    def _start_guard(self) -> None:
+        """Start the guard; a child that ends at once is seen meanwhile."""
+        try:
+            self._guard = Guard(self._kernel)
+        except OSError as error:  # memory or processes are short
+            _log.warning("%s: no guard was started: %s", self._path, error.strerror)
 
     def _take_over(self, link: socket.socket, predecessor: Predecessor) -> bool:
         """Have the server answer in place of the predecessor's. Returns True if it does."""
@@ -399,7 +408,7 @@ class Keeper:
         deadline = time.monotonic() + seconds
         while not self._attend(_LOOK_SECONDS, link.fileno()):
             late = time.monotonic() > deadline
-            if late or _is_dying(self._pid) or self._port.stop_wanted or self._is_dropped():
+            if late or is_dying(self._pid) or self._port.stop_wanted or self._is_dropped():
                 return b""
         try:
             return link.recv(1)
@@ -422,7 +431,7 @@ class Keeper:
             if killed_s < 0 and (self._port.stop_wanted or self._is_dropped()):
                 os.kill(self._pid, signal.SIGKILL)
                 killed_s = time.monotonic()
-            if time.monotonic() - killed_s > _DYING_SECONDS and _is_dying(self._pid):
+            if time.monotonic() - killed_s > _DYING_SECONDS and is_dying(self._pid):
                 self._dying.append(process)
                 return -signal.SIGKILL
         os.close(process)
@@ -457,7 +466,7 @@ class Keeper:
             os.close(process)
             self._dying.remove(process)
             with contextlib.suppress(OSError):  # it is unmounted
-                os.write(self._kernel, _RESEND)
+                os.write(self._kernel, RESEND)
 
     def _bury_all(self) -> None:
         """Wait for the end of earlier servers, which the server that answers now makes possible."""
@@ -481,6 +490,7 @@ class Keeper:
         """Mount the file system, and read the request with which the kernel begins."""
         self._kernel = mountpoints.mount_file_system(self._path, self._request.options.for_kernel())
         self._record = mountpoints.record_of(self._path)
+        self._start_guard()
         if self._record is not None:
             self._port.open(self._record.device)
         self._init = os.read(self._kernel, REQUEST_BYTES_MAX)
@@ -496,9 +506,9 @@ class Keeper:
         """Run the server and end the process."""
         code = 1
         try:
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             kept = KeptMount(
                 self._path,
                 self._record,

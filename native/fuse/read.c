@@ -286,8 +286,8 @@ static void end_pushing(struct dlfs_fuse *fuse)
  * Pushes samples as planned, up to one that is not in memory or that the kernel does not take.
  * The kernel lets a notification wait while the same page is requested. So one thread pushes at a
  * time, and the others answer requests until it has ended (dlfs_fuse_stop). A server that is killed
- * meanwhile cannot die before that request is answered, so only a keeper's mount, which the next
- * server goes on with, is pushed to.
+ * meanwhile cannot die before that request is answered, so only a keeper's mount is pushed to: the
+ * next server goes on with it, or its guard answers.
  */
 static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
                           const struct readahead_plan *plan)
