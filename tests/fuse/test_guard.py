@@ -70,7 +70,8 @@ def store_what_is_requested(kept: KeptMount, ready: Callable[[], None]) -> None:
 
 
 def server_of(keeper: int) -> int:
-    return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text())
+    """Return the first child: there may be another one while the guard is started."""
+    return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
 
 
 def waits_for_a_page(process: int) -> bool:
