@@ -106,6 +106,10 @@ def _become_guard(link: int, keeper: int, kernel: int) -> None:
             kept = sorted((0, 1, 2, link, keeper, kernel))
             for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
                 os.closerange(before + 1, after)
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):  # the keeper's may be its caller's, who waits for their end
+                os.dup2(null, stream)
+            os.chdir("/")
             _run(socket.socket(fileno=link), keeper, kernel)
     finally:
         os._exit(0)
