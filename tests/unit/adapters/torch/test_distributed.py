@@ -74,6 +74,7 @@ with dlfs.open(volume) as opened, opened["arrays"] as dataset:
 with open(out, "w") as file:
     found = {"world": accelerator.num_processes, "taken": taken, "split": numbers, "error": error}
     json.dump(found, file)
+dist.destroy_process_group()  # a thread of Gloo that wants the GIL of a Python that ends aborts
 """
 
 
