@@ -24,6 +24,7 @@ from dlfs.dataset import Dataset
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.order import take_block
 from dlfs.ingest.progress import ProgressCallback
+from dlfs.ingest.references import check_copyable
 from dlfs.ingest.source import SampleBlock, Source, stream_ahead
 from dlfs.store.info import DatasetInfo
 from dlfs.units import MIB
@@ -55,10 +56,12 @@ def copy_dataset(
         FormatError: a sample or a column of the dataset is damaged.
         StaleError: the dataset was removed meanwhile.
         SpaceError: the volume has too little free space.
-        UsageError: the name is not allowed, or the volume was opened through a service.
+        UsageError: the name is not allowed, or the volume was opened through a service; or the
+            dataset is a checkpoint, and the volume does not hold its tensors.
         LockedError: another writer has locked the volume.
         DeviceError: a device failed.
     """
+    check_copyable(dataset, volume)
     info = dataset.info
     report = import_dataset(
         volume,

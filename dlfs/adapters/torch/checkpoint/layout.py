@@ -4,61 +4,56 @@ The checkpoints of one training run have one name. A checkpoint ``STEP`` of the 
 
 - ``NAME:STEP:shards``, a dataset with one version for each rank that wrote something. Its samples
   are pieces of the state: up to ``PIECE_BYTES`` of one tensor or of one pickled object.
-- ``NAME:STEP``, a dataset that is written last. Its sample ``metadata`` is torch's pickled
-  ``Metadata``, which has the ``Piece`` list of each tensor. Its sample ``references`` is JSON: the
+- ``NAME:STEP``, a dataset that is written last. Its sample ``metadata`` is torch's ``Metadata``
+  with the ``Piece`` list of each tensor (``metadata``). Its sample ``references`` is JSON: the
   versions that hold those pieces, here or in datasets of earlier checkpoints.
+
+Pieces name a version by its UUID. So they stay valid when datasets are renamed, and a dataset of
+the same name on another volume, with tensors of the same shapes, is never taken for theirs.
 
 A checkpoint exists as soon as ``NAME:STEP`` is sealed, and not before. A version of a ``:shards``
 dataset to which no checkpoint refers is unused: a save was killed, or its checkpoints were removed.
-``remove_unused`` frees it. The number of a version is never used again, so that a reference cannot
-mean other bytes.
+``remove_unused`` frees it.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import os
-import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from uuid import UUID
 
-import numpy as np
+from torch.distributed.checkpoint.metadata import Metadata
 
 import dlfs
 from dlfs.adapters.locking import when_unlocked
+from dlfs.adapters.torch.checkpoint.metadata import Piece, decode, encode
 from dlfs.errors import DlfsError, FormatError, LockedError, NotFoundError, UsageError
+from dlfs.ingest.references import (
+    CHECKPOINT_FORMAT,
+    REFERENCES_PATH,
+    References,
+    find_references,
+    read_references,
+)
+from dlfs.json_records import to_json
 from dlfs.units import MIB
+from dlfs.wording import quote
 
 PIECE_BYTES = 16 * MIB
 """Most bytes of a tensor that one sample holds, and thus the unit of sharing, in bytes."""
 
-FORMAT = 1
-"""Revision of the samples ``metadata`` and ``references``."""
+METADATA_PATH = "metadata"
+CHECKPOINT_SAMPLES = 2
+"""Samples of a dataset ``NAME:STEP``."""
 
 _PART = re.compile(r"[^:@/\s-][^:@/\s]*")
 _SHARDS = ":shards"
 
 _log = logging.getLogger("dlfs.checkpoint")
-
-
-class Piece(NamedTuple):
-    """The location of some stored bytes."""
-
-    source: str
-    """Dataset with its version, ``NAME:STEP:shards@VERSION``."""
-    sample: int
-    """Index of the sample."""
-    length_bytes: int
-    """Length of the sample in bytes."""
-    crc32c: int
-    """CRC32C of the bytes."""
-    digest: bytes
-    """SHA-256 of the bytes if a save has shared them already, else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +67,7 @@ class Checkpoint:
         sample_bytes: size of the state, in bytes.
         written_bytes: bytes that this save wrote; the others are shared with earlier checkpoints.
         created: time of the commit, UTC.
-        sources: versions of ``:shards`` datasets that hold the state.
+        sources: UUIDs of the versions of ``:shards`` datasets that hold the state.
         version: version of the dataset ``NAME:STEP``.
     """
 
@@ -82,7 +77,7 @@ class Checkpoint:
     sample_bytes: int
     written_bytes: int
     created: datetime
-    sources: frozenset[str]
+    sources: frozenset[UUID]
     version: int
 
     @property
@@ -186,25 +181,17 @@ def _newest(volume: dlfs.Volume, name: str) -> dict[str, dlfs.DatasetInfo]:
 
 def _describe(volume: dlfs.Volume, name: str, step: str, info: dlfs.DatasetInfo) -> Checkpoint:
     with volume.dataset(info.name, info.version) as dataset:
-        try:
-            record = json.loads(dataset.get("references"))
-            if record["format"] != FORMAT:
-                raise FormatError(
-                    f"read checkpoint {info.name!r}: expected format {FORMAT}, got "
-                    f"{record['format']!r}"
-                )
-            return Checkpoint(
-                name=name,
-                step=step,
-                sequence=int(record["sequence"]),
-                sample_bytes=int(record["sample_bytes"]),
-                written_bytes=int(record["written_bytes"]),
-                created=info.created,
-                sources=frozenset(map(str, record["sources"])),
-                version=info.version,
-            )
-        except (NotFoundError, ValueError, KeyError, TypeError) as error:
-            raise FormatError(f"read checkpoint {info.name!r}: it is none ({error!r})") from error
+        record = read_references(dataset)
+    return Checkpoint(
+        name=name,
+        step=step,
+        sequence=record.sequence,
+        sample_bytes=record.sample_bytes,
+        written_bytes=record.written_bytes,
+        created=info.created,
+        sources=frozenset(record.sources),
+        version=info.version,
+    )
 
 
 def find_checkpoint(volume: dlfs.Volume, name: str, step: str | None) -> Checkpoint:
@@ -235,17 +222,73 @@ def find_last_metadata(volume: dlfs.Volume, name: str) -> str | None:
     return None if found is None else f"{found.name}@{found.version}"
 
 
-def read_metadata(volume: dlfs.Volume, dataset: str) -> Any:
-    """Read torch's ``Metadata`` of a checkpoint; like torch's own, it is a pickle."""
+def read_metadata(volume: dlfs.Volume, dataset: str) -> Metadata:
+    """Read torch's ``Metadata`` of a checkpoint.
+
+    Raises:
+        FormatError: the dataset is no checkpoint of this format.
+        DlfsError: as ``Dataset.get``.
+    """
     with volume.dataset(dataset) as opened:
-        return pickle.loads(opened.get("metadata"))
+        if METADATA_PATH not in opened:
+            raise FormatError(
+                f"read checkpoint {dataset!r}: it is none: expected a sample {quote(METADATA_PATH)}"
+            )
+        return decode(opened.get(METADATA_PATH), dataset)
+
+
+def open_source(volume: dlfs.Volume, source: UUID) -> dlfs.Dataset:
+    """Open the dataset that a piece names, whatever its present name is.
+
+    Raises:
+        NotFoundError: the volume has no such dataset.
+        DlfsError: as ``Volume.dataset``.
+    """
+    for info in volume.datasets():
+        if info.uuid == source:
+            dataset = volume.dataset(info.name, info.version)
+            if dataset.uuid == source:
+                return dataset
+            dataset.close()  # it was renamed meanwhile
+    raise no_source(f"read a checkpoint on {volume.uri}", source)
+
+
+def no_source(action: str, source: UUID) -> NotFoundError:
+    """Return the error for a piece whose dataset is not on the volume."""
+    return NotFoundError(
+        f"{action}: expected the dataset of its tensors with the UUID {source}, got none: it was "
+        "removed, or the checkpoint was copied or imported without it"
+    )
+
+
+def check_stored(dataset: dlfs.Dataset, pieces: Sequence[Piece]) -> None:
+    """Check that a dataset holds pieces, by their lengths and CRC32C.
+
+    Raises:
+        FormatError: it holds other samples.
+    """
+    samples = [piece.sample for piece in pieces]
+    if max(samples, default=0) >= len(dataset):
+        raise FormatError(
+            f"read a checkpoint's piece of {dataset.name}@{dataset.version}: expected a sample "
+            f"below {len(dataset)}, got {max(samples)}"
+        )
+    lengths = dataset.lengths(samples).tolist()
+    crcs = dataset.directory.crcs(samples).tolist()
+    for piece, length, crc in zip(pieces, lengths, crcs, strict=True):
+        if (length, crc) != (piece.length_bytes, piece.crc32c):
+            raise FormatError(
+                f"read sample {piece.sample} of {dataset.name}@{dataset.version}: expected the "
+                f"checkpoint's piece of {piece.length_bytes} bytes with CRC32C "
+                f"{piece.crc32c:#010x}, got {length} bytes with {crc:#010x}"
+            )
 
 
 # ---- changing ------------------------------------------------------------------------------------
 
 
 def commit(
-    volume: dlfs.Volume, name: str, step: str, metadata: Any, *, timeout_s: float
+    volume: dlfs.Volume, name: str, step: str, metadata: Metadata, *, timeout_s: float
 ) -> Checkpoint:
     """Write the metadata of a checkpoint. With the seal, the checkpoint exists.
 
@@ -261,39 +304,50 @@ def commit(
         LockedError: the volume stayed locked.
         DlfsError: as ``DatasetWriter.seal``; there is no new checkpoint.
     """
+    content = encode(metadata)
     pieces = [piece for item in metadata.storage_data.values() for piece in item]
-    own = shards_dataset(name, step) + "@"
-    stored = {(p.source, p.sample): p.length_bytes for p in pieces}
     writer = when_unlocked(lambda: volume.writer(f"{name}:{step}", layout="path"), timeout_s)
     with writer:
         volume.refresh()  # the lock excludes all other changes from here on
-        sources = {piece.source for piece in pieces}
-        missing = sources - _shard_versions(volume, name)
-        if missing:
-            raise NotFoundError(
-                f"save checkpoint {step!r} of {name!r}: the shards {', '.join(sorted(missing))} "
-                f"were removed by another save of the same name"
-            )
-        known, _ = _list_readable(volume, name)
-        record = {
-            "format": FORMAT,
-            "sequence": 1 + max((one.sequence for one in known), default=0),
-            "sample_bytes": sum(piece.length_bytes for piece in pieces),
-            "written_bytes": sum(n for (source, _), n in stored.items() if source.startswith(own)),
-            "sources": sorted(sources),
-        }
-        buffer = io.BytesIO()
-        pickle.dump(metadata, buffer, protocol=4)
-        writer.add("metadata", np.frombuffer(buffer.getbuffer(), np.uint8))
-        writer.add("references", json.dumps(record).encode())
+        references = _refer(volume, name, step, pieces)
+        writer.add(METADATA_PATH, content)
+        writer.add(REFERENCES_PATH, to_json(references))
         info = writer.seal()
     return _describe(volume, name, step, info)
 
 
-def _shard_versions(volume: dlfs.Volume, name: str) -> set[str]:
-    """Return all versions of ``:shards`` datasets of a run."""
+def _refer(volume: dlfs.Volume, name: str, step: str, pieces: Sequence[Piece]) -> References:
+    """Return the references of a new checkpoint.
+
+    Raises:
+        NotFoundError: a dataset that holds shards was removed.
+    """
+    there = {info.uuid: info for info in volume.datasets()}
+    sources = {piece.source for piece in pieces}
+    missing = sources - there.keys()
+    if missing:
+        raise NotFoundError(
+            f"save checkpoint {step!r} of {name!r}: the shards {', '.join(map(str, missing))} "
+            f"were removed by another save of the same name"
+        )
+    known, _ = _list_readable(volume, name)
+    own = shards_dataset(name, step)
+    stored = {(p.source, p.sample): p.length_bytes for p in pieces}
+    return References(
+        checkpoint_format=CHECKPOINT_FORMAT,
+        sequence=1 + max((one.sequence for one in known), default=0),
+        sample_bytes=sum(piece.length_bytes for piece in pieces),
+        written_bytes=sum(n for (source, _), n in stored.items() if there[source].name == own),
+        sources={
+            source: f"{there[source].name}@{there[source].version}" for source in sorted(sources)
+        },
+    )
+
+
+def _shard_versions(volume: dlfs.Volume, name: str) -> dict[UUID, dlfs.DatasetInfo]:
+    """Return all versions of ``:shards`` datasets of a run, by UUID."""
     return {
-        f"{info.name}@{info.version}"
+        info.uuid: info
         for info in volume.datasets()
         if info.name.startswith(name + ":")
         and info.name.endswith(_SHARDS)
@@ -321,7 +375,7 @@ def remove_outdated(volume: dlfs.Volume, name: str, keep: int, *, timeout_s: flo
 def remove_unused(volume: dlfs.Volume, name: str, *, timeout_s: float) -> None:
     """Remove what no complete checkpoint needs: replaced metadata, and shards of killed saves.
 
-    No shards are removed while a checkpoint cannot be read: it may need them.
+    No shards are removed while a checkpoint of the run cannot be read: it may need them.
 
     Raises:
         DlfsError: as ``Volume.remove``.
@@ -333,15 +387,31 @@ def remove_unused(volume: dlfs.Volume, name: str, *, timeout_s: float) -> None:
             _remove(volume, info.name, info.version, timeout_s)
     if errors:
         return
-    used = {source for one in complete for source in one.sources}
     versions = _shard_versions(volume, name)
-    partly_used = {source.partition("@")[0] for source in versions & used}
-    for dataset in {source.partition("@")[0] for source in versions} - partly_used:
+    used = {source for one in complete for source in one.sources}
+    if versions.keys() - used:
+        used |= _used_elsewhere(volume)
+    partly_used = {info.name for uuid, info in versions.items() if uuid in used}
+    for dataset in {info.name for info in versions.values()} - partly_used:
         _remove(volume, dataset, None, timeout_s)
-    for source in versions - used:
-        dataset, _, version = source.partition("@")
-        if dataset in partly_used:
-            _remove(volume, dataset, int(version), timeout_s)
+    for uuid, info in versions.items():
+        if uuid not in used and info.name in partly_used:
+            _remove(volume, info.name, info.version, timeout_s)
+
+
+def _used_elsewhere(volume: dlfs.Volume) -> set[UUID]:
+    """Return the sources of the checkpoints of all runs: datasets may have been renamed.
+
+    Raises:
+        DlfsError: as ``Dataset.get``.
+    """
+    used: set[UUID] = set()
+    for info in volume.datasets():
+        if info.sample_count == CHECKPOINT_SAMPLES:
+            with volume.dataset(info.name, info.version) as dataset:
+                references = find_references(dataset)
+            used.update(references.sources if references is not None else ())
+    return used
 
 
 def _remove(volume: dlfs.Volume, dataset: str, version: int | None, timeout_s: float) -> None:

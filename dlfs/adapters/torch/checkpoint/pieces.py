@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ from numpy.typing import NDArray
 import dlfs
 from dlfs._native.checksums import crc32c
 from dlfs.adapters.locking import when_unlocked
-from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, Piece
+from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, check_stored, open_source
+from dlfs.adapters.torch.checkpoint.metadata import Piece
 from dlfs.errors import DlfsError, SpaceError
 from dlfs.units import MIB, format_bytes
 
@@ -110,8 +112,7 @@ class _ShardsVersion:
     def append(self, data: Bytes, crc: int) -> Piece:
         """Add a piece, without a digest; its memory must not change before the seal."""
         writer = self._writer or self._lock()
-        source = f"{self._dataset}@{writer.description.version}"
-        piece = Piece(source, self._samples, data.nbytes, crc, b"")
+        piece = Piece(writer.uuid, self._samples, data.nbytes, crc, b"")
         self._samples += 1
         if data.nbytes >= SMALL_BYTES:
             self._add_waiting(self._samples - 1)
@@ -176,9 +177,11 @@ class ShardWriter:
         self._dataset = dataset
         self._known = known
         self._timeout_s = timeout_s
-        self._sources: dict[str, dlfs.Dataset] = {}
+        self._there = {info.uuid for info in volume.datasets()}
+        """Datasets of the volume."""
+        self._sources: dict[UUID, dlfs.Dataset] = {}
         """Earlier datasets that are open for comparisons."""
-        self._unreadable: set[str] = set()
+        self._unreadable: set[UUID] = set()
         """Earlier datasets that cannot be opened."""
         self._found: dict[Any, list[Piece]] = {}
         self._shared: list[tuple[Item, int, Piece]] = []
@@ -229,6 +232,8 @@ class ShardWriter:
         if number >= len(known):
             return None
         piece = known[number]
+        if piece.source not in self._there:  # it was removed, or left where this one was copied
+            return None
         if (piece.length_bytes, piece.crc32c) != (data.nbytes, crc):
             return None
         digest = hashlib.sha256(data.data).digest()
@@ -244,24 +249,25 @@ class ShardWriter:
         try:
             if piece.source not in self._sources:
                 self._sources[piece.source] = self._open_source(piece.source)
+            check_stored(self._sources[piece.source], [piece])
             self._sources[piece.source].read_into(piece.sample, stored.data)
         except DlfsError as error:
             _log.warning("a shard cannot be shared and is written again: %s", error)
             return False
         return np.array_equal(stored, data)
 
-    def _open_source(self, source: str) -> dlfs.Dataset:
+    def _open_source(self, source: UUID) -> dlfs.Dataset:
         """Open an earlier dataset; note that it cannot be read if that fails."""
         try:
-            return self._volume.dataset(source)
+            return open_source(self._volume, source)
         except DlfsError:
             self._unreadable.add(source)
             raise
 
     def _rewrite_scattered(self) -> None:
         """Write shared pieces again that would keep too much of an earlier dataset."""
-        sizes = {f"{i.name}@{i.version}": i.sample_bytes for i in self._volume.datasets()}
-        needed: Counter[str] = Counter()
+        sizes = {info.uuid: info.sample_bytes for info in self._volume.datasets()}
+        needed: Counter[UUID] = Counter()
         for piece in {piece for _, _, piece in self._shared}:
             needed[piece.source] += piece.length_bytes
         version = _ShardsVersion(self._volume, self._dataset, self._timeout_s)

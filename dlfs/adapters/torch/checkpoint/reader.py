@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import numpy as np
 import torch
@@ -30,14 +30,17 @@ import dlfs
 from dlfs.adapters.torch.checkpoint.layout import (
     Checkpoint,
     HasCheckpointId,
-    Piece,
     check_id,
     check_part,
+    check_stored,
     find_checkpoint,
     list_checkpoints,
+    no_source,
+    open_source,
     open_volume,
     read_metadata,
 )
+from dlfs.adapters.torch.checkpoint.metadata import Piece
 from dlfs.errors import FormatError, UsageError
 from dlfs.units import MIB
 
@@ -52,6 +55,9 @@ BATCH_BYTES = 32 * MIB
 
 BUFFERS_BYTES_MAX = 256 * MIB
 """Total length of buffers at which reads are completed before more are allocated, in bytes."""
+
+ERROR_CHARACTERS_MAX = 400
+"""Most characters of an error of torch in a message."""
 
 LOADS_MAX = 4096
 """Number of items at which reads are completed before more are prepared."""
@@ -90,6 +96,9 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
         volume: URIs or paths of the volume's members, as for ``dlfs.open``, or ``unix:PATH`` of a
             node service.
         name: name of the run.
+        weights_only: load objects that consist of tensors and plain values only, as ``torch.load``
+            has it, and of classes that ``torch.serialization.add_safe_globals`` names. False runs
+            whatever code the stored objects name: only for a volume whose writers you trust.
 
     Without a ``checkpoint_id``, the newest complete checkpoint is loaded.
 
@@ -97,10 +106,17 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
         UsageError: the name is not allowed.
     """
 
-    def __init__(self, volume: str | Sequence[str], name: str = "checkpoint") -> None:
+    def __init__(
+        self,
+        volume: str | Sequence[str],
+        name: str = "checkpoint",
+        *,
+        weights_only: bool = True,
+    ) -> None:
         super().__init__()
         self.volume = volume if isinstance(volume, str) else tuple(volume)
         self.name = check_part(name, "a name")
+        self.weights_only = weights_only
         self._step: str | None = None
         self._checkpoint: Checkpoint | None = None
         self._metadata: Any = None
@@ -176,10 +192,11 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
             DlfsError: as ``Dataset.read``.
         """
         with self._open() as volume, ThreadPoolExecutor(READ_THREADS) as pool:
+            room = {info.uuid: info.sample_bytes for info in volume.datasets()}
             pending: list[_Load] = []
             buffers_bytes = 0
             for item in plan.items:
-                pending.append(self._load(item, planner))
+                pending.append(self._load(item, planner, room))
                 buffers_bytes += pending[-1].buffer_bytes
                 if buffers_bytes >= BUFFERS_BYTES_MAX or len(pending) >= LOADS_MAX:
                     _run(volume, pool, pending)
@@ -194,25 +211,39 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
     def _open(self) -> dlfs.Volume:
         return open_volume(self.volume)
 
-    def _load(self, item: Any, planner: Any) -> _Load:
-        pieces: tuple[Piece, ...] = self._metadata.storage_data[item.storage_index]
+    def _load(self, item: Any, planner: Any, room: Mapping[UUID, int]) -> _Load:
+        index = item.storage_index
+        if index not in self._metadata.storage_data:
+            raise FormatError(f"load {index.fqn!r}: the metadata has no bytes of {index}")
+        pieces: tuple[Piece, ...] = self._metadata.storage_data[index]
+        self._check_room(index.fqn, pieces, room)
         if item.type == LoadItemType.BYTE_IO:
-            buffer = np.empty(sum(piece.length_bytes for piece in pieces), np.uint8)
-
-            def load_bytes() -> None:
-                planner.load_bytes(item, io.BytesIO(buffer.data))
-
-            return _Load(_reads(pieces, 0, buffer), load_bytes, buffer.nbytes)
+            return self._load_object(item, planner, pieces)
         return self._load_tensor(item, planner, pieces)
+
+    def _check_room(self, name: str, pieces: Sequence[Piece], room: Mapping[UUID, int]) -> None:
+        """Check that the sources of an item are there, and have the bytes that it is to have."""
+        sources = {piece.source for piece in pieces}
+        for missing in sources - room.keys():
+            raise no_source(f"load {name!r} of {self.name!r}", missing)
+        needed = sum(piece.length_bytes for piece in pieces)
+        stored = sum(room[source] for source in sources)
+        if needed > stored:  # before memory for them is allocated
+            raise FormatError(f"load {name!r}: expected at most {stored} bytes, got {needed}")
+
+    def _load_object(self, item: Any, planner: Any, pieces: tuple[Piece, ...]) -> _Load:
+        buffer = np.empty(sum(piece.length_bytes for piece in pieces), np.uint8)
+
+        def load_bytes() -> None:
+            content = io.BytesIO(buffer.data)
+            if self.weights_only:
+                content = _restricted(content, item.storage_index.fqn)
+            planner.load_bytes(item, content)
+
+        return _Load(_reads(pieces, 0, buffer), load_bytes, buffer.nbytes)
 
     def _load_tensor(self, item: Any, planner: Any, pieces: tuple[Piece, ...]) -> _Load:
         dtype, sizes = self._stored_form(item.storage_index)
-        stored_bytes = sum(piece.length_bytes for piece in pieces)
-        if stored_bytes != sizes.numel() * dtype.itemsize:
-            raise FormatError(
-                f"load {item.storage_index.fqn!r}: expected {sizes.numel() * dtype.itemsize} "
-                f"bytes, got {stored_bytes}"
-            )
         target = planner.resolve_tensor(item).detach()
         if target.size() != item.lengths:
             raise FormatError(
@@ -244,6 +275,29 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
             if index.offset is None or chunk.offsets == index.offset:
                 return stored.properties.dtype, chunk.sizes
         raise FormatError(f"load {index.fqn!r}: the metadata has no shard at {index.offset}")
+
+
+def _restricted(content: io.BytesIO, name: str) -> io.BytesIO:
+    """Return an object as torch stores it, without any code that the stored bytes name.
+
+    torch's planners unpickle what they are given. So the object is loaded by torch's unpickler for
+    tensors and plain values, and they are given what this process stores again.
+
+    Raises:
+        FormatError: the bytes name classes or functions beyond these, or are no stored object.
+    """
+    try:
+        value = torch.load(content, weights_only=True)
+    except Exception as error:  # torch names no classes of errors for damaged input
+        reason = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
+        raise FormatError(
+            f"load {name!r}: expected tensors and plain values only: {reason}; if you trust all "
+            "writers of the volume, StorageReader(..., weights_only=False) loads any object"
+        ) from error
+    again = io.BytesIO()
+    torch.save(value, again)
+    again.seek(0)
+    return again
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -283,20 +337,14 @@ def _run(volume: dlfs.Volume, pool: ThreadPoolExecutor, loads: Sequence[_Load]) 
     reads = [read for load in loads for read in load.reads]
     reads.sort(key=lambda read: (read.piece.source, read.piece.sample))
     for source, group in groupby(reads, lambda read: read.piece.source):
-        with volume.dataset(source) as dataset:
+        with open_source(volume, source) as dataset:
             _read_from(dataset, list(group), pool)
     for load in loads:
         load.complete()
 
 
 def _read_from(dataset: dlfs.Dataset, reads: Sequence[_Read], pool: ThreadPoolExecutor) -> None:
-    lengths = dataset.lengths([read.piece.sample for read in reads]).tolist()
-    for read, length in zip(reads, lengths, strict=True):
-        if length != read.piece.length_bytes:
-            raise FormatError(
-                f"load sample {read.piece.sample} of {read.piece.source!r}: expected "
-                f"{read.piece.length_bytes} bytes, got {length}"
-            )
+    check_stored(dataset, [read.piece for read in reads])
     large = [read for read in reads if read.piece.length_bytes >= SMALL_BYTES]
     started = [pool.submit(_read_large, dataset, read) for read in large]
     for batch in _small_batches(reads):

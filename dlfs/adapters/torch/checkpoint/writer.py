@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future as CopyFuture
@@ -33,7 +32,6 @@ from torch.futures import Future
 import dlfs
 from dlfs.adapters.torch.checkpoint.layout import (
     HasCheckpointId,
-    Piece,
     check_id,
     check_part,
     commit,
@@ -44,6 +42,7 @@ from dlfs.adapters.torch.checkpoint.layout import (
     remove_unused,
     shards_dataset,
 )
+from dlfs.adapters.torch.checkpoint.metadata import Piece
 from dlfs.adapters.torch.checkpoint.pieces import Item, ShardWriter, tensor_bytes
 from dlfs.adapters.torch.checkpoint.staging import StagedState, Stager
 from dlfs.arguments import check_integer
@@ -59,16 +58,6 @@ END_TIMEOUT_S = 1.0
 """Time to wait for the thread of an ``async_save`` that has its result and is about to end."""
 
 KEEP_MAX = 1 << 31
-
-_UNPICKLING_ERRORS = (
-    pickle.UnpicklingError,
-    EOFError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
 
 _log = logging.getLogger("dlfs.checkpoint")
 
@@ -298,7 +287,7 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
             return {}
         try:
             return read_metadata(volume, last).storage_data  # type: ignore[no-any-return]
-        except (DlfsError, *_UNPICKLING_ERRORS) as error:
+        except DlfsError as error:
             _log.warning("nothing is shared with %s, which cannot be read: %s", last, error)
             return {}
 

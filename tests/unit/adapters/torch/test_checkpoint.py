@@ -433,7 +433,8 @@ def test_a_killed_rank_leaves_the_last_checkpoint(volume: str) -> None:
     assert saving_ranks.run(2, saving_ranks.save, volume, 2) == [0] * 2
     assert saving_ranks.run(1, saving_ranks.load, volume, 2) == [0]
     used = {source for one in StorageReader(volume).checkpoints() for source in one.sources}
-    assert {name for name in names(volume) if "shards" in name} == used
+    with dlfs.open(volume) as opened:
+        assert {info.uuid for info in opened.datasets() if "shards" in info.name} == used
 
 
 # ---- damage --------------------------------------------------------------------------------------
