@@ -2,8 +2,8 @@
 
 The bytes wait in memory, or in a temporary file if they are many. The close of the file adds them
 to the dataset as a new version, in one commit. Before that nothing of the file is on the volume.
-The bytes are discarded if the program fails before the close, or closes the file because of an
-exception.
+The bytes are discarded if a ``with`` statement of the file is left by an exception, by ``discard``,
+and if the file is never closed. Every other close commits them, also in ``except`` and ``finally``.
 
 - A path in a dataset that does not exist makes the dataset.
 - Another path in a dataset makes a version that shares the other samples (``Volume.append``).
@@ -18,6 +18,7 @@ Threads: one at a time for each file. Memory: ``SPOOL_BYTES`` for each file.
 
 from __future__ import annotations
 
+import dis
 import errno
 import io
 import logging
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 SPOOL_BYTES = 64 << 20
 """Most bytes of a new file that wait in memory; more wait in a temporary file, in bytes."""
+
+_LEAVING_WITH = dis.opmap["WITH_EXCEPT_START"]
+"""Instruction by which a ``with`` statement that is left by an exception calls ``__exit__``."""
 
 _log = logging.getLogger("dlfs.fsspec")
 
@@ -171,7 +175,7 @@ class NewSampleFile(io.BufferedIOBase):
         self._sample = sample
         self._exclusive = exclusive
         self._autocommit = autocommit
-        self._handled = sys.exc_info()[1]
+        self._left_before = _find_left_withs()
         self._spool: Any = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
         self._ended = False
 
@@ -227,16 +231,17 @@ class NewSampleFile(io.BufferedIOBase):
     # ---- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Make the file visible, unless an exception or a transaction is in progress. Idempotent.
+        """Make the file visible, unless a transaction is in progress. Idempotent.
+
+        A close by a ``with`` statement that an exception leaves discards the bytes.
 
         Raises:
             OSError, DlfsError: as ``NewSample.commit``; nothing of the file is on the volume.
         """
         if self.closed:
             return
-        failure = sys.exc_info()[1]
         super().close()
-        if failure is not None and failure is not self._handled:
+        if not _find_left_withs() <= self._left_before:
             self.discard()
         elif self._autocommit:
             self.commit()
@@ -273,3 +278,24 @@ class NewSampleFile(io.BufferedIOBase):
             self._autocommit = False
             self.discard()
             super().close()
+
+
+def _find_left_withs() -> set[tuple[int, int]]:
+    """Return the ``with`` statements that exceptions are leaving in this thread.
+
+    fsspec's ``OpenFile``, text files, compressed files and other wrappers close the files below
+    them at the end of a ``with`` statement, and do not say that an exception ends it. The
+    interpreter knows: the frame of the statement is at the call of ``__exit__``. A handled
+    exception alone says nothing, because programs save their state in ``except`` and ``finally``.
+
+    Returns:
+        Frame and offset of the instruction of each statement.
+    """
+    found = set()
+    frame = sys._getframe(1) if sys.exc_info()[1] is not None else None
+    while frame is not None:
+        code = frame.f_code.co_code
+        if frame.f_lasti >= 0 and code[frame.f_lasti] == _LEAVING_WITH:
+            found.add((id(frame), frame.f_lasti))
+        frame = frame.f_back
+    return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
+import gzip
 import multiprocessing
 import os
 import pickle
@@ -149,6 +151,102 @@ def test_a_state_may_be_saved_while_an_exception_is_handled(fs, volume):
         with fs.open("models/last", "wb") as file:
             file.write(b"state")
     assert stored(volume) == {"models/last": b"state"}
+
+
+def close_in_except(opened):
+    file = opened.open() if isinstance(opened, fsspec.core.OpenFile) else opened
+    file.write("state" if hasattr(file, "encoding") else b"state")
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        (opened if opened is not file else file).close()
+
+
+def close_in_finally(opened):
+    file = opened.open() if isinstance(opened, fsspec.core.OpenFile) else opened
+    with contextlib.suppress(ZeroDivisionError):
+        try:
+            file.write("state" if hasattr(file, "encoding") else b"state")
+            raise ZeroDivisionError
+        finally:
+            (opened if opened is not file else file).close()
+
+
+def leave_with_in_except(opened):
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with opened as file:
+            file.write("state" if hasattr(file, "encoding") else b"state")
+
+
+class SavesAtItsEnd:
+    """Opens a file at the end of a ``with`` statement, and closes it because of an exception."""
+
+    def __init__(self, opened):
+        self.opened = opened
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        close_in_except(self.opened())
+        return True
+
+
+@pytest.mark.parametrize("kind", ["wb", "w", "url", "gzip", "text url"])
+@pytest.mark.parametrize("end", [close_in_except, close_in_finally, leave_with_in_except])
+def test_a_file_closed_because_of_an_exception_is_written(fs, volume, kind, end):
+    end(open_new(fs, volume, kind))
+    [(name, content)] = stored(volume).items()
+    assert name == "models/a"
+    assert (gzip.decompress(content) if kind == "gzip" else content) == b"state"
+
+
+def open_new(fs, volume, kind):
+    url = f"dlfs://{volume}!/models/a"
+    return {
+        "wb": lambda: fs.open("models/a", "wb"),
+        "w": lambda: fs.open("models/a", "w"),
+        "url": lambda: fsspec.open(url, "wb"),
+        "gzip": lambda: fsspec.open(url, "wb", compression="gzip"),
+        "text url": lambda: fsspec.open(url, "wt"),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["wb", "w", "url", "gzip", "text url"])
+def test_a_with_left_by_an_exception_discards_the_file(fs, volume, kind):
+    with pytest.raises(KeyboardInterrupt), open_new(fs, volume, kind) as file:
+        file.write("state" if hasattr(file, "encoding") else b"state")
+        raise KeyboardInterrupt
+    with pytest.raises(ZeroDivisionError), contextlib.ExitStack() as stack:
+        stack.enter_context(open_new(fs, volume, kind))
+        1 / 0  # noqa: B018
+    with pytest.raises(ZeroDivisionError), contextlib.closing(fs.open("models/a", "wb")) as file:
+        fail_after(file, b"a")
+
+    @contextlib.contextmanager
+    def writing():
+        with open_new(fs, volume, kind) as file:
+            yield file
+
+    with pytest.raises(ZeroDivisionError), writing():
+        1 / 0  # noqa: B018
+    assert stored(volume) == {}
+
+
+def test_a_file_opened_at_the_end_of_a_with_is_written(fs, volume):
+    with SavesAtItsEnd(lambda: fs.open("models/a", "wb")):
+        raise ZeroDivisionError
+    assert stored(volume) == {"models/a": b"state"}
+
+
+def test_discard_discards(fs, volume):
+    file = fs.open("models/a", "wb")
+    file.write(b"a")
+    file.discard()
+    file.close()
+    assert stored(volume) == {}
 
 
 def test_a_transaction_commits_at_its_end(fs, volume):
