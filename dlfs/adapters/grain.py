@@ -50,7 +50,7 @@ class Source(Generic[T]):
     The arguments that are not listed are those of ``Dataset.batches``.
 
     Args:
-        dataset: dataset to read from; it is not closed.
+        dataset: dataset to read from, or a view; it is not closed. ``decode`` gets its indices.
         decode: makes an element from the index and the bytes of a sample. It must not keep the
             bytes, whose memory is reused. It must be picklable if Grain has worker processes.
         where: samples to take, each once, in index order, as ``bool[n_samples]`` or indices.
@@ -63,7 +63,7 @@ class Source(Generic[T]):
 
     def __init__(
         self,
-        dataset: dlfs.Dataset,
+        dataset: dlfs.Dataset | dlfs.DatasetView,
         decode: Callable[[int, memoryview], T] | None = None,
         *,
         where: ArrayLike | None = None,
@@ -89,8 +89,8 @@ class Source(Generic[T]):
 
     def __repr__(self) -> str:
         dataset = self.dataset
-        selection = self._selection_text
-        return f"Source({dataset.name!r} version {dataset.version}, {dataset.uuid}{selection})"
+        version = f" version {dataset.version}" if isinstance(dataset, dlfs.Dataset) else ""
+        return f"Source({dataset.name!r}{version}, {dataset.uuid}{self._selection_text})"
 
     def __len__(self) -> int:
         return len(self.dataset) if self._order is None else len(self._order)
@@ -110,7 +110,7 @@ class Source(Generic[T]):
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[T]:
         """Read several elements by one call, in the order of the argument."""
-        batch = self.dataset[[self._index(index) for index in indices]]
+        batch = self.dataset.read([self._index(index) for index in indices])
         found = batch.indices.tolist()
         return [self._decode(at, view) for at, view in zip(found, batch, strict=True)]
 

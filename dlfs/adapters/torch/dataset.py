@@ -12,7 +12,7 @@ from torch.utils.data import Dataset as TorchDataset
 from dlfs import Batch, Dataset, DatasetView
 from dlfs.adapters.torch.context import SampleContext
 from dlfs.adapters.torch.forms import ElementType
-from dlfs.adapters.torch.labels import Labels
+from dlfs.adapters.torch.labels import Labels, bind_labels
 from dlfs.adapters.torch.samples import THREADS, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.tensors import SampleViews, jagged_of
 from dlfs.errors import UsageError
@@ -37,6 +37,7 @@ class SampleDataset(TorchDataset[Any]):
         with_context: True to call ``transform(sample, context)``, with a ``SampleContext``.
         seed: seed of the contexts.
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
+            Labels of a dataset follow its samples into a view; labels of other samples are refused.
             Items are then (sample, label) pairs.
         dtype: element type of every sample, of numpy or PyTorch, such as ``torch.bfloat16``;
             ``uint8`` by default.
@@ -68,7 +69,7 @@ class SampleDataset(TorchDataset[Any]):
         self._recipe = Recipe(
             transform=transform,
             with_context=with_context,
-            labels=labels,
+            labels=bind_labels(labels, dataset),
             dtype=dtype,
             shape=shape,
             arrays=arrays,
@@ -129,7 +130,9 @@ class SampleDataset(TorchDataset[Any]):
             samples = list(self._recipe.items(batch, own=True))
         labels = self._recipe.label(batch)
         if isinstance(labels, torch.Tensor):
-            labels = labels.tolist()
+            is_class = labels.dim() == 1 and labels.dtype in (torch.int64, torch.bool)
+            # Tensors keep the width of floats, and vectors together, when they are collated.
+            labels = labels.tolist() if is_class else list(labels)
         return samples if labels is None else list(zip(samples, labels, strict=True))
 
     def _contexts(self, batch: Batch) -> list[SampleContext] | None:

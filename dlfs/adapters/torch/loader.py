@@ -39,7 +39,7 @@ from dlfs import Batch, Dataset, DatasetView, Epoch, OnError, ReadPlan, Shuffle
 from dlfs.adapters.torch.context import SampleContext, make_contexts
 from dlfs.adapters.torch.cursor import Cursor
 from dlfs.adapters.torch.forms import ElementType
-from dlfs.adapters.torch.labels import Labels
+from dlfs.adapters.torch.labels import Labels, bind_labels
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.shares import Share, Uneven, choose_uneven
@@ -121,6 +121,7 @@ class Loader(IterableDataset[Any]):
             epoch, and random numbers that are the same after a resume, at any number of ranks and
             workers.
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
+            Labels of a dataset follow its samples into a view; labels of other samples are refused.
         collate: ``list``, ``jagged``, ``stack``, a function of the list of samples, or ``auto``:
             ``list`` for raw bytes, else ``stack``. Without a transform, the samples of a list may
             be views of memory that is shared with other batches: do not change them in place. If
@@ -198,7 +199,7 @@ class Loader(IterableDataset[Any]):
         self._recipe = Recipe(
             transform=transform,
             with_context=with_context,
-            labels=labels,
+            labels=bind_labels(labels, dataset),
             collate=collate,
             dtype=dtype,
             shape=shape,

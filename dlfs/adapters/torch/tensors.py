@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dlfs import Batch
@@ -393,7 +394,7 @@ def collate_list(items: Sequence[Any]) -> Any:
         items: samples, or (sample, label) pairs.
 
     Returns:
-        The list of samples; for pairs also the labels, ``int64[n]``.
+        The list of samples; for pairs also the labels, as ``default_collate`` joins them.
     """
     return _collate(items, list)
 
@@ -405,7 +406,7 @@ def collate_jagged(items: Sequence[Any]) -> Any:
         items: samples, tensors of one or more dimensions, or (sample, label) pairs.
 
     Returns:
-        The samples; for pairs also the labels, ``int64[n]``.
+        The samples; for pairs also the labels, as ``default_collate`` joins them.
 
     Raises:
         UsageError: the samples are no tensors, or differ in more than the first dimension.
@@ -416,7 +417,7 @@ def collate_jagged(items: Sequence[Any]) -> Any:
 def _collate(items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
     if items and isinstance(items[0], tuple):
         samples, labels = zip(*items, strict=True)
-        return make(samples), torch.as_tensor(labels)
+        return make(samples), default_collate(list(labels))
     return make(items)
 
 

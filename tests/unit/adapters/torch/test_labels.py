@@ -122,8 +122,11 @@ def test_strings_are_lists_as_torch_collates_them(arrays, labels, expected):
 @pytest.mark.parametrize(
     ("labels", "dtype"),
     [
-        (lambda indices: indices.astype(np.uint16), torch.uint16),
+        (lambda indices: indices.astype(np.uint16), torch.int64),
         (lambda indices: (indices % 2).astype(bool), torch.bool),
+        (lambda indices: indices.astype(np.uint8), torch.int64),
+        (lambda indices: indices, torch.int64),
+        (lambda indices: indices.astype(np.float32), torch.float32),
         (lambda indices: indices.tolist(), torch.int64),
         (lambda indices: torch.from_numpy(indices.astype(np.int32)), torch.int32),
         (lambda indices: np.ones((len(indices), 4), np.float32), torch.float32),
@@ -132,7 +135,13 @@ def test_strings_are_lists_as_torch_collates_them(arrays, labels, expected):
 def test_numbers_are_tensors(arrays, labels, dtype):
     batch = next(iter(Loader(arrays, 9, labels=labels)))
     assert (batch.labels.dtype, len(batch.labels)) == (dtype, 9)
-    assert len(SampleDataset(arrays, labels=labels).__getitems__([3, 4])) == 2
+    pairs = next(iter(DataLoader(SampleDataset(arrays, labels=labels, arrays=True), 9)))
+    assert (pairs[1].dtype, pairs[1].shape) == (dtype, batch.labels.shape)
+
+
+def test_a_label_beyond_int64_is_refused(arrays):
+    with pytest.raises(UsageError, match="expected labels of at most 9223372036854775807, got 184"):
+        next(iter(Loader(arrays, 9, labels=lambda indices: ~indices)))
 
 
 @pytest.mark.parametrize("labels", [lambda indices: 3, lambda indices: [1, 2]])
