@@ -216,12 +216,15 @@ def open_new(fs, volume, kind):
 
 @pytest.mark.parametrize("kind", ["wb", "w", "url", "gzip", "text url"])
 def test_a_with_left_by_an_exception_discards_the_file(fs, volume, kind):
-    with pytest.raises(KeyboardInterrupt), open_new(fs, volume, kind) as file:
-        file.write("state" if hasattr(file, "encoding") else b"state")
-        raise KeyboardInterrupt
-    with pytest.raises(ZeroDivisionError), contextlib.ExitStack() as stack:
-        stack.enter_context(open_new(fs, volume, kind))
-        1 / 0  # noqa: B018
+    def fail_in_a_stack():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(open_new(fs, volume, kind))
+            raise KeyboardInterrupt
+
+    with pytest.raises(ZeroDivisionError), open_new(fs, volume, kind) as file:
+        fail_after(file, "state" if hasattr(file, "encoding") else b"state")
+    with pytest.raises(KeyboardInterrupt):
+        fail_in_a_stack()
     with pytest.raises(ZeroDivisionError), contextlib.closing(fs.open("models/a", "wb")) as file:
         fail_after(file, b"a")
 

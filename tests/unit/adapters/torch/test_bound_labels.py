@@ -232,7 +232,7 @@ def test_what_is_calculated_of_indices_is_the_callers(datasets) -> None:
 def test_an_index_out_of_range_is_refused(datasets) -> None:
     a = datasets["a"]
     for labels in (FolderLabels(a), ColumnLabels(a, "text"), FolderLabels(dlfs.concat([a]))):
-        with pytest.raises(dlfs.UsageError, match="label samples of a: expected indices 0..89"):
+        with pytest.raises(dlfs.UsageError, match=r"label samples of a: expected indices 0\.\.89"):
             labels(np.array([90], np.uint64))
 
 
