@@ -22,8 +22,10 @@ CODE = 130
 
 def end(_number: int = _signal.SIGINT, _frame: "FrameType | None" = None) -> "NoReturn":
     """End the process with one line and the exit code."""
-    os.write(2, b"dlfs: interrupted\n")
-    os._exit(CODE)
+    try:
+        os.write(2, b"dlfs: interrupted\n")
+    finally:  # stderr may be closed, or full
+        os._exit(CODE)
 
 
 def main() -> None:
@@ -31,6 +33,10 @@ def main() -> None:
     try:
         if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
             _signal.signal(_signal.SIGINT, end)
+        from dlfs.cli.streams import prepare_streams, use_utf8
+
+        use_utf8()
+        prepare_streams()
         from dlfs.cli.commands import app
 
         app()

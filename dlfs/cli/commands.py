@@ -10,8 +10,6 @@ first use, and drawing loads rich.
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +23,7 @@ from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
 from dlfs.cli.interrupts import interruptible
 from dlfs.cli.options import as_typed
 from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
+from dlfs.cli.streams import OutputError, ReaderGoneError, discard_stdout
 from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
 from dlfs.cli.verbs import (
     attach,
@@ -82,27 +81,22 @@ def _report_command_line(error: Exception) -> None:
     _report(f"{message}; see '{command} --help'")
 
 
-def _discard_stdout() -> None:
-    """Keep the interpreter from flushing into a pipe whose reader has gone."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)
+def _end_stdout(code: int) -> int:
+    """Flush stdout; return the exit code of the command, which an error of the flush changes."""
+    try:
+        sys.stdout.flush()
+    except OutputError as error:
+        code = _report_output(error)
+    return code
 
 
-def _prepare_stdout() -> None:
-    """Let stdout accept whole writes, and names that are not UTF-8."""
-    if not isinstance(sys.stdout, io.TextIOWrapper):
-        return
-    utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-    errors = "surrogateescape" if utf8 else "backslashreplace"
-    if isinstance(sys.stdout.buffer, io.RawIOBase):
-        # PYTHONUNBUFFERED: a write to a pipe may take only a part, and Python drops the rest.
-        whole = io.BufferedWriter(sys.stdout.buffer)
-        sys.stdout = io.TextIOWrapper(
-            whole, encoding=sys.stdout.encoding, errors=errors, line_buffering=True
-        )
-    else:
-        sys.stdout.reconfigure(errors=errors)
+def _report_output(error: OutputError) -> ExitCode:
+    """Report that stdout cannot be written; a reader that has gone is not reported."""
+    discard_stdout()
+    if isinstance(error, ReaderGoneError):
+        return ExitCode.PIPE
+    _report("; ".join([f"write the output: {error.strerror}", *getattr(error, "__notes__", ())]))
+    return exit_code_of(error)
 
 
 class Commands(VerbGroup):
@@ -117,20 +111,13 @@ class Commands(VerbGroup):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run a verb."""
-        _prepare_stdout()
         try:
             with interruptible(), log_on_stderr():
-                result = super().invoke(ctx)
-                sys.stdout.flush()
-        except BrokenPipeError as error:
-            _discard_stdout()
-            raise typer.Exit(ExitCode.PIPE) from error
-        except SystemExit as error:
-            if isinstance(error.__context__, BrokenPipeError):  # rich turns one into the other
-                raise typer.Exit(ExitCode.PIPE) from error
+                return super().invoke(ctx)
+        except OutputError:
             raise
         except KeyboardInterrupt as error:
-            _report("interrupted")
+            _report("; ".join(["interrupted", *getattr(error, "__notes__", ())]))
             raise typer.Exit(ExitCode.INTERRUPTED) from error
         except (DlfsError, OSError) as error:
             if ctx.params.get("debug"):
@@ -139,7 +126,6 @@ class Commands(VerbGroup):
             words = [message, *getattr(error, "__notes__", ()), *_hints(ctx, error)]
             _report("; ".join(words))
             raise typer.Exit(exit_code_of(error)) from error
-        return result
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
@@ -148,14 +134,20 @@ class Commands(VerbGroup):
         extra["standalone_mode"] = False
         set_verbosity(Verbosity.NORMAL)
         try:
-            code = super().main(args=args, prog_name=prog_name or "dlfs", **extra)
+            code = super().main(args=args, prog_name=prog_name or "dlfs", **extra) or ExitCode.OK
+        except OutputError as error:
+            sys.exit(_report_output(error))
+        except SystemExit as error:
+            if isinstance(error.__context__, OutputError):  # rich and typer turn one into the other
+                sys.exit(_report_output(error.__context__))
+            raise
         except _CommandLineError as error:
             _report_command_line(error)
             code = ExitCode.USAGE
         except typer.Abort:
             _report("interrupted")
             code = ExitCode.INTERRUPTED
-        sys.exit(int(code or 0))
+        sys.exit(int(_end_stdout(code)))
 
 
 def _hints(ctx: typer.Context, error: Exception) -> Iterator[str]:

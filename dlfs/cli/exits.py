@@ -57,7 +57,10 @@ EXITS = (
     Row(ExitCode.LOCKED, "another writer holds the volume", (LockedError,)),
     Row(ExitCode.SPACE, "too little free space on the volume or a file system", (SpaceError,)),
     Row(ExitCode.DEVICE, "a device failed, or a file could not be read or written", (DeviceError,)),
-    Row(ExitCode.INTERRUPTED, "interrupted (Ctrl-C); the volume is as it was"),
+    Row(
+        ExitCode.INTERRUPTED,
+        "interrupted (Ctrl-C); the volume is as it was unless the message says otherwise",
+    ),
     Row(ExitCode.PIPE, "the reader of the output closed it"),
 )  # fmt: skip
 

@@ -156,7 +156,7 @@ def confirm(question: str, *, otherwise: str, declined: str) -> None:
     Raises:
         UsageError: standard input is no terminal.
     """
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{otherwise}, as there is no terminal to ask at")
     # typer.confirm() prints a blank on stdout.
     stderr_console().print(f"{question} [y/N] ", end="", markup=False)

@@ -19,8 +19,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from itertools import zip_longest
@@ -163,6 +163,20 @@ def print_fields(fields: Mapping[str, object]) -> None:
             for line in _fold(console, Text(text), width and width - indent):
                 console.print(head + line, soft_wrap=True)
                 head = Text(" " * indent)
+
+
+@contextmanager
+def result_of_change() -> Iterator[None]:
+    """Say in errors of stdout, while the block prints a result, that the change was made.
+
+    A script that repeated the command would make the change twice.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        error.add_note("the command has made its changes; only its output is missing")
+        raise
 
 
 def note(text: str) -> None:
@@ -321,8 +335,11 @@ def write_bytes(data: bytes | memoryview) -> None:
 
 
 def human_date(moment: datetime) -> str:
-    """Return a moment in local time, to the minute."""
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+    """Return a moment in local time, to the minute; in UTC, with a Z, if TZ is unusable."""
+    try:
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError):  # the zone is a day or more away from UTC
+        return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%MZ")
 
 
 def human_count(count: int) -> str:
@@ -366,9 +383,10 @@ def human_rate(size_bytes: int, seconds: float) -> str:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON document."""
-    print(json.dumps(value, indent=2, default=_plain))
+def print_json(value: Mapping[str, Any], *, result: bool = False) -> None:
+    """Print one JSON document; ``result``: as ``result_of_change``."""
+    with result_of_change() if result else nullcontext():
+        print(json.dumps(value, indent=2, default=_plain))
 
 
 def print_json_stream(

@@ -27,7 +27,9 @@ def attach(
 
     done = attach_volume(service, volume)
     if json:
-        print_json({"uuid": done.volume.uuid, "label": done.volume.label, "mount": done.mount})
+        print_json(
+            {"uuid": done.volume.uuid, "label": done.volume.label, "mount": done.mount}, result=True
+        )
     where = f" at {done.mount}" if done.mount else ""
     note(f"attached {done.volume.label or done.volume.uuid}{where}")
 
@@ -45,5 +47,5 @@ def detach(
 
     done = detach_volume(service, volume, force=force)
     if json:
-        print_json({"uuid": done.uuid, "label": done.label})
+        print_json({"uuid": done.uuid, "label": done.label}, result=True)
     note(f"detached {done.label or done.uuid}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlfs.cli.options import JsonOption, confirm
-from dlfs.cli.output import Table, human_size, note, print_data, print_json
+from dlfs.cli.output import Table, human_size, note, print_data, print_json, result_of_change
 from dlfs.cli.verb import VerbGroup, add_verb
 from dlfs.errors import UsageError
 from dlfs.units import parse_bytes
@@ -91,9 +91,10 @@ def create(
     with open_target(target) as opened:
         made = opened.create(request)
     if json:
-        print_json({**_plain(made), "uri": made.uri + request.key_options})
+        print_json({**_plain(made), "uri": made.uri + request.key_options}, result=True)
         return
-    print(made.uri + request.key_options)
+    with result_of_change():
+        print(made.uri + request.key_options)
     note(f"{made.name}: {human_size(made.size_bytes)} in {made.backing}")
 
 
@@ -129,7 +130,7 @@ def resize(
     with open_target(target) as opened:
         made = opened.resize(name, parse_bytes(size), shrink=shrink)
     if json:
-        print_json(_plain(made))
+        print_json(_plain(made), result=True)
     note(f"{made.name}: {human_size(made.size_bytes)}")
 
 
@@ -162,7 +163,7 @@ def withdraw(
             kept = "deleted" if delete else "kept"
             note(f"withdrew {name}; {kept} {gone[-1].backing}")
     if json:
-        print_json({"withdrawn": [_plain(each) for each in gone]})
+        print_json({"withdrawn": [_plain(each) for each in gone]}, result=True)
 
 
 def _plain(made: ComposedNamespace) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def cp(
         source = {"dataset": found.name, "version": found.version, "uuid": found.uuid}
     seconds = time.monotonic() - begin
     if json:
-        print_json({"source": source, "dataset": asdict(info), "seconds": seconds})
+        print_json({"source": source, "dataset": asdict(info), "seconds": seconds}, result=True)
     note(
         f"copied {source['dataset']}@{source['version']} to {info.name}@{info.version}: "
         f"{human_samples(info.sample_count)}, {human_rate(info.sample_bytes, seconds)}"

@@ -85,7 +85,8 @@ def export(
                 "sample_bytes": report.sample_bytes,
                 "bad_count": report.bad_count,
                 "seconds": report.seconds,
-            }
+            },
+            result=True,
         )
     note(
         f"exported {found.name}@{found.version}: {human_samples(report.sample_count)}, "

@@ -57,5 +57,5 @@ def format_volume(
         force=force,
     )
     if json:
-        print_json(asdict(info))
+        print_json(asdict(info), result=True)
     note(f"formatted volume {info.uuid}: {human_size(info.capacity_bytes)} for samples")

@@ -38,6 +38,6 @@ def grow(
         before = opened.capacity_bytes
         info = opened.grow(",".join(devices), size_bytes=parse_size(size), force=force)
     if json:
-        print_json(asdict(info))
+        print_json(asdict(info), result=True)
     more = human_size(info.capacity_bytes - before)
     note(f"grown to {format_count(len(info.members), 'member')}, {more} more: {info.uri}")

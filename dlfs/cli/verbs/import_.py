@@ -304,7 +304,8 @@ def _report(report: ImportReport, *, appended: bool, json: bool) -> None:
                 "seconds": report.seconds,
                 "skipped": dict(report.skipped),
                 "empty_directories": report.empty_directories,
-            }
+            },
+            result=True,
         )
     shown, rate = f"{info.name}@{info.version}", human_rate(report.sample_bytes, report.seconds)
     if not appended:

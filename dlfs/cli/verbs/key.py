@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dlfs.cli.options import JsonOption
-from dlfs.cli.output import Table, human_date, note, print_data, print_json
+from dlfs.cli.output import Table, human_date, note, print_data, print_json, result_of_change
 from dlfs.cli.verb import VerbGroup, add_verb
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
@@ -43,7 +43,9 @@ def generate(
     from dlfs.fabric.keys import KeyKind, generate_key, write_key
 
     kind = KeyKind.TLS if tls else KeyKind.DHCHAP
-    print(write_key(name, generate_key(kind, hash_id=hash_id), replace=replace))
+    written = write_key(name, generate_key(kind, hash_id=hash_id), replace=replace)
+    with result_of_change():
+        print(written)
     note("copy this file to the storage node over a safe channel")
 
 
@@ -62,6 +64,8 @@ def import_(
         raise UsageError(
             "read a key: expected a file or -, got a key; it is in the shell's history"
         )
+    if file == "-" and sys.stdin is None:
+        raise UsageError("read a key: expected a file or a pipe, got a closed standard input")
     try:
         if file == "-":
             text = sys.stdin.read(TEXT_BYTES_MAX + 2)
@@ -72,7 +76,9 @@ def import_(
         raise DeviceError(f"read {file}: {error.strerror}", error.errno or 0) from error
     except UnicodeDecodeError:
         raise UsageError("read a key: expected ASCII") from None
-    print(write_key(name, text.strip(), replace=replace))
+    written = write_key(name, text.strip(), replace=replace)
+    with result_of_change():
+        print(written)
 
 
 def list_(json: JsonOption = False) -> None:

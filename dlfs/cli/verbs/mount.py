@@ -210,7 +210,8 @@ def _report(mounted: Mounted, *, json: bool) -> None:
                 "pid": mounted.pid,
                 "log": mounted.log,
                 "transport": mounted.transport,
-            }
+            },
+            result=True,
         )
     else:
         over = f"over {URING_TRANSPORT}, " if mounted.transport == URING_TRANSPORT else ""

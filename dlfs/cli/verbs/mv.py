@@ -28,6 +28,6 @@ def mv(
         before = opened.versions(dataset)
         renamed = opened.rename(dataset, new_name)
     if json:
-        print_json({"renamed": [asdict(info) for info in renamed]})
+        print_json({"renamed": [asdict(info) for info in renamed]}, result=True)
     for old, new in zip(before, renamed, strict=False):
         note(f"renamed {old.name}@{old.version} to {new.name}@{new.version}")

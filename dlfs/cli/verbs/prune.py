@@ -38,7 +38,7 @@ def prune(
         removed = opened.prune(dataset, keep=keep, expected=expected)
         stay = len(opened.versions(dataset))
     if json:
-        print_json({"removed": [asdict(info) for info in removed]})
+        print_json({"removed": [asdict(info) for info in removed]}, result=True)
     for info in removed:
         note(f"removed {describe(info)}")
     if not removed:

@@ -18,5 +18,5 @@ def rebalance(volume: VolumeArgument, json: JsonOption = False) -> None:
     with open_devices(volume, "rebalance") as opened, progress_bar("move") as bar:
         report = opened.rebalance(progress=bar.update)
     if json:
-        print_json(asdict(report))
+        print_json(asdict(report), result=True)
     note(f"{human_size(report.moved_bytes)} moved")

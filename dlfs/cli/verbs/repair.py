@@ -59,7 +59,7 @@ def repair(
         )
         report = _run(volume, replacements, force, lambda _reason: None)
     if json:
-        print_json(asdict(report))
+        print_json(asdict(report), result=True)
     for damage in report.damaged:
         note(f"cannot be repaired: {damage}")
     note(f"repaired {report.uri}: {human_size(report.written_bytes)} written")

@@ -38,7 +38,7 @@ def rm(
         for info in doomed:
             opened.remove(info.name, info.version)
     if json:
-        print_json({"removed": [asdict(info) for info in doomed]})
+        print_json({"removed": [asdict(info) for info in doomed]}, result=True)
     for info in doomed:
         note(f"removed {describe(info)}")
 

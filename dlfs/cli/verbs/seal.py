@@ -58,7 +58,8 @@ def _report(name: str, status: SealStatus, *, json: bool) -> None:
                 "seconds": status.seconds,
                 "skipped": dict(status.skipped),
                 "empty_directories": status.empty_directories,
-            }
+            },
+            result=True,
         )
     note(
         f"sealed {name}@{status.version}: {human_samples(status.samples_done)}, "

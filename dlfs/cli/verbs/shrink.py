@@ -32,6 +32,6 @@ def shrink(
         report = opened.shrink(chosen, progress=bar.update)
         uri = opened.uri
     if json:
-        print_json({**asdict(report), "uri": uri})
+        print_json({**asdict(report), "uri": uri}, result=True)
     moved = human_size(report.moved_bytes)
     note(f"removed {', '.join(report.removed)}, {moved} moved; the volume is now {uri}")
