@@ -17,7 +17,7 @@ from dlfs.format.names import DatasetName, new_dataset_name
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.records import no_such_dataset
 from dlfs.store.renaming import rename_records
-from dlfs.store.transaction import Transaction
+from dlfs.store.transaction import Transaction, after_commit
 from dlfs.wording import quote
 
 
@@ -54,6 +54,11 @@ class CatalogChanges(ABC):
     def _transaction(self, holder: str) -> Transaction:
         """Lock the volume for a writer."""
 
+    def _refresh_after(self, transaction: Transaction) -> None:
+        """See the newest generation; an error of this says that the change was made."""
+        with after_commit(transaction.committed):
+            self.refresh()
+
     def remove(self, name: str | bytes, version: int | None = None) -> None:
         """Remove a dataset. Its space becomes free for writers; its readers then get StaleError.
 
@@ -72,7 +77,7 @@ class CatalogChanges(ABC):
         with self._transaction(f"dlfs removing dataset {requested}") as transaction:
             records = transaction.base.catalog.datasets
             transaction.commit([record for record in records if not matches(record, requested)])
-        self.refresh()
+        self._refresh_after(transaction)
 
     def prune(
         self, name: str | bytes, *, keep: int, expected: Collection[UUID] | None = None
@@ -112,7 +117,7 @@ class CatalogChanges(ABC):
                 )
             if doomed:
                 transaction.commit([record for record in records if record.uuid not in uuids])
-        self.refresh()
+        self._refresh_after(transaction)
         return [describe_dataset(record, transaction.geometry) for record in doomed]
 
     def rename(self, name: str | bytes, new_name: str | bytes) -> list[DatasetInfo]:
@@ -145,5 +150,5 @@ class CatalogChanges(ABC):
                     base.catalog.datasets, requested.name, requested.version, where=self.uri
                 )
             transaction.commit(rename_records(base.catalog, base.superblock, chosen, raw))
-        self.refresh()
+        self._refresh_after(transaction)
         return self.versions(raw)

@@ -50,7 +50,7 @@ from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer
 from dlfs.store.space import TakenRuns, count_chunks
-from dlfs.store.transaction import Generation, Transaction, flush_all, now_ns
+from dlfs.store.transaction import Generation, Transaction, after_commit, flush_all, now_ns
 from dlfs.units import MIB, format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -437,8 +437,8 @@ class DatasetWriter:
 
         Raises:
             DlfsError: as ``add`` and as a commit; the volume is unchanged. Only after a device
-                error in the last writes does the next opening decide whether it has the new
-                generation.
+                error in the last writes may it have the new generation; a note of the error then
+                says so.
             ClosedError: the writer has ended.
         """
         self._check_open()
@@ -501,13 +501,14 @@ class DatasetWriter:
 
     def _end(self, state: str, generation: Generation | None) -> None:
         self._state = state
-        try:
-            if self._chunks is not None:
-                self._chunks.close()
-        finally:
-            self._transaction.close()
-            self._stage = SampleBuffer(0)
-            self._on_end(generation)
+        with after_commit(self._transaction.committed):
+            try:
+                if self._chunks is not None:
+                    self._chunks.close()
+            finally:
+                self._transaction.close()
+                self._stage = SampleBuffer(0)
+                self._on_end(generation)
 
     def _check_open(self) -> None:
         if self._state != "open":

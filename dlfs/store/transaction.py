@@ -16,7 +16,8 @@ Chunks that its base generation freed are then durably free.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 from uuid import UUID
@@ -31,6 +32,8 @@ from dlfs.closing import Closing
 from dlfs.errors import (
     ClosedError,
     DegradedError,
+    DeviceTimeoutError,
+    DlfsError,
     FormatError,
     LimitError,
     SpaceError,
@@ -204,6 +207,31 @@ def _write_copy(member: Member, name: str, superblock: Superblock) -> None:
     member.device.write(offset, encode_superblock(superblock_for(member, superblock)))
 
 
+def add_committed_note(error: BaseException, superblock: Superblock) -> None:
+    """Note in an error that a change was committed before, so that nobody repeats it blindly."""
+    note = (
+        f"the change itself is on the volume, as generation {superblock.generation}: look before "
+        "you repeat it"
+    )
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+@contextmanager
+def after_commit(superblock: Superblock | None) -> Iterator[None]:
+    """Note in whatever the block raises that a change was committed before.
+
+    Args:
+        superblock: superblock of the commit; None if there was none.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if superblock is not None:
+            add_committed_note(error, superblock)
+        raise
+
+
 def check_whole(generation: Generation) -> None:
     """Check that every member is present and current, as a writer needs it.
 
@@ -283,6 +311,7 @@ class Transaction(Closing):
         devices: devices of the members, in order.
         geometry: layout of the chunks over the members.
         space: free chunks.
+        committed: superblock of the commit; None before it.
 
     Raises:
         LockedError: another writer has locked the volume, or one of its members.
@@ -292,6 +321,8 @@ class Transaction(Closing):
 
     Threads: one at a time. Owns: the devices, opened for writing.
     """
+
+    committed: Superblock | None = None
 
     def __init__(
         self,
@@ -419,15 +450,17 @@ class Transaction(Closing):
         Raises:
             SpaceError: no room for this catalog, or none would be left for the next commit.
             LimitError: too many datasets or runs.
-            DeviceError: a device failed; the volume has the old generation or the new one.
+            DeviceError: a device failed; the volume has the old generation or the new one. If it
+                has the new one, or nobody knows, a note of the error says so.
         """
         generation = self._commit(datasets, first)
         if not generation.superblock.incompat & ~self.base.superblock.incompat:
             return generation
-        try:
-            return type(self).over(generation)._commit(generation.catalog.datasets)
-        except (SpaceError, LimitError):  # the free chunks are in too many runs for another catalog
-            return generation
+        with after_commit(generation.superblock):
+            try:
+                return type(self).over(generation)._commit(generation.catalog.datasets)
+            except (SpaceError, LimitError):  # the free runs are too many for another catalog
+                return generation
 
     def _commit(
         self, datasets: Sequence[DatasetRecord], first: Sequence[Member] = ()
@@ -435,10 +468,37 @@ class Transaction(Closing):
         self._check_open()
         superblock, encoded = self._prepare(datasets)
         self._write_to(superblock.catalog_runs, [encoded])
-        if first:
-            write_superblocks(first, superblock)
-        write_superblocks([m for m in self.base.members if m not in first], superblock)
-        return load_generation(self.devices)
+        try:
+            if first:
+                write_superblocks(first, superblock)
+            write_superblocks([m for m in self.base.members if m not in first], superblock)
+        except BaseException as error:
+            self._note_outcome(superblock, error)
+            raise
+        with after_commit(superblock):
+            self.committed = superblock
+            return load_generation(self.devices)
+
+    def _note_outcome(self, superblock: Superblock, error: BaseException) -> None:
+        """Note in the error of a commit that the volume has, or may have, the change all the same.
+
+        Args:
+            superblock: superblock whose copies were being written.
+            error: what ended the writes. A device that does not answer is not asked again.
+        """
+        if isinstance(error, DlfsError) and not isinstance(error, DeviceTimeoutError):
+            try:
+                newest = load_generation(self.devices).superblock
+            except DlfsError:
+                pass
+            else:
+                if newest.generation >= superblock.generation:
+                    add_committed_note(error, superblock)
+                return
+        error.add_note(
+            f"the change may be on the volume, as generation {superblock.generation}: look before "
+            "you repeat it"
+        )
 
     def _prepare(self, datasets: Sequence[DatasetRecord]) -> tuple[Superblock, NDArray[np.uint8]]:
         """Return the next superblock and its encoded catalog, in chunks that are free now."""
@@ -508,10 +568,11 @@ class Transaction(Closing):
     def close(self) -> None:
         """Unlock and close the members. Idempotent. Uncommitted changes are lost."""
         self._open = False
-        try:
-            unlock_members(self._devices)
-        finally:
-            close_devices(self._devices)
+        with after_commit(self.committed):
+            try:
+                unlock_members(self._devices)
+            finally:
+                close_devices(self._devices)
 
 
 def now_ns() -> int:
