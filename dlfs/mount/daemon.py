@@ -157,17 +157,19 @@ def _leave_streams() -> None:
 
 
 def _start_log(path: str | None) -> str:
-    """Send log messages to a file or to syslog. Return the path, or ``syslog``."""
-    handler: logging.Handler
-    if path is None and SYSLOG.exists():
-        handler = logging.handlers.SysLogHandler(
-            str(SYSLOG), logging.handlers.SysLogHandler.LOG_DAEMON
-        )
-        handler.setFormatter(logging.Formatter("dlfs[%(process)d]: %(message)s"))
-        destination = "syslog"
-    else:
+    """Send log messages to a file or to syslog. Return the path, or ``syslog``.
+
+    Raises:
+        DeviceError, SpaceError: the file cannot be written.
+    """
+    handler = None if path is not None else _syslog()
+    destination = "syslog"
+    if handler is None:
         destination = path or str(_default_log())
-        handler = logging.FileHandler(destination)
+        try:
+            handler = logging.FileHandler(destination)
+        except OSError as error:
+            raise _log_failure(destination, error) from error
         handler.setFormatter(
             logging.Formatter("%(asctime)s dlfs[%(process)d] %(levelname)s: %(message)s")
         )
@@ -175,11 +177,40 @@ def _start_log(path: str | None) -> str:
     return destination
 
 
+def _syslog() -> logging.Handler | None:
+    """Return a handler that writes to syslog; None if nothing receives there."""
+    try:
+        handler = logging.handlers.SysLogHandler(
+            str(SYSLOG), logging.handlers.SysLogHandler.LOG_DAEMON
+        )
+    except OSError:
+        return None
+    handler.setFormatter(logging.Formatter("dlfs[%(process)d]: %(message)s"))
+    return handler
+
+
 def _default_log() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    """Return the log in the user's state directory, which is made."""
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError as error:  # no HOME, and no entry in the list of users
+        raise _log_failure("~/.local/state/dlfs/mount.log", error) from error
     folder = Path(state) / "dlfs"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise _log_failure(str(folder / "mount.log"), error) from error
     return folder / "mount.log"
+
+
+def _log_failure(destination: str, error: Exception) -> DlfsError:
+    """Return the error of a log that cannot be made."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return write_error(
+        f"write the log of the mount to {destination}: {reason}; --log FILE, or XDG_STATE_HOME, "
+        "names another place",
+        getattr(error, "errno", None) or 0,
+    )
 
 
 def _become_daemon() -> None:

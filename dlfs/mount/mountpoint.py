@@ -67,6 +67,22 @@ def parse_mountinfo(text: bytes) -> list[MountRecord]:
     return records
 
 
+def _mounts() -> list[MountRecord]:
+    """Return the mounts of this process's mount namespace.
+
+    Raises:
+        DeviceError: the kernel does not list them, because /proc is not mounted, or hidden.
+    """
+    try:
+        return parse_mountinfo(MOUNTINFO.read_bytes())
+    except OSError as error:
+        raise DeviceError(
+            f"list the mounts: {MOUNTINFO} cannot be read: {error.strerror}; a mount needs /proc: "
+            "'mount -t proc proc /proc' as root, or a container that shows it",
+            error.errno or 0,
+        ) from error
+
+
 def find_mount(directory: str | os.PathLike[str]) -> MountRecord | None:
     """Return the topmost mount exactly on a directory, or None."""
     return record_of(absolute(directory))
@@ -75,7 +91,7 @@ def find_mount(directory: str | os.PathLike[str]) -> MountRecord | None:
 def record_of(path: str) -> MountRecord | None:
     """Return the topmost mount exactly on an absolute path, without a request to any mount."""
     wanted = os.fsencode(path)
-    found = [r for r in parse_mountinfo(MOUNTINFO.read_bytes()) if r.mountpoint == wanted]
+    found = [r for r in _mounts() if r.mountpoint == wanted]
     return found[-1] if found else None
 
 
@@ -86,7 +102,7 @@ def find_again(record: MountRecord) -> MountRecord | None:
     file system still exists: the kernel gives the numbers of an unmounted one to the next one.
     """
     wanted = (record.mount_id, record.device, record.file_system_type)
-    for found in parse_mountinfo(MOUNTINFO.read_bytes()):
+    for found in _mounts():
         if (found.mount_id, found.device, found.file_system_type) == wanted:
             return found
     return None
@@ -198,13 +214,16 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
 
     Raises:
         UsageError: DLFS is not mounted there.
-        DeviceError: the system refuses (EBUSY: files are open, EPERM: another user mounted it).
+        DeviceError: the system refuses (EBUSY: files are open, EPERM: another user mounted it), or
+            the mount does not answer.
     """
     path, _ = find_dlfs(directory, "unmount")
     incoming = os.path.join(path, INCOMING)
     above = record_of(incoming)
     if not lazy and above is not None and above.file_system_type == INCOMING_TYPE:
-        _unmount(incoming, lazy=False)
+        lazy = is_dead(path)  # nothing reaches incoming through the mount of a killed server
+        if not lazy:
+            _unmount(incoming, lazy=False)
     _unmount(path, lazy=lazy)
     return path
 
@@ -295,6 +314,7 @@ def _unmount(path: str, *, lazy: bool) -> None:
             errors="replace",
             timeout=_UNMOUNT_TIMEOUT_S,
             check=False,
+            env={**os.environ, "LC_ALL": "C"},  # its message is read below
         )
     except subprocess.TimeoutExpired as error:  # incoming is reached through the sealed mount
         raise DeviceError(

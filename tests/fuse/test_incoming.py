@@ -25,7 +25,7 @@ import pytest
 import dlfs
 from dlfs.errors import LockedError
 from dlfs.mount.keeper import can_keep
-from dlfs.mount.mountpoint import MOUNTINFO, find_mount, parse_mountinfo
+from dlfs.mount.mountpoint import MOUNTINFO, find_mount, parse_mountinfo, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.staging.protocol import SealStatus
 from dlfs.units import KIB, MIB
@@ -879,6 +879,17 @@ def test_rule_49_killed_while_sealing(tmp_path: Path, source: Path) -> None:
             if not sealed:
                 assert seal(where).version == 1
     assert os.listdir(tmp_path / "staging/datasets") == []
+
+
+def test_rule_49_the_mount_of_a_killed_server_is_unmounted(tmp_path: Path) -> None:
+    volume = make_volume(tmp_path)
+    options = {"incoming": str(tmp_path / "staging"), "restart": False}
+    with mounted(volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
+        os.kill(mount.pid, signal.SIGKILL)
+        wait_for_exit(mount.pid)
+        unmount(mount.directory)
+        assert find_mount(mount.directory) is None
+        assert find_mount(mount.directory / "incoming") is None
 
 
 def test_rule_50_discarding(shared: Writable) -> None:

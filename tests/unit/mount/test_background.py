@@ -7,9 +7,11 @@ import pytest
 
 pytest.importorskip("pyfuse3")
 
+import dlfs
 from dlfs.errors import DeviceError, NativeError, NotFoundError, UsageError
 from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import MountRequest, absolute_uri, mount_volume, replace_server
+from dlfs.mount.daemon import SYSLOG
 from dlfs.mount.options import MountOptions
 
 
@@ -64,3 +66,22 @@ def test_a_log_that_cannot_be_written_is_not_part_of_an_error(tmp_path: Path) ->
     with pytest.raises(NotFoundError) as raised:
         mount_volume(str(tmp_path / "volume.img"), tmp_path / "mnt", log="/dev/full")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("where", ["log", "state", "home"])
+def test_a_log_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    uri, directory = str(tmp_path / "volume.img"), tmp_path / "mnt"
+    directory.mkdir()
+    dlfs.format_volume(uri, size_bytes=16 << 20)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    if where != "log":
+        if SYSLOG.exists():
+            pytest.skip("the default log is syslog here")
+        monkeypatch.setenv("XDG_STATE_HOME" if where == "state" else "HOME", "/proc/none")
+    log = "/proc/none/log" if where == "log" else None
+    with pytest.raises(DeviceError, match=r"log of the mount to /proc/none/.*; --log FILE"):
+        mount_volume(uri, directory, log=log)
+    assert not os.path.ismount(directory)

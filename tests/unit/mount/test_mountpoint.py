@@ -86,3 +86,10 @@ def test_an_unmount_that_does_not_end(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(mountpoint, "_UNMOUNT_TIMEOUT_S", 0.1)
     with pytest.raises(DeviceError, match="its server does not answer; use --lazy"):
         detach("/mnt")
+
+
+def test_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mountpoint, "MOUNTINFO", tmp_path / "missing")
+    for call in (prepare, unmount, find_mount):
+        with pytest.raises(DeviceError, match="a mount needs /proc"):
+            call(tmp_path)
