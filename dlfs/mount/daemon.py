@@ -178,13 +178,10 @@ def _start_log(path: str | None) -> str:
 
 
 def _syslog() -> logging.Handler | None:
-    """Return a handler that writes to syslog; None if nothing receives there."""
-    try:
-        handler = logging.handlers.SysLogHandler(
-            str(SYSLOG), logging.handlers.SysLogHandler.LOG_DAEMON
-        )
-    except OSError:
+    """Return a handler that writes to syslog; None on a system without it."""
+    if not SYSLOG.exists():
         return None
+    handler = logging.handlers.SysLogHandler(str(SYSLOG), logging.handlers.SysLogHandler.LOG_DAEMON)
     handler.setFormatter(logging.Formatter("dlfs[%(process)d]: %(message)s"))
     return handler
 
