@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.arguments import Layout
+from dlfs.attributes.vectors import RESERVED_PREFIX
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -259,6 +260,29 @@ def array_attributes(
     """
     texts = zip((DTYPE_COLUMN, SHAPE_COLUMN), ArrayForm.of(dtype, shape).texts, strict=True)
     return {name: np.full(count, text, object) for name, text in texts}
+
+
+def check_attribute_names(names: Iterable[str], where: str) -> None:
+    """Check that no name that a source or a caller gives is one of ours.
+
+    Args:
+        names: names of columns, features or members that would become attributes.
+        where: the action and the source, for the error.
+
+    Raises:
+        UsageError: a name begins with the prefix of the columns that describe samples.
+    """
+    for name in names:
+        if name.startswith(RESERVED_PREFIX):
+            raise UsageError(
+                f"{where}: attribute {name!r}: expected a name that does not begin with "
+                f"{RESERVED_PREFIX!r}, which is reserved; choose others by attributes, or rename it"
+            )
+
+
+def left_out_names(noun: str, names: Sequence[str]) -> dict[str, int]:
+    """Return the reason why columns or the like are left out: by choice; it has their names."""
+    return {f"{noun} that is not used: {', '.join(names)}": len(names)} if names else {}
 
 
 def keep_link(policy: LinkPolicy, where: str, skipped: Counter[str]) -> bool:

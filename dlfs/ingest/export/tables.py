@@ -20,7 +20,7 @@ from dlfs.dataset import Dataset
 from dlfs.errors import FormatError, LimitError, UsageError
 from dlfs.ingest.export.samples import ExportedSamples, whole_file
 from dlfs.ingest.registry import load_package
-from dlfs.ingest.tables.columns import EXPORT_BYTES, EXPORT_MARK, EXPORT_PATH
+from dlfs.ingest.tables.choosing import EXPORT_BYTES, EXPORT_MARK, EXPORT_PATH
 from dlfs.reader.batch import Batch
 
 ARROW_SUFFIXES = (".arrow", ".ipc", ".feather")

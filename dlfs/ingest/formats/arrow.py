@@ -15,8 +15,10 @@ as lists of text, are taken as JSON by ``NAME:text``.
 A folder that ``datasets`` saved is one dataset, or a folder for each of its splits. The split
 begins the paths and is the attribute ``split``: ``train/data-00000-of-00002/00000017``.
 
-A null is an error that names file and row; in a column of floats it becomes NaN. ``tables`` says
-how damage is found.
+The columns of several files are joined, also those that only some have, and types that go together
+(``tables.schemas``). A null, or a file without the column, is an error that names file and row,
+unless ``nulls`` says otherwise; in a column of floats it becomes NaN. ``tables`` says how damage is
+found.
 
 Memory: files are read in turn, a Parquet file by parts of row groups, an Arrow file by its record
 batches, and a few of these exist at a time. Needs pyarrow.
@@ -46,8 +48,10 @@ from dlfs.ingest.source import (
     file_errors,
     single_path,
 )
-from dlfs.ingest.tables.columns import choose_columns
+from dlfs.ingest.tables.choosing import choose_columns
 from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
+from dlfs.ingest.tables.nulls import NullsOption
+from dlfs.ingest.tables.schemas import FileSchema, JoinedSchema, join_schemas
 from dlfs.units import MIB
 
 _STATE_BYTES_MAX = 16 * MIB
@@ -67,6 +71,7 @@ class _Options:
         "columns to store as attributes; by default all with one value a row",
     ] = None
     path: Annotated[str | None, "column of the sample's path"] = None
+    nulls: NullsOption = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ class ArrowSource(ShardSource):
     Raises:
         UsageError: the list of files is empty, a column does not exist or cannot be the sample, or
             pyarrow is not installed.
-        FormatError: a file lacks the columns of the first.
+        FormatError: a file lacks a column, or has it in a type that does not go with another's.
         DlfsError: a file does not exist, is damaged, or cannot be read.
     """
 
@@ -131,25 +136,32 @@ class ArrowSource(ShardSource):
         self._constants = [name for name in shards[0].constants if wanted is None or name in wanted]
         if wanted is not None:
             wanted = tuple(name for name in wanted if name not in shards[0].constants)
-        with opener(self.shards[0]) as table:
-            self._columns = choose_columns(
-                table.schema,
-                where=f"import {self.shards[0]}",
-                column=options.column,
-                fields=parse_choices(options.fields, f"import {self.name}"),
-                attributes=wanted,
-                path=options.path,
-            )
-        counts = [self._check(shard) for shard in self.shards]
-        self.sample_count = None if None in counts else sum(filter(None, counts))
+        joined = self._join_schemas(options)
+        self._columns = choose_columns(
+            joined.schema,
+            where=f"import {self.shards[0]}",
+            column=options.column,
+            fields=parse_choices(options.fields, f"import {self.name}"),
+            attributes=wanted,
+            path=options.path,
+            nulls=options.nulls,
+        )
+        self._columns.check(joined)
         self.skipped = self._columns.left_out
         self._maker = FieldRecords(self._columns.declared, self._columns.known_types)
 
-    def _check(self, shard: str) -> int | None:
-        """Check that a file has the columns; return its number of rows, if it is known."""
-        with self._opener(shard) as table:
-            self._columns.check(table.schema, f"import {shard}")
-            return table.row_count
+    def _join_schemas(self, options: _Options) -> JoinedSchema:
+        """Join the schemas of all files; count their rows, if these are known."""
+        counts: list[int | None] = []
+        found: list[FileSchema] = []
+        for shard in self.shards:
+            with self._opener(shard) as table:
+                counts.append(table.row_count)
+                if not any(table.schema.equals(known.schema) for known in found):
+                    found.append(FileSchema(shard, table.schema))
+        if None not in counts and options.nulls != "skip":
+            self.sample_count = sum(filter(None, counts))
+        return join_schemas(found)
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one file; see ``ShardSource``."""

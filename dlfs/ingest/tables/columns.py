@@ -1,48 +1,45 @@
-"""Chooses the columns of Arrow tables, and makes blocks of their record batches.
+"""Makes blocks of samples of the record batches of Arrow tables.
 
-``choose_columns`` finds the columns of the samples or of their fields, their paths and their
-attributes. Bytes of samples without fields are not copied: the data of a block is the values buffer
-of its record batch. The caller has validated the batch, so that its offsets lie in the buffer.
-``tables.fields`` makes the values of fields.
+``tables.choosing`` finds the ``Columns`` of the samples or of their fields, their paths and their
+attributes in the joined schema of all files (``tables.schemas``). Of each batch, ``tables.plain``
+makes arrays of few types, ``tables.nulls`` finds nulls, and ``tables.values`` makes the values of
+fields. Bytes of samples without fields are not copied: the data of a block is the values buffer of
+its record batch. The caller has validated the batch, so that its offsets lie in the buffer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.errors import FormatError, UsageError
+from dlfs.errors import FormatError
 from dlfs.fields import FieldType
-from dlfs.ingest.fields import Choices, FieldRecords, choose_fields, is_pattern
+from dlfs.ingest.fields import Choices, FieldRecords
 from dlfs.ingest.records import Record, gather, number_path, text_path
 from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock
+from dlfs.ingest.tables.nulls import ROW_WITH_NULL, Nulls, rows_with_null, without_nulls
+from dlfs.ingest.tables.plain import is_one_of, plain_array, plain_type
+from dlfs.ingest.tables.schemas import JoinedSchema
+from dlfs.ingest.tables.times import ValueProblem
 from dlfs.ingest.tables.values import (
-    BYTES,
-    SCALARS,
-    TEXT,
+    NUMBERS,
+    Locate,
     field_type,
     field_values,
-    first_null,
-    is_one_of,
-    is_scalar,
+    is_bytes,
     is_vector,
+    json_texts,
     spans,
+    texts,
 )
 
-EXPORT_MARK = b"dlfs:dataset"
-"""Key of the schema metadata with the dataset's name, which ``dlfs export`` writes."""
-EXPORT_PATH, EXPORT_BYTES = "path", "bytes"
-"""Names of the columns of paths and bytes that ``dlfs export`` writes; others are attributes."""
-
-NO_VALUE = "column that has not one value in a row"
-"""Reason why a column is left out that is neither field nor attribute."""
+_TEXT = FieldType("text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +50,60 @@ class Column:
     steps: tuple[str, ...]
     type: Any
 
-    def take(self, batch: Any) -> Any:
-        """Return the column's array in a record batch."""
-        compute = importlib.import_module("pyarrow.compute")
+    def take(self, batch: Any, locate: Locate) -> Any:
+        """Return the column's array in a record batch, in its plain type; nulls if it lacks it.
+
+        Raises:
+            FormatError: a value has no plain form, or Arrow cannot convert it.
+        """
+        pyarrow = importlib.import_module("pyarrow")
+        wanted = plain_type(self.type)
+        if look_up(batch.schema, self.steps) is None:
+            return pyarrow.nulls(batch.num_rows, wanted)
         array = batch.column(batch.schema.get_field_index(self.steps[0]))
-        for step in self.steps[1:]:
-            array = compute.struct_field(array, [array.type.get_field_index(step)])
-        return array
+        try:
+            for step in self.steps[1:]:
+                array = importlib.import_module("pyarrow.compute").struct_field(
+                    array, [array.type.get_field_index(step)]
+                )
+            plain = plain_array(array)
+            return plain if plain.type.equals(wanted) else plain.cast(wanted)
+        except ValueProblem as error:
+            raise FormatError(f"{locate(error.index)}: {error}") from error
+        except FormatError as error:
+            raise FormatError(f"{locate(0)}: {error}") from error
+        except pyarrow.ArrowException as error:
+            text = " ".join(str(error).split())
+            raise FormatError(f"{locate(0)}: expected {self.type}: {text}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The arrays of some rows of a file, by the name of the column.
+
+    Attributes:
+        where: name of the file, for errors.
+        rows: ``int64[n]``, number of each row in the file.
+    """
+
+    where: str
+    rows: npt.NDArray[np.int64]
+    arrays: Mapping[Column, Any]
+
+    def locate(self, column: Column) -> Locate:
+        """Return the function that names a value of a column."""
+        return lambda index: f"{self.where}: row {self.rows[index]}: column {column.name}"
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> _Part:
+        """Return some of the rows."""
+        indices = importlib.import_module("pyarrow").array(chosen)
+        arrays = {column: array.take(indices) for column, array in self.arrays.items()}
+        return replace(self, rows=self.rows[chosen], arrays=arrays)
+
+    def slice(self, first: int, count: int) -> _Part:
+        """Return consecutive rows, without a copy."""
+        arrays = {column: array.slice(first, count) for column, array in self.arrays.items()}
+        return replace(self, rows=self.rows[first : first + count], arrays=arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +117,9 @@ class Columns:
     """Type of each field that the caller declares, by name."""
     path: Column | None
     attributes: tuple[Column, ...]
-    left_out: Mapping[str, int]
-    """Number of columns that are left out, by reason."""
+    nulls: Nulls = "error"
+    left_out: dict[str, int]
+    """Number of columns and rows that are left out, by reason; rows as they are read."""
 
     @property
     def used(self) -> list[Column]:
@@ -93,18 +138,23 @@ class Columns:
         types = {column.name: field_type(column.type) for column in self.fields}
         return {name: kind for name, kind in types.items() if kind is not None}
 
-    def check(self, schema: Any, where: str) -> None:
-        """Check that another file has these columns too.
+    def check(self, joined: JoinedSchema) -> None:
+        """Check that files go together in the columns that are used.
 
         Raises:
-            FormatError: the file lacks a column, or has it in another type.
+            FormatError: two files have a column in types that do not go together, or a file lacks a
+                column and nulls are errors.
         """
         for column in self.used:
-            found = _look_up(schema, column.steps)
-            if found is None or not found.equals(column.type):
+            joined.check(column.steps[0])
+            has = {file.file: look_up(file.schema, column.steps) for file in joined.files}
+            lacking = [file for file, kind in has.items() if kind is None]
+            if lacking and (self.nulls == "error" or column is self.path):
+                other = next(file for file, kind in has.items() if kind is not None)
                 raise FormatError(
-                    f"{where}: expected column {column.name} of {column.type} as in the first "
-                    f"file, got {found or 'none'}"
+                    f"import {lacking[0]}: expected column {column.name} of {has[other]} as in "
+                    f"{other}, got none; the options attributes, fields and column choose columns, "
+                    "nulls=default or nulls=skip say what a missing value is"
                 )
 
     def blocks(
@@ -123,74 +173,127 @@ class Columns:
             FormatError: a value is null or not of the type of its field, or a path is invalid.
             LimitError: a path is too long.
         """
+        part = self._part(batch, row, where)
         if self.sample is None:
-            yield from gather(self._records(batch, row, prefix, where, maker), where=where)
+            yield from gather(self._records(part, prefix, maker), where=where)
             return
-        for first in range(0, batch.num_rows, BLOCK_SAMPLES_MAX):
-            part, here = batch.slice(first, BLOCK_SAMPLES_MAX), row + first
+        for first in range(0, len(part.rows), BLOCK_SAMPLES_MAX):
+            some = part.slice(first, BLOCK_SAMPLES_MAX)
             yield SampleBlock(
-                self._paths(part, here, prefix, where),
-                *spans(_present(self.sample, part, here, where)),
-                self._attribute_values(part, here, where),
+                self._paths(some, prefix),
+                *spans(some.arrays[self.sample]),
+                self._attribute_values(some),
             )
 
-    def _records(
-        self, batch: Any, row: int, prefix: bytes, where: str, maker: FieldRecords
-    ) -> Iterator[Record]:
-        paths = self._paths(batch, row, prefix, where)
-        attributes = self._attribute_values(batch, row, where)
-        fields = {
-            column.name: self._field_values(column, batch, row, where) for column in self.fields
-        }
+    def _part(self, batch: Any, row: int, where: str) -> _Part:
+        """Return the arrays of a batch, without the nulls that are none."""
+        rows = np.arange(row, row + batch.num_rows)
+        named = _Part(where, rows, {})
+        arrays = {column: column.take(batch, named.locate(column)) for column in self.used}
+        return self._without_nulls(_Part(where, rows, arrays))
+
+    def _without_nulls(self, part: _Part) -> _Part:
+        arrays = dict(part.arrays)
+        keep = np.ones(len(part.rows), np.bool_)
+        for column, array in part.arrays.items():
+            nulls = rows_with_null(array)
+            if self._is_json(column) or not nulls.any():
+                continue
+            if self.nulls == "skip":
+                keep &= ~nulls
+            elif self.nulls == "default" and column is not self.path:
+                arrays[column] = without_nulls(array)
+            else:
+                raise FormatError(
+                    f"{part.locate(column)(int(nulls.argmax()))}: expected a value of "
+                    f"{column.type}, got null; nulls=default takes "
+                    "0, False or empty ones for nulls, nulls=skip leaves their rows out"
+                )
+        part = replace(part, arrays=arrays)
+        if keep.all():
+            return part
+        self.left_out[ROW_WITH_NULL] = self.left_out.get(ROW_WITH_NULL, 0) + int((~keep).sum())
+        return part.take(np.flatnonzero(keep))
+
+    def _is_json(self, column: Column) -> bool:
+        """Return True for a field whose values are taken as JSON."""
+        return (
+            self.declared.get(column.name) == _TEXT
+            and not is_bytes(column.type)
+            and (column in self.fields)
+        )
+
+    def _records(self, part: _Part, prefix: bytes, maker: FieldRecords) -> Iterator[Record]:
+        paths = self._paths(part, prefix)
+        attributes = self._attribute_values(part)
+        fields = {column.name: self._field_values(column, part) for column in self.fields}
         for i, path in enumerate(paths):
             yield maker.make(
                 path,
                 {name: values[i] for name, values in fields.items()},
-                f"{where}: row {row + i}",
+                f"{part.where}: row {part.rows[i]}",
                 {name: values[i] for name, values in attributes.items()},
             )
 
-    def _paths(self, batch: Any, row: int, prefix: bytes, where: str) -> list[bytes]:
+    def _paths(self, part: _Part, prefix: bytes) -> list[bytes]:
+        rows = part.rows.tolist()
         if self.path is None:
-            return [number_path(prefix, row + i) for i in range(batch.num_rows)]
-        texts = _present(self.path, batch, row, where).to_pylist()
+            return [number_path(prefix, row) for row in rows]
+        values = part.arrays[self.path].to_pylist()
         return [
             text_path(
-                text if isinstance(text, bytes) else str(text).encode(), f"{where}: row {row + i}"
+                text if isinstance(text, bytes) else str(text).encode(), f"{part.where}: row {row}"
             )
-            for i, text in enumerate(texts)
+            for row, text in zip(rows, values, strict=True)
         ]
 
-    def _attribute_values(self, batch: Any, row: int, where: str) -> dict[str, npt.NDArray[Any]]:
-        return {column.name: column_values(column, batch, row, where) for column in self.attributes}
+    def _attribute_values(self, part: _Part) -> dict[str, npt.NDArray[Any]]:
+        return {
+            column.name: attribute_values(part.arrays[column], part.locate(column))
+            for column in self.attributes
+        }
 
-    def _field_values(self, column: Column, batch: Any, row: int, where: str) -> Sequence[Any]:
-        array, kind = column.take(batch), field_type(column.type)
+    def _field_values(self, column: Column, part: _Part) -> Sequence[Any]:
+        array, kind = part.arrays[column], field_type(column.type)
 
         def locate(index: int) -> str:
-            return f"{where}: row {row + index}: field {column.name!r}"
+            return f"{part.where}: row {part.rows[index]}: field {column.name!r}"
 
-        if kind is not None:
+        if not self._is_json(column):
+            assert kind is not None  # choose_columns checks it
             return field_values(array, kind, locate)
-        try:  # values of any type, which are declared as text
-            return [json.dumps(value, ensure_ascii=False) for value in array.to_pylist()]
-        except (TypeError, ValueError) as error:
-            raise FormatError(f"{locate(0)}: expected values that JSON has: {error}") from error
+        if kind == _TEXT:  # times and decimals
+            return ["null" if text is None else text for text in texts(array, locate)]
+        return json_texts(array, locate)
 
 
-def _present(column: Column, batch: Any, row: int, where: str) -> Any:
-    """Return a column's array; nulls in it are a FormatError."""
-    array = column.take(batch)
-    if array.null_count:
-        raise FormatError(
-            f"{where}: row {row + first_null(array)}: column {column.name}: expected a value, got "
-            "null"
-        )
-    return array
+def attribute_values(array: Any, locate: Locate) -> npt.NDArray[Any]:
+    """Return a plain array without nulls as values of an attribute.
+
+    Args:
+        array: array of a type for which ``is_scalar`` or ``is_vector`` returns True.
+        locate: returns the place of a value, for errors.
+
+    Returns:
+        Numbers and bools unchanged, ``[n, k]`` for vectors; text as an ``object`` array of ``str``.
+
+    Raises:
+        FormatError: text is not UTF-8.
+    """
+    if is_vector(array.type):
+        numbers: npt.NDArray[Any] = array.flatten().to_numpy(zero_copy_only=False)
+        return numbers.reshape(-1, array.type.list_size)
+    found: npt.NDArray[Any]
+    if is_one_of(array.type, NUMBERS):
+        found = array.to_numpy(zero_copy_only=False)
+    else:
+        found = np.empty(len(array), object)
+        found[:] = texts(array, locate)
+    return found
 
 
 def column_values(column: Column, batch: Any, row: int, where: str) -> npt.NDArray[Any]:
-    """Return a column of a record batch as values of an attribute.
+    """Return a column of a record batch as values of an attribute; see ``attribute_values``.
 
     Args:
         column: a column for which ``is_scalar`` or ``is_vector`` returns True.
@@ -198,200 +301,15 @@ def column_values(column: Column, batch: Any, row: int, where: str) -> npt.NDArr
         row: number of the batch's first row in the file.
         where: name of the file, for errors.
 
-    Returns:
-        Numbers and bools unchanged, ``[n, k]`` for vectors; text, and anything else, as an
-        ``object`` array of ``str``.
-
     Raises:
-        FormatError: a value is null in a column that is not of floats.
+        FormatError: a value is null in a column that is not of floats, or text is not UTF-8.
     """
-    types = importlib.import_module("pyarrow.types")
-    if is_vector(column.type):
-        flat = _present(column, batch, row, where).flatten()
-        numbers: npt.NDArray[Any] = flat.to_numpy(zero_copy_only=False)
-        return numbers.reshape(-1, column.type.list_size)
-    floats = types.is_floating(column.type)
-    array = column.take(batch) if floats else _present(column, batch, row, where)
-    found: npt.NDArray[Any]
-    if floats or types.is_integer(column.type) or types.is_boolean(column.type):
-        found = array.to_numpy(zero_copy_only=False)
-    else:
-        found = np.empty(len(array), object)
-        found[:] = array.cast("large_string").to_pylist()
-    return found
+    columns = Columns(sample=None, path=None, attributes=(column,), left_out={})
+    return columns._attribute_values(columns._part(batch, row, where))[column.name]
 
 
-def choose_columns(
-    schema: Any,
-    *,
-    where: str,
-    column: str | None,
-    fields: Choices,
-    attributes: Sequence[str] | None,
-    path: str | None,
-) -> Columns:
-    """Choose the columns of samples, fields, paths and attributes in a file.
-
-    Without ``column`` and ``fields``, the only column of bytes is the sample, else the only one of
-    text. If there are several, they are the fields, along with all columns of lists.
-
-    Args:
-        schema: schema of the file.
-        where: name of the file, for errors.
-        column: column of the samples' bytes.
-        fields: columns of the fields, and patterns of them.
-        attributes: columns to store as attributes; None for all that are possible.
-        path: column of the samples' paths; None for row numbers.
-
-    Raises:
-        UsageError: a column does not exist, does not fit, or has to be named.
-    """
-    if EXPORT_MARK in (schema.metadata or {}):
-        column, path = column or (None if fields else EXPORT_BYTES), path or EXPORT_PATH
-    if column is not None and fields:
-        raise UsageError(f"{where}: expected a column or fields, got both")
-    others = {path, *(attributes or ())}
-    known = {} if column is not None or fields else _default_fields(schema, others)
-    sample = None if known or fields else _sample_column(schema, where, column)
-    found_path = None if path is None else _find(schema, where, path)
-    if found_path is not None and not is_one_of(found_path.type, (*BYTES, *SCALARS)):
-        raise UsageError(f"{where}: expected text in column {path}, got {found_path.type}")
-    chosen = known or _chosen_fields(schema, where, fields, others)
-    taken = {used.steps[0] for used in (sample, found_path, *chosen.values()) if used is not None}
-    free = [
-        Column(name, (name,), schema.field(name).type)
-        for name in _names(schema)
-        if name not in taken
-    ]
-    if attributes is None:
-        exported = EXPORT_MARK in (schema.metadata or {})
-        wanted = [
-            other for other in free if is_scalar(other.type) or (exported and is_vector(other.type))
-        ]
-        left_out = {NO_VALUE: len(free) - len(wanted)} if len(free) > len(wanted) else {}
-    else:
-        wanted, left_out = [_find(schema, where, name) for name in attributes], {}
-    for other in wanted:
-        if not is_scalar(other.type) and not is_vector(other.type):
-            raise UsageError(
-                f"{where}: expected numbers, bools or text in column {other.name}, got {other.type}"
-            )
-    return Columns(
-        sample=sample,
-        fields=tuple(chosen.values()),
-        declared=choose_fields(fields, list(chosen)),
-        path=found_path,
-        attributes=tuple(wanted),
-        left_out=left_out,
-    )
-
-
-def _default_fields(schema: Any, others: Container[str | None]) -> dict[str, Column]:
-    """Return the fields of a table without a choice; none if one column is the sample.
-
-    Args:
-        schema: schema of the file.
-        others: names of columns that are chosen as paths or attributes.
-    """
-    candidates = _candidates(schema)
-    found: dict[str, Column] = {}
-    has_lists = False
-    for name, column in _field_columns(schema).items():
-        is_list = name not in candidates and not is_scalar(column.type)
-        if name in others or not (is_list or name in candidates) or not field_type(column.type):
-            continue
-        has_lists |= is_list
-        found[name] = column
-    is_single = len(candidates) == 1 or (len(found) == 1 and not has_lists)
-    return {} if is_single else found
-
-
-def _chosen_fields(
-    schema: Any, where: str, fields: Choices, others: Container[str | None]
-) -> dict[str, Column]:
-    """Return the columns that the caller chooses as fields; patterns take no other columns."""
-    columns = _field_columns(schema)
-    able = [
-        name
-        for name, column in columns.items()
-        if name not in others and field_type(column.type) is not None
-    ]
-    found: dict[str, Column] = {}
-    for name, declared in choose_fields(fields, able).items():
-        if is_pattern(name) and name not in schema.names:
-            raise UsageError(
-                f"{where}: expected columns for fields {name}, got {', '.join(able) or 'none'}"
-            )
-        column = columns.get(name) or _find(schema, where, name)
-        column = replace(_bytes_child(column) or column, name=name)
-        if field_type(column.type) is None and declared != FieldType("text"):
-            raise UsageError(
-                f"{where}: expected bytes, text, numbers or lists of numbers in field {name}, got "
-                f"{column.type}; {name}:text stores its values as JSON"
-            )
-        found[name] = column
-    return found
-
-
-def _field_columns(schema: Any) -> dict[str, Column]:
-    """Return the columns that can be fields by name; those of structs are named ``a.b``."""
-    types = importlib.import_module("pyarrow.types")
-    found: dict[str, Column] = {}
-    pending = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
-    while pending:
-        column = pending.pop(0)
-        if (child := _bytes_child(column)) is not None:
-            found[column.name] = replace(child, name=column.name)
-        elif types.is_struct(column.type):
-            children = [column.type.field(i) for i in range(column.type.num_fields)]
-            pending = [
-                Column(f"{column.name}.{child.name}", (*column.steps, child.name), child.type)
-                for child in children
-            ] + pending
-        else:
-            found[column.name] = column
-    return found
-
-
-def _sample_column(schema: Any, where: str, name: str | None) -> Column:
-    if name is not None:
-        found = _find(schema, where, name)
-        inner = _bytes_child(found)
-        if inner is None:
-            raise UsageError(f"{where}: expected bytes or text in column {name}, got {found.type}")
-        return inner
-    candidates = list(_candidates(schema).values())
-    if len(candidates) != 1:
-        names = ", ".join(_names(schema)) or "no columns"
-        raise UsageError(f"{where}: expected option column to name one of {names}")
-    return candidates[0]
-
-
-def _candidates(schema: Any) -> dict[str, Column]:
-    """Return the columns of bytes, else those of text, by the names of the whole columns."""
-    columns = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
-    able = {column.name: child for column in columns if (child := _bytes_child(column)) is not None}
-    texts = {name: column for name, column in able.items() if is_one_of(column.type, TEXT)}
-    binary = {name: column for name, column in able.items() if name not in texts}
-    return binary or texts
-
-
-def _names(schema: Any) -> list[str]:
-    """Return the names that stand for one column only."""
-    return [name for name in schema.names if schema.get_field_index(name) >= 0]
-
-
-def _find(schema: Any, where: str, name: str) -> Column:
-    """Find a column by its name, or a child of a struct by names joined by dots."""
-    for steps in ((name,), tuple(name.split("."))):
-        found = _look_up(schema, steps)
-        if found is not None:
-            return Column(name, steps, found)
-    raise UsageError(f"{where}: expected column {name}, got {', '.join(schema.names)}")
-
-
-def _look_up(schema: Any, steps: Sequence[str]) -> Any:
-    """Return the type of a column, or of a struct's child; None if it does not exist."""
+def look_up(schema: Any, steps: Sequence[str]) -> Any:
+    """Return the type of a column, or of a struct's child; None if there is not just one."""
     types = importlib.import_module("pyarrow.types")
     found = schema
     for step in steps:
@@ -401,15 +319,3 @@ def _look_up(schema: Any, steps: Sequence[str]) -> Any:
             return None
         found = found.field(at).type
     return found
-
-
-def _bytes_child(column: Column) -> Column | None:
-    """Return the column itself if it holds bytes or text, else its child ``bytes``, else None."""
-    types = importlib.import_module("pyarrow.types")
-    if is_one_of(column.type, BYTES):
-        return column
-    if types.is_struct(column.type) and (at := column.type.get_field_index("bytes")) >= 0:
-        child = column.type.field(at).type
-        if is_one_of(child, BYTES):
-            return Column(f"{column.name}.bytes", (*column.steps, "bytes"), child)
-    return None

@@ -4,28 +4,38 @@ The end of a file tells a truncated one from a damaged one: Parquet and IPC file
 magic, IPC streams with an end-of-stream mark. The format allows streams without that mark. Here it
 is required, because nothing else shows that a stream was cut between two batches.
 
+Parquet's times of type INT96 have nanoseconds of any year. Arrow reads them as nanoseconds of 64
+bits, which overflow before 1677 and after 2262, or as microseconds, which lose digits. So a column
+of them is read in both ways, which together have every digit, and becomes text.
+
 Every record batch of an IPC file is validated before use, offsets and text, because the format has
 no checksums. The pages of Parquet files are checked by their checksums if they have any.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError
+import numpy as np
+
+from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError, UsageError
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     BUFFER_BYTES,
     file_errors,
 )
+from dlfs.ingest.tables.times import ValueProblem, numbers_of, timestamp_texts
 from dlfs.units import MIB
 
-_PARQUET_MAGIC = (b"PAR1", b"PARE")
+_ENCRYPTED_MAGIC = b"PARE"
+_PARQUET_MAGIC = (b"PAR1", _ENCRYPTED_MAGIC)
 _FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -54,17 +64,31 @@ def open_parquet(path: str) -> Iterator[Table]:
     head, tail = _ends(path)
     if head[:4] in _PARQUET_MAGIC and tail[-4:] not in _PARQUET_MAGIC:
         raise TruncatedError(f"{what}: the file ends without its footer")
-    with _translated(what):
-        file = parquet.ParquetFile(
-            path, buffer_size=MIB, pre_buffer=False, page_checksum_verification=True
+    if head[:4] == _ENCRYPTED_MAGIC:
+        raise _encrypted(what)
+
+    def open_file(unit: str) -> Any:
+        return parquet.ParquetFile(
+            path,
+            buffer_size=MIB,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit=unit,
         )
-        schema = _readable(file.schema_arrow)
-    with file:
-        yield Table(
-            schema,
-            file.metadata.num_rows,
-            lambda columns: _numbered(_groups(file, columns), what),
-        )
+
+    with ExitStack() as files:
+        with _translated(what):
+            file = files.enter_context(open_file("us"))
+            schema = _readable(file.schema_arrow)
+            old_times = _int96_columns(file)
+        if not old_times:
+            read = partial(_groups, file)
+        else:
+            with _translated(what):
+                other = files.enter_context(open_file("ns"))
+                schema = _with_texts(schema, old_times)
+            read = partial(_both_units, file, other, old_times)
+        yield Table(schema, file.metadata.num_rows, lambda columns: _numbered(read(columns), what))
 
 
 @contextmanager
@@ -105,16 +129,95 @@ def _readable(schema: Any) -> Any:
     return schema
 
 
+def _batch_sizes(file: Any) -> list[int]:
+    """Return how many rows of each row group of a Parquet file are read at once."""
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    means = [max(1, group.total_byte_size // max(1, group.num_rows)) for group in groups]
+    return [max(1, min(BLOCK_SAMPLES_MAX, BUFFER_BYTES // mean)) for mean in means]
+
+
 def _groups(file: Any, columns: Sequence[str]) -> Iterator[Any]:
-    for number in range(file.num_row_groups):
-        group = file.metadata.row_group(number)
-        mean = max(1, group.total_byte_size // max(1, group.num_rows))
+    for number, size in enumerate(_batch_sizes(file)):
         yield from file.iter_batches(
-            max(1, min(BLOCK_SAMPLES_MAX, BUFFER_BYTES // mean)),
+            size,
             row_groups=[number],
             columns=columns,
             use_threads=False,
         )
+
+
+def _int96_columns(file: Any) -> list[str]:
+    """Return the columns of a Parquet file that are times of type INT96.
+
+    Raises:
+        ValueError: there are such times in lists or structs.
+    """
+    leaves = [file.schema.column(number) for number in range(len(file.schema.names))]
+    found = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
+    types = importlib.import_module("pyarrow.types")
+    schema = file.schema_arrow
+    for path in found:
+        at = schema.get_field_index(path)
+        if at < 0 or not types.is_timestamp(schema.field(at).type):
+            raise UsageError(
+                f"column {path}: expected times of type INT96 only in columns of one value a row, "
+                "got some in a list or struct, or in columns of one name; write them as TIMESTAMP"
+            )
+    return found
+
+
+def _with_texts(schema: Any, names: Sequence[str]) -> Any:
+    """Return a schema whose columns of some names are text."""
+    pyarrow = importlib.import_module("pyarrow")
+    for name in names:
+        at = schema.get_field_index(name)
+        schema = schema.set(at, schema.field(at).with_type(pyarrow.large_string()))
+    return schema
+
+
+def _both_units(file: Any, other: Any, names: Sequence[str], columns: Sequence[str]) -> Any:
+    """Yield the batches of a Parquet file, with its times of type INT96 as text.
+
+    Args:
+        file: the file, opened so that such times are microseconds.
+        other: the same, opened so that they are nanoseconds, which may have overflowed.
+        names: the columns of such times.
+        columns: the columns to read.
+    """
+    chosen = [name for name in names if name in columns]
+    if not chosen:
+        yield from _groups(file, columns)
+        return
+    pairs = zip(_groups(file, columns), _groups(other, chosen), strict=True)
+    for batch, precise in pairs:
+        for name in chosen:
+            at = batch.schema.get_field_index(name)
+            try:
+                texts = _int96_texts(batch.column(at), precise.column(name))
+            except ValueProblem as error:
+                raise FormatError(
+                    f"row {error.index} of its batch: column {name}: {error}"
+                ) from error
+            batch = batch.set_column(at, batch.schema.field(at).with_type(texts.type), texts)
+        yield batch
+
+
+def _int96_texts(micros: Any, nanos: Any) -> Any:
+    """Return the texts of times that were read as microseconds and as nanoseconds.
+
+    The nanoseconds are right modulo 2^64, so that their difference is the digits that the
+    microseconds lack.
+    """
+    numbers = numbers_of(micros)
+    digits = (numbers_of(nanos).view(np.uint64) - numbers.view(np.uint64) * np.uint64(1000)).view(
+        np.int64
+    )
+    if (wrong := np.flatnonzero((digits < 0) | (digits > 999))).size:
+        at = int(wrong[0])
+        raise ValueProblem(
+            at, f"expected a time of type INT96, got {digits[at]} ns of a microsecond"
+        )
+    return timestamp_texts(micros, numbers, "us", digits)
 
 
 def _file_batches(reader: Any) -> Iterator[Any]:
@@ -168,4 +271,13 @@ def _translated(where: str) -> Iterator[None]:
 
 def _damaged(where: str, error: Exception) -> FormatError:
     text = " ".join(str(error).split()) or type(error).__name__
+    if "decrypt" in text.lower():
+        return _encrypted(where)
     return FormatError(f"{where}: the file is damaged: {text}")
+
+
+def _encrypted(where: str) -> FormatError:
+    return FormatError(
+        f"{where}: expected a Parquet file that is not encrypted, got an encrypted one; write it "
+        "again without encryption"
+    )
