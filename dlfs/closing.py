@@ -1,17 +1,21 @@
 """The base class of objects that a ``with`` statement closes at its end, and counted uses.
 
 ``Uses`` counts the calls that are using a resource, so that another thread may close it meanwhile.
+``LiveObjects`` remembers objects that are in use, such as those that a forked child must close.
 
-Threads: those of the subclass; any for ``Uses``.
+Threads: those of the subclass; any for ``Uses`` and ``LiveObjects``.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Generic, Self, TypeVar
 
 from dlfs.errors import ClosedError
+
+T = TypeVar("T")
 
 
 class Closing:
@@ -75,3 +79,39 @@ class Uses:
             except IndexError:
                 return
             free()
+
+
+class LiveObjects(Generic[T]):
+    """The objects of a kind that are still in use, for hooks that run at a fork.
+
+    Unlike ``weakref.WeakSet``, it runs no bytecode when an object is collected: Python would
+    ignore the exception of Ctrl-C.
+    """
+
+    _PRUNE_LEAST = 64
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[T]] = {}
+        self._prune_at = self._PRUNE_LEAST
+
+    def add(self, made: T) -> None:
+        """Remember an object until it is collected."""
+        self._references[id(made)] = weakref.ref(made)
+        if len(self._references) >= self._prune_at:
+            self._prune()
+
+    def __iter__(self) -> Iterator[T]:
+        found = (reference() for reference in list(self._references.values()))
+        return (made for made in found if made is not None)
+
+    def clear(self) -> None:
+        """Forget all objects."""
+        self._references.clear()
+
+    def _prune(self) -> None:
+        for key, reference in list(self._references.items()):
+            if reference() is None:
+                now = self._references.pop(key, reference)
+                if now() is not None:  # another thread's object, which has the same address
+                    self._references[key] = now
+        self._prune_at = max(self._PRUNE_LEAST, 2 * len(self._references))

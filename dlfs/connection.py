@@ -178,10 +178,11 @@ class DatasetSession:
     def close(self, *, with_directory: bool) -> None:
         """Close the session, with its directory on request.
 
-        The devices stay open until the last epoch or call that is under way has ended.
+        Epochs and calls under way keep what they use of devices and directory until they end.
         """
         self.attributes.close()
-        self.readers.close(lambda: self.uses.close(lambda: self._release(with_directory)))
+        self.readers.close()
+        self.uses.close(lambda: self._release(with_directory))
 
     def _release(self, with_directory: bool) -> None:
         try:

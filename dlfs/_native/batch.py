@@ -8,17 +8,15 @@ Source: ``dlfs/reader.h``.
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_uint8
+from ctypes import c_uint8
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
-from dlfs._native.library import Collected, check, library
-from dlfs.forks import OwnerProcess
-
-BatchPointer = POINTER(abi.Batch)
+from dlfs._native.handle import Handle
+from dlfs._native.library import check, library
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +32,9 @@ class NativeFailure:
     crc_got: int
 
 
-class BatchHandle(Collected):
-    """A ``dlfs_batch`` that a call returns, released when this object is collected.
-
-    The object exists before the call, so that the batch is also released if a signal handler raises
-    when the call returns.
-
-    Args:
-        owner: process of the reader that makes the call, which releases the batch.
-
-    Attributes:
-        pointer: output argument of the call; NULL before it.
-    """
-
-    def __init__(self, owner: OwnerProcess) -> None:
-        self.pointer = BatchPointer()
-        self._owner = owner
-
-    def __del__(self) -> None:
-        if self.pointer and not self._at_exit() and self._owner.is_current():
-            library().dlfs_batch_release(self.pointer)
+def batch_handle(process: int) -> Handle:
+    """Return an empty owner for a ``dlfs_batch``, which the given process releases."""
+    return Handle(library().dlfs_batch_release, process=process)
 
 
 class NativeBatch:
@@ -70,9 +51,9 @@ class NativeBatch:
     Threads: any.
     """
 
-    def __init__(self, handle: BatchHandle) -> None:
-        self._pointer = handle.pointer
-        batch = handle.pointer.contents
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        batch = abi.Batch.from_address(handle.value or 0)
         count = batch.count
         self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
         # A ctypes array over foreign memory owns nothing: the attribute keeps the batch alive.
@@ -92,7 +73,7 @@ class NativeBatch:
             LimitError: a sample would not fit.
         """
         code = library().dlfs_batch_gather(
-            self._pointer, destination.ctypes.data, destination.nbytes, offsets.ctypes.data
+            self._handle, destination.ctypes.data, destination.nbytes, offsets.ctypes.data
         )
         check(code, f"gather a batch into {destination.nbytes} bytes")
 

@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
-from ctypes import byref, c_void_p
-from dataclasses import dataclass
+from ctypes import byref
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi, channel_abi
-from dlfs._native.batch import BatchHandle, NativeBatch, NativeFailure
+from dlfs._native.batch import NativeBatch, NativeFailure, batch_handle
 from dlfs._native.directory import NativeDirectory
-from dlfs._native.library import Collected, check, library
+from dlfs._native.handle import Descriptor, Handle, process_number
+from dlfs._native.library import check, library
 from dlfs._native.parts import SamplePart, copy_part
 from dlfs._native.reader import (
     PLANS,
@@ -47,7 +46,7 @@ from dlfs.forks import OwnerProcess
 
 @dataclass(frozen=True, slots=True)
 class ChannelDescriptors(Closing):
-    """The client's descriptors of a channel; the owner of this object must close them.
+    """The client's descriptors of a channel.
 
     Attributes:
         memory: descriptor of the memfd with the rings.
@@ -55,41 +54,52 @@ class ChannelDescriptors(Closing):
             notice the client's death.
     """
 
-    memory: int
-    wake: int
+    memory: Descriptor = field(default_factory=Descriptor)
+    wake: Descriptor = field(default_factory=Descriptor)
 
     def close(self) -> None:
-        """Close both descriptors; call it once."""
-        os.close(self.memory)
-        os.close(self.wake)
+        """Close both descriptors. Idempotent."""
+        self.memory.close()
+        self.wake.close()
 
 
-class ClientChannel(Collected):
+class ClientChannel:
     """The client's end of one channel (``dlfs_client``).
+
+    Args:
+        arena: owner of the mapped sample memory.
+        descriptors: the channel's descriptors, which this object closes.
+        timeout_ms: longest wait for one answer; 0: no limit.
+        directory: directory of the dataset, for samples of resident chunks.
+        process: number of this process, the only one that may use the channel.
 
     Threads: one at a time.
     """
 
     def __init__(
         self,
-        arena: c_void_p | None,
+        arena: Handle,
         descriptors: ChannelDescriptors,
         timeout_ms: int,
         directory: NativeDirectory | None,
+        process: int,
     ) -> None:
-        handle = c_void_p()
-        code = library().dlfs_client_create(
-            arena, descriptors.memory, descriptors.wake, timeout_ms, byref(handle)
+        locations = None if directory is None else directory.locations()
+        self.handle: Handle | None = Handle(
+            library().dlfs_client_destroy, arena, locations, process=process
         )
-        if code < 0:
-            descriptors.close()
-            check(code, "open a channel to the service")
-        os.close(descriptors.memory)
-        self.handle: c_void_p | None = handle
-        close_in_children(descriptors.wake)
-        _open_channels.add(self)
+        close_in_children(descriptors.wake.value)
+        with descriptors:
+            code = library().dlfs_client_create(
+                arena,
+                descriptors.memory.value,
+                byref(descriptors.wake),
+                timeout_ms,
+                byref(self.handle),
+            )
+        check(code, "open a channel to the service")
         if directory is not None:
-            code = library().dlfs_client_attach(handle, directory.handle)
+            code = library().dlfs_client_attach(self.handle, directory.handle)
             check(code, "read resident samples of the service with this directory")
 
     def stats(self) -> dict[str, int]:
@@ -100,27 +110,9 @@ class ClientChannel(Collected):
 
     def close(self) -> None:
         """End the channel as soon as its last batch is released. Idempotent."""
-        _open_channels.discard(self)
         handle, self.handle = self.handle, None
         if handle is not None:
-            library().dlfs_client_destroy(handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None and not self._at_exit():
-            self.close()
-
-
-_open_channels: weakref.WeakSet[ClientChannel] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """Drop the parent's channels; their memory stays mapped, as batches may still refer to it."""
-    for channel in list(_open_channels):
-        channel.handle = None
-    _open_channels.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+            handle.free()
 
 
 def _limit_error(what: str, count: int, channel: ClientChannel) -> LimitError:
@@ -134,7 +126,7 @@ def _limit_error(what: str, count: int, channel: ClientChannel) -> LimitError:
     )
 
 
-class ClientReader(Collected):
+class ClientReader:
     """A reader of a node service, with the methods of ``NativeReader``.
 
     Args:
@@ -150,6 +142,7 @@ class ClientReader(Collected):
 
     Attributes:
         closing: True once ``close`` was called.
+        process: number of the process that made the reader.
         lost: True once a channel was lost: the service ended, or must be connected to again.
 
     Raises:
@@ -172,20 +165,17 @@ class ClientReader(Collected):
         service: str = "the service",
         directory: NativeDirectory | None = None,
     ) -> None:
-        handle = c_void_p()
-        code = library().dlfs_arena_map(arena_descriptor, arena_bytes, byref(handle))
+        self.process = process_number()
+        self._arena: Handle | None = Handle(library().dlfs_arena_unmap, process=self.process)
+        code = library().dlfs_arena_map(arena_descriptor, arena_bytes, byref(self._arena))
         check(code, f"map {arena_bytes} bytes of the memory of {service}")
         self.service = service
         self.lost = False
-        self._arena: c_void_p | None = handle
         self._open_channel = open_channel
         self._timeout_ms = timeout_ms
         self._directory = directory
-        # This array keeps the locations mapped, even if the directory is closed.
-        self._locations = None if directory is None else directory.locations()
         self._owner = OwnerProcess()
         self.closing = False
-        self._lock = threading.RLock()  # for the arena; reentrant, since a collector may call close
         self._idle: deque[ClientChannel] = deque()  # its operations are atomic
         self._scratch = threading.local()
         self._lost_members = 0
@@ -202,11 +192,11 @@ class ClientReader(Collected):
                 that the service has for this client.
             DlfsError: all reads failed; failures of single samples are in the batch.
         """
-        batch = BatchHandle(self._owner)
+        batch = batch_handle(self.process)
         channel, code = self.take_channel(), 0
         try:
             code = library().dlfs_client_read(
-                channel.handle, start_of(indices), len(indices), byref(batch.pointer)
+                channel.handle, start_of(indices), len(indices), byref(batch)
             )
         finally:
             self.return_channel(channel, code)
@@ -292,22 +282,11 @@ class ClientReader(Collected):
         finally:
             self.return_channel(channel, code)
 
-    def close(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Close all channels and call ``on_closed``; used ones close on return. Idempotent."""
+    def close(self) -> None:
+        """Close all channels; used ones close on return. Idempotent."""
         self.closing = True
-        if not self._owner.is_current():
-            return
+        self._arena = None
         self._close_idle()
-        with self._lock:
-            handle, self._arena = self._arena, None
-            if handle is not None:
-                library().dlfs_arena_unmap(handle)
-        if on_closed is not None:
-            on_closed()
-
-    def __del__(self) -> None:
-        if getattr(self, "_arena", None) is not None and not self._at_exit():
-            self.close()
 
     def stream(
         self,
@@ -330,13 +309,11 @@ class ClientReader(Collected):
                 return self._idle.pop()
         except IndexError:
             pass  # no channel is idle
-        descriptors = None if self.closing else self._open_channel()
-        with self._lock:
-            if self._arena is not None and descriptors is not None:
-                return ClientChannel(self._arena, descriptors, self._timeout_ms, self._directory)
-        if descriptors is not None:
-            descriptors.close()
-        raise ClosedError("use a reader: it is closed")
+        arena = self._arena
+        if arena is None or self.closing:
+            raise ClosedError("use a reader: it is closed")
+        descriptors = self._open_channel()
+        return ClientChannel(arena, descriptors, self._timeout_ms, self._directory, self.process)
 
     def return_channel(self, channel: ClientChannel, code: int) -> None:
         """Return a channel for the next caller; close it if its last call lost it."""
@@ -355,7 +332,7 @@ class ClientReader(Collected):
                 self._idle.pop().close()
 
 
-class ClientStream(Collected):
+class ClientStream:
     """A consumer's share of an epoch, read ahead by the service: see ``NativeStream``.
 
     Args:
@@ -403,11 +380,11 @@ class ClientStream(Collected):
                 same samples.
             ServiceLostError: the service is lost.
         """
-        batch = BatchHandle(self._owner)
+        batch = batch_handle(self._reader.process)
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
             code = library().dlfs_client_stream_next(
-                self._open_channel().handle, count, WAIT_MS, byref(batch.pointer)
+                self._open_channel().handle, count, WAIT_MS, byref(batch)
             )
         if code == abi.E_END:
             return None
@@ -429,10 +406,6 @@ class ClientStream(Collected):
     def close(self) -> None:
         """Close the stream. Idempotent; its batches stay valid."""
         channel, self._channel = self._channel, None
-        if channel is not None and not self._at_exit() and self._owner.is_current():
+        if channel is not None and self._owner.is_current():
             code = library().dlfs_client_stream_close(channel.handle)
             self._reader.return_channel(channel, code)
-
-    def __del__(self) -> None:
-        if getattr(self, "_channel", None) is not None and not self._at_exit():
-            self.close()

@@ -18,7 +18,6 @@ from ctypes import (
 from typing import Any
 
 from dlfs._native.abi import (
-    Batch,
     Failure,
     MemberStats,
     Part,
@@ -59,7 +58,6 @@ class ClientStats(Structure):
 
 
 _OUT = POINTER(c_void_p)
-_BATCH_OUT = POINTER(POINTER(Batch))
 
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_reader_arena": (c_int, (c_void_p, POINTER(c_int), POINTER(c_uint64))),
@@ -73,10 +71,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_channel_get_stats": (None, (c_void_p, POINTER(ChannelStats))),
     "dlfs_arena_map": (c_int, (c_int, c_uint64, _OUT)),
     "dlfs_arena_unmap": (None, (c_void_p,)),
-    "dlfs_client_create": (c_int, (c_void_p, c_int, c_int, c_uint32, _OUT)),
+    "dlfs_client_create": (c_int, (c_void_p, c_int, POINTER(c_int), c_uint32, _OUT)),
     "dlfs_client_attach": (c_int, (c_void_p, c_void_p)),
     "dlfs_client_destroy": (None, (c_void_p,)),
-    "dlfs_client_read": (c_int, (c_void_p, c_void_p, c_uint64, _BATCH_OUT)),
+    "dlfs_client_read": (c_int, (c_void_p, c_void_p, c_uint64, _OUT)),
     "dlfs_client_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_client_read_part": (c_int, (c_void_p, POINTER(Part), c_void_p, POINTER(Failure))),
     "dlfs_client_reader_stats": (c_int, (c_void_p, POINTER(ReaderStats))),
@@ -86,7 +84,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_client_is_lost": (c_int, (c_void_p,)),
     "dlfs_client_samples_max": (c_uint64, (c_void_p,)),
     "dlfs_client_stream_open": (c_int, (c_void_p, POINTER(StreamConfig))),
-    "dlfs_client_stream_next": (c_int, (c_void_p, c_uint64, c_int, _BATCH_OUT)),
+    "dlfs_client_stream_next": (c_int, (c_void_p, c_uint64, c_int, _OUT)),
     "dlfs_client_stream_close": (c_int, (c_void_p,)),
     "dlfs_client_get_stats": (None, (c_void_p, POINTER(ClientStats))),
 }

@@ -2,8 +2,8 @@
 
 A ``NativeQueue`` keeps each buffer in an in-flight table until its operation has completed, so that
 the kernel never writes to freed memory. Handles are freed by ``close``, or by the garbage
-collector; a queue pair keeps its device alive. One thread at a time may use a queue pair; a device
-may be used by many at once.
+collector (``dlfs._native.handle``); a device after the last queue pair and reader that use it. One
+thread at a time may use a queue pair; a device may be used by many at once.
 
 A forked child may close a queue pair that it inherited, but must not use it: it makes its own.
 """
@@ -13,19 +13,18 @@ from __future__ import annotations
 import enum
 import errno
 import os
-import weakref
-from ctypes import byref, c_void_p
+from ctypes import byref
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
+from dlfs._native.handle import Handle
 from dlfs._native.library import check, error_for, library
 from dlfs.arguments import Engine, check_choice
 from dlfs.closing import Closing
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
-from dlfs.forks import OwnerProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -47,6 +46,7 @@ ENGINES = {
 
 _POLL_SLICE_MS = 100  # a signal handler (Ctrl-C) runs between two slices of a long wait
 _POLL_COUNT = 256
+_QUEUE_KEEPS = 2  # what every queue pair keeps: the device, and the operations in flight
 
 
 class Kind(enum.IntEnum):
@@ -91,8 +91,9 @@ def operation_error(
     return error_for(code, f"{action} {uri} at byte {offset_bytes}, {length_bytes} bytes")
 
 
-def _destroy_device(handle: int) -> None:
-    library().dlfs_device_destroy(handle)
+def device_handle(*keeps: Handle) -> Handle:
+    """Return an empty owner for a ``dlfs_device``, which uses what the given ones own."""
+    return Handle(library().dlfs_device_destroy, *keeps)
 
 
 class NativeDevice(Closing):
@@ -100,20 +101,20 @@ class NativeDevice(Closing):
 
     Threads: any at once.
 
-    Owns: the handle; code that passes it to C keeps this object alive.
+    Args:
+        handle: owner of the device.
+        uri: name of the device in errors.
+        writable: True if the device was opened for writing.
     """
 
-    def __init__(self, handle: c_void_p, uri: str, *, writable: bool) -> None:
-        self._handle: c_void_p | None = handle
-        self._owner = OwnerProcess()
+    def __init__(self, handle: Handle, uri: str, *, writable: bool) -> None:
+        self._handle: Handle | None = handle
         self.uri = uri
         self.writable = writable
         native = library()
         self.size_bytes: int = native.dlfs_device_size_bytes(handle)
         self.block_bytes: int = native.dlfs_device_block_bytes(handle)
         self.kind: str = native.dlfs_device_kind(handle).decode()
-        self._finalizer = weakref.finalize(self, _destroy_device, handle.value or 0)
-        self._finalizer.atexit = False  # threads may use it until the process is gone
 
     @classmethod
     def open_file(
@@ -141,7 +142,7 @@ class NativeDevice(Closing):
         """
         check_choice(engine, [*ENGINES], option="engine", action=f"open {uri}")
         flags = (abi.OPEN_WRITE if writable else 0) | (abi.OPEN_BUFFERED if buffered else 0)
-        handle = c_void_p()
+        handle = device_handle()
         code = library().dlfs_device_open_file(
             os.fsencode(path), flags, ENGINES[engine], byref(handle)
         )
@@ -161,21 +162,22 @@ class NativeDevice(Closing):
             UsageError: the sizes do not fit each other.
             DeviceError: not enough memory.
         """
-        handle = c_void_p()
+        handle = device_handle()
         code = library().dlfs_device_create_memory(size_bytes, block_bytes, byref(handle))
         check(code, f"make {uri} of {size_bytes} bytes in blocks of {block_bytes}")
         return cls(handle, uri, writable=True)
 
     @property
-    def handle(self) -> c_void_p:
-        """The ``dlfs_device *``.
+    def handle(self) -> Handle:
+        """The owner of the ``dlfs_device``; objects that use the device keep it.
 
         Raises:
             ClosedError: the device is closed.
         """
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             raise ClosedError(f"use {self.uri}: the device is closed")
-        return self._handle
+        return handle
 
     @property
     def closed(self) -> bool:
@@ -204,28 +206,12 @@ class NativeDevice(Closing):
         check(library().dlfs_device_flush(self.handle), f"flush {self.uri}")
 
     def close(self) -> None:
-        """Free the device. Further calls do nothing.
+        """Free the device, now or with the last queue pair or reader of it. Idempotent.
 
         In a forked child, queue pairs that threads of the parent had at the fork stay open for
         good: then the child's copy of the device is freed when the child ends.
-
-        Raises:
-            UsageError: queue pairs of it are still open.
         """
-        if self._handle is None:
-            return
-        busy = library().dlfs_device_destroy(self._handle) == -errno.EBUSY
-        if busy and self._owner.is_current():
-            raise UsageError(f"close {self.uri}: queue pairs of it are still open")
-        self._finalizer.detach()
         self._handle = None
-
-
-def _destroy_queue(handle: int, in_flight: dict[int, _InFlight]) -> None:
-    library().dlfs_queue_destroy(
-        handle
-    )  # waits for the operations in flight; the table keeps their buffers until then
-    in_flight.clear()
 
 
 class _InFlight:
@@ -254,30 +240,29 @@ class NativeQueue(Closing):
             raise UsageError(
                 f"make a queue pair of {device.uri}: expected depth 1..{DEPTH_MAX}, got {depth}"
             )
-        handle = c_void_p()
-        code = library().dlfs_queue_create(device.handle, depth, byref(handle))
+        self._in_flight: dict[int, _InFlight] = {}
+        owner = device.handle
+        # The end of the queue pair waits for operations in flight, which use buffers of the table.
+        self._handle: Handle | None = Handle(library().dlfs_queue_destroy, owner, self._in_flight)
+        code = library().dlfs_queue_create(owner, depth, byref(self._handle))
         check(code, f"make a queue pair of {device.uri}, depth {depth}")
-        self._handle: c_void_p | None = handle
         self.device = device
         self.depth = depth
         self._writable = writable
         self._serial = 0
-        self._in_flight: dict[int, _InFlight] = {}
-        self._registered: object = None
         self._completions = (abi.Completion * _POLL_COUNT)()
-        self._finalizer = weakref.finalize(self, _destroy_queue, handle.value or 0, self._in_flight)
-        self._finalizer.atexit = False  # a thread may use it until the process is gone
 
     @property
-    def handle(self) -> c_void_p:
-        """The ``dlfs_queue *``.
+    def handle(self) -> Handle:
+        """The owner of the ``dlfs_queue``.
 
         Raises:
             ClosedError: the queue pair is closed.
         """
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             raise ClosedError(f"use a queue pair of {self.device.uri}: it is closed")
-        return self._handle
+        return handle
 
     @property
     def in_flight(self) -> int:
@@ -304,9 +289,12 @@ class NativeQueue(Closing):
         """
         array = None if buffer is None else as_bytes_array(buffer)
         base, size = (None, 0) if array is None else (array.ctypes.data, array.nbytes)
-        code = library().dlfs_queue_register(self.handle, base, size)
+        handle = self.handle
+        used = handle.keeps[:_QUEUE_KEEPS]
+        handle.keeps = (*handle.keeps, array)  # the memory before, too, until it is replaced
+        code = library().dlfs_queue_register(handle, base, size)
         check(code, f"register {size} bytes with {self.device.uri}")
-        self._registered = array
+        handle.keeps = (*used, array)
 
     def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
         """Submit one read or write of whole blocks.
@@ -334,10 +322,10 @@ class NativeQueue(Closing):
         serial = self._serial
         operation = abi.Operation(array.ctypes.data, offset_bytes, array.nbytes, kind, serial)
         # Before the call: a signal handler may raise between the call and the next line.
+        self._serial = serial + 1
         self._in_flight[serial] = _InFlight(tag, kind, array, offset_bytes)
         accepted = library().dlfs_queue_submit(self.handle, byref(operation), 1)
         if accepted == 1:
-            self._serial += 1
             return True
         del self._in_flight[serial]
         if accepted < 0:
@@ -364,7 +352,14 @@ class NativeQueue(Closing):
             self._before_wait()
             got = library().dlfs_queue_poll(self.handle, self._completions, _POLL_COUNT, wait)
             check(got, f"poll {self.device.uri}")
-            if got or not self._in_flight or (0 <= left <= wait):
+            if got or not self._in_flight:
+                break
+            if library().dlfs_queue_in_flight(self.handle) == 0:  # a signal handler has raised
+                raise ClosedError(
+                    f"poll {self.device.uri}: completions were lost by a call that was "
+                    "interrupted; close the queue pair"
+                )
+            if 0 <= left <= wait:
                 break
             left = left - wait if left > 0 else left
         taken = []
@@ -401,7 +396,7 @@ class NativeQueue(Closing):
 
     def close(self) -> None:
         """Wait for the operations in flight, then free the queue pair. Further calls do nothing."""
-        if self._handle is not None:
-            self._handle = None
-            self._finalizer()
-            self._registered = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.free()
+            self._in_flight.clear()

@@ -8,18 +8,18 @@ may query it at once.
 from __future__ import annotations
 
 import errno
-import weakref
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_uint8, c_uint64, c_void_p
+from ctypes import byref, c_uint8, c_uint64
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native import abi
 from dlfs._native.device import aligned_buffer
+from dlfs._native.handle import Handle
 from dlfs._native.library import check, error_for, library
 from dlfs.errors import ClosedError, UsageError, VersionError
 
@@ -153,25 +153,6 @@ def _check_version(entries: NDArray[np.uint8], label: str) -> None:
         raise VersionError(f"open {label}: expected version {VERSION}, got {version}")
 
 
-def _close(handle: int) -> None:
-    library().dlfs_directory_close(handle)
-
-
-class _Handle(c_void_p):
-    """A ``dlfs_directory *``, freed with this object: after the last call that it was passed to.
-
-    So another thread may close the directory during a call.
-    """
-
-    def __init__(self, handle: c_void_p, entries: NDArray[np.uint8], *others: object) -> None:
-        super().__init__(handle.value)
-        self.entries = entries
-        """The bytes that the directory was opened over."""
-        self.others = others
-        """Further objects that must outlive the handle."""
-        weakref.finalize(self, _close, handle.value or 0).atexit = False
-
-
 class NativeDirectory:
     """A ``dlfs_directory`` over the bytes of its entries part.
 
@@ -190,18 +171,16 @@ class NativeDirectory:
         self._label = label
         self._entries = entries
         self._names: NDArray[np.uint8] | None = None
-        handle = c_void_p()
-        code = library().dlfs_directory_open(
-            self._entries.ctypes.data, self._entries.nbytes, byref(handle)
-        )
+        handle = Handle(library().dlfs_directory_close, entries)
+        code = library().dlfs_directory_open(entries.ctypes.data, entries.nbytes, byref(handle))
         if code == abi.E_FORMAT:
             _check_version(self._entries, label)
         check(code, f"open {label}")
         self._own(handle)
 
-    def _own(self, handle: c_void_p, *others: object) -> None:
-        """Take a new handle, and the objects besides the entries that must outlive it."""
-        self._handle: _Handle | None = _Handle(handle, self._entries, *others)
+    def _own(self, handle: Handle) -> None:
+        """Take the handle of an open directory; the first object that it keeps are the entries."""
+        self._handle: Handle | None = handle
         self.count: int = library().dlfs_directory_count(handle)
         self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
         self.names_bytes: int = library().dlfs_directory_names_bytes(handle)
@@ -236,27 +215,29 @@ class NativeDirectory:
         made._entries, made._names = locations, None
         dtype = np.uint32 if whole.count < _WIDE_INDICES_MIN else np.uint64
         stored = None if order is None else np.ascontiguousarray(order, dtype)
-        handle = c_void_p()
+        owner = whole.handle
+        handle = Handle(library().dlfs_directory_close, locations, owner, stored)
         code = library().dlfs_directory_open_parts(
-            whole.handle,
+            owner,
             locations.ctypes.data,
             None if stored is None else stored.ctypes.data,
             byref(handle),
         )
         check(code, f"open {label}")
-        made._own(handle, whole, stored)
+        made._own(handle)
         return made
 
     @property
-    def handle(self) -> _Handle:
-        """The ``dlfs_directory *``; code that C keeps it in keeps this object open meanwhile.
+    def handle(self) -> Handle:
+        """The owner of the ``dlfs_directory``; objects that use the directory keep it.
 
         Raises:
             ClosedError: the directory is closed.
         """
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             raise ClosedError(f"use {self._label}: it is closed")
-        return self._handle
+        return handle
 
     @property
     def dataset_uuid(self) -> bytes:
@@ -276,11 +257,11 @@ class NativeDirectory:
             UsageError: there is one already, or the memory is misaligned.
         """
         handle = self.handle
+        handle.keeps += (names,)
         code = library().dlfs_directory_attach_names(handle, names.ctypes.data, names.nbytes)
         if code == -errno.EALREADY:
             raise UsageError(f"attach names to {self._label}: it has its names")
         check(code, f"attach {names.nbytes} bytes of names to {self._label}")
-        handle.others += (names,)
         self._names = names
 
     def verify(self, part: int, memory: NDArray[np.uint8]) -> None:
@@ -319,9 +300,10 @@ class NativeDirectory:
     def locations(self) -> NDArray[np.uint8]:
         """Return the locations in the entries part: ``uint8[16 * count]``, read-only."""
         handle = self.handle
+        entries = cast("NDArray[np.uint8]", handle.keeps[0])
         base = library().dlfs_directory_locations(handle) or 0
-        first = base - handle.entries.ctypes.data
-        view = handle.entries[first : first + LOCATION_BYTES * self.count]
+        first = base - entries.ctypes.data
+        view = entries[first : first + LOCATION_BYTES * self.count]
         view.flags.writeable = False
         return view
 

@@ -35,6 +35,7 @@ from dlfs._native import abi
 from dlfs._native.abi import fields
 from dlfs._native.batch import NativeFailure, failure_of
 from dlfs._native.directory import NativeDirectory
+from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import bind, check, library
 from dlfs._native.reader import NativeReader
 from dlfs.errors import ClosedError, DeviceError, NativeError
@@ -304,26 +305,28 @@ class NativeFuse:
             if options.incoming_link is None
             else os.fsencode(options.incoming_link),
         )
-        handle = c_void_p()
         self._library = fuse_library()
-        code = self._library.dlfs_fuse_mount(byref(config), byref(handle))
+        # Readers of open datasets, by number: the present one, which is the last, and one before it
+        # that may be in use.
+        self._readers: dict[int, list[Handle]] = {}
+        self._reader_numbers: dict[int, int] = {}
+        self._handle: Handle | None = Handle(
+            self._library.dlfs_fuse_destroy, self._readers, process=process_number()
+        )
+        code = self._library.dlfs_fuse_mount(byref(config), byref(self._handle))
         if code == -errno.EIO:
             raise DeviceError(
                 f"mount on {path}: the system refused (is /dev/fuse there, fusermount3 installed, "
                 "and allow_other permitted?)"
             )
         check(code, f"mount on {path}")
-        self._handle: c_void_p | None = handle
-        # Readers of open datasets, by number: the present one, which is the last, and one before it
-        # that may be in use.
-        self._readers: dict[int, list[NativeReader]] = {}
-        self._reader_numbers: dict[int, int] = {}
 
     @property
-    def _open_handle(self) -> c_void_p:
-        if self._handle is None:
+    def _open_handle(self) -> Handle:
+        handle = self._handle
+        if handle is None:
             raise ClosedError("use a native mount: it is closed")
-        return self._handle
+        return handle
 
     # ---- the loop --------------------------------------------------------------------------------
 
@@ -346,13 +349,9 @@ class NativeFuse:
     def close(self) -> None:
         """Unmount and free everything. Idempotent."""
         handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        self._library.dlfs_fuse_destroy(handle)
-        for readers in self._readers.values():
-            for reader in readers:
-                reader.release()
-        self._readers.clear()
+        if handle is not None:
+            handle.free()
+            self._readers.clear()
 
     def uring_queues(self) -> int:
         """Return how many io_uring queues the kernel sends requests to, or a negative errno.
@@ -432,14 +431,15 @@ class NativeFuse:
         """
         if number in self._readers:
             return
+        owner = reader.handle
+        self._readers[number] = [owner]
+        self._reader_numbers[number] = 0
         code = self._library.dlfs_fuse_open_dataset(
-            self._open_handle, number, directory.handle, reader.acquire()
+            self._open_handle, number, directory.handle, owner
         )
         if code < 0:
-            reader.release()
+            del self._readers[number]
         check(code, f"open dataset number {number}")
-        self._readers[number] = [reader]
-        self._reader_numbers[number] = 0
 
     def reader_number(self, number: int) -> int:
         """Return the number of an open dataset's present reader, counted from 0."""
@@ -451,11 +451,12 @@ class NativeFuse:
         Waits for reads that still use the reader before the present one. One call at a time.
         """
         self.release_replaced(number, wait=True)
-        code = self._library.dlfs_fuse_replace_reader(self._open_handle, number, reader.acquire())
+        owner = reader.handle
+        self._readers[number].append(owner)
+        code = self._library.dlfs_fuse_replace_reader(self._open_handle, number, owner)
         if code < 0:
-            reader.release()
+            self._readers[number].pop()
         check(code, f"replace the reader of dataset number {number}")
-        self._readers[number].append(reader)
         self._reader_numbers[number] += 1
 
     def release_replaced(self, number: int, *, wait: bool = False) -> None:
@@ -463,7 +464,7 @@ class NativeFuse:
         if len(self._readers.get(number, ())) > 1:
             code = self._library.dlfs_fuse_await_reader(self._open_handle, number, wait)
             if check(code, f"wait for a reader of dataset number {number}"):
-                self._readers[number].pop(0).release()
+                del self._readers[number][0]
 
     def withdraw_dataset(self, number: int) -> None:
         """Make a dataset or a volume's directory fail with ESTALE; wait until no thread uses it."""
@@ -471,8 +472,7 @@ class NativeFuse:
             self._library.dlfs_fuse_withdraw_dataset(self._open_handle, number),
             f"withdraw dataset number {number}",
         )
-        for reader in self._readers.pop(number, ()):
-            reader.release()
+        self._readers.pop(number, None)
 
     def set_listing(self, directory: int, names: Sequence[bytes], numbers: Sequence[int]) -> None:
         """Set the names that an upper directory lists, in order, and their numbers."""

@@ -10,7 +10,6 @@ import ctypes
 import errno
 import functools
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,8 +60,6 @@ _CODES: dict[int, type[DlfsError]] = {
 
 RESERVATION_CONFLICT = -errno.EBADE
 """Code of NVMe's status Reservation Conflict, the same as in Linux."""
-
-_add_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
 _LEASE_OVER = "the lease of this writer was over before it was sent"
 _FENCED = "another host has reserved the namespace and fenced this one off"
@@ -121,25 +118,6 @@ def library() -> ctypes.CDLL:
     if version[:2] != abi.VERSION[:2]:
         raise NativeError(f"load {path}: expected version {abi.VERSION}, got {version}")
     return loaded
-
-
-class Collected:
-    """Base of objects that free native memory when they are collected, or when a generator ends.
-
-    Objects are collected until the very end of an interpreter, when modules have lost their names
-    and no function can be called. Then memory and threads are left to the system. The object stays
-    alive, because the threads still use the objects that it refers to.
-    """
-
-    _is_finalizing = staticmethod(sys.is_finalizing)
-    _stay = staticmethod(_add_reference)
-
-    def _at_exit(self) -> bool:
-        """Return True if the interpreter is ending, so that the object must be left as it is."""
-        if self._is_finalizing():
-            self._stay(self)
-            return True
-        return False
 
 
 def describe(code: int) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_uint8, c_uint32, c_uint64, c_void_p, create_string_buffer
+from ctypes import byref, c_char_p, c_uint8, c_uint32, c_uint64, create_string_buffer
 from dataclasses import dataclass
 from uuid import UUID
 
 from dlfs._native import abi
-from dlfs._native.device import NativeDevice
+from dlfs._native.device import NativeDevice, device_handle
 from dlfs._native.library import check, error_for, library
 
 PATHS_MAX = abi.NVME_PATHS_MAX
@@ -152,7 +152,7 @@ def open_nvme(
         config.hosts[number] = host.encode("ascii")
         config.ports[number] = port
     message = create_string_buffer(abi.NVME_TEXT_BYTES)
-    handle = c_void_p()
+    handle = device_handle()
     code = library().dlfs_device_open_nvme(byref(config), message, len(message), byref(handle))
     if code < 0:
         reason = message.value.decode("utf-8", "replace")

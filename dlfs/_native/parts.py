@@ -57,7 +57,10 @@ def copy_part(
     )
     failure = abi.Failure()
     memory = (c_uint8 * buffer.nbytes).from_buffer(buffer)
-    code = call(handle, byref(request), memory, byref(failure))
+    try:
+        code = call(handle, byref(request), memory, byref(failure))
+    finally:
+        del handle  # a traceback that refers to this frame does not keep the reader open
     return code, failure_of(failure)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_uint8, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -20,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
-from dlfs._native.batch import BatchHandle, NativeBatch, NativeFailure
-from dlfs._native.library import Collected, check, error_for, library
+from dlfs._native.batch import NativeBatch, NativeFailure, batch_handle
+from dlfs._native.handle import Handle, process_number
+from dlfs._native.library import check, error_for, library
 from dlfs._native.parts import SamplePart, copy_part
 from dlfs._native.single_reads import NativeBegunRead, copy_sample
 from dlfs.errors import ClosedError
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 WAIT_MS = 100
 """Longest native wait for a batch, in milliseconds: Python runs signal handlers in between."""
-
-_ONE_USER = (None,)
 
 ORDERS = {
     "storage": abi.ORDER_STORAGE,
@@ -67,14 +65,13 @@ def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:
     return {**counters, "latency": list(stats.latency)}
 
 
-class NativeReader(Collected):
+class NativeReader:
     """A ``dlfs_reader``.
 
     Args:
-        devices: members' devices in member order, None for a missing one; not closed before the
-            reader.
+        devices: members' devices in member order, None for a missing one.
         extents: ``(first_chunk, chunk_count)`` of each run of chunks of the dataset.
-        directory: directory of the dataset; not closed before the reader.
+        directory: directory of the dataset.
         chunk_bytes: size of a chunk.
         block_bytes: unit of reads; a multiple of every device's block.
         data_offset_bytes: offset of chunk 0 on each member.
@@ -87,6 +84,7 @@ class NativeReader(Collected):
 
     Attributes:
         closing: True once ``close`` was called.
+        process: number of the process that made the reader.
         timeout_ms: bound on a read, as given.
 
     Raises:
@@ -115,11 +113,13 @@ class NativeReader(Collected):
         shared: bool = False,
         parts: bool = False,
     ) -> None:
-        self._references = (tuple(devices), directory)  # outlive the handle
         self.timeout_ms = timeout_ms
+        self.process = process_number()
+        owners = [None if device is None else device.handle for device in devices]
         handles = (c_void_p * len(devices))(
-            *(None if device is None else device.handle for device in devices)
+            *(None if owner is None else owner.value for owner in owners)
         )
+        directory_owner = directory.handle
         runs = (abi.Extent * max(1, len(extents)))(*(abi.Extent(*run) for run in extents))
         group_array = (abi.ChunkGroup * max(1, len(groups)))(*(abi.ChunkGroup(*g) for g in groups))
         config = abi.ReaderConfig(
@@ -131,7 +131,7 @@ class NativeReader(Collected):
             data_offset_bytes=data_offset_bytes,
             extents=ctypes.cast(runs, POINTER(abi.Extent)),
             extent_count=len(extents),
-            directory=directory.handle,
+            directory=directory_owner,
             memory_bytes=memory_bytes,
             gap_bytes=gap_bytes,
             retry_count=retry_count,
@@ -141,46 +141,28 @@ class NativeReader(Collected):
             groups=ctypes.cast(group_array, POINTER(abi.ChunkGroup)),
             group_count=len(groups),
         )
-        handle = c_void_p()
         message = f"make a reader with {memory_bytes} bytes of memory for chunks of {chunk_bytes}"
-        check(library().dlfs_reader_create(byref(config), byref(handle)), message)
-        self._handle: c_void_p | None = handle
         self._owner = OwnerProcess()
         self.closing = False
-        self._on_closed: Callable[[], None] | None = None
         self._scratch = threading.local()
-        # An item for each call under way. The operations of a deque are atomic.
-        self._users: deque[None] = deque()
-        self._lock = threading.RLock()  # the garbage collector may close a stream while it is held
+        self._handle: Handle | None = Handle(
+            library().dlfs_reader_destroy, *owners, directory_owner, process=self.process
+        )
+        check(library().dlfs_reader_create(byref(config), byref(self._handle)), message)
 
-    def acquire(self) -> c_void_p:
-        """Return the handle, and keep the reader from being freed before ``release``.
+    @property
+    def handle(self) -> Handle:
+        """The owner of the ``dlfs_reader``; objects that use the reader keep it.
 
         Raises:
             ClosedError: the reader is closed, or belongs to another process.
         """
+        handle = self._handle
         if not self._owner.is_current():
             raise ClosedError(f"use a reader: it belongs to process {self._owner.pid}")
-        self._users += _ONE_USER  # not a call: a signal handler could raise after it
-        handle = self._handle
-        if handle is None or self.closing:
-            self.release()
+        if handle is None:
             raise ClosedError("use a reader: it is closed")
         return handle
-
-    def release(self) -> None:
-        """Undo one ``acquire``, and free the reader if it was closed meanwhile."""
-        self._users.pop()
-        if self.closing:
-            self._destroy()
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of libdlfs with the handle; ``read`` and ``get`` save this step."""
-        handle = self.acquire()
-        try:
-            return function(handle, *arguments)
-        finally:
-            self.release()
 
     def read(self, indices: npt.NDArray[np.uint64]) -> NativeBatch:
         """Read samples as one batch.
@@ -192,14 +174,10 @@ class NativeReader(Collected):
             UsageError: an index is out of range.
             DlfsError: the read failed as a whole. Failures of single samples are in the batch.
         """
-        batch = BatchHandle(self._owner)
-        handle = self.acquire()
-        try:
-            code = library().dlfs_reader_read(
-                handle, start_of(indices), len(indices), byref(batch.pointer)
-            )
-        finally:
-            self.release()
+        batch = batch_handle(self.process)
+        code = library().dlfs_reader_read(
+            self.handle, start_of(indices), len(indices), byref(batch)
+        )
         if code < 0:
             raise error_for(code, f"read {len(indices)} samples")
         return NativeBatch(batch)
@@ -216,11 +194,7 @@ class NativeReader(Collected):
             The bytes; None if the sample is not there as the flags require, larger than
             ``SCRATCH_BYTES_MAX``, or failed: then ``read`` returns the sample or its failure.
         """
-        handle = self.acquire()
-        try:
-            return copy_sample(library().dlfs_reader_get, handle, index, flags, self._scratch)[0]
-        finally:
-            self.release()
+        return copy_sample(library().dlfs_reader_get, self.handle, index, flags, self._scratch)[0]
 
     def begin(self, index: int) -> NativeBegunRead | None:
         """Have the devices read one sample, without waiting for them.
@@ -232,12 +206,11 @@ class NativeReader(Collected):
             The read; None if a device is not connected, or has few queue pairs, of which the read
             would hold one.
         """
-        read = c_void_p()
-        handle = self.acquire()
-        if library().dlfs_reader_begin(handle, index, byref(read)) < 0:
-            self.release()
+        owner = self.handle
+        read = Handle(library().dlfs_begun_read_cancel, owner, process=self.process)
+        if library().dlfs_reader_begin(owner, index, byref(read)) < 0:
             return None
-        return NativeBegunRead(read, self._scratch, self.release)
+        return NativeBegunRead(read, self._scratch)
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample, unverified.
@@ -254,11 +227,7 @@ class NativeReader(Collected):
             UsageError: the sample has no such part.
             DeviceError: not enough memory.
         """
-        code: int
-        failure: NativeFailure
-        code, failure = self._call(
-            lambda handle: copy_part(library().dlfs_reader_read_part, handle, part, buffer)
-        )
+        code, failure = copy_part(library().dlfs_reader_read_part, self.handle, part, buffer)
         if failure.code == 0:
             check(code, f"read a part of sample {part.index}")
         return failure
@@ -273,14 +242,14 @@ class NativeReader(Collected):
             DeviceError: the memory could not be allocated.
         """
         descriptor, size_bytes = c_int(), c_uint64()
-        code = self._call(library().dlfs_reader_arena, byref(descriptor), byref(size_bytes))
+        code = library().dlfs_reader_arena(self.handle, byref(descriptor), byref(size_bytes))
         check(code, "share the sample memory")
         return descriptor.value, size_bytes.value
 
     def stats(self) -> dict[str, int]:
         """Return the fields of ``dlfs_reader_stats`` by name."""
         stats = abi.ReaderStats()
-        self._call(library().dlfs_reader_get_stats, byref(stats))
+        library().dlfs_reader_get_stats(self.handle, byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
     def member_stats(self, member: int) -> dict[str, int | list[int]]:
@@ -290,7 +259,7 @@ class NativeReader(Collected):
             UsageError: there is no such member.
         """
         stats = abi.MemberStats()
-        code = self._call(library().dlfs_reader_get_member_stats, member, byref(stats))
+        code = library().dlfs_reader_get_member_stats(self.handle, member, byref(stats))
         check(code, f"get statistics of member {member}")
         return member_counters(stats)
 
@@ -300,50 +269,29 @@ class NativeReader(Collected):
 
     def lost_members(self) -> int:
         """Return the members that are lost now, as bits."""
-        lost: int = self._call(library().dlfs_reader_lost_members)
+        lost: int = library().dlfs_reader_lost_members(self.handle)
         return lost
 
     def member_code(self, member: int) -> int:
         """Return the code for which a member was last lost; 0 if it never was."""
-        code: int = self._call(library().dlfs_reader_member_code, member)
+        code: int = library().dlfs_reader_member_code(self.handle, member)
         return code
 
-    def close(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Close the reader, at once or after the last call under way. Idempotent.
+    def close(self) -> None:
+        """Close the reader. Idempotent; batches stay valid.
 
-        Batches stay valid.
-
-        Args:
-            on_closed: called once when the reader no longer uses devices and directory, by the
-                thread that ended the last use; its exceptions propagate to that thread.
+        It is freed now, or with the last call, stream or channel that uses it, and keeps its
+        devices and the directory until then.
         """
-        self._on_closed = on_closed or self._on_closed
         self.closing = True
-        self._destroy()
-
-    def _destroy(self) -> None:
-        if not self._owner.is_current():
-            return  # without the lock: a thread of the parent process may have held it
-        with self._lock:
-            if self._users:
-                return
-            if self._handle is not None and library().dlfs_reader_destroy(self._handle) != 0:
-                return
-            self._handle = None
-            on_closed, self._on_closed = self._on_closed, None
-        if on_closed is not None:
-            on_closed()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None and not self._at_exit():
-            self.close()
+        self._handle = None
 
 
-class NativeSequence(Collected):
+class NativeSequence:
     """A ``dlfs_sequence``: the order of one epoch.
 
     Args:
-        directory: directory of the dataset; not closed before the sequence.
+        directory: directory of the dataset.
         chunk_bytes: size of a chunk.
         order: ``storage``, ``global`` or ``chunk``.
         seed: 0..2^64-1.
@@ -369,13 +317,12 @@ class NativeSequence(Collected):
         epoch: int,
         window_chunks: int,
     ) -> None:
-        self._references: tuple[object, ...] = (directory,)  # outlive the handle
-        handle = c_void_p()
+        owner = directory.handle
+        self.handle = Handle(library().dlfs_sequence_destroy, owner)
         code = library().dlfs_sequence_create(
-            directory.handle, chunk_bytes, ORDERS[order], seed, epoch, window_chunks, byref(handle)
+            owner, chunk_bytes, ORDERS[order], seed, epoch, window_chunks, byref(self.handle)
         )
         check(code, f"make a {order} sequence")
-        self.handle: c_void_p | None = handle
 
     @classmethod
     def choose(
@@ -415,11 +362,11 @@ class NativeSequence(Collected):
             count=len(indices),
             draws=draws,
         )
-        handle = c_void_p()
-        code = library().dlfs_sequence_choose(directory.handle, byref(choice), byref(handle))
+        owner = directory.handle
+        handle = Handle(library().dlfs_sequence_destroy, owner, indices, weights)
+        code = library().dlfs_sequence_choose(owner, byref(choice), byref(handle))
         check(code, f"make a {kind} sequence of {len(indices)} samples")
         sequence = cls.__new__(cls)
-        sequence._references = (directory, indices)
         sequence.is_chosen = True
         sequence.handle = handle
         return sequence
@@ -434,12 +381,6 @@ class NativeSequence(Collected):
         code = library().dlfs_sequence_fill(self.handle, first, stride, count, out.ctypes.data)
         check(code, f"take {count} positions from {first} on, each {stride}")
         return out
-
-    def __del__(self) -> None:
-        handle = getattr(self, "handle", None)
-        if handle is not None and not self._at_exit():
-            library().dlfs_sequence_destroy(handle)
-            self.handle = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -488,11 +429,11 @@ class StreamOptions:
         )
 
 
-class NativeStream(Collected):
+class NativeStream:
     """A ``dlfs_stream``: a consumer's part of an epoch, read ahead by a native thread.
 
     Args:
-        reader: reader of the dataset; not closed before the stream.
+        reader: reader of the dataset.
         sequence: order of the epoch.
         options: positions of the consumer.
 
@@ -505,17 +446,14 @@ class NativeStream(Collected):
         sequence: NativeSequence,
         options: StreamOptions,
     ) -> None:
-        self._reader = reader
-        self._sequence = sequence
         self._owner = OwnerProcess()
+        self._process = reader.process
         config = options.config(sequence)
-        handle = c_void_p()
-        reader_handle = reader.acquire()
-        # Before the call: if a signal handler raises when it returns, the stream ends all the same.
-        self._handle: c_void_p | None = handle  # and what acquire() took
-        code = library().dlfs_stream_create(reader_handle, byref(config), byref(handle))
-        if code < 0:
-            self.close()
+        owner = reader.handle
+        self._handle: Handle | None = Handle(
+            library().dlfs_stream_destroy, owner, sequence.handle, process=reader.process
+        )
+        code = library().dlfs_stream_create(owner, byref(config), byref(self._handle))
         check(code, f"read ahead {options.count} samples")
 
     @property
@@ -526,41 +464,28 @@ class NativeStream(Collected):
 
     def next(self, count: int) -> NativeBatch | None:
         """Return the next samples, fewer at the end; None if none are left."""
-        batch = BatchHandle(self._owner)
+        batch = batch_handle(self._process)
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
-            code = library().dlfs_stream_next(
-                self._open_handle(), count, WAIT_MS, byref(batch.pointer)
-            )
+            code = library().dlfs_stream_next(self._open_handle(), count, WAIT_MS, byref(batch))
         if code == abi.E_END:
             return None
         if code < 0:
             raise error_for(code, f"take the next {count} samples")
         return NativeBatch(batch)
 
-    def _open_handle(self) -> c_void_p:
-        if self._handle is None:
+    def _open_handle(self) -> Handle:
+        handle = self._handle
+        if handle is None:
             raise ClosedError("take the next batch: the epoch is closed")
         if not self._owner.is_current():
             raise ClosedError(
                 f"take the next batch: the epoch belongs to process {self._owner.pid}"
             )
-        return self._handle
+        return handle
 
     def close(self) -> None:
         """End the thread that reads ahead. Idempotent; returned batches stay valid."""
-        if self._handle is None or self._at_exit() or not self._owner.is_current():
-            return
-        destroy = library().dlfs_stream_destroy
         handle, self._handle = self._handle, None
-        if (
-            handle is not None
-        ):  # no call before this line: a signal handler that raises would leak it
-            try:
-                destroy(handle)
-            finally:
-                self._reader.release()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
-            self.close()
+        if handle is not None:
+            handle.free()

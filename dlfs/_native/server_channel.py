@@ -15,13 +15,13 @@ Source: ``channel.h``.
 from __future__ import annotations
 
 import threading
-from ctypes import byref, c_int, c_void_p
+from ctypes import byref
 
 from dlfs._native import abi, channel_abi
 from dlfs._native.channel import ChannelDescriptors
-from dlfs._native.library import Collected, check, library
+from dlfs._native.handle import Handle, process_number
+from dlfs._native.library import check, library
 from dlfs._native.reader import NativeReader
-from dlfs.forks import OwnerProcess
 
 SAMPLES_MAX = 1 << 16
 """Most samples of one batch, by default."""
@@ -39,7 +39,7 @@ STATS = tuple(name for name, *_ in channel_abi.ChannelStats._fields_)
 ENDED_CLOSED = abi.E_CLOSED
 
 
-class Share(Collected):
+class Share:
     """A bound on memory for all channels of one client, or of one user.
 
     Args:
@@ -53,29 +53,22 @@ class Share(Collected):
     """
 
     def __init__(self, bytes_max: int, parent: Share | None = None) -> None:
-        handle = c_void_p()
         within = None if parent is None else parent.handle
-        code = library().dlfs_share_create_within(within, bytes_max, byref(handle))
+        self.handle: Handle = Handle(library().dlfs_share_destroy, within)
+        code = library().dlfs_share_create_within(within, bytes_max, byref(self.handle))
         check(code, f"make a share of {bytes_max} bytes")
-        self.handle: c_void_p | None = handle
         self.parent = parent  # keeps the parent alive: others find it by weak reference
 
     def allow(self, bytes_max: int) -> None:
         """Raise the bound to at least ``bytes_max``."""
         library().dlfs_share_allow(self.handle, bytes_max)
 
-    def __del__(self) -> None:
-        handle = getattr(self, "handle", None)
-        if handle is not None and not self._at_exit():
-            library().dlfs_share_destroy(handle)
-            self.handle = None
 
-
-class ServerChannel(Collected):
+class ServerChannel:
     """The service's end of a channel, and the native thread that serves it.
 
     Args:
-        reader: a reader made with ``shared=True``, which must be closed after this channel.
+        reader: a reader made with ``shared=True``.
         share: bound on the bytes that the client pins in the arena; batches beyond it are copied.
         memory: bound on the service's other memory for the client; None: no bound.
         samples_max: most samples of one batch, 1..2**20.
@@ -103,27 +96,30 @@ class ServerChannel(Collected):
         copied_bytes_max: int = COPIED_BYTES_MAX,
         memory: Share | None = None,
     ) -> None:
-        self._reader = reader
-        self._owner = OwnerProcess()
         self._lock = threading.Lock()
+        owner = reader.handle
         config = channel_abi.ChannelConfig(
-            reader=reader.acquire(),
+            reader=owner,
             share=share.handle,
             copied_bytes_max=copied_bytes_max,
             samples_max=samples_max,
             batches_max=batches_max,
             memory=None if memory is None else memory.handle,
         )
-        handle, descriptor, wake = c_void_p(), c_int(), c_int()
-        code = library().dlfs_channel_create(
-            byref(config), byref(handle), byref(descriptor), byref(wake)
-        )
-        if code < 0:
-            reader.release()
-        check(code, f"make a channel for batches of {samples_max} samples")
-        self._handle: c_void_p | None = handle  # with a reference to the reader
         self._last_stats = channel_abi.ChannelStats(ended=ENDED_CLOSED)
-        self.descriptors = ChannelDescriptors(descriptor.value, wake.value)
+        self.descriptors = ChannelDescriptors()
+        used = (owner, share.handle, None if memory is None else memory.handle)
+        self._handle: Handle | None = Handle(
+            library().dlfs_channel_destroy, *used, process=reader.process
+        )
+        code = library().dlfs_channel_create(
+            byref(config),
+            byref(self._handle),
+            byref(self.descriptors.memory),
+            byref(self.descriptors.wake),
+        )
+        self._process = reader.process
+        check(code, f"make a channel for batches of {samples_max} samples")
 
     def stats(self) -> dict[str, int]:
         """Return the channel's counters by name; after ``close``, the last ones."""
@@ -146,12 +142,8 @@ class ServerChannel(Collected):
         """
         with self._lock:
             handle, self._handle = self._handle, None
-        if handle is None or not self._owner.is_current():
+        if handle is None:
             return
-        library().dlfs_channel_get_stats(handle, byref(self._last_stats))
-        library().dlfs_channel_destroy(handle)
-        self._reader.release()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None and not self._at_exit():
-            self.close()
+        if self._process == process_number():
+            library().dlfs_channel_get_stats(handle, byref(self._last_stats))
+        handle.free()

@@ -9,11 +9,11 @@ import ctypes
 import errno
 import threading
 from collections.abc import Callable
-from ctypes import c_void_p
+from ctypes import byref, c_void_p
 from typing import Any
 
-from dlfs._native.library import Collected, library
-from dlfs.forks import OwnerProcess
+from dlfs._native.handle import Handle
+from dlfs._native.library import library
 
 SCRATCH_BYTES_MIN = 1 << 16
 """First size of the buffer through which a thread copies single samples, in bytes."""
@@ -58,37 +58,31 @@ def copy_sample(
         more than ``SCRATCH_BYTES_MAX`` is not copied: -ERANGE.
     """
     memory = _scratch_of(scratch, 0)
-    length = get(handle, index, memory, ctypes.sizeof(memory), flags)
-    while length == -errno.ERANGE and ctypes.sizeof(memory) < SCRATCH_BYTES_MAX:
-        memory = _grow(scratch, ctypes.sizeof(memory))
+    try:
         length = get(handle, index, memory, ctypes.sizeof(memory), flags)
+        while length == -errno.ERANGE and ctypes.sizeof(memory) < SCRATCH_BYTES_MAX:
+            memory = _grow(scratch, ctypes.sizeof(memory))
+            length = get(handle, index, memory, ctypes.sizeof(memory), flags)
+    finally:
+        del handle  # a traceback that refers to this frame does not keep the reader open
     if length < 0:
         return None, length
     return ctypes.string_at(memory, length), length
 
 
-class NativeBegunRead(Collected):
+class NativeBegunRead:
     """A ``dlfs_begun_read``, which ends with ``get`` or ``cancel``.
 
     Args:
-        handle: the read.
+        handle: owner of the read.
         scratch: owner of the thread's buffer.
-        release: called at the end, when the reader is no longer used.
 
     Threads: one at a time.
     """
 
-    def __init__(
-        self, handle: c_void_p, scratch: threading.local, release: Callable[[], None]
-    ) -> None:
-        self._owner = OwnerProcess()
-        self._handle: c_void_p | None = handle
+    def __init__(self, handle: Handle, scratch: threading.local) -> None:
+        self._handle: Handle | None = handle
         self._scratch = scratch
-        self._release = release
-
-    def __del__(self) -> None:
-        if not self._at_exit() and self._owner.is_current():
-            self.cancel()
 
     def get(self, length_bytes: int) -> bytes | None:
         """Copy the sample.
@@ -104,18 +98,11 @@ class NativeBegunRead(Collected):
         handle, self._handle = self._handle, None
         if handle is None:
             return None
-        try:
-            got = library().dlfs_begun_read_get(handle, memory, ctypes.sizeof(memory))
-        finally:
-            self._release()
+        got = library().dlfs_begun_read_get(byref(handle), memory, ctypes.sizeof(memory))
         return None if got < 0 else ctypes.string_at(memory, got)
 
     def cancel(self) -> None:
         """Give up the read, without waiting for the devices. Does nothing if it has ended."""
         handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        try:
-            library().dlfs_begun_read_cancel(handle)
-        finally:
-            self._release()
+        if handle is not None:
+            handle.free()

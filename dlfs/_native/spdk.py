@@ -33,7 +33,8 @@ from typing import Any
 from uuid import UUID
 
 from dlfs._native.abi import fields
-from dlfs._native.device import NativeDevice
+from dlfs._native.device import NativeDevice, device_handle
+from dlfs._native.handle import Handle
 from dlfs._native.library import bind, check, error_for, library
 from dlfs.errors import ClosedError, NativeError
 
@@ -230,7 +231,7 @@ def open_namespace(options: SpdkOptions, *, uri: str) -> tuple[NativeDevice, Spd
     """
     shim = spdk_library()
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    external = c_void_p()
+    external = Handle(shim.dlfs_spdk_close)
     config = _config(options)
     code = shim.dlfs_spdk_open(byref(config), message, _MESSAGE_BYTES, byref(external))
     if code < 0:
@@ -238,13 +239,13 @@ def open_namespace(options: SpdkOptions, *, uri: str) -> tuple[NativeDevice, Spd
         raise error_for(code, f"open {uri}: {said}" if said else f"open {uri}")
     info = Info()
     shim.dlfs_spdk_describe(external, byref(info))
-    handle = c_void_p()
-    code = library().dlfs_device_create_external(external, byref(handle))
+    namespace = c_void_p(external.value)
+    handle = device_handle()
+    code = library().dlfs_handle_adopt_external(byref(external), byref(handle))
     if code < 0:
-        shim.dlfs_spdk_close(external)
         raise error_for(code, f"open {uri}")
     device = NativeDevice(handle, uri, writable=options.writable)
-    return device, SpdkNamespace(external, device, _info(info))
+    return device, SpdkNamespace(namespace, device, _info(info))
 
 
 def _info(info: Info) -> SpdkInfo:
@@ -294,9 +295,11 @@ class SpdkNamespace:
         uri = self._device.uri
         if self._device.closed:
             raise ClosedError(f"run a command on {uri}: the device is closed")
+        owner = self._device.handle  # another thread may close the device meanwhile
         size = 0 if data is None else len(data)
         memory = (c_uint8 * size).from_buffer(data) if data else None
         command.to_device = int(to_device)
         code = spdk_library().dlfs_spdk_run(self._external, queue, byref(command), memory, size)
+        del owner
         check(code, f"run NVMe command {command.opcode:#04x} on {uri}")
         return command

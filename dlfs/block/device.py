@@ -191,7 +191,7 @@ class BlockDevice(Protocol):
         """Release the lock. Idempotent; ``close`` does it too."""
 
     def close(self) -> None:
-        """Free the device. Idempotent. Its queue pairs must be closed."""
+        """Free the device, now or with its last queue pair. Idempotent."""
 
     def __enter__(self) -> Self: ...
 
@@ -381,7 +381,6 @@ class NativeBackedDevice(abc.ABC, Closing):
         """Release the lock and free the device. Does nothing the second time.
 
         Raises:
-            UsageError: queue pairs of the device are still open.
             DeviceError: the lock's record could not be removed; the device is closed anyway.
         """
         if self._native is None:

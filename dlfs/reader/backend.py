@@ -8,7 +8,6 @@ Threads: any at once for a reader; one at a time for a stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -68,5 +67,5 @@ class ReaderBackend(Protocol):
     def member_code(self, member: int) -> int:
         """Return the error code with which a member was last lost; 0 if it never was."""
 
-    def close(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Close the reader, or have its last user close it; ``on_closed`` is called then."""
+    def close(self) -> None:
+        """Close the reader; it is freed with the last call, stream or batch that uses it."""

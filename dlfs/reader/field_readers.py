@@ -69,8 +69,6 @@ class FieldReaders:
         self._spans: dict[FieldSpan, SampleReader] = {}
         self._opening = threading.Lock()
         self._closed = False
-        self._left = 0
-        self._counting = threading.Lock()
 
     def reader(self, fields: Sequence[str] | None) -> SampleReader:
         """Return the reader for some fields, opened if need be.
@@ -143,23 +141,10 @@ class FieldReaders:
                 total["latency"] = [a + b for a, b in pairs]
         return first
 
-    def close(self, on_closed: Callable[[], None]) -> None:
-        """Close all readers.
-
-        Args:
-            on_closed: called once, when the last epoch or call that is under way has ended.
-        """
+    def close(self) -> None:
+        """Close all readers. Epochs and calls under way keep what they use until they end."""
         with self._opening:
             self._closed = True
             readers = self._all()
-        self._left = len(readers)
-
-        def count() -> None:
-            with self._counting:
-                self._left -= 1
-                last = self._left == 0
-            if last:
-                on_closed()
-
         for reader in readers:
-            reader.close(count)
+            reader.close()

@@ -364,11 +364,6 @@ class SampleReader(Closing):
         """True once ``close`` has been called, or the samples were moved: open another reader."""
         return self.native.closing or self.moved
 
-    def close(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Free memory and queue pairs when the last batch in use is released. Idempotent.
-
-        Args:
-            on_closed: called when all epochs and calls in progress have ended: by this call if
-                there are none, else by the last of them.
-        """
-        self.native.close(on_closed)
+    def close(self) -> None:
+        """Free memory and queue pairs with the last epoch, call or batch in use. Idempotent."""
+        self.native.close()

@@ -403,7 +403,7 @@ def _is_lost(control: ControlConnection, reader: SampleReader) -> bool:
 
 def _open_channel(control: ControlConnection, identity: DatasetIdentity) -> ChannelDescriptors:
     _, descriptors = control.request(OpenChannel(identity.uuid), ChannelState, 2)
-    return ChannelDescriptors(*descriptors)
+    return ChannelDescriptors(*descriptors.owners[:2])
 
 
 class ServicePlacement:

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import select
 import socket
 import threading
 import time
-import weakref
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import dlfs
+from dlfs._native.handle import Descriptor
+from dlfs._native.sockets import OwnedSocket, receive
+from dlfs.closing import Closing, LiveObjects
 from dlfs.errors import DeviceError, FormatError, ServiceLostError, UsageError, VersionError
 from dlfs.service.protocol import (
     ANSWERS,
@@ -49,22 +53,22 @@ _NOT_RUNNING = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET
 _Answer = TypeVar("_Answer", bound=Message)
 
 
-class Descriptors(list[int]):
-    """File descriptors that came with an answer. Leaving a ``with`` closes those not taken."""
+class Descriptors(Closing):
+    """File descriptors that came with an answer, closed at the end of a ``with`` statement."""
 
-    def take(self, position: int) -> int:
-        """Return the descriptor at a position; the caller must close it."""
-        descriptor, self[position] = self[position], -1
-        return descriptor
+    def __init__(self) -> None:
+        self.owners = [Descriptor() for _ in range(DESCRIPTORS_MAX)]
 
-    def __enter__(self) -> Self:
-        return self
+    def __len__(self) -> int:
+        return sum(owner.value >= 0 for owner in self.owners)
 
-    def __exit__(self, *_exception: object) -> None:
-        for descriptor in self:
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.clear()
+    def __getitem__(self, position: int) -> int:
+        return self.owners[position].value
+
+    def close(self) -> None:
+        """Close them. Idempotent."""
+        for owner in self.owners:
+            owner.close()
 
 
 class ControlConnection:
@@ -91,8 +95,8 @@ class ControlConnection:
         self.uri = SCHEME + path
         self._path = path
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
+        self._lock = threading.RLock()
+        self._socket: OwnedSocket | None = None
         self.welcome = self._connect(
             time.monotonic() + (timeout_s if accept_s is None else min(accept_s, timeout_s))
         )
@@ -129,6 +133,9 @@ class ControlConnection:
             except FormatError as error:
                 self.close()
                 raise self._lost(str(error)) from error
+            except BaseException:  # Ctrl-C: the answer may come yet, and is none to what follows
+                self.close()
+                raise
         if isinstance(answer, kind) and len(descriptors) == count:
             return answer, descriptors
         with descriptors:
@@ -145,10 +152,6 @@ class ControlConnection:
         found, self._socket = self._socket, None
         if found is not None:
             found.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_socket", None) is not None:
-            self.close()
 
     def _lost(self, reason: str) -> ServiceLostError:
         return ServiceLostError(f"ask the service at {self.uri}: {reason}")
@@ -168,20 +171,20 @@ class ControlConnection:
             wait_s = min(2 * wait_s, _RETRY_LONGEST_S)
 
     def _try_connect(self, timeout_s: float) -> Welcome:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        made = OwnedSocket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         made.settimeout(timeout_s)
+        self._socket = made
+        _open_connections.add(self)
         try:
             made.connect(self._path)
         except OSError as error:
-            made.close()
+            self.close()
             reason = f"connect to {self.uri}: {error.strerror or error}"
             if error.errno in _NOT_RUNNING or isinstance(error, TimeoutError):
                 raise ServiceLostError(f"{reason}; is 'dlfs serve' running?") from error
             if error.errno in (errno.EACCES, errno.EPERM):
                 reason += "; 'dlfs serve --allow-user NAME' or --allow-group lets a user in"
             raise DeviceError(reason, error.errno or errno.EIO) from error
-        self._socket = made
-        _open_connections.add(self)
         return self._greet()
 
     def _greet(self) -> Welcome:
@@ -221,7 +224,7 @@ class ControlConnection:
                 if not isinstance(answer, Pending):
                     return answer, descriptors
         except BaseException:
-            descriptors.__exit__(None, None, None)
+            descriptors.close()
             raise
 
     def _receive(self, found: socket.socket, count: int, descriptors: Descriptors) -> bytes:
@@ -229,25 +232,44 @@ class ControlConnection:
         deadline = time.monotonic() + self._timeout_s
         received = bytearray()
         while len(received) < count:
-            data, more, flags, _ = socket.recv_fds(
-                found, count - len(received), DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-            )
-            descriptors += more
-            if not data:
+            memory = bytearray(count - len(received))
+            try:
+                got = receive(found.fileno(), memory, descriptors.owners)
+            except BlockingIOError:
+                _await_input(found, deadline)
+                continue
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                raise FormatError(
+                    f"read a frame: expected at most {DESCRIPTORS_MAX} descriptors"
+                ) from error
+            if not got:
                 raise ConnectionResetError("the service has ended the connection")
-            if flags & socket.MSG_CTRUNC or len(descriptors) > DESCRIPTORS_MAX:
-                raise FormatError(f"read a frame: expected at most {DESCRIPTORS_MAX} descriptors")
+            received += memory[:got]
             if time.monotonic() > deadline:
                 raise TimeoutError
-            received += data
         return bytes(received)
 
 
-_open_connections: weakref.WeakSet[ControlConnection] = weakref.WeakSet()
+def _await_input(found: socket.socket, deadline: float) -> None:
+    """Wait until a socket has input, or has ended.
+
+    Raises:
+        TimeoutError: the deadline has passed.
+    """
+    poll = select.poll()
+    poll.register(found, select.POLLIN)
+    left_s = deadline - time.monotonic()
+    if left_s <= 0 or not poll.poll(math.ceil(1000 * left_s)):
+        raise TimeoutError
+
+
+_open_connections: LiveObjects[ControlConnection] = LiveObjects()
 
 
 def _after_fork_in_child() -> None:
-    for connection in list(_open_connections):
+    for connection in _open_connections:
         with contextlib.suppress(OSError):
             connection.close()
     _open_connections.clear()

@@ -446,7 +446,7 @@ class Session:
             raise
         self._channels[channel] = request.dataset
         descriptors = channel.descriptors
-        reply = Reply(ChannelState(), [descriptors.memory, descriptors.wake])
+        reply = Reply(ChannelState(), [descriptors.memory.value, descriptors.wake.value])
         reply.cleanup.enter_context(descriptors)
         return reply
 

@@ -17,12 +17,12 @@ import os
 import random
 import signal
 import threading
-from ctypes import byref, c_void_p
+from ctypes import byref
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from dlfs._native import abi
-from dlfs._native.device import NativeDevice
+from dlfs._native.device import NativeDevice, device_handle
 from dlfs._native.library import check, library
 from dlfs.block.device import BlockDevice, Kind, NativeBackedDevice, QueuePair
 from dlfs.block.lock import HolderRecord
@@ -439,8 +439,9 @@ class FaultyNativeDevice(NativeDevice):
 
     def __init__(self, inner: NativeDevice, faults: Faults, *, uri: str) -> None:
         config = abi.FaultConfig(**asdict(faults))
-        handle = c_void_p()
-        code = library().dlfs_device_create_fault(inner.handle, byref(config), byref(handle))
+        owner = inner.handle
+        handle = device_handle(owner)
+        code = library().dlfs_device_create_fault(owner, byref(config), byref(handle))
         check(code, f"make {uri}")
         super().__init__(handle, uri, writable=inner.writable)
         self._inner: NativeDevice | None = inner

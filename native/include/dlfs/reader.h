@@ -155,9 +155,10 @@ DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
                                     dlfs_batch **out);
 /*
  * Ends a read that was begun, and frees it, as dlfs_reader_get with DLFS_GET_PROMPT: copies the
- * sample if the devices send it within half a millisecond from now, and gives it up otherwise.
+ * sample if the devices send it within half a millisecond from now, and gives it up otherwise. Sets
+ * *begun to NULL first; -EINVAL if it was NULL.
  */
-DLFS_API int64_t dlfs_begun_read_get(dlfs_begun_read *begun, void *buffer, uint64_t buffer_bytes);
+DLFS_API int64_t dlfs_begun_read_get(dlfs_begun_read **begun, void *buffer, uint64_t buffer_bytes);
 /* Gives up a read that was begun, without waiting, instead of finishing it. NULL: does nothing. */
 DLFS_API void dlfs_begun_read_cancel(dlfs_begun_read *begun);
 /*

@@ -19,10 +19,10 @@
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
-DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_t timeout_ms,
+DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int *wake, uint32_t timeout_ms,
                                 dlfs_client **out)
 {
-    if (arena == NULL || wake < 0) {
+    if (arena == NULL || wake == NULL || *wake < 0) {
         return -EINVAL;
     }
     dlfs_client *client = calloc(1, sizeof(*client));
@@ -39,7 +39,8 @@ DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_
                                     sizeof(struct submission), channel->submission_count);
     client->completions = ring_over(&channel->header->completions, channel->completions,
                                     sizeof(struct completion), COMPLETION_COUNT);
-    waiter_init(&client->waiter, &client->submissions, wake, -1);
+    waiter_init(&client->waiter, &client->submissions, *wake, -1);
+    *wake = -1;
     client->timeout_ms = timeout_ms;
     client->references = 1;
     client->arena = arena;

@@ -491,10 +491,14 @@ DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
     return code;
 }
 
-DLFS_API int64_t dlfs_begun_read_get(dlfs_begun_read *begun, void *buffer, uint64_t buffer_bytes)
+DLFS_API int64_t dlfs_begun_read_get(dlfs_begun_read **slot, void *buffer, uint64_t buffer_bytes)
 {
     dlfs_batch *batch;
     dlfs_failure failure;
+    dlfs_begun_read *begun = __atomic_exchange_n(slot, NULL, __ATOMIC_ACQ_REL);
+    if (begun == NULL) {
+        return -EINVAL;
+    }
     int64_t result = finish(begun, PROMPT_NS, busy_wait_stop, &begun->stopped, &batch);
     if (result == 0) {
         result = batch_take_sample(batch, buffer, buffer_bytes, &failure);

@@ -61,7 +61,7 @@ static inline struct connection connect_with(const struct service *service,
     int memory;
     int wake;
     CHECK_EQ(dlfs_channel_create(config, &made.channel, &memory, &wake), 0);
-    CHECK_EQ(dlfs_client_create(service->arena, memory, wake, timeout_ms, &made.client), 0);
+    CHECK_EQ(dlfs_client_create(service->arena, memory, &wake, timeout_ms, &made.client), 0);
     close(memory);
     return made;
 }

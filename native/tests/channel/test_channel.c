@@ -447,14 +447,14 @@ static void wrong_calls(void)
     config = channel_config(&service);
     CHECK_EQ(dlfs_channel_create(&config, &channel, &memory, &wake), 0);
     CHECK_EQ(dlfs_reader_arena(service.reader, &arena_memory, &arena_bytes), 0);
-    CHECK_EQ(dlfs_client_create(service.arena, arena_memory, wake, 0, &client), DLFS_E_FORMAT);
-    CHECK_EQ(dlfs_client_create(service.arena, wake, wake, 0, &client), -EINVAL);
-    CHECK_EQ(dlfs_client_create(NULL, memory, wake, 0, &client), -EINVAL);
+    CHECK_EQ(dlfs_client_create(service.arena, arena_memory, &wake, 0, &client), DLFS_E_FORMAT);
+    CHECK_EQ(dlfs_client_create(service.arena, wake, &wake, 0, &client), -EINVAL);
+    CHECK_EQ(dlfs_client_create(NULL, memory, &wake, 0, &client), -EINVAL);
     CHECK_EQ(dlfs_arena_map(arena_memory, arena_bytes + 1, &arena), -EINVAL);
     CHECK_EQ(dlfs_arena_map(arena_memory, 0, &arena), -EINVAL);
     CHECK_EQ(dlfs_arena_map(-1, arena_bytes, &arena), -EBADF);
     CHECK_EQ(dlfs_arena_map(arena_memory, arena_bytes / 2, &arena), 0);
-    CHECK_EQ(dlfs_client_create(arena, memory, wake, 0, &client), DLFS_E_FORMAT);
+    CHECK_EQ(dlfs_client_create(arena, memory, &wake, 0, &client), DLFS_E_FORMAT);
     dlfs_arena_unmap(arena);
     close(memory);
     close(wake);

@@ -63,7 +63,7 @@ static int64_t get_in_time(dlfs_reader *reader, uint64_t index, uint8_t *bytes, 
     int64_t got;
     do {
         CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
-        got = dlfs_begun_read_get(begun, bytes, room);
+        got = dlfs_begun_read_get(&begun, bytes, room);
     } while (got == -EAGAIN);
     return got;
 }
@@ -129,7 +129,7 @@ static void a_silent_device(void)
         CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
         if (index == 301) {
             uint8_t bytes[LENGTH_MAX];
-            CHECK_EQ(dlfs_begun_read_get(begun, bytes, sizeof bytes), -EAGAIN);
+            CHECK_EQ(dlfs_begun_read_get(&begun, bytes, sizeof bytes), -EAGAIN);
         } else {
             dlfs_begun_read_cancel(begun);
         }

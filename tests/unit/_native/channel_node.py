@@ -91,7 +91,7 @@ class Node:
             socket.send_fds(connection, [size], [self.reader.arena()[0]])
             while connection.recv(1):
                 with self.channel(share) as made:
-                    socket.send_fds(connection, [b"c"], [made.memory, made.wake])
+                    socket.send_fds(connection, [b"c"], [made.memory.value, made.wake.value])
 
     def wait_taken_back(self, *, ended: bool = False) -> None:
         """Wait until no client has anything of the reader, or until every channel has ended."""
@@ -112,6 +112,13 @@ def sequence_of(directory: NativeDirectory, order: str, **options: int) -> Nativ
     return NativeSequence(directory, chunk_bytes=CHUNK_BYTES, order=order, **options)
 
 
+def channel_descriptors(memory: int, wake: int) -> ChannelDescriptors:
+    """Return owners of the descriptors of a channel."""
+    made = ChannelDescriptors()
+    made.memory.value, made.wake.value = memory, wake
+    return made
+
+
 def connect(connection: socket.socket) -> ClientReader:
     """The client of the service on the other side."""
     size, (arena,), *_ = socket.recv_fds(connection, 64, 1)
@@ -122,7 +129,7 @@ def connect(connection: socket.socket) -> ClientReader:
             _, (memory, wake), *_ = socket.recv_fds(connection, 1, 2)
         except (OSError, ValueError) as error:
             raise ServiceLostError("open a channel: the service has hung up") from error
-        return ChannelDescriptors(memory, wake)
+        return channel_descriptors(memory, wake)
 
     with os.fdopen(arena):
         return ClientReader(arena, int(size), open_channel)

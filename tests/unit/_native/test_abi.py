@@ -19,7 +19,7 @@ from tests.golden import c_reader
 
 ROOT = Path(__file__).parents[3]
 LAYERS = ("codes", "memory", "device", "nvme", "directory", "sequence", "reader", "stream")
-HEADERS = tuple(f"{name}.h" for name in (*LAYERS, "testing", "import", "part", "channel"))
+HEADERS = tuple(f"{name}.h" for name in (*LAYERS, "testing", "import", "part", "channel", "handle"))
 HEADER = "".join((ROOT / "native/include/dlfs" / name).read_text() for name in HEADERS)
 API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()
 CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER, API_HEADER))

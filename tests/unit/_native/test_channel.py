@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +24,14 @@ from dlfs._native.server_channel import ENDED_CLOSED, ServerChannel, Share
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
 from dlfs.units import KIB, MIB
 from tests.support.devices import Faults
-from tests.unit._native.channel_node import COUNT, EVERY, Node, connect, program
+from tests.unit._native.channel_node import (
+    COUNT,
+    EVERY,
+    Node,
+    channel_descriptors,
+    connect,
+    program,
+)
 
 
 @pytest.fixture
@@ -290,11 +298,12 @@ def test_a_channel_is_made_of_what_makes_sense(node) -> None:
         ServerChannel(one.reader, Share(MIB), samples_max=0)
     with pytest.raises(UsageError):
         ClientReader(one.reader.arena()[0], one.reader.arena()[1] + 1, lambda: None)
-    own.close()  # refused channels have not kept it
-    assert own._handle is None
+    owner = weakref.ref(own.handle)
+    own.close()
+    assert owner() is None  # refused channels have not kept it
 
     def wrong_memory() -> ChannelDescriptors:
-        return ChannelDescriptors(os.dup(one.reader.arena()[0]), socket.socket().detach())
+        return channel_descriptors(os.dup(one.reader.arena()[0]), socket.socket().detach())
 
     client = ClientReader(one.reader.arena()[0], one.reader.arena()[1], wrong_memory)
     with pytest.raises(FormatError):
@@ -342,12 +351,13 @@ def test_the_reader_outlives_its_channels(node) -> None:
     one = node()
     client = one.client()
     client.read(EVERY[:10])
+    owner = weakref.ref(one.reader.handle)
     one.reader.close()
-    assert one.reader._handle is not None
+    assert owner() is not None
     client.close()
     one.wait_taken_back(ended=True)
     one.channels[0].close()
-    assert one.reader._handle is None
+    assert owner() is None
 
 
 def serve_in_thread(one: Node, connection: socket.socket) -> threading.Thread:
@@ -371,8 +381,9 @@ def test_a_killed_client_leaves_nothing(node) -> None:
         assert channel.ended == ENDED_CLOSED
         assert channel.stats()["pinned_bytes"] == channel.stats()["copied_bytes"] == 0
         channel.close()
+    owner = weakref.ref(one.reader.handle)
     one.reader.close()
-    assert one.reader._handle is None
+    assert owner() is None
 
 
 @pytest.mark.parametrize("role", ["forking-client", "forking-client-closed"])

@@ -130,14 +130,18 @@ def test_a_member_too_small_for_the_record_is_locked_without(tmp_path: Path) -> 
             other.lock_exclusive("another")
 
 
-def test_the_device_is_not_closed_under_its_queue_pairs(tmp_path: Path) -> None:
+def test_a_closed_device_is_freed_after_its_queue_pairs(tmp_path: Path) -> None:
     device = FileDevice.create(tmp_path / "a.img", MIB)
+    device.write(0, b"y" * 4096)
+    before = len(os.listdir("/proc/self/fd"))
     queue = device.queue_pair(1)
-    with pytest.raises(UsageError, match="still open"):
-        device.close()
-    queue.close()
     device.close()
     assert "closed" in repr(device)
+    buffer = aligned_buffer(4096, 4096)
+    queue.transfer(Kind.READ, buffer, 0)
+    assert buffer.tobytes() == b"y" * 4096
+    queue.close()
+    assert len(os.listdir("/proc/self/fd")) < before
 
 
 def test_a_queue_pair_keeps_buffers_and_device_alive(tmp_path: Path) -> None:

@@ -382,6 +382,7 @@ class Alarmed(Exception):
     """A signal handler has run."""
 
 
+# Hypothesis measures garbage collections by a Python function, where exceptions are ignored.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_handler_that_raises_costs_no_batch(bench):
     made = bench(random_samples(600))
