@@ -158,8 +158,8 @@ DLFS_API void dlfs_arena_unmap(dlfs_arena *arena);
 typedef struct dlfs_client dlfs_client;
 /*
  * Creates the client's end. The caller keeps memory and may close it; the client takes wake, which
- * is -1 from now on, unless this call fails. timeout_ms is the longest wait for one answer, after which
- * the service counts as lost (DLFS_E_SERVICE); 0: no limit. Errors: -EINVAL, -ENOMEM, -errno,
+ * is -1 from now on, unless this call fails. timeout_ms is the longest wait for one answer, after
+ * which the service counts as lost (DLFS_E_SERVICE); 0: no limit. Errors: -EINVAL, -ENOMEM, -errno,
  * DLFS_E_FORMAT (the memory is not a channel of this version for this arena).
  */
 DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int *wake, uint32_t timeout_ms,

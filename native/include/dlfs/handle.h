@@ -40,7 +40,7 @@ DLFS_API void dlfs_handle_close(int *descriptor);
  * connection. Errors: -EAGAIN (nothing is there), -EMSGSIZE (more descriptors than places: those
  * are closed), -errno.
  */
-DLFS_API int64_t dlfs_handle_receive(int socket, void *buffer, size_t bytes, int *const *descriptors,
-                                     uint32_t count);
+DLFS_API int64_t dlfs_handle_receive(int socket, void *buffer, size_t bytes,
+                                     int *const *descriptors, uint32_t count);
 
 #endif

@@ -74,8 +74,8 @@ static bool place_all(struct msghdr *message, int *const *descriptors, uint32_t 
     return all;
 }
 
-DLFS_API int64_t dlfs_handle_receive(int socket, void *buffer, size_t bytes, int *const *descriptors,
-                                     uint32_t count)
+DLFS_API int64_t dlfs_handle_receive(int socket, void *buffer, size_t bytes,
+                                     int *const *descriptors, uint32_t count)
 {
     union {
         struct cmsghdr header;
