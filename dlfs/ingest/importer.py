@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dlfs.arguments import Layout
 from dlfs.errors import NotFoundError, UsageError
+from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback
 from dlfs.ingest.registry import AUTO, FORMATS, STDIN, find_format, make_options, recognise
@@ -123,7 +124,8 @@ def _open_local(
             f"import {found[0]}: expected a local list of local files; a folder of objects may "
             "take attributes from a table"
         )
-    return make_options(row, options).open(found)
+    made = make_options(row, options)
+    return IsolatedSource(made, found) if row.isolated else made.open(found)
 
 
 def import_dataset(

@@ -94,6 +94,8 @@ class Format:
     """Extra of this package that the format needs; None if dlfs alone is enough."""
     streams: bool = False
     """True if standard input, ``-``, can be a source of it."""
+    isolated: bool = False
+    """True if it is read in a separate process, because damaged files can crash its library."""
 
 
 FORMATS = (
@@ -115,32 +117,36 @@ FORMATS = (
     ),
     Format(
         "parquet", "Parquet files, a row a sample", ".arrow:ParquetOptions", extra="arrow",
+        isolated=True,
         names=("*.parquet", "*.parq", "*.pq"), magic=((0, b"PAR1"), (0, b"PARE")),
     ),
     Format(
         "arrow", "Arrow IPC files and streams, Feather, a row a sample", ".arrow:ArrowOptions",
         names=("*.arrow", "*.arrows", "*.ipc", "*.feather"), magic=((0, b"ARROW1"),), extra="arrow",
+        isolated=True,
     ),
     Format(
         "huggingface", "a dataset or its splits, as Hugging Face's save_to_disk writes them",
-        ".arrow:HuggingFaceOptions", extra="arrow",
+        ".arrow:HuggingFaceOptions", extra="arrow", isolated=True,
         marks=("dataset_dict.json|state.json", "dataset_dict.json|dataset_info.json"),
     ),
     Format(
-        "hdf5", "HDF5 files", ".hdf5:Hdf5Options", extra="hdf5",
+        "hdf5", "HDF5 files", ".hdf5:Hdf5Options", extra="hdf5", isolated=True,
         names=("*.h5", "*.hdf5", "*.he5"), magic=((0, b"\x89HDF\r\n\x1a\n"),),
     ),
     Format(
         "netcdf", "NetCDF files, classic and 4", ".netcdf.source:NetcdfOptions", extra="netcdf",
+        isolated=True,
         names=("*.nc", "*.nc4", "*.cdf", "*.netcdf"),
         magic=((0, b"CDF\1"), (0, b"CDF\2"), (0, b"CDF\5")),
     ),
     Format(
-        "zarr", "Zarr stores, formats 2 and 3", ".zarr:ZarrOptions", extra="zarr",
+        "zarr", "Zarr stores, formats 2 and 3", ".zarr:ZarrOptions", extra="zarr", isolated=True,
         names=("*.zarr.zip",), marks=("zarr.json|.zgroup|.zarray",),
     ),
     Format(
         "adios2", "ADIOS2 BP files and folders", ".adios:AdiosOptions", extra="adios2",
+        isolated=True,
         names=("*.bp",), marks=("md.idx", "data.0"),
     ),
     Format(

@@ -23,10 +23,12 @@ from dlfs.errors import (
     DeviceError,
     DlfsError,
     FormatError,
+    LimitError,
     NotFoundError,
     TruncatedError,
     UsageError,
 )
+from dlfs.ingest.isolation.confines import note_location
 
 Samples = Literal["rows", "arrays", "groups"]
 
@@ -195,14 +197,18 @@ def reading(where: str) -> Generator[None, None, None]:
         NotFoundError: a file does not exist.
         DeviceError: a file cannot be read.
         TruncatedError: a file ends too early, if the library reports that.
+        LimitError: the library asks for more memory than it may have.
         FormatError: any other exception: the file violates its format.
     """
+    note_location(f"import {where}")
     try:
         yield
     except DlfsError:
         raise
     except FileNotFoundError as error:
         raise NotFoundError(f"import {where}: there is no such file or folder") from error
+    except MemoryError as error:
+        raise LimitError(f"import {where}: more memory than allowed: {_cause(error)}") from error
     except Exception as error:
         code = (isinstance(error, OSError) and error.errno) or 0
         message = f"import {where}: expected a readable file, got: {_cause(error)}"

@@ -57,6 +57,7 @@ from dlfs.ingest.arrays.file import (
 )
 from dlfs.ingest.arrays.plan import ROW_DIGITS_MIN, Plan, Unit
 from dlfs.ingest.fields import FieldRecords
+from dlfs.ingest.isolation.confines import allow_memory
 from dlfs.ingest.order import packing_order
 from dlfs.ingest.records import attribute_array
 from dlfs.ingest.source import (
@@ -79,6 +80,9 @@ WINDOW_ROWS_MAX = 1 << 20
 
 RAGGED_ROWS = 64
 """Number of rows of any length that are read at once."""
+
+_COPIES = 4
+"""Memory that reading a sample may take, in multiples of its size."""
 
 GROUP_BYTES_MAX = 2 * GIB
 """Most bytes of a group as one sample: larger NPZ archives have other headers."""
@@ -134,6 +138,7 @@ class ArraySource(Source):
             )
         elif all(unit.members[0].kind == "fixed" for unit in self._units):
             self.sample_bytes = sum(unit.members[0].size_bytes for unit in self._units)
+        allow_memory(_COPIES * max(map(_sample_bytes, self._units)))
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every sample once; see ``Source.blocks``.
@@ -445,6 +450,11 @@ def _fields_bytes(units: Sequence[Unit], types: Mapping[str, FieldType]) -> int 
             end = -(-end // alignment) * alignment + size
         total += end * unit.count
     return total
+
+
+def _sample_bytes(unit: Unit) -> int:
+    """Return the size of a unit's arrays that are read together for a sample, in bytes."""
+    return sum(array.row_bytes if unit.rows else array.size_bytes for array in unit.members)
 
 
 # ---- NPZ archives --------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 An array is a variable that is one global array or a single value in each step. If several steps
 wrote it, the step is its first axis, so that a row is the array of one step. Local arrays, and
 variables whose shape changes between steps, are left out.
-
-The library crashes on damaged files, so they are read in a separate process.
 """
 
 from __future__ import annotations
@@ -12,14 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
-from dlfs.ingest.arrays.process import ProcessFile
 from dlfs.ingest.arrays.rows import ArraySource
 from dlfs.ingest.registry import load_package
 
@@ -47,8 +43,7 @@ class AdiosOptions(ArrayOptions):
     def open(self, paths: Sequence[str]) -> ArraySource:
         """Open BP files or folders."""
         load_package("adios2", extra="adios2", what=f"import {paths[0]}")
-        opener = partial(ProcessFile, f"{__name__}:{AdiosFile.__name__}")
-        return ArraySource(paths, opener, self)
+        return ArraySource(paths, AdiosFile, self)
 
 
 class AdiosFile(ArrayFile):

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError, UsageError
+from dlfs.ingest.isolation.confines import allow_memory, note_location
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
@@ -38,6 +39,8 @@ _ENCRYPTED_MAGIC = b"PARE"
 _PARQUET_MAGIC = (b"PAR1", _ENCRYPTED_MAGIC)
 _FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
+_COPIES = 4
+"""Memory that the batches of a file may take, in multiples of its size."""
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -244,10 +247,12 @@ def _numbered(batches: Iterator[Any], what: str) -> Iterator[Any]:
 
 
 def _ends(path: str) -> tuple[bytes, bytes]:
-    """Return the first and the last eight bytes of a file."""
+    """Return the first and the last eight bytes of a file, and allow memory for its batches."""
     with file_errors(f"import {path}"), open(path, "rb") as file:
         head = file.read(8)
-        file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        size_bytes = os.fstat(file.fileno()).st_size
+        file.seek(-min(8, size_bytes), os.SEEK_END)
+        allow_memory(_COPIES * size_bytes)
         return head, file.read(8)
 
 
@@ -257,6 +262,7 @@ def _translated(where: str) -> Iterator[None]:
 
     Arrow's own errors are ValueErrors, KeyErrors and others; damaged sizes raise MemoryError.
     """
+    note_location(where)
     try:
         yield
     except DlfsError:

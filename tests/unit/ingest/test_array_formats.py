@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dlfs.errors import DlfsError, FormatError, TruncatedError, UsageError
-from dlfs.ingest.arrays import process as array_process
 from dlfs.ingest.arrays.rows import ArraySource
 from dlfs.ingest.importer import open_source
+from dlfs.ingest.isolation import source as isolation
 from tests.unit.ingest.array_writers import (
     rows_of,
     take,
@@ -281,18 +281,19 @@ def test_adios_leaves_out_what_has_no_shape(tmp_path: Path) -> None:
     assert source.skipped == {"local array": 1, "array whose shape changes": 1}
 
 
+@pytest.mark.isolated
 @pytest.mark.parametrize("name", ["md.idx", "md.0", "data.0"])
 def test_adios_files_that_end_early(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(array_process, "ANSWER_SECONDS", 3)
+    monkeypatch.setattr(isolation, "ANSWER_SECONDS", 3)
     path = tmp_path / "data.bp"
     write_adios(path, {"x": np.random.default_rng(1).random((3, 50, 70))}, steps=3)
     whole = (path / name).read_bytes()
     for size in (0, len(whole) // 2):
         (path / name).write_bytes(whole[:size])
         with pytest.raises(DlfsError, match=r"data\.bp"):
-            take(open_arrays(path))
+            take(open_source(path))
 
 
 # ---- NumPy ---------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ ARRAYS = {"images": IMAGES, "labels": LABELS, "inner/pixels": IMAGES[:20].astype
 
 every_format = pytest.mark.parametrize("kind", WRITERS)
 quick_format = pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "adios2"])
-"""Those that need no process of their own."""
+"""Those that are quick to write and to open."""
 
 
 @pytest.fixture

@@ -1,0 +1,192 @@
+"""A source that a separate process reads.
+
+``IsolatedSource`` starts the process, sends it the options and the paths, and then takes one block
+of samples after the other. The data of blocks goes through two shared buffers, which the process
+fills in turn, while the caller packs the other. Paths and attributes go through a socket.
+
+If the process dies, or makes no progress for ``ANSWER_SECONDS``, the import ends with an error that
+names the file, the part that was read, and the signal. The process is killed when the source is
+closed, and ends by itself when the socket is closed, so it does not outlive its caller.
+
+Memory: two shared buffers of the size of the largest block, and what ``confines`` allows.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Final
+from weakref import finalize
+
+import dlfs.errors
+from dlfs.arguments import Layout
+from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.ingest.isolation.confines import NOTE_BYTES, read_note
+from dlfs.ingest.isolation.memory import SharedMemory
+from dlfs.ingest.registry import FormatOptions
+from dlfs.ingest.source import SampleBlock, Source
+
+ANSWER_SECONDS = 300
+"""Longest time without progress, in seconds. ADIOS2 waits forever for data that was cut off."""
+
+BUFFERS: Final = 2
+"""Number of shared buffers."""
+
+_POLL_SECONDS = 1.0
+_SHOWN_MAX = 200
+_WORKER = "dlfs.ingest.isolation.worker"
+
+_ENVIRONMENT: Mapping[str, str] = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve memory, which the limit counts
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+class IsolatedSource(Source):
+    """The source that some options open, read in a separate process; see ``Source``.
+
+    Args:
+        options: options of the format.
+        paths: paths of existing files.
+
+    Raises:
+        DlfsError: the source cannot be opened, or the process ended.
+    """
+
+    def __init__(self, options: FormatOptions, paths: Sequence[str]) -> None:
+        self.name = paths[0]
+        self._note = SharedMemory.create(NOTE_BYTES)
+        self._buffers = [SharedMemory.create(1) for _ in range(BUFFERS)]
+        self._stderr = SharedMemory.create(0)
+        memories = [self._note, self._stderr, *self._buffers]
+        self._connection, self._process = self._start()
+        self._end = finalize(self, _end, self._connection, self._process, memories)
+        try:
+            self._send(options, list(paths))
+            self._take(self._receive())
+        except BaseException:
+            self.close()
+            raise
+
+    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
+        """Take every block from the process; see ``Source.blocks``.
+
+        Raises:
+            DlfsError: the source raised it in the process, or the process ended.
+        """
+        self._send(layout, seed, self.buffer_bytes)
+        try:
+            while (got := self._receive()) is not None:
+                number, size_bytes, paths, offsets, lengths, attributes = got
+                data = self._buffers[number].array(size_bytes)
+                yield SampleBlock(paths, data, offsets, lengths, attributes)
+                self._send(number)
+        except GeneratorExit:
+            self._process.kill()  # nobody takes the blocks that it makes
+            raise
+        self._take(self._receive())
+
+    def close(self) -> None:
+        """End the process; closing the source again does nothing."""
+        self._end()
+
+    def _start(self) -> tuple[Connection, subprocess.Popen[bytes]]:
+        ours, theirs = socket.socketpair()
+        memories = [memory.descriptor for memory in (self._note, *self._buffers)]
+        passed = [theirs.fileno(), *memories]
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _WORKER, *map(str, passed)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr.descriptor,
+                pass_fds=passed,
+                env={**os.environ, **_ENVIRONMENT},
+            )
+        return Connection(ours.detach()), process
+
+    def _take(self, facts: Mapping[str, Any]) -> None:
+        """Take the attributes of the source in the process."""
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+    def _send(self, *message: object) -> None:
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise self._ended() from error
+
+    def _receive(self) -> Any:
+        """Return the next message of the process, or raise the error in it."""
+        try:
+            self._wait()
+            kind, content = self._connection.recv()
+        except (EOFError, OSError) as failure:
+            if isinstance(failure, DlfsError):
+                raise
+            raise self._ended() from failure
+        if kind == "error":
+            raise _error(*content)
+        return content
+
+    def _wait(self) -> None:
+        """Wait for a message, as long as the process makes progress."""
+        count, deadline = -1, 0.0
+        while not self._connection.poll(_POLL_SECONDS):
+            found, where = read_note(self._note.view())
+            if found != count:
+                count, deadline = found, time.monotonic() + ANSWER_SECONDS
+            elif time.monotonic() > deadline:
+                self._process.kill()
+                raise DeviceError(
+                    f"{where or self.name}: no answer for {ANSWER_SECONDS} s from the process that "
+                    "reads it: the file is damaged, or its device hangs",
+                    errno.ETIMEDOUT,
+                )
+
+    def _ended(self) -> DlfsError:
+        """Return the error for the end of the process."""
+        self._process.kill()  # it has closed the socket, and may still be ending
+        code = self._process.wait()
+        _, where = read_note(self._note.view())
+        how = signal.Signals(-code).name if code < 0 else f"code {code}"
+        said = self._last_line()
+        return FormatError(
+            f"{where or f'import {self.name}'}: expected a readable file, got the end of the "
+            f"process that reads it, by {how}{f' ({said})' if said else ''}"
+        )
+
+    def _last_line(self) -> str:
+        """Return the last line that the process wrote to its stderr."""
+        size = os.fstat(self._stderr.descriptor).st_size
+        text = os.pread(self._stderr.descriptor, NOTE_BYTES, max(0, size - NOTE_BYTES))
+        lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
+        return " ".join(lines[-1].split())[:_SHOWN_MAX] if lines else ""
+
+
+def _end(
+    connection: Connection, process: subprocess.Popen[bytes], memories: Sequence[SharedMemory]
+) -> None:
+    """End a process, which has nothing to save."""
+    connection.close()
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for memory in memories:
+        memory.close()
+
+
+def _error(name: str, text: str, code: int | None, notes: Sequence[str]) -> DlfsError:
+    """Return the error of ``dlfs.errors`` that the process reports."""
+    kind: Any = getattr(dlfs.errors, name)
+    error: DlfsError = kind(text, code) if issubclass(kind, DeviceError) else kind(text)
+    for note in notes:
+        error.add_note(note)
+    return error

@@ -1,0 +1,148 @@
+"""Tests of sources that a separate process reads: what it gives, and every way in which it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.ingest.importer import import_dataset
+from dlfs.ingest.isolation import source as isolation
+from dlfs.ingest.isolation.source import IsolatedSource
+from dlfs.ingest.registry import FORMATS
+from dlfs.ingest.source import SampleBlock
+from dlfs.volume import Volume
+from tests.unit.ingest.isolation.failing_source import BLOCKS, ROWS, FailingOptions, block
+from tests.unit.ingest.taking import contents, refused
+
+
+@pytest.fixture(autouse=True)
+def finds_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process import the tests' own source."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+
+
+def samples(found: SampleBlock) -> list[bytes]:
+    spans = zip(found.offsets.tolist(), found.lengths.tolist(), strict=True)
+    return [found.data[at : at + size].tobytes() for at, size in spans]
+
+
+def test_blocks_are_those_of_the_source() -> None:
+    source = IsolatedSource(FailingOptions("not"), ["a.h5"])
+    assert (source.name, source.sample_count) == ("a.h5", ROWS * BLOCKS)
+    for seed in (1, 2):
+        for number, found in enumerate(source.blocks(layout="path", seed=seed)):
+            expected = block(number, f"path{seed}")
+            assert found.paths == expected.paths
+            assert samples(found) == samples(expected)
+            for name, values in expected.attributes.items():
+                assert np.array_equal(found.attributes[name], values)
+                assert found.attributes[name].dtype == values.dtype
+        assert source.skipped == {"thing": BLOCKS - 1}
+    source.close()
+    source.close()
+
+
+def test_a_dataset_is_imported_whole(volume: Volume) -> None:
+    source = IsolatedSource(FailingOptions("not"), ["a.h5"])
+    import_dataset(volume, source, "n")
+    source.close()
+    expected = {}
+    for number in range(BLOCKS):
+        made = block(number, "")
+        expected |= dict(zip([path.decode() for path in made.paths], samples(made), strict=True))
+    assert contents(volume, "n") == expected
+
+
+@pytest.mark.parametrize("when", ["open", "blocks"])
+@pytest.mark.parametrize(
+    ("how", "kind", "match"),
+    [
+        ("crash", FormatError, "expected a readable file, got the end of .*, by SIGSEGV"),
+        ("exit", FormatError, "got the end of .*, by code 7 .library: last words"),
+        ("error", DeviceError, "it failed"),
+        ("odd", FormatError, "expected a readable file, got KeyError: .a library.s own"),
+        ("memory", FormatError, "expected a readable file, got .*MemoryError.*Unable to allocate"),
+        ("hang", DeviceError, "no answer for 2 s"),
+    ],
+)
+def test_a_failure_names_file_and_part(
+    volume: Volume,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    when: str,
+    kind: type[DlfsError],
+    match: str,
+) -> None:
+    monkeypatch.setattr(isolation, "ANSWER_SECONDS", 2)
+    part = {"open": ": the header: ", "blocks": r": x, rows 3\.\.5: "}[when]
+    part = ": " if how == "error" else part
+    with refused(volume, kind, rf"^import a\.h5{part}.*{match}"):
+        source = IsolatedSource(FailingOptions(how, when), ["a.h5"])
+        try:
+            import_dataset(volume, source, "n")
+        finally:
+            source.close()
+
+
+def test_errors_keep_notes_and_codes() -> None:
+    with pytest.raises(DeviceError) as caught:
+        IsolatedSource(FailingOptions("error", "open"), ["a.h5"])
+    assert caught.value.errno == 5
+    assert caught.value.__notes__ == ["a note"]
+
+
+def test_memory_that_a_file_needs_is_allowed() -> None:
+    source = IsolatedSource(FailingOptions("allowed", "open"), ["a.h5"])
+    source.close()
+
+
+def test_nothing_is_left_open() -> None:
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        source = IsolatedSource(FailingOptions("not"), ["a.h5"])
+        blocks = source.blocks(layout="path", seed=0)
+        next(blocks)
+        blocks.close()
+        source.close()
+        with pytest.raises(FormatError):
+            IsolatedSource(FailingOptions("crash", "open"), ["a.h5"])
+    del blocks
+    gc.collect()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_process_ends_with_its_caller() -> None:
+    script = (
+        "import sys\n"
+        "from dlfs.ingest.isolation.source import IsolatedSource\n"
+        "from tests.unit.ingest.isolation.failing_source import FailingOptions\n"
+        "source = IsolatedSource(FailingOptions('not'), ['a.h5'])\n"
+        "print(source._process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    caller = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert caller.stdout is not None
+    assert caller.stdin is not None
+    pid = int(caller.stdout.readline())
+    descriptor = os.pidfd_open(pid)
+    caller.send_signal(signal.SIGKILL)
+    caller.communicate()
+    assert select.select([descriptor], [], [], 60)[0]
+    os.close(descriptor)
+
+
+def test_formats_whose_libraries_can_crash_are_isolated() -> None:
+    isolated = {row.name for row in FORMATS if row.isolated}
+    assert isolated == {"parquet", "arrow", "huggingface", "hdf5", "netcdf", "zarr", "adios2"}
