@@ -362,6 +362,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         expected_samples: int = 0,
         stage_bytes: int | None = None,
         fields: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
         uuid: UUID | None = None,
     ) -> DatasetWriter:
         """Start a new version of a dataset. The volume is locked until the writer ends.
@@ -384,6 +385,8 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             stage_bytes: size of the buffer in which samples are shuffled; 256 MiB by default.
             fields: type of each field of the samples by name: ``bytes``, ``text``, or an array as
                 ``<f4[?,128,3]`` or ``<i8[]``. By default the first sample determines the types.
+            defaults: value of each attribute for samples that are added without it, such as
+                ``{"label": -1}``. Without one, all samples must have the same attributes.
             uuid: UUID of the new version, for callers that need it before the seal; random by
                 default.
 
@@ -405,6 +408,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
                 expected_samples=expected_samples,
                 stage_bytes=stage_bytes,
                 fields=fields,
+                defaults=defaults,
                 uuid=uuid,
             )
 
@@ -418,6 +422,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         expected_bytes: int = 0,
         expected_samples: int = 0,
         stage_bytes: int | None = None,
+        defaults: Mapping[str, Any] | None = None,
         uuid: UUID | None = None,
     ) -> DatasetWriter:
         """Start a new version of a dataset that has all samples of an earlier version as well.
@@ -434,6 +439,8 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             expected_bytes: sum of the new samples' lengths, if known.
             expected_samples: number of new samples, if known.
             stage_bytes: as in ``writer``.
+            defaults: as in ``writer``; those of new attributes are also the values of the samples
+                of the earlier version.
             uuid: as in ``writer``.
 
         Returns:
@@ -462,6 +469,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
                 expected_bytes=expected_bytes,
                 expected_samples=expected_samples,
                 stage_bytes=stage_bytes,
+                defaults=defaults,
                 previous=load_previous_version(base, records[-1]),
                 uuid=uuid,
             )
@@ -478,6 +486,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         expected_samples: int,
         stage_bytes: int | None,
         uuid: UUID | None,
+        defaults: Mapping[str, Any] | None,
         fields: Mapping[str, str] | None = None,
         previous: PreviousVersion | None = None,
     ) -> DatasetWriter:
@@ -496,6 +505,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             expected_samples=expected_samples,
             stage_bytes=stage_bytes,
             fields=fields,
+            defaults=defaults or {},
             previous=previous,
             uuid=uuid,
             on_end=self._written,

@@ -11,7 +11,8 @@ up to that size; larger datasets are as well shuffled as their source. A source 
 already is packed without the buffer. Layout ``path`` packs in the order of the calls.
 
 Attributes are collected in columns, in the order of the calls, and written behind the samples in
-index order. A sample without a value in a column gets the default: NaN, 0, False or "".
+index order. All samples have the attributes of the first one; the caller may declare the value of
+samples that are added without one.
 
 A dataset has either samples of bytes or samples with fields. The fields are those that the caller
 declares, else those of the first sample; see ``dlfs.fields``.
@@ -36,7 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from dlfs._native.device import as_bytes_array
 from dlfs._native.packing import Packer
 from dlfs.arguments import Layout, check_choice, check_integer
-from dlfs.attributes import Attributes, AttributesBuilder
+from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder
@@ -68,6 +69,7 @@ DIRECTORY_SAMPLE_BYTES = 32
 SEED_MAX = (1 << 64) - 1
 
 _NO_ATTRIBUTES: Attributes = {}
+_NO_NAMES: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ class DatasetWriter:
         expected_samples: number of samples, if known: free space is checked first.
         stage_bytes: size of the stage; by default it depends on the layout.
         fields: type of each field of the samples by name; by default those of the first sample.
+        defaults: value of each attribute for samples that are added without it.
         previous: samples of an earlier version, which the new one has as well.
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
         on_end: called once with the new generation, or with None after an abort.
@@ -125,6 +128,7 @@ class DatasetWriter:
         expected_samples: int = 0,
         stage_bytes: int | None = None,
         fields: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] = _NO_ATTRIBUTES,
         previous: PreviousVersion | None = None,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
@@ -141,6 +145,7 @@ class DatasetWriter:
         self._has_bytes = False  # samples of bytes were added
         self._directory = DirectoryBuilder()
         self._attributes = AttributesBuilder()
+        self._names = AttributeNames(defaults)
         default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED
         self._stage = SampleBuffer(default if stage_bytes is None else stage_bytes)
         self._stage_number = 0
@@ -168,7 +173,7 @@ class DatasetWriter:
     def _carry_over(self, previous: PreviousVersion) -> None:
         paths, lengths = previous.paths, previous.lengths
         self._directory.add_many(paths, previous.addresses, lengths, previous.crcs)
-        self._note(len(paths), int(lengths.sum()), sum(map(len, paths)), previous.columns)
+        self._note(paths, int(lengths.sum()), previous.columns)
         self._encoder = previous.encoder
         self._has_bytes = bool(paths) and previous.encoder is None
 
@@ -191,13 +196,14 @@ class DatasetWriter:
                 for each field: bytes, text, or an array, a list or a number. Without declared
                 fields, the first sample determines their types; all dimensions of its arrays vary.
             attributes: value of each column: bool, number, string, or a vector of numbers. The
-                first value of a column determines its type.
+                first sample determines the columns and their types; all samples have the same ones.
 
         Raises:
             ExistsError: the path was added already, or is a directory of another path. A clash
                 between buffered samples may be reported by a later call.
-            UsageError: the path is malformed, an attribute has another type than its column, or a
-                field is missing, unknown or of another type; or bytes and fields are mixed.
+            UsageError: the path is malformed, an attribute is missing, new or of another type than
+                its column, or a field is missing, unknown or of another type; or bytes and fields
+                are mixed.
             LimitError: the path or the sample is too long.
             SpaceError: the volume is full.
             DeviceError: a write failed.
@@ -219,7 +225,7 @@ class DatasetWriter:
                 f"got {array.size}"
             )
         values = {name: [value] for name, value in attributes.items()}
-        self._note(1, array.size, len(raw), values)
+        self._note([raw], array.size, values)
         if not self._stage.fits(array.size):
             self._drain_stage()
         if self._stage.fits(array.size):
@@ -284,7 +290,7 @@ class DatasetWriter:
 
         Raises:
             UsageError: the arrays differ in length, a sample lies outside ``data``, or attributes
-                have another type than their column.
+                are missing, new or of another type than their column.
             DlfsError: as ``add``; a clash of paths in the batch may be reported by a later call.
         """
         self._check_open()
@@ -295,7 +301,7 @@ class DatasetWriter:
             self._check_fields_allowed(paths[0], np.asarray(attributes[FIELDS_COLUMN]).tolist())
         elif len(paths):
             self._check_bytes_allowed(paths[0])
-        self._note(len(paths), int(sizes.sum()), sum(map(len, paths)), attributes)
+        self._note(paths, int(sizes.sum()), attributes)
         if not self.description.shuffles:
             self._drain_stage()
             self._pack(list(paths), source, starts, sizes, None)
@@ -336,16 +342,17 @@ class DatasetWriter:
                 self._stage.add(path, source[start : start + size])
         return first + count
 
-    def _note(
-        self, samples: int, sample_bytes: int, path_bytes: int, attributes: Attributes
-    ) -> None:
+    def _note(self, paths: Sequence[bytes], sample_bytes: int, attributes: Attributes) -> None:
         """Count samples and record their attributes, in the row order of the directory."""
-        if attributes:
-            values = self._attributes.prepare(attributes, samples)
-            self._attributes.append(values, self.sample_count)
+        samples = len(paths)
+        if attributes or self._names.names != _NO_NAMES:
+            values = self._names.complete(attributes, samples, paths[0] if samples else None)
+            self._attributes.append(self._attributes.prepare(values, samples), self.sample_count)
+            if samples or attributes:
+                self._names.settle(values)
         self.sample_count += samples
         self.sample_bytes += sample_bytes
-        self._path_bytes += path_bytes
+        self._path_bytes += sum(map(len, paths))
 
     # ---- packing ---------------------------------------------------------------------------------
 

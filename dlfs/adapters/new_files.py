@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Any
 import dlfs
 from dlfs.adapters.files import OpenVolume, raw_path
 from dlfs.adapters.locking import when_unlocked
-from dlfs.errors import ClosedError, ExistsError, LockedError
+from dlfs.errors import ClosedError, ExistsError, LockedError, UsageError
 from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import path_bytes
+from dlfs.wording import list_names
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -78,7 +79,8 @@ class NewSample:
         Raises:
             OSError: EROFS for a volume behind a service; EISDIR if the path is a dataset or a
                 directory; EEXIST if it may not be replaced.
-            UsageError: a dataset or a sample may not have this name.
+            UsageError: a dataset or a sample may not have this name, or the samples of the dataset
+                have attributes.
             DegradedError: a member of the volume is missing.
         """
         volume = self.volume.volume
@@ -106,10 +108,19 @@ class NewSample:
                 first, last = dataset.directory.subtree_range(raw)
                 if first < last:
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+                self._check_columns(dataset)
                 return False
             if exclusive or len(dataset) > 1:
                 raise self._exists()
         return True
+
+    def _check_columns(self, dataset: dlfs.Dataset) -> None:
+        if len(dataset) and dataset.columns:
+            raise UsageError(
+                f"write {self.path!r}: expected a dataset without attributes, got "
+                f"{list_names(dataset.columns)}, for which a file has no values; add the sample by "
+                "Volume.append"
+            )
 
     def _exists(self) -> FileExistsError:
         reason = "a sample is replaced only if it is the only one of its dataset"

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dlfs.attributes.builder import Attributes, AttributesBuilder
 from dlfs.attributes.loading import load_attributes, load_attributes_whole, read_attributes
+from dlfs.attributes.names import AttributeNames
 from dlfs.attributes.table import AttributesLater, AttributeTable
 
 __all__ = [
+    "AttributeNames",
     "AttributeTable",
     "Attributes",
     "AttributesBuilder",

@@ -1,7 +1,8 @@
 """Columns of a dataset that is being written, in the order in which its samples are added.
 
 A column exists from its first value on; samples without a value get the default of its type: NaN,
-0, False or "". Its first values decide its type. Later values must have this type too, or be
+0, False or "". ``AttributeNames`` sees that only reserved columns have such samples. The first
+values of a column decide its type. Later values must have this type too, or be
 numbers that it can represent exactly.
 
 Memory is that of the columns: fixed width as it is, strings as indices into a dictionary, or, once

@@ -35,6 +35,15 @@ AttributesOption = Annotated[
         "column 'path' or 'file_name'. Repeatable.",
     ),
 ]
+DefaultOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--default",
+        metavar="NAME[:TYPE]=VALUE",
+        help="Value of an attribute for samples without one, which are an error otherwise. With "
+        "--append, also for those of the earlier version. TYPE: str, int, float. Repeatable.",
+    ),
+]
 PathColumnOption = Annotated[
     str | None,
     typer.Option("--path-column", metavar="NAME", help="Column of the paths in --attributes."),
@@ -48,6 +57,24 @@ ArrayDtypeOption = Annotated[
 ArrayShapeOption = Annotated[
     str | None, typer.Option("--array-shape", metavar="N,N", help="Shape of these arrays.")
 ]
+
+
+def parse_defaults(texts: list[str] | None) -> dict[str, int | float | str]:
+    """Read the values of ``--default`` by name.
+
+    Raises:
+        UsageError: one has another form, or is no value of its type.
+    """
+    from dlfs.ingest.attributes import parse_named
+
+    found = {}
+    for text in texts or []:
+        name, convert, value = parse_named(text)
+        try:
+            found[name] = convert(value)
+        except ValueError as error:
+            raise UsageError(f"import: read --default {text!r}: {error}") from error
+    return found
 
 
 def with_attributes(

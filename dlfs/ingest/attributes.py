@@ -45,6 +45,30 @@ _PARQUET = (".parquet", ".parq", ".pq")
 _TYPES: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": float, "str": str}
 
 
+def parse_named(text: str) -> tuple[str, Callable[[str], int | float | str], str]:
+    """Read ``NAME=VALUE`` or ``NAME:TYPE=VALUE``.
+
+    Returns:
+        The name, the function that reads a value of the type, and the text of the value.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    name, kind, value = _split_named(text, "VALUE")
+    return name, _TYPES[kind], value
+
+
+def _split_named(text: str, what: str) -> tuple[str, str, str]:
+    """Return name, type and value of ``NAME=VALUE`` or ``NAME:TYPE=VALUE``."""
+    head, equals, value = text.partition("=")
+    name, colon, kind = head.rpartition(":")
+    if not colon or kind not in _TYPES:
+        name, kind = head, "str"
+    if not equals or not name or not (value or what == "VALUE"):
+        raise UsageError(f"expected an attribute as NAME={what}, got {text!r}")
+    return name, kind, value
+
+
 class Rule(Protocol):
     """A rule that gives samples further attributes."""
 
@@ -160,12 +184,7 @@ class PathRule(Rule):
         Raises:
             UsageError: the text has another form.
         """
-        head, equals, pattern = text.partition("=")
-        name, colon, kind = head.rpartition(":")
-        if not colon or kind not in _TYPES:
-            name, kind = head, "str"
-        if not equals or not name or not pattern:
-            raise UsageError(f"expected an attribute as NAME=PATTERN, got {text!r}")
+        name, kind, pattern = _split_named(text, "PATTERN")
         return cls(name, pattern, kind)
 
     def columns(self, block: SampleBlock) -> Columns:

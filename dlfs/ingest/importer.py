@@ -139,6 +139,7 @@ def import_dataset(
     allow_empty: bool = False,
     append: bool = False,
     skip_existing: bool = False,
+    defaults: Mapping[str, Any] | None = None,
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
     """Import every sample of a source as a new dataset, or as a new version of one.
@@ -157,6 +158,7 @@ def import_dataset(
         skip_existing: with ``append``, leave out samples whose path the newest version has; files
             of a folder are not even read. If no sample is new, no version is made, and the report
             describes the newest one.
+        defaults: value of each attribute for samples without one; see ``Volume.writer``.
         progress: called after each block, and once at the start.
 
     Raises:
@@ -171,7 +173,7 @@ def import_dataset(
         raise _no_samples(source)
     if skip_existing and not append:
         raise UsageError("import: expected skip_existing only with append")
-    writer = _open_writer(volume, source, name, layout, seed, uuid, append=append)
+    writer = _open_writer(volume, source, name, layout, seed, uuid, defaults, append=append)
     with writer:
         previous = writer.previous if append else None
         paths = set(previous.paths) if previous is not None and skip_existing else set()
@@ -211,12 +213,18 @@ def _open_writer(
     layout: Layout | None,
     seed: int,
     uuid: UUID | None,
+    defaults: Mapping[str, Any] | None,
     *,
     append: bool,
 ) -> DatasetWriter:
     if append:
         return volume.append(
-            name, layout=layout, seed=seed, source_shuffled=source.gives_shuffled, uuid=uuid
+            name,
+            layout=layout,
+            seed=seed,
+            source_shuffled=source.gives_shuffled,
+            defaults=defaults,
+            uuid=uuid,
         )
     return volume.writer(
         name,
@@ -225,6 +233,7 @@ def _open_writer(
         expected_bytes=source.sample_bytes or 0,
         expected_samples=source.sample_count or 0,
         source_shuffled=source.gives_shuffled,
+        defaults=defaults,
         uuid=uuid,
     )
 

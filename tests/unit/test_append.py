@@ -102,7 +102,8 @@ def test_attributes_are_those_of_old_and_new_samples(volume: dlfs.Volume) -> Non
     with volume.writer("a") as writer:
         writer.add("m", b"", attributes={"label": 3, "text": "old"})
         writer.add("z", b"", attributes={"label": 4, "text": "older"})
-    with volume.append("a") as writer:
+    defaults = {"label": 0, "text": "", "weight": np.nan}
+    with volume.append("a", defaults=defaults) as writer:
         writer.add("b", b"", attributes={"text": "new", "weight": 0.5})
         writer.add("n", b"", attributes={"label": 5})
     attributes = volume["a"].attributes
@@ -112,7 +113,7 @@ def test_attributes_are_those_of_old_and_new_samples(volume: dlfs.Volume) -> Non
     np.testing.assert_array_equal(attributes.column("weight"), [0.5, np.nan, np.nan, np.nan])
     assert attributes.column("label").dtype == np.int64
     with volume.append("a") as writer, pytest.raises(UsageError, match=r"'label'.*int64.*strings"):
-        writer.add("c", b"", attributes={"label": "cat"})
+        writer.add("c", b"", attributes={"label": "cat", "text": "", "weight": 1.0})
 
 
 def test_new_samples_have_the_fields_of_the_old_ones(volume: dlfs.Volume) -> None:

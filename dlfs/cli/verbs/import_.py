@@ -16,8 +16,10 @@ from dlfs.cli.attributes import (
     ArrayShapeOption,
     AttributeOption,
     AttributesOption,
+    DefaultOption,
     LabelFromPathOption,
     PathColumnOption,
+    parse_defaults,
     with_attributes,
 )
 from dlfs.cli.options import (
@@ -187,6 +189,7 @@ def import_dataset(
     label_from_path: LabelFromPathOption = False,
     attribute: AttributeOption = None,
     attributes: AttributesOption = None,
+    default: DefaultOption = None,
     path_column: PathColumnOption = None,
     array_dtype: ArrayDtypeOption = None,
     array_shape: ArrayShapeOption = None,
@@ -205,6 +208,7 @@ def import_dataset(
     if prefix_shards:
         options["prefix_shards"] = True
     _check(arguments, name, append=append, skip_existing=skip_existing)
+    defaults = parse_defaults(default)
     *sources, uri = arguments
     with (
         _open_last(sources, uri) as volume,
@@ -230,6 +234,7 @@ def import_dataset(
             allow_empty=allow_empty,
             append=append,
             skip_existing=skip_existing,
+            defaults=defaults,
             progress=bar.show,
         )
     _report(report, appended=append, json=json)

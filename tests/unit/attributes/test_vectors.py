@@ -68,15 +68,15 @@ def test_vectors_are_columns(volume: dlfs.Volume) -> None:
             dlfs.split(dataset, 0.5, by="attribute", column="box")
 
 
-def test_samples_without_a_vector_have_the_default(volume: dlfs.Volume) -> None:
-    with volume.writer("b") as writer:
+def test_samples_without_a_vector_have_the_declared_one(volume: dlfs.Volume) -> None:
+    with volume.writer("b", defaults={"x": [np.nan] * 2, "y": [False, True]}) as writer:
         writer.add("a", b"")
         writer.add("b", b"", attributes={"x": [1.5, 2.5], "y": [True, True]})
         writer.add("c", b"")
     with volume["b"] as dataset:
         assert np.array_equal(dataset.column("x")[1], [1.5, 2.5])
         assert np.isnan(dataset.column("x")[[0, 2]]).all()
-        assert dataset.column("y").tolist() == [[False] * 2, [True] * 2, [False] * 2]
+        assert dataset.column("y").tolist() == [[False, True], [True] * 2, [False, True]]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,8 @@ def test_incomplete_vectors_are_single_columns(volume: dlfs.Volume) -> None:
 
 def test_versions_copies_and_views_have_vectors(volume: dlfs.Volume) -> None:
     with volume.append("a") as writer:
-        writer.add("new", b"new", attributes={"targets": np.ones(4, np.float32)})
+        given = {"targets": np.ones(4, np.float32), "box": [0, 0], "label": 0}
+        writer.add("new", b"new", attributes=given)
     with volume["a@1"] as old, volume["a"] as new:
         assert np.array_equal(new.column("targets")[:COUNT], TARGETS)
         assert new.column("targets")[COUNT].tolist() == [1] * 4

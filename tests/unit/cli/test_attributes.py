@@ -94,3 +94,25 @@ def test_info_of_a_volume_with_damaged_attributes(run, volume, images) -> None:
     done = run("verify", volume, "--json")
     assert [problem["kind"] for problem in done.json["problems"]] == ["attributes"]
     assert done.code == 4
+
+
+def test_an_import_appends_the_same_attributes_or_declared_ones(run, volume, tmp_path) -> None:
+    for folder in ("old/cat", "new/dog"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / folder.replace("/", "-")).write_bytes(b"x")
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    assert run("import", old, volume, "--name", "pets", "--label-from-path").code == 0
+    append = ["import", new, volume, "--name", "pets", "--append"]
+    refused = run(*append)
+    assert refused.code == 2
+    assert "got none of 'label'" in refused.err
+    assert "or declare a default for those without one" in refused.err
+    wrong = run(*append, "--default", "label:int=one")
+    assert wrong.code == 2
+    assert "--default 'label:int=one': invalid literal" in wrong.err
+    done = run(*append, "--default", "label=unknown", "-a", "kind=-2", "--default", "kind=")
+    assert done.code == 0, done.err
+    with dlfs.open(volume) as opened, opened["pets"] as dataset:
+        assert dataset.paths() == [b"cat/old-cat", b"dog/new-dog"]
+        assert dataset.column("label").tolist() == ["cat", "unknown"]
+        assert dataset.column("kind").tolist() == ["", "dog"]
