@@ -155,7 +155,7 @@ class NvmeTcpUri:
     def __str__(self) -> str:
         query = f"nsid={self.nsid}"
         for host, port in self.alternatives:
-            query += "&path=" + quote(f"{_format_host(host)}:{port}", safe=":[]")
+            query += f"&path={_format_host(host)}:{port}"
         query += f"&{self.options}" if str(self.options) else ""
         nqn = quote(self.subsystem_nqn, safe=":")
         return f"nvme-tcp://{_format_host(self.host)}:{self.port}/{nqn}?{query}"
@@ -392,7 +392,13 @@ def _number(uri: str, what: str, text: str, low: int, high: int) -> int:
 
 
 def _format_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"[{quote(host, safe=':')}]" if ":" in host else host
+
+
+def _split_zone(host: str) -> tuple[str, str | None]:
+    """Split an IPv6 address and its zone, after ``%25`` or, as commands take it, after ``%``."""
+    address, percent, zone = host.partition("%")
+    return address, zone.removeprefix("25") if percent else None
 
 
 def _parse_authority(uri: str, text: str, port: int) -> tuple[str, int]:
@@ -401,13 +407,16 @@ def _parse_authority(uri: str, text: str, port: int) -> tuple[str, int]:
         host, bracket, tail = text[1:].partition("]")
         if not bracket or (tail and not tail.startswith(":")):
             raise _reject(uri, "[IPv6 address]:port", text)
-        address, percent, zone = host.partition("%")
+        address, zone = _split_zone(host)
         try:
             ipaddress.IPv6Address(address)
         except ValueError as error:
             raise _reject(uri, "an IPv6 address in brackets", host) from error
-        if percent and not _ZONE.fullmatch(zone):
-            raise _reject(uri, "an interface's name of at most 15 characters behind %", host)
+        if zone is not None:
+            if not _ZONE.fullmatch(zone):
+                expected = "an interface's name of at most 15 characters behind %25"
+                raise _reject(uri, expected, host)
+            host = f"{address}%{zone}"
     else:
         host, _, _ = text.partition(":")
         tail = text[len(host) :]

@@ -94,22 +94,27 @@ static bool is_zone(struct slice zone)
     return true;
 }
 
-/* Cuts the host from "[address%zone]:port". *port gets ":port", or nothing. */
-static int cut_ipv6(const struct uri_parser *parser, struct slice text, struct slice *host,
-                    struct slice *port)
+/*
+ * Cuts "[address%25zone]:port", or "[address%zone]:port" as commands take it. *zone is empty
+ * without one; *port gets ":port", or nothing.
+ */
+static int cut_ipv6(const struct uri_parser *parser, struct slice text, struct slice *address,
+                    struct slice *zone, struct slice *port)
 {
-    struct slice address;
-    struct slice zone;
-    bool closed = slice_cut(slice_drop(text, 1), ']', host, port);
+    struct slice host;
+    bool closed = slice_cut(slice_drop(text, 1), ']', &host, port);
     if (!closed || (port->bytes && port->at[0] != ':')) {
         return uri_reject(parser, "[IPv6 address]:port", text);
     }
-    bool zoned = slice_cut(*host, '%', &address, &zone);
-    if (!is_ipv6(address)) {
-        return uri_reject(parser, "an IPv6 address in brackets", *host);
+    bool zoned = slice_cut(host, '%', address, zone);
+    if (zone->bytes >= 2 && memcmp(zone->at, "25", 2) == 0) {
+        *zone = slice_drop(*zone, 2);
     }
-    if (zoned && !is_zone(zone)) {
-        return uri_reject(parser, "an interface's name of at most 15 characters behind %", *host);
+    if (!is_ipv6(*address)) {
+        return uri_reject(parser, "an IPv6 address in brackets", host);
+    }
+    if (zoned && !is_zone(*zone)) {
+        return uri_reject(parser, "an interface's name of at most 15 characters behind %25", host);
     }
     return 0;
 }
@@ -121,9 +126,10 @@ static int take_authority(const struct uri_parser *parser, struct slice text)
     uint32_t number = nvme->path_count;
     uint32_t port = PORT_DEFAULT;
     struct slice host;
+    struct slice zone = {NULL, 0};
     struct slice tail;
     if (text.bytes && text.at[0] == '[') {
-        int code = cut_ipv6(parser, text, &host, &tail);
+        int code = cut_ipv6(parser, text, &host, &zone, &tail);
         if (code < 0) {
             return code;
         }
@@ -137,8 +143,9 @@ static int take_authority(const struct uri_parser *parser, struct slice text)
     if (tail.bytes && !read_number(slice_drop(tail, 1), 1, UINT16_MAX, &port)) {
         return uri_reject(parser, "a port 1..65535", slice_drop(tail, 1));
     }
-    memcpy(parser->out->hosts[number], host.at, host.bytes);
-    parser->out->hosts[number][host.bytes] = '\0';
+    (void)snprintf(parser->out->hosts[number], sizeof parser->out->hosts[number], "%.*s%s%.*s",
+                   (int)host.bytes, host.at, zone.bytes ? "%" : "", (int)zone.bytes,
+                   zone.bytes ? zone.at : "");
     nvme->hosts[number] = parser->out->hosts[number];
     nvme->ports[number] = port;
     nvme->path_count = number + 1;

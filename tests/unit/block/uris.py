@@ -71,6 +71,12 @@ ACCEPTED: list[tuple[str, DeviceUri]] = [
     ),
     (f"nvme-tcp://[fe80::1]:4420/{NQN}?nsid=1", NvmeTcpUri("fe80::1", 4420, NQN, 1)),
     (f"nvme-tcp://[fe80::1%eth0]/{NQN}?nsid=1", NvmeTcpUri("fe80::1%eth0", 4420, NQN, 1)),
+    (f"nvme-tcp://[fe80::1%25e1]:1/{NQN}?nsid=1", NvmeTcpUri("fe80::1%e1", 1, NQN, 1)),
+    (f"nvme-tcp://[fe80::1%2525]:1/{NQN}?nsid=1", NvmeTcpUri("fe80::1%25", 1, NQN, 1)),
+    (
+        f"nvme-tcp://a/{NQN}?path=[fe80::1%25e1]&nsid=1",
+        NvmeTcpUri("a", 4420, NQN, 1, alternatives=(("fe80::1%e1", 4420),)),
+    ),
     (
         f"nvme-tcp://a/{NQN}?path=[fe80::1%25eth0]:1&nsid=1",
         NvmeTcpUri("a", 4420, NQN, 1, alternatives=(("fe80::1%eth0", 1),)),
@@ -161,6 +167,9 @@ REFUSED: list[tuple[str, str]] = [
     (f"nvme-tcp://-host/{NQN}?nsid=1", "host name"),
     (f"nvme-tcp:///{NQN}?nsid=1", "host name"),
     (f"nvme-tcp://fe80::1/{NQN}?nsid=1", "a port"),
+    (f"nvme-tcp://[fe80::1%25]/{NQN}?nsid=1", "behind %25"),
+    (f"nvme-tcp://[fe80::1%]/{NQN}?nsid=1", "behind %25"),
+    (f"nvme-tcp://[fe80::1%25a%25b]/{NQN}?nsid=1", "behind %25"),
     (f"nvme-tcp://[fe80::1/{NQN}?nsid=1", "IPv6"),
     (f"nvme-tcp://[host]/{NQN}?nsid=1", "IPv6"),
     (f"nvme-tcp://[::1%]/{NQN}?nsid=1", "an interface's name"),
