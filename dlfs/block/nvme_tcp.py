@@ -34,6 +34,7 @@ from dlfs.errors import (
     DeviceError,
     DeviceLostError,
     DeviceTimeoutError,
+    LimitError,
 )
 from dlfs.forks import OwnerProcess
 
@@ -50,6 +51,11 @@ _TARGET_ERRNOS = (
     errno.EREMOTEIO,
     errno.EACCES,
 )
+
+QUEUE_PAIRS_OF_READER = 2
+"""Queue pairs of one process that reads a volume: for its metadata, and for its samples."""
+QUEUE_PAIRS_OF_WRITER = 4
+"""Queue pairs of a writer: for data, for metadata, for its lease, and for flushes and commands."""
 
 __all__ = ["NvmeStatus", "NvmeTcpAssociation", "NvmeTcpDevice", "open_nvme_devices"]
 
@@ -291,14 +297,14 @@ class NvmeTcpDevice(SharedNamespaceDevice):
 
     # ---- errors with their causes --------------------------------------------------------------
 
-    def _explained(self, error: DeviceError) -> DeviceError:
+    def _explained(self, error: DeviceError, errnos: Sequence[int] = _TARGET_ERRNOS) -> DeviceError:
         """Return the error with the association's last error as its cause, if that explains it."""
-        if type(error) not in _EXPLAINED or error.errno not in _TARGET_ERRNOS:
+        if type(error) not in _EXPLAINED or error.errno not in errnos:
             return error
         why = self.status().last_error
         if not why or why in str(error):
             return error
-        return type(error)(f"{error}; {why}", error.errno)
+        return type(error)(f"{error}; {why}", error.errno or 0)
 
     def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
         try:
@@ -310,12 +316,23 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         """Create a queue pair with its own connection; see ``BlockDevice.queue_pair``."""
         try:
             return super().queue_pair(depth)
+        except LimitError as error:
+            raise self._too_few(error) from error
         except DeviceError as error:
             raise self._explained(error) from error
+
+    def _too_few(self, error: LimitError) -> LimitError:
+        """Return the error of a refused queue pair with the numbers that the target allows."""
+        return LimitError(
+            f"{error}: the target allows this host {self.queue_pairs_max}, of which the device has "
+            f"none left; a reader needs {QUEUE_PAIRS_OF_READER}, a writer {QUEUE_PAIRS_OF_WRITER}"
+        )
 
     def flush(self) -> None:
         """Make every completed write durable; see ``BlockDevice.flush``."""
         try:
             super().flush()
+        except LimitError as error:
+            raise self._too_few(error) from error
         except DeviceError as error:
-            raise self._explained(error) from error
+            raise self._explained(error, (*_TARGET_ERRNOS, errno.EIO)) from error

@@ -46,7 +46,15 @@ from dlfs.format.superblock import Superblock, superblock_offsets, version_for
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.locking import lock_members
-from dlfs.store.members import Member, Members, close_devices, open_devices, read_copies, split_uris
+from dlfs.store.members import (
+    Member,
+    Members,
+    check_superblock_fits,
+    close_devices,
+    open_devices,
+    read_copies,
+    split_uris,
+)
 from dlfs.store.open_files import refuse_open
 from dlfs.store.transaction import flush_all, load_generation, now_ns, write_superblocks
 from dlfs.units import MIB
@@ -291,12 +299,13 @@ def check_blocks(device: BlockDevice, block_bytes: int, action: str) -> None:
     """Check that a device can be a member of a volume with blocks of this size.
 
     Raises:
-        UsageError: the block size of the device does not divide it.
+        UsageError: the block size of the device does not divide it, or that of a superblock.
     """
-    if block_bytes % device.block_bytes or device.block_bytes > SUPERBLOCK_BYTES:
+    check_superblock_fits(device, action)
+    if block_bytes % device.block_bytes:
         raise UsageError(
-            f"{action} {device.uri}: expected a device block that divides {block_bytes} and "
-            f"{SUPERBLOCK_BYTES} bytes, got {device.block_bytes}"
+            f"{action} {device.uri}: expected a device block that divides {block_bytes} bytes, "
+            f"got {device.block_bytes}"
         )
 
 

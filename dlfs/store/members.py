@@ -229,6 +229,20 @@ def close_devices(devices: Sequence[BlockDevice]) -> None:
         raise failure
 
 
+def check_superblock_fits(device: BlockDevice, action: str) -> None:
+    """Check that superblocks can be read and written on a device.
+
+    Raises:
+        UsageError: its blocks are larger than a superblock.
+    """
+    if SUPERBLOCK_BYTES % device.block_bytes:
+        raise UsageError(
+            f"{action} {device.uri}: expected a device with blocks of 512 to {SUPERBLOCK_BYTES} "
+            f"bytes, got blocks of {device.block_bytes}; a namespace can often be formatted with "
+            f"others ('nvme id-ns' lists them, 'nvme format --block-size=4096' takes one)"
+        )
+
+
 def read_copies(device: BlockDevice) -> tuple[SuperblockCopy, ...]:
     """Read the three superblock copies of a device, valid or not.
 
@@ -236,7 +250,9 @@ def read_copies(device: BlockDevice) -> tuple[SuperblockCopy, ...]:
 
     Raises:
         TruncatedError: the device is smaller than the member was when the volume was made.
+        UsageError: the device's blocks are larger than a superblock.
     """
+    check_superblock_fits(device, "open")
     offsets = superblock_offsets(device.size_bytes)
     heads = [_read_copy(device, name, offset) for name, offset in zip("AB", offsets, strict=False)]
     recorded = {copy.superblock.member_bytes for copy in heads if copy.superblock is not None}

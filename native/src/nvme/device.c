@@ -138,6 +138,10 @@ static int flush_command(void *argument, struct nvme_flushed *flushed)
         code = nvme_status_code(passthrough.cqe.status);
     }
     (void)pthread_mutex_lock(&association->lock);
+    if (code == -EIO) {
+        nvme_text_format(&association->error, "the target answered a flush with status 0x%x",
+                         passthrough.cqe.status);
+    }
     flushed->cached = association->admin.controller.write_cache;
     (void)pthread_mutex_unlock(&association->lock);
     flushed->generation = passthrough.generation;
@@ -147,9 +151,20 @@ static int flush_command(void *argument, struct nvme_flushed *flushed)
 static int device_flush(dlfs_device *base)
 {
     struct nvme_association *association;
+    bool lost = false;
     int code = own_association((struct nvme_device *)base, &association);
-    return code < 0 ? code
-                    : nvme_durability_flush(&association->durability, flush_command, association);
+    if (code < 0) {
+        return code;
+    }
+    code = nvme_durability_flush(&association->durability, flush_command, association, &lost);
+    if (lost) {
+        (void)pthread_mutex_lock(&association->lock);
+        nvme_text_format(&association->error,
+                         "the connection was lost after writes that were not flushed yet, and the "
+                         "target has a volatile write cache, which may have lost them");
+        (void)pthread_mutex_unlock(&association->lock);
+    }
+    return code;
 }
 
 /* ---- leases ---------------------------------------------------------------------------------- */

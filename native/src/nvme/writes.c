@@ -38,7 +38,7 @@ void nvme_durability_note(struct nvme_durability *durability, uint64_t generatio
  * then differs from the value that they read before.
  */
 static int flush_locked(struct nvme_durability *durability, uint64_t losses,
-                        nvme_flush_command command, void *argument)
+                        nvme_flush_command command, void *argument, bool *lost)
 {
     uint64_t oldest = atomic_exchange(&durability->unflushed, UINT64_MAX);
     struct nvme_flushed flushed = {.generation = 0};
@@ -49,17 +49,17 @@ static int flush_locked(struct nvme_durability *durability, uint64_t losses,
     }
     if (flushed.cached && oldest < flushed.generation) {
         atomic_fetch_add(&durability->losses, 1);
-        return -EIO;
     }
-    return atomic_load(&durability->losses) == losses ? 0 : -EIO;
+    *lost = atomic_load(&durability->losses) != losses;
+    return *lost ? -EIO : 0;
 }
 
 int nvme_durability_flush(struct nvme_durability *durability, nvme_flush_command command,
-                          void *argument)
+                          void *argument, bool *lost)
 {
     uint64_t losses = atomic_load(&durability->losses);
     (void)pthread_mutex_lock(&durability->flush_lock);
-    int code = flush_locked(durability, losses, command, argument);
+    int code = flush_locked(durability, losses, command, argument, lost);
     (void)pthread_mutex_unlock(&durability->flush_lock);
     return code;
 }

@@ -44,10 +44,11 @@ void nvme_durability_note(struct nvme_durability *durability, uint64_t generatio
  * Makes every noted write durable. Returns -EIO if such a write may be lost: a controller with a
  * volatile cache completed it, and failed before this flush. Concurrent flushes that waited for
  * this one return -EIO too, since the write may have been theirs; later flushes cover new writes
- * only. Returns the code of command if that fails; all writes then remain unflushed.
+ * only. Returns the code of command if that fails; all writes then remain unflushed. Sets *lost if
+ * writes may be lost, and leaves it untouched where command failed.
  */
 int nvme_durability_flush(struct nvme_durability *durability, nvme_flush_command command,
-                          void *argument);
+                          void *argument, bool *lost);
 
 /* Until when and through which generation this host may write; see dlfs_nvme_limit_writes. */
 struct nvme_write_limit {

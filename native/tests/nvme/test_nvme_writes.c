@@ -50,7 +50,10 @@ static int answer_flush(void *argument, struct nvme_flushed *flushed)
 
 static int flush(struct controller *controller)
 {
-    return nvme_durability_flush(&controller->durability, answer_flush, controller);
+    bool lost = false;
+    int code = nvme_durability_flush(&controller->durability, answer_flush, controller, &lost);
+    CHECK(!lost || code == -EIO);
+    return code;
 }
 
 static void make(struct controller *controller, uint64_t generation)

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+import dlfs
 from dlfs.block import (
     Kind,
     NvmeTcpAssociation,
@@ -17,11 +18,13 @@ from dlfs.block import (
     open_device,
 )
 from dlfs.block.nvme import NvmeCommand
+from dlfs.block.nvme_tcp import QUEUE_PAIRS_OF_READER, QUEUE_PAIRS_OF_WRITER
 from dlfs.errors import (
     ClosedError,
     DeviceError,
     DeviceLostError,
     DeviceTimeoutError,
+    LimitError,
     NotFoundError,
     UsageError,
 )
@@ -34,6 +37,7 @@ from tests.support.nvme import (
     FaultScript,
     Namespace,
     ScriptedTarget,
+    Settings,
     Subsystem,
 )
 from tests.support.nvme.faults import Omit
@@ -141,13 +145,47 @@ def test_a_different_namespace_behind_a_path_is_not_taken_for_the_same() -> None
                 device.read(0, 4096)
 
 
+@pytest.mark.parametrize("queues", [1, 3])
+def test_few_queue_pairs(queues: int) -> None:
+    namespace = Namespace(64 * MIB)
+    with ScriptedTarget([Subsystem(DEFAULT_NQN, [namespace])]) as target:
+        dlfs.format_volume(target.uri())
+        with dlfs.open(target.uri()) as volume, volume.writer("first") as writer:
+            writer.add("a", b"a")
+    few = Subsystem(DEFAULT_NQN, [namespace], settings=Settings(io_queues=queues))
+    with ScriptedTarget([few]) as target:
+        refused = pytest.raises(LimitError, match=f"allows this host {queues}, .* 2, a writer 4")
+        enough = contextlib.nullcontext()
+        with (
+            refused if queues < QUEUE_PAIRS_OF_READER else enough,
+            dlfs.open(target.uri()) as volume,
+        ):
+            assert volume["first"].get("a") == b"a"
+            assert sum(len(batch) for batch in volume["first"].batches(1, seed=1)) == 1
+        with (
+            refused if queues < QUEUE_PAIRS_OF_WRITER else enough,
+            dlfs.open(target.uri()) as volume,
+            volume.writer("second") as writer,
+        ):
+            writer.add("b", b"b")
+
+
+@pytest.mark.parametrize("block_bytes", [8 * KIB, 64 * KIB])
+def test_blocks_that_are_larger_than_a_superblock(block_bytes: int) -> None:
+    namespace = Namespace(64 * MIB, block_bytes=block_bytes)
+    with ScriptedTarget([Subsystem(DEFAULT_NQN, [namespace])]) as target:
+        for call in (dlfs.format_volume, dlfs.open):
+            with pytest.raises(UsageError, match=f"512 to 4096 bytes, got blocks of {block_bytes}"):
+                call(target.uri())
+
+
 def test_a_flush_reports_that_writes_before_a_reset_may_be_lost() -> None:
     with ScriptedTarget() as target, open_device(target.uri(), writable=True) as device:
         assert isinstance(device, NvmeTcpDevice)
         device.write(0, bytes(4096))
         target.kill()
         target.restart(lose_cache=True)
-        with pytest.raises(DeviceError) as caught:
+        with pytest.raises(DeviceError, match=r"lost after writes.* write cache") as caught:
             device.flush()
         assert caught.value.errno == errno.EIO
         device.flush()  # no write since the last flush
