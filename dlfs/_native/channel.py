@@ -40,7 +40,7 @@ from dlfs._native.reader import (
 from dlfs._native.single_reads import NativeBegunRead, copy_sample
 from dlfs._native.sockets import close_in_children
 from dlfs.closing import Closing
-from dlfs.errors import ClosedError, LimitError
+from dlfs.errors import ClosedError, LimitError, ServiceLostError
 from dlfs.forks import OwnerProcess
 
 
@@ -312,7 +312,12 @@ class ClientReader:
         arena = self._arena
         if arena is None or self.closing:
             raise ClosedError("use a reader: it is closed")
-        descriptors = self._open_channel()
+        try:
+            descriptors = self._open_channel()
+        except ServiceLostError as error:
+            if self.closing:  # another thread closed the connection meanwhile
+                raise ClosedError("use a reader: it is closed") from error
+            raise
         return ClientChannel(arena, descriptors, self._timeout_ms, self._directory, self.process)
 
     def return_channel(self, channel: ClientChannel, code: int) -> None:

@@ -442,3 +442,15 @@ def test_a_forked_child_leaves_the_channels_alone(node) -> None:
     assert one.channels[0].stats()["batches_out"] == 1
     assert client.get(2) == one.samples[2]
     client.close()
+
+
+def test_a_connection_lost_to_a_close_is_no_lost_service(node) -> None:
+    client = node().client()
+
+    def close_meanwhile() -> ChannelDescriptors:
+        client.close()
+        raise ServiceLostError("ask the service: Bad file descriptor")
+
+    client._open_channel = close_meanwhile
+    with pytest.raises(ClosedError, match="use a reader: it is closed"):
+        client.read(EVERY[:1])
