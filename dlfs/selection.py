@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import check_integer
 from dlfs.directory import as_array, check_indices
+from dlfs.distinct import find_distinct
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
 
@@ -131,7 +132,7 @@ def _chosen(where: ArrayLike, count: int) -> NDArray[np.uint64]:
     """Return the indices of a mask or a list, in rising order."""
     array = as_array(where, option="where", action="order an epoch")
     if array.dtype != np.bool_ or not array.ndim:
-        return np.unique(_indices(where, count, "where"))
+        return find_distinct(_indices(where, count, "where"))
     if array.shape != (count,):
         raise UsageError(
             f"order an epoch: expected where as a mask of {count} samples, got one of "

@@ -188,8 +188,8 @@ class _Segment:
         other = aligned_buffer(memory.nbytes, ATTRIBUTE_BLOCK_BYTES)
         for choice in choices[1:]:
             self._read(offset, other, choice)
-            still = np.intersect1d(wrong, head.wrong_blocks(number, other))
-            right = np.setdiff1d(wrong, still)
+            is_wrong = np.isin(wrong, head.wrong_blocks(number, other), assume_unique=True)
+            still, right = wrong[is_wrong], wrong[~is_wrong]
             _blocks(memory)[right] = _blocks(other)[right]
             wrong = still
             if not len(wrong):

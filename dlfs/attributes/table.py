@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs.attributes.vectors import component_of, find_vectors, vector_dtype
 from dlfs.directory import check_indices
+from dlfs.distinct import number_distinct
 from dlfs.errors import FormatError, NotFoundError, UsageError
 from dlfs.format.attributes import (
     AttributeHead,
@@ -192,12 +193,12 @@ class AttributeTable:
             raise self._no_strings(name, values.fixed.dtype)
         chosen = self._chosen(indices)
         if values.codes is None:
-            found, places = np.unique(self.column(name, chosen), return_inverse=True)
-            return found.tolist(), places.reshape(-1)
+            found, places = number_distinct(self.column(name, chosen))
+            return found.tolist(), places
         if values.strings is not None and len(values.strings) == 1 and len(chosen):
             return self._dictionary(name, values).tolist(), np.zeros(len(chosen), np.intp)
-        codes, places = np.unique(values.codes[chosen], return_inverse=True)
-        return self._dictionary(name, values)[codes].tolist(), places.reshape(-1)
+        codes, places = number_distinct(values.codes[chosen])
+        return self._dictionary(name, values)[codes].tolist(), places
 
     def parsed(
         self, name: str, indices: ArrayLike, parse: Callable[[list[str]], NDArray[Any]]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from dlfs.distinct import number_distinct
 from dlfs.errors import FormatError, UsageError
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 
@@ -124,7 +125,7 @@ def forms_of(table: FormColumns, indices: NDArray[Any]) -> tuple[list[ArrayForm]
         )
     dtypes, dtype_codes = table.distinct(DTYPE_COLUMN, indices)
     shapes, shape_codes = table.distinct(SHAPE_COLUMN, indices)
-    pairs, chosen = np.unique(dtype_codes * len(shapes) + shape_codes, return_inverse=True)
+    pairs, chosen = number_distinct(dtype_codes * len(shapes) + shape_codes)
     forms = []
     for number, pair in enumerate(pairs.tolist()):
         dtype, shape = dtypes[pair // len(shapes)], shapes[pair % len(shapes)]
@@ -135,4 +136,4 @@ def forms_of(table: FormColumns, indices: NDArray[Any]) -> tuple[list[ArrayForm]
             forms.append(ArrayForm.parse(dtype, shape))
         except UsageError as error:
             raise FormatError(f"read arrays: {error}") from error
-    return forms, chosen.reshape(-1)
+    return forms, chosen

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dlfs.arguments import check_choice, check_integer
 from dlfs.dataset import Dataset
+from dlfs.distinct import number_distinct
 from dlfs.errors import UsageError
 from dlfs.views.sources import Source, Sources
 from dlfs.views.view import DatasetView
@@ -174,9 +175,9 @@ def _choose(
                 f"split {dataset.name} by column {quote(column)}: expected single values, got "
                 f"vectors of {given.shape[1]}"
             )
-        values, codes = np.unique(given, return_inverse=True)
+        values, codes = number_distinct(given)
         sides = np.array([is_first(str(value).encode()) for value in values.tolist()], np.bool_)
-        return sides[codes.reshape(-1)] if len(chosen) else sides
+        return sides[codes] if len(chosen) else sides
     paths = dataset.paths()
     if by == "hash":
         keys = [paths[index] for index in chosen.tolist()]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dlfs._native.batch import NativeBatch
 from dlfs._native.reader import NativeSequence, StreamOptions
 from dlfs.arguments import OnError
+from dlfs.distinct import find_distinct
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import ClosedError
 from dlfs.fields import FieldSpan
@@ -148,7 +149,7 @@ class _Segment:
         first = len(self._owners) - self.left
         owners = self._owners[first : first + count]
         pieces: Pieces = []
-        for source in np.unique(owners).tolist():
+        for source in find_distinct(owners).tolist():
             places = np.flatnonzero(owners == source) + at
             native = self._streams[source].next(len(places))
             if native is None or len(native.indices) != len(places):

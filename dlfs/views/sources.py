@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs.dataset import Dataset
+from dlfs.distinct import find_distinct, number_distinct
 from dlfs.errors import NotFoundError
 from dlfs.wording import quote
 
@@ -85,7 +86,7 @@ class Sources:
     def split(self, indices: NDArray[np.uint64]) -> Iterator[Part]:
         """Divide samples, given by the view's indices, among the sources."""
         owners = np.searchsorted(self.starts, indices, side="right") - 1
-        for number in np.unique(owners).tolist():
+        for number in find_distinct(owners).tolist():
             places = np.flatnonzero(owners == number)
             inner = indices[places] - self.starts[number]
             chosen = self.sources[number].chosen
@@ -164,5 +165,5 @@ class ViewColumns:
 
     def distinct(self, name: str, indices: ArrayLike) -> tuple[list[str], NDArray[np.intp]]:
         """Return the distinct strings among some values of a column; as ``AttributeTable``."""
-        values, codes = np.unique(self.column(name, indices), return_inverse=True)
-        return values.tolist(), codes.reshape(-1)
+        values, codes = number_distinct(self.column(name, indices))
+        return values.tolist(), codes
