@@ -9,7 +9,6 @@ by its UUID and raise ``StaleError`` if it was removed. Any threads may use a da
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -32,7 +31,7 @@ from dlfs.directory import (
 )
 from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
-from dlfs.forks import OwnerProcess
+from dlfs.forks import Lock, OwnerProcess
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
 from dlfs.identity import DatasetIdentity
@@ -69,7 +68,7 @@ class Dataset(ColumnAccess, Closing):
         self._connection = connection
         self._identity = identity
         self._closed = False
-        self._mutex = threading.Lock()
+        self._mutex = Lock()
         self._owner = OwnerProcess()
         self._session: DatasetSession | None = None
         self._inherited: list[DatasetSession] = []
@@ -109,9 +108,9 @@ class Dataset(ColumnAccess, Closing):
         if session is not None:
             return session
         self._check_open()
-        if not self._owner.is_current():
-            self._adopt()
         with self._mutex:
+            if not self._owner.is_current():
+                self._leave_to_parent()
             session = self._session
             if session is None or session.is_lost():
                 # A lost session is not closed: another thread may be in one of its calls.
@@ -143,8 +142,9 @@ class Dataset(ColumnAccess, Closing):
     @property
     def present_session(self) -> DatasetSession | None:
         """Session of this process, or None if ``session`` would have to open one."""
+        owner = self._owner  # read first: in a child, a parent's session is gone before it changes
         session = self._session
-        usable = session is not None and self._owner.is_current() and not session.is_lost()
+        usable = session is not None and owner.is_current() and not session.is_lost()
         return session if usable else None
 
     def _known_directory(self) -> FrozenDirectory | None:
@@ -152,9 +152,8 @@ class Dataset(ColumnAccess, Closing):
         known = [*self._inherited, *filter(None, [self._session])]
         return known[-1].directory if known else None
 
-    def _adopt(self) -> None:
-        """Set the parent's session and lock aside in a forked child, without using them."""
-        self._mutex = threading.Lock()
+    def _leave_to_parent(self) -> None:
+        """Set the parent's session aside in a forked child; its directory is used on."""
         if self._session is not None:
             self._inherited.append(self._session)
         self._session = None

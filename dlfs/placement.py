@@ -28,6 +28,7 @@ from uuid import UUID
 from dlfs.arguments import Engine
 from dlfs.closing import Uses
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.forks import Lock
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import SUPERBLOCK_BYTES
 from dlfs.format.geometry import DataSpace
@@ -87,7 +88,7 @@ class LocalPlacement:
         self._seen: _Marks = {}  # when the thread looked last
         self.closed = False
         self._uses = uses
-        self._lock = threading.Lock()
+        self._lock = Lock()
         _watch(self)
 
     def diagnose(self) -> DlfsError | None:
@@ -239,7 +240,7 @@ def _newest_in(slots: bytes) -> tuple[UUID, int] | None:
 _watched: dict[UUID, weakref.WeakSet[LocalPlacement]] = {}
 """Open datasets of each volume that has a thread."""
 
-_watched_lock = threading.Lock()
+_watched_lock = Lock()
 
 
 def _watch(placement: LocalPlacement) -> None:
@@ -266,10 +267,4 @@ def _run(uuid: UUID) -> None:
         del placement, placements  # so that datasets that are no longer used are freed
 
 
-def _after_fork() -> None:
-    global _watched_lock
-    _watched_lock = threading.Lock()
-    _watched.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_watched.clear)

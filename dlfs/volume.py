@@ -10,7 +10,6 @@ Threads: any at once.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -22,7 +21,7 @@ from dlfs.closing import Closing
 from dlfs.connection import Connection, LocalConnection, LocalVolume, OpenOptions, VolumeSession
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, NotFoundError, UsageError
-from dlfs.forks import OwnerProcess
+from dlfs.forks import Lock, OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
@@ -146,9 +145,10 @@ class Volume(CatalogChanges, MemberChanges, Closing):
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = Lock()
         self._closed = False
         self._owner = OwnerProcess()
+        self._inherited: VolumeSession | None = None
         self._session: VolumeSession | None = connection.open_volume()
         self._connection = self._session.connection
 
@@ -171,20 +171,22 @@ class Volume(CatalogChanges, MemberChanges, Closing):
     # ---- opening ---------------------------------------------------------------------------------
 
     def _opened(self) -> VolumeSession:
+        owner = self._owner  # read first: in a child, a parent's session is gone before it changes
         session = self._session
-        if self._closed:
-            raise ClosedError(f"use volume {self.uri}: it is closed")
-        if session is not None and self._owner.is_current():
+        if session is not None and owner.is_current():
             return session
-        return self._reopen()
-
-    def _reopen(self) -> VolumeSession:
-        """Open another session in a forked child; the parent's handles stay as they are."""
-        self._mutex = threading.Lock()
-        self._inherited = self._session
-        self._session = self._connection.open_volume()
-        self._owner = OwnerProcess()
-        return self._session
+        with self._mutex:
+            if not self._owner.is_current():  # the parent's handles stay as they are
+                self._inherited, self._session = self._session, None
+                self._owner = OwnerProcess()
+            if self._session is None and not self._closed:
+                self._session = self._connection.open_volume()
+            if self._closed:  # perhaps by another thread, which did not see this session
+                self.close()
+            session = self._session
+        if session is None:
+            raise ClosedError(f"use volume {self.uri}: it is closed")
+        return session
 
     def refresh(self) -> None:
         """See the newest generation and returned members; open datasets do not change.
@@ -192,7 +194,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         Raises:
             DlfsError: as ``dlfs.open``.
         """
-        session = self._opened()  # in a forked child, with a lock of its own
+        session = self._opened()
         with self._mutex:
             session.refresh()
             self._connection = session.connection  # members may have come and gone
@@ -206,8 +208,8 @@ class Volume(CatalogChanges, MemberChanges, Closing):
 
     def close(self) -> None:
         """Close the devices. Idempotent. Datasets that were opened stay open."""
-        session, self._session = self._session, None
         self._closed = True
+        session, self._session = self._session, None
         if session is not None and self._owner.is_current():
             session.close()
 

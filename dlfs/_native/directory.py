@@ -256,12 +256,14 @@ class NativeDirectory:
             FormatError: it is shorter than the header says (TruncatedError).
             UsageError: there is one already, or the memory is misaligned.
         """
+        if self._names is not None:
+            raise UsageError(f"attach names to {self._label}: it has its names")
         handle = self.handle
         handle.keeps += (names,)
         code = library().dlfs_directory_attach_names(handle, names.ctypes.data, names.nbytes)
-        if code == -errno.EALREADY:
-            raise UsageError(f"attach names to {self._label}: it has its names")
-        check(code, f"attach {names.nbytes} bytes of names to {self._label}")
+        # A call that a fork or an exception cut off from its caller has attached the same bytes.
+        if code != -errno.EALREADY:
+            check(code, f"attach {names.nbytes} bytes of names to {self._label}")
         self._names = names
 
     def verify(self, part: int, memory: NDArray[np.uint8]) -> None:

@@ -14,7 +14,6 @@ Source: ``channel.h``.
 
 from __future__ import annotations
 
-import threading
 from ctypes import byref
 
 from dlfs._native import abi, channel_abi
@@ -22,6 +21,7 @@ from dlfs._native.channel import ChannelDescriptors
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import check, library
 from dlfs._native.reader import NativeReader
+from dlfs.forks import Lock
 
 SAMPLES_MAX = 1 << 16
 """Most samples of one batch, by default."""
@@ -96,7 +96,7 @@ class ServerChannel:
         copied_bytes_max: int = COPIED_BYTES_MAX,
         memory: Share | None = None,
     ) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         owner = reader.handle
         config = channel_abi.ChannelConfig(
             reader=owner,

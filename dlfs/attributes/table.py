@@ -9,7 +9,6 @@ Threads: any at once; ``close`` by one.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +21,7 @@ from dlfs.attributes.vectors import component_of, find_vectors, vector_dtype
 from dlfs.directory import check_indices
 from dlfs.distinct import number_distinct
 from dlfs.errors import FormatError, NotFoundError, UsageError
+from dlfs.forks import Lock
 from dlfs.format.attributes import (
     AttributeHead,
     ColumnForm,
@@ -67,7 +67,7 @@ class AttributeTable:
         self._values: dict[int, ColumnValues] = {}
         self._dictionaries: dict[str, NDArray[Any]] = {}
         self._parsed: dict[str, NDArray[Any]] = {}
-        self._loading = threading.Lock()
+        self._loading = Lock()
 
     @classmethod
     def empty(cls, dataset_uuid: UUID, sample_count: int) -> Self:
@@ -337,7 +337,7 @@ class AttributesLater:
     def __init__(self, load: Callable[[], AttributeTable]) -> None:
         self._load = load
         self._table: AttributeTable | None = None
-        self._loading = threading.Lock()
+        self._loading = Lock()
 
     def __call__(self) -> AttributeTable:
         """Return the table; open it on the first call.

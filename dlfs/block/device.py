@@ -16,7 +16,6 @@ devices that several hosts reach, the record itself is the lock: a lease (``dlfs
 from __future__ import annotations
 
 import abc
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
@@ -32,7 +31,7 @@ from dlfs._native.device import (
 from dlfs.block import lock
 from dlfs.closing import Closing
 from dlfs.errors import ClosedError, DeviceError, DlfsError, LockedError, UsageError
-from dlfs.forks import OwnerProcess
+from dlfs.forks import Lock, OwnerProcess
 from dlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -212,7 +211,7 @@ class NativeBackedDevice(abc.ABC, Closing):
         self._native: NativeDevice | None = native
         self._idle: list[NativeQueue] = []
         self._idle_owner = OwnerProcess()
-        self._mutex = threading.Lock()
+        self._mutex = Lock()
         self._locked_by: OwnerProcess | None = None  # the process that took the lock
         self._recorded = False
 
@@ -248,11 +247,10 @@ class NativeBackedDevice(abc.ABC, Closing):
     # ---- conveniences ----------------------------------------------------------------------------
 
     def _acquire_queue(self) -> NativeQueue:
-        if not self._idle_owner.is_current():  # the queues, and perhaps the mutex, are the parent's
-            self._mutex = threading.Lock()
-            self._idle = []
-            self._idle_owner = OwnerProcess()
         with self._mutex:
+            if not self._idle_owner.is_current():  # the queues are the parent's
+                self._idle = []
+                self._idle_owner = OwnerProcess()
             if self._idle:
                 return self._idle.pop()
         return self.queue_pair(_CONVENIENCE_DEPTH)
@@ -390,10 +388,7 @@ class NativeBackedDevice(abc.ABC, Closing):
             self.unlock()
         except DlfsError as error:
             failure = error
-        if self._idle_owner.is_current():
-            with self._mutex:
-                idle, self._idle = self._idle, []
-        else:
+        with self._mutex:
             idle, self._idle = self._idle, []
         for queue in idle:
             queue.close()

@@ -7,13 +7,13 @@ them.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 
 from dlfs._native.device import NativeDevice
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.errors import NotFoundError, UsageError
+from dlfs.forks import Lock
 
 
 @dataclass
@@ -22,11 +22,11 @@ class _Entry:
     users: int = 0
     forgotten: bool = False
     locked_by: object = None
-    mutex: threading.Lock = field(default_factory=threading.Lock)
+    mutex: Lock = field(default_factory=Lock)
 
 
 _registry: dict[str, _Entry] = {}
-_registry_mutex = threading.Lock()
+_registry_mutex = Lock()
 
 BLOCK_BYTES = 512
 """Default block size of a device in memory, in bytes: the smallest, which suits every volume."""

@@ -7,9 +7,7 @@ connections, targets that do not answer, and several paths.
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import astuple
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -36,7 +34,7 @@ from dlfs.errors import (
     DeviceTimeoutError,
     LimitError,
 )
-from dlfs.forks import OwnerProcess
+from dlfs.forks import Lock
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -208,8 +206,7 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         identity = name or f"{address.subsystem_nqn}:{address.nsid}"
         super().__init__(native, uri=uri, identity=f"nvme:{identity}", writable=writable)
         self._paths = address.paths
-        self._process = OwnerProcess()
-        self._closing = threading.Lock()
+        self._closing = Lock()
         _register(self)
 
     @property
@@ -291,8 +288,7 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         authenticate(self.native)
 
     def _close_native(self, native: NativeDevice) -> None:
-        # In a forked child the lock may be taken by a thread that exists in the parent only.
-        with self._closing if self._process.is_current() else nullcontext():
+        with self._closing:
             super()._close_native(native)
 
     # ---- errors with their causes --------------------------------------------------------------

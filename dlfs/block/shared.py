@@ -51,6 +51,7 @@ from dlfs.errors import (
     LockedError,
     UsageError,
 )
+from dlfs.forks import Event
 from dlfs.units import KIB
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
         self._guard = _LeaseGuard()
         self._renewer: _Renewer | None = None
         self._reservation: Reservation | None = None
-        self._lock_wait_cancelled = threading.Event()
+        self._lock_wait_cancelled = Event()
 
     @property
     @abc.abstractmethod
@@ -368,7 +369,7 @@ class _Renewer(threading.Thread):
         super().__init__(name="dlfs-lease", daemon=True)
         self._lease = lease
         self._block = block
-        self._stopping = threading.Event()
+        self._stopping = Event()
 
     def run(self) -> None:
         """Renew the lease at its interval, and sooner after a failure or a reconnect."""

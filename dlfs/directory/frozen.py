@@ -10,10 +10,8 @@ Threads: any at once.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -25,6 +23,7 @@ from dlfs._native.directory import NativeDirectory, pack_paths
 from dlfs.closing import Closing
 from dlfs.directory.indices import check_indices
 from dlfs.errors import FormatError, UsageError
+from dlfs.forks import Lock, cached_property
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.wording import quote
 
@@ -78,7 +77,7 @@ class FrozenDirectory(Closing):
     ) -> None:
         self._native = NativeDirectory(entries, label=label)
         self._load_names = load_names
-        self._loading = threading.Lock()
+        self._loading = Lock()
         self._label = label
         self._release = release
         self._descriptors = descriptors

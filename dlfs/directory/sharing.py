@@ -16,7 +16,8 @@ lock is complete, and the next process to open KEY takes it over. An unpublished
 is overwritten by the next process to load KEY. Every process that loads a part first removes
 unlocked files. A lock belongs to the open file, which a forked child would share with its parent.
 So a fork opens the file again and locks it for the child, and either process may be the last to
-close.
+close. An exclusive lock is released before its file is closed: closing alone would leave it locked
+while a child that another thread forked meanwhile has a copy of the descriptor.
 
 The directory must belong to the user with mode 0700. No symbolic link is followed, and a file of
 another owner is not used. Processes of one user trust each other.
@@ -404,14 +405,17 @@ class _Place:
         finally:
             if not self._exists(f"{name}.part") and not self._exists(f"{name}.load"):
                 self._unlink(f"{name}.lock")
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             _locks.discard(descriptor)
             os.close(descriptor)
 
     def _try_lock(self, name: str) -> int | None:
         descriptor = self._open_file(f"{name}.lock", os.O_RDWR | os.O_CREAT)
-        if _try_flock(descriptor, fcntl.LOCK_EX) and os.fstat(descriptor).st_nlink > 0:
-            _locks.add(descriptor)
-            return descriptor
+        if _try_flock(descriptor, fcntl.LOCK_EX):
+            if os.fstat(descriptor).st_nlink > 0:
+                _locks.add(descriptor)
+                return descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
         return None
 
@@ -483,12 +487,10 @@ class _Place:
         with self.locked(name, deadline) as locked:
             # Releasing the shared lock and trying for the exclusive one: one of several last
             # closers gets it.
-            if (
-                locked
-                and _try_flock(descriptor, fcntl.LOCK_EX)
-                and os.fstat(descriptor).st_nlink > 0
-            ):
-                self._unlink(f"{name}.part")
+            if locked and _try_flock(descriptor, fcntl.LOCK_EX):
+                if os.fstat(descriptor).st_nlink > 0:
+                    self._unlink(f"{name}.part")
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def sweep(self, *, except_name: str = "") -> None:
         """Remove files that killed processes left: those that no process has locked."""
@@ -510,6 +512,7 @@ class _Place:
             try:
                 if _try_flock(descriptor, fcntl.LOCK_EX):
                     self._unlink(f"{name}.part")
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
             finally:
                 os.close(descriptor)
 

@@ -30,7 +30,7 @@ from dlfs.block import (
 )
 from dlfs.errors import DlfsError
 from dlfs.fabric.discovery import DISCOVERY_NQN, read_paths
-from dlfs.forks import OwnerProcess
+from dlfs.forks import Event, OwnerProcess
 
 LOOK_S = 0.5
 """Time between two looks for events."""
@@ -95,7 +95,7 @@ class DiscoveryWatch:
         self._followers = [_Follower(uri) for uri in controllers]
         self._warned: dict[str, int] = {}
         self._owner = OwnerProcess()
-        self._stop = threading.Event()
+        self._stop = Event()
         self._thread = threading.Thread(target=self._run, name="dlfs-discovery", daemon=True)
         self._thread.start()
 

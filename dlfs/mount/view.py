@@ -30,6 +30,7 @@ import trio
 
 from dlfs.dataset import Dataset
 from dlfs.errors import DeviceError, DlfsError, NotFoundError, StaleError
+from dlfs.forks import cached_property
 from dlfs.format.location import unpack_location
 from dlfs.format.names import parse_dataset
 from dlfs.mount.tree import DatasetTree
@@ -125,7 +126,7 @@ class ShownDataset:
     """Open files and reads under way."""
     load_lock: trio.Lock = field(default_factory=trio.Lock)
 
-    @functools.cached_property
+    @cached_property
     def generation(self) -> int:
         """Number that distinguishes it from a dataset of the same number in another mount."""
         return _generation(self.info.uuid)

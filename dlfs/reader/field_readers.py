@@ -14,7 +14,6 @@ Threads: any at once; ``close`` by one. Limits: ``SPANS_MAX`` readers of fields.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from dlfs.attributes import AttributeTable
 from dlfs.directory import PartDirectory
 from dlfs.errors import ClosedError, FormatError, LimitError, UsageError
 from dlfs.fields import FieldSpan, find_fields, find_span, has_checksums, locate_span
+from dlfs.forks import Lock
 from dlfs.format.location import pack_locations
 from dlfs.reader.fields import pick_fields
 from dlfs.reader.reader import SampleReader
@@ -67,7 +67,7 @@ class FieldReaders:
         self._open_parts = open_parts
         self._dataset = dataset
         self._spans: dict[FieldSpan, SampleReader] = {}
-        self._opening = threading.Lock()
+        self._opening = Lock()
         self._closed = False
 
     def reader(self, fields: Sequence[str] | None) -> SampleReader:

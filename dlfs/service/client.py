@@ -23,7 +23,6 @@ import logging
 import math
 import mmap
 import os
-import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -48,6 +47,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.fields import FieldSpan
+from dlfs.forks import Lock
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import Geometry
 from dlfs.format.superblock import Superblock
@@ -473,7 +473,7 @@ class ServiceVolume:
     def __init__(self, connection: ServiceConnection, control: ControlConnection) -> None:
         self._connection = connection
         self._control = control
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.superblock: Superblock
         self.catalog: Catalog
         self._info: VolumeInfo

@@ -16,7 +16,6 @@ import math
 import os
 import select
 import socket
-import threading
 import time
 from typing import TypeVar
 
@@ -25,6 +24,7 @@ from dlfs._native.handle import Descriptor
 from dlfs._native.sockets import OwnedSocket, receive
 from dlfs.closing import Closing, LiveObjects
 from dlfs.errors import DeviceError, FormatError, ServiceLostError, UsageError, VersionError
+from dlfs.forks import Lock
 from dlfs.service.protocol import (
     ANSWERS,
     DESCRIPTORS_MAX,
@@ -95,7 +95,7 @@ class ControlConnection:
         self.uri = SCHEME + path
         self._path = path
         self._timeout_s = timeout_s
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._socket: OwnedSocket | None = None
         self.welcome = self._connect(
             time.monotonic() + (timeout_s if accept_s is None else min(accept_s, timeout_s))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ from dlfs.dataset import Dataset
 from dlfs.directory import PartDirectory
 from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
+from dlfs.forks import Lock
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
 from dlfs.identity import DatasetIdentity
@@ -68,7 +68,7 @@ class _Entry:
 
     volume_uuid: UUID
     identity: DatasetIdentity
-    opening: threading.Lock = field(default_factory=threading.Lock)
+    opening: Lock = field(default_factory=Lock)
     dataset: CachedDataset | None = None
     attributes: Part | None = None
     memory: dict[object, int] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class DatasetCache:
 
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self._cache_bytes = cache_bytes
-        self._mutex = threading.Lock()
+        self._mutex = Lock()
         self._places: dict[UUID, _Entry] = {}
 
     def acquire(self, volume: ServedVolume, record: DatasetRecord) -> Dataset:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Protocol
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dlfs._native.permutation import Permutation
 from dlfs.epoch_options import EpochOptions
+from dlfs.forks import cached_property
 from dlfs.selection import Selection
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.sequence import check_positions

@@ -6,7 +6,6 @@ Threads: any at once. A view is immutable and picklable; its datasets belong to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -17,6 +16,7 @@ from dlfs.arguments import OnError
 from dlfs.directory import check_indices, check_position
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
+from dlfs.forks import cached_property
 from dlfs.reader import Batch, Epoch, pick_fields
 from dlfs.selection import Selection, select
 from dlfs.units import format_count

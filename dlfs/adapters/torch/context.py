@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ import torch
 
 from dlfs import Batch
 from dlfs.adapters.torch.states import State
+from dlfs.forks import cached_property
 
 _WORD = (1 << 64) - 1
 

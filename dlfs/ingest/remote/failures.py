@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -21,6 +20,7 @@ from dlfs.errors import (
     SpaceError,
     TruncatedError,
 )
+from dlfs.forks import Event
 
 ATTEMPTS_MAX = 6
 """Most requests for one piece of an object."""
@@ -56,9 +56,7 @@ class IncompleteError(EOFError):
     """The body of a response ended before its last byte, or did not end there."""
 
 
-def with_retries(
-    request: Callable[[], Result], what: str, stop: threading.Event | None = None
-) -> Result:
+def with_retries(request: Callable[[], Result], what: str, stop: Event | None = None) -> Result:
     """Run a request, again after temporary errors.
 
     Args:
@@ -69,7 +67,7 @@ def with_retries(
     Raises:
         DlfsError: a permanent error, or ``ATTEMPTS_MAX`` attempts failed.
     """
-    waiting = stop or threading.Event()
+    waiting = stop or Event()
     attempt = 0
     while True:
         try:

@@ -13,13 +13,13 @@ other error ends all threads, each after its present request.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from dlfs._native.checksums import crc32c
 from dlfs.errors import ChecksumError
+from dlfs.forks import Event, Lock
 from dlfs.ingest.progress import Meter
 from dlfs.ingest.remote.digests import Digests, compute, file_crc
 from dlfs.ingest.remote.failures import IncompleteError, disk_errors, with_retries
@@ -49,7 +49,7 @@ class _Open:
 
     def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.digests: Digests = dict(fetch.item.digests)
         self.pieces_left = 0
         self.file = os.open(fetch.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -77,8 +77,8 @@ class Fetcher:
         self._fetches = fetches
         self._manifest = manifest
         self._meter = meter
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._lock = Lock()
+        self._stop = Event()
         self._open: set[_Open] = set()
         self._tasks = self._all_tasks()
 

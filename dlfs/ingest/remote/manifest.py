@@ -15,9 +15,10 @@ import errno
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Mapping
 from typing import Any
+
+from dlfs.forks import Lock
 
 
 def object_key(url: str, size_bytes: int, version: str) -> str:
@@ -41,7 +42,7 @@ class Manifest:
         """CRC32C of each complete object, by key."""
         self._pieces: dict[str, dict[int, int]] = {}
         self._digests: dict[str, dict[str, str]] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._read(path)

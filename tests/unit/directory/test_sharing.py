@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dlfs.directory.sharing as sharing
 from dlfs.directory import (
     DirectoryBuilder,
     DirectoryIdentity,
@@ -446,3 +447,28 @@ def test_plain_memory_has_no_descriptor() -> None:
     directory = FrozenDirectory(parts.entries, lambda: parts.names)
     with directory, pytest.raises(UsageError, match="got plain memory"):
         directory.entries_descriptor()
+
+
+@pytest.mark.parametrize("name", ["key", "other"])
+def test_a_lock_ends_although_a_child_has_a_copy_of_its_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A thread may fork just when another one has opened the file, and not yet said so."""
+    monkeypatch.setattr(sharing, "_locks", set())  # what children close
+    place = sharing._Place.open(tmp_path)
+    assert place is not None
+    (tmp_path / f"dlfs-{os.geteuid()}" / "key.load").touch()  # keeps the file of the lock
+    inside, outside = os.pipe()
+    with place.locked("key", 0.0) as locked:
+        assert locked
+        sharing._locks.clear()
+        child = os.fork()
+        if child == 0:
+            os.close(outside)
+            os.read(inside, 1)
+            os._exit(0)
+    with place.locked(name, 0.0) as locked:
+        assert locked
+    os.close(outside)
+    os.close(inside)
+    assert os.waitpid(child, 0)[1] == 0

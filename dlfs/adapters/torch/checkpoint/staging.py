@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
+from dlfs.forks import OwnerProcess
 from dlfs.units import MIB
 
 COPY_THREADS_MAX = 4
@@ -93,11 +94,13 @@ class Stager:
 
     def __init__(self) -> None:
         self._free: list[_CopyStager] = []
+        self._owner = OwnerProcess()
         self._pool: ThreadPoolExecutor | None = None
         self._background: ThreadPoolExecutor | None = None
 
     def copy_later(self, state: dict[str, Any]) -> Future[StagedState]:
         """Return the future copy of a state, which must not change until the copy is complete."""
+        self._forget_parents()
         if self._background is None:
             self._background = ThreadPoolExecutor(1, thread_name_prefix="dlfs-stage-later")
         return self._background.submit(self.copy, state)
@@ -114,7 +117,14 @@ class Stager:
         weakref.finalize(staged, _make_free, self._free, stager).atexit = False
         return staged
 
+    def _forget_parents(self) -> None:
+        """Set the pools of the parent aside in a forked child, which has none of their threads."""
+        if not self._owner.is_current():
+            self._background = self._pool = None
+            self._owner = OwnerProcess()
+
     def _threads(self) -> ThreadPoolExecutor | None:
+        self._forget_parents()
         helpers = min(COPY_THREADS_MAX, len(os.sched_getaffinity(0))) - 1
         if self._pool is None and helpers:
             self._pool = ThreadPoolExecutor(helpers, thread_name_prefix="dlfs-stage")
@@ -122,6 +132,7 @@ class Stager:
 
     def clear(self) -> None:
         """Free the memory of all copies, of those in use when they are gone; end the threads."""
+        self._forget_parents()
         for pool in (self._background, self._pool):
             if pool is not None:
                 pool.shutdown()
