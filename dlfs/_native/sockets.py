@@ -14,7 +14,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
-from ctypes import POINTER, c_int, c_uint8, pointer
+from ctypes import POINTER, c_int, c_uint8
 
 from dlfs._native.handle import Descriptor
 from dlfs._native.library import library
@@ -65,7 +65,8 @@ def receive(connection: int, memory: bytearray, owners: Sequence[Descriptor]) ->
         BlockingIOError: nothing is there.
         OSError: the connection failed; EMSGSIZE if more descriptors came than there are owners.
     """
-    places = (POINTER(c_int) * len(owners))(*(pointer(owner) for owner in owners))  # type: ignore[misc]
+    slot = POINTER(c_int)
+    places = (slot * len(owners))(*map(slot, owners))
     buffer = (c_uint8 * len(memory)).from_buffer(memory)
     got: int = library().dlfs_handle_receive(connection, buffer, len(memory), places, len(owners))
     if got < 0:
