@@ -26,7 +26,13 @@ from dlfs.ingest.registry import AUTO, FORMATS, STDIN, find_format, make_options
 from dlfs.ingest.remote.source import SpooledSource
 from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.remote.urls import is_url
-from dlfs.ingest.source import STDIN_SHOWN, SampleBlock, Source, without_known
+from dlfs.ingest.source import (
+    STDIN_SHOWN,
+    SampleBlock,
+    Source,
+    check_regular,
+    without_known,
+)
 from dlfs.store.info import DatasetInfo
 from dlfs.volume import Volume
 from dlfs.wording import join_words
@@ -35,6 +41,8 @@ from dlfs.writer import DatasetWriter
 LIST = "list"
 """Format whose files are named by what is in the source, so that they cannot be copied before."""
 
+LISTING = ("folder", "imagefolder", "zarr")
+"""Formats that check each file in a folder themselves."""
 
 ALREADY_THERE = "sample that the dataset has already"
 """Reason for which samples are skipped with ``skip_existing``."""
@@ -112,7 +120,14 @@ def _open_local(
     found = [match for text in texts for match in expand(text)]
     if not found:
         raise UsageError("import: expected a source, got none")
+    local = [path for path in found if path != STDIN and Path(path).exists()]
+    for path in local:
+        if not Path(path).is_dir():
+            check_regular(path)
     row = recognise(found) if format_name == AUTO else find_format(format_name)
+    for path in local:
+        if row.name not in LISTING:
+            check_regular(path)
     if STDIN in found and not row.streams:
         streaming = join_words([each.name for each in FORMATS if each.streams], "or")
         raise UsageError(f"import {STDIN_SHOWN}: expected format {streaming}, got {row.name}")

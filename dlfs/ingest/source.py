@@ -9,6 +9,7 @@ sample larger than a buffer gets a block of its own.
 from __future__ import annotations
 
 import os
+import stat
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -194,6 +195,37 @@ def file_errors(where: str, noun: str = "file") -> Iterator[None]:
         raise NotFoundError(f"{where}: there is no such {noun}") from error
     except OSError as error:
         raise DeviceError(f"{where}: {error.strerror or error}", error.errno or EIO) from error
+
+
+_IRREGULAR = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_regular(path: str) -> None:
+    """Check that a path, and all in it if it is a folder, is a regular file; wait for nothing.
+
+    Raises:
+        UsageError: a FIFO, a socket or a device is there, which a reader might wait for.
+        NotFoundError: the path does not exist.
+        DeviceError: it cannot be looked at.
+    """
+    pending = [path]
+    while pending:
+        name = pending.pop()
+        with file_errors(f"import {name}", "file or folder"):
+            kind = stat.S_IFMT(os.stat(name).st_mode)
+        if kind in _IRREGULAR:
+            raise UsageError(
+                f"import {name}: expected a file or a folder, got {_IRREGULAR[kind]}; the source "
+                "'-' reads standard input"
+            )
+        if kind == stat.S_IFDIR:
+            with file_errors(f"import {name}", "folder"), os.scandir(name) as entries:
+                pending += [entry.path for entry in entries if not entry.is_file()]
 
 
 def read_ahead(
