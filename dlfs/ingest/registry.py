@@ -131,7 +131,7 @@ FORMATS = (
         marks=("dataset_dict.json|state.json", "dataset_dict.json|dataset_info.json"),
     ),
     Format(
-        "hdf5", "HDF5 files", ".hdf5:Hdf5Options", extra="hdf5", isolated=True,
+        "hdf5", "HDF5 files", ".hdf5.source:Hdf5Options", extra="hdf5", isolated=True,
         names=("*.h5", "*.hdf5", "*.he5"), magic=((0, b"\x89HDF\r\n\x1a\n"),),
     ),
     Format(
@@ -141,7 +141,8 @@ FORMATS = (
         magic=((0, b"CDF\1"), (0, b"CDF\2"), (0, b"CDF\5")),
     ),
     Format(
-        "zarr", "Zarr stores, formats 2 and 3", ".zarr:ZarrOptions", extra="zarr", isolated=True,
+        "zarr", "Zarr stores, formats 2 and 3", ".zarr.source:ZarrOptions", extra="zarr",
+        isolated=True,
         names=("*.zarr.zip",), marks=("zarr.json|.zgroup|.zarray",),
     ),
     Format(

@@ -450,7 +450,11 @@ def zarr(folder: Path) -> Written:
     root = zarr.open_group(folder / "x.zarr", mode="w")
     for name, values in ARRAYS.items():
         array = root.create_array(
-            name, shape=values.shape, dtype=values.dtype, chunks=(2, *values.shape[1:])
+            name,
+            shape=values.shape,
+            dtype=values.dtype,
+            chunks=(2, *values.shape[1:]),
+            config={"write_empty_chunks": True},
         )
         array[...] = values
     text = root.create_array("text", shape=(COUNT,), dtype=str)

@@ -39,6 +39,20 @@ _CAUSE_CHARACTERS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """The parts of an array that no file has: never written, or lost."""
+
+    count: int
+    """Number of these parts."""
+    total: int
+    """Number of all parts of the array."""
+    noun: str
+    """Name of a part, such as ``chunk``."""
+    first: str
+    """Name and place of the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class ArrayInfo:
     """Description of an array, known without reading its elements."""
 
@@ -50,6 +64,9 @@ class ArrayInfo:
     chunk_rows: int = 1
     """Number of rows that the file stores, and decompresses, together."""
     kind: Kind = "fixed"
+    missing: Missing | None = None
+    problem: str = ""
+    """Reason why the array cannot be read; empty if it can."""
 
     @property
     def count(self) -> int:
@@ -109,7 +126,7 @@ class ArrayFile(Protocol):
             array: an array of this file.
             first: number of the first row.
             out: ``dtype[count, *row_shape]``, contiguous and not empty; an array without a first
-                axis is one row.
+                axis is one row. It is zeroed before.
 
         Raises:
             Exception: the format's library raises what it likes; ``reading`` translates it.
@@ -149,6 +166,10 @@ class ArrayOptions:
         tuple[str, ...],
         "NAME=ARRAY: the array of an attribute; /ARRAY starts at the top of its file",
     ] = ()
+    missing: Annotated[
+        Literal["error", "fill"],
+        "parts of arrays that were never written or are lost: an error, or the fill value",
+    ] = "error"
 
     def __post_init__(self) -> None:
         if self.fields and self.samples == "arrays":
@@ -184,6 +205,16 @@ def describe(array: ArrayInfo) -> str:
     shape = "x".join(map(str, array.shape)) or "scalar"
     kind = array.dtype if array.kind == "fixed" else array.kind
     return f"{array.name or 'an array'} ({kind}, {shape})"
+
+
+def describe_missing(missing: Missing) -> str:
+    """Return what an array lacks, for an error."""
+    others = f" and {missing.count - 1} more" if missing.count > 1 else ""
+    return (
+        f"expected {missing.total} {missing.noun}{'s' if missing.total > 1 else ''}, got "
+        f"{missing.total - missing.count}: {missing.first}{others} was never written, or is lost; "
+        "--option missing=fill takes the fill value"
+    )
 
 
 @contextmanager

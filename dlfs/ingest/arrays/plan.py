@@ -13,7 +13,7 @@ import math
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,14 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from dlfs.errors import UsageError
+from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
 from dlfs.ingest.arrays.fields import FieldArrays, Members, merge_types
 from dlfs.ingest.arrays.file import (
     ArrayFile,
     ArrayInfo,
     ArrayOptions,
+    Missing,
     describe,
+    describe_missing,
     parse_references,
 )
 from dlfs.ingest.source import clean_path, file_state, show
@@ -38,6 +40,7 @@ ROW_DIGITS_MIN = 8
 _NO_ROWS = "array without rows"
 _NO_BYTES = "array of values without bytes"
 _NO_FIELD = "array that is no field"
+_FILLED = "missing {}, taken as the fill value"
 _SHOWN_MAX = 10
 
 
@@ -76,6 +79,8 @@ class Plan:
         self._paths = paths
         self._select = [pattern.strip("/") for pattern in options.select]
         self._samples = options.samples
+        self._fills = options.missing == "fill"
+        self._filled: dict[int, Missing] = {}
         self._references = parse_references(options.attributes, "attribute")
         self._fields = FieldArrays.parse(options.fields, rows=options.samples == "rows")
         self.field_types: dict[str, FieldType] = {}
@@ -102,35 +107,36 @@ class Plan:
         self.states.append(file_state(self._paths[index]))
         self.skipped.update(file.skipped)
         self._seen.extend(list(file.arrays.values())[: _SHOWN_MAX - len(self._seen)])
-        if not self._fields and self._has_only_members(file):
+        if not self._fields and self._has_only_members(file, self._paths[index]):
             self._fields = FieldArrays({}, ("*",), rows=True)
         if self._fields:
             self._add_fields(index, file)
             return
         units: dict[str, list[ArrayInfo]] = {}
-        for array in self._wanted(file):
+        for array in self._wanted(file, self._paths[index]):
             name = posixpath.dirname(array.name) if self._samples == "groups" else array.name
             units.setdefault(name, []).append(array)
         for name, members in units.items():
             group = posixpath.dirname(members[0].name)
             self._units.append(self._unit(index, file, name, group, members))
 
-    def _has_only_members(self, file: ArrayFile) -> bool:
+    def _has_only_members(self, file: ArrayFile, path: str) -> bool:
         """Return True if samples are the rows of compound types, whose members are fields."""
         if self._samples != "rows" or self._units or not file.members:
             return False
-        able = [array for array in self._selected(file) if array.shape]
+        able = [array for array in self._selected(file, path) if array.shape]
         return bool(able) and all(file.members_of(array.name) for array in able)
 
     def _add_fields(self, index: int, file: ArrayFile) -> None:
         """Add the groups of a file that have the arrays of the fields."""
+        path = self._paths[index]
         groups: dict[str, list[ArrayInfo]] = {} if self._select else {"": []}
-        for array in self._selected(file):
+        for array in self._selected(file, path):
             members = file.members_of(array.name) if self._samples == "rows" else []
             group = array.name if members else posixpath.dirname(array.name)
             groups.setdefault(group, []).extend(members or [array])
         used: set[str] = set()
-        where = f"import {self._paths[index]}"
+        where = f"import {path}"
         stem = self._stems[index].decode("utf-8", "backslashreplace")
         for group, able in groups.items():
             found: Members = self._fields.find(file, group, able, where, stem)
@@ -159,17 +165,20 @@ class Plan:
             types[name] = _common_type(name, [unit.attributes[name] for unit in self._units])
         return self._units, types
 
-    def _selected(self, file: ArrayFile) -> Iterator[ArrayInfo]:
+    def _selected(self, file: ArrayFile, path: str) -> Iterator[ArrayInfo]:
         """Yield the arrays that match the option ``select``, else all but those of attributes."""
         for array in file.arrays.values():
             if self._select:
-                if any(fnmatchcase(array.name, pattern) for pattern in self._select):
-                    yield array
-            elif not self._is_attribute(file, array):
+                chosen = any(fnmatchcase(array.name, pattern) for pattern in self._select)
+            else:
+                chosen = not self._is_attribute(file, array)
+            if chosen and array.problem:
+                raise FormatError(f"import {path}: {array.name}: {array.problem}")
+            if chosen:
                 yield array
 
-    def _wanted(self, file: ArrayFile) -> Iterator[ArrayInfo]:
-        for array in self._selected(file):
+    def _wanted(self, file: ArrayFile, path: str) -> Iterator[ArrayInfo]:
+        for array in self._selected(file, path):
             if array.kind == "other" or (self._samples != "rows" and array.kind != "fixed"):
                 self.skipped[_NO_BYTES] += 1
             elif self._samples == "rows" and not array.shape:
@@ -199,11 +208,23 @@ class Plan:
         if rows:
             clean_path(path + b"/" + b"0" * ROW_DIGITS_MIN, where)
         unit = Unit(index, path, tuple(members), rows, {})
+        self._check_whole(where, members)
         attributes = {
             key: self._attribute(file, unit, key, reference, group)
             for key, reference in self._references.items()
         }
+        self._check_whole(where, attributes.values())
         return replace(unit, attributes=attributes)
+
+    def _check_whole(self, where: str, arrays: Iterable[ArrayInfo]) -> None:
+        """Check that arrays can be read, and lack no part unless it is to be filled."""
+        for array in arrays:
+            if array.missing is not None and not self._fills:
+                text = describe_missing(array.missing)
+                raise FormatError(f"{where}: {describe(array)}: {text}")
+            if array.missing is not None and id(array.missing) not in self._filled:
+                self._filled[id(array.missing)] = array.missing  # members of one array share it
+                self.skipped[_FILLED.format(array.missing.noun)] += array.missing.count
 
     def _attribute(
         self, file: ArrayFile, unit: Unit, name: str, reference: str, group: str
@@ -213,6 +234,8 @@ class Plan:
             found = file.find(reference, group)
         except KeyError as error:
             raise UsageError(f"{where}: expected an array {reference!r}, got none") from error
+        if found.problem:
+            raise FormatError(f"{where}: {reference!r}: {found.problem}")
         if not is_text(found) and (found.kind != "fixed" or found.dtype.kind not in "biuf"):
             raise UsageError(
                 f"{where}: expected {reference!r} to be of numbers or text, got {describe(found)}"

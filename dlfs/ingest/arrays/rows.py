@@ -322,6 +322,7 @@ class _UnitReader:
     def _read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         if out.size:
             with reading(self._where(array, first, len(out))):
+                out.reshape(-1).view(np.uint8).fill(0)  # a library may leave parts as they are
                 self._file.read(array, first, out)
 
     def _columns(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:

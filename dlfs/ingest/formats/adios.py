@@ -7,8 +7,10 @@ variables whose shape changes between steps, are left out.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,4 +110,34 @@ class AdiosFile(ArrayFile):
         if kind == "string":
             self.arrays[name] = ArrayInfo(name, np.dtype(np.uint8), axes, kind="text")
         else:
-            self.arrays[name] = ArrayInfo(name, np.dtype(_TYPES[kind]), axes)
+            problem = self._uncovered(name, steps, shape)
+            self.arrays[name] = ArrayInfo(name, np.dtype(_TYPES[kind]), axes, problem=problem)
+
+    def _uncovered(self, name: str, steps: int, shape: tuple[int, ...]) -> str:
+        """Return what the blocks of an array lack; the library leaves memory there as it is."""
+        total = math.prod(shape)
+        for step in range(steps if shape else 0):
+            found = sum(map(math.prod, self._block_shapes(name, step)))
+            if found < total:
+                return (
+                    f"step {step}: expected {total} elements, got blocks of {found}: the others "
+                    "were never written, and the format has no fill value"
+                )
+        return ""
+
+    def _block_shapes(self, name: str, step: int) -> Iterator[tuple[int, ...]]:
+        """Yield the shapes of the blocks that were written of an array in a step."""
+        variable = self._file.inquire_variable(name)
+        if np.dtype(_TYPES[variable.type()]).itemsize > 1:
+            for block in self._file.engine.blocks_info(name, step):
+                yield tuple(map(int, block["Count"].split(",")))
+            return
+        # The package decodes the least and the greatest byte of each block as text, and fails.
+        variable.set_step_selection([step, 1])
+        for number in itertools.count():
+            try:
+                variable.set_block_selection(number)
+                shape = tuple(variable.count())
+            except ValueError:  # there is no such block
+                return
+            yield shape

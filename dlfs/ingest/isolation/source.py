@@ -44,9 +44,13 @@ _SHOWN_MAX = 200
 _WORKER = "dlfs.ingest.isolation.worker"
 
 _ENVIRONMENT: Mapping[str, str] = {
+    "HDF5_PLUGIN_PRELOAD": "::",  # no filters from folders that HDF5 was compiled with
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve memory, which the limit counts
     "OPENBLAS_NUM_THREADS": "1",
 }
+
+_REMOVED = ("HDF5_VDS_PREFIX", "HDF5_EXTFILE_PREFIX", "ADIOS2_PLUGIN_PATH")
+"""Variables by which a library finds what a file names elsewhere."""
 
 
 class IsolatedSource(Source):
@@ -108,7 +112,7 @@ class IsolatedSource(Source):
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr.descriptor,
                 pass_fds=passed,
-                env={**os.environ, **_ENVIRONMENT},
+                env=_environment(),
             )
         return Connection(ours.detach()), process
 
@@ -169,6 +173,14 @@ class IsolatedSource(Source):
         text = os.pread(self._stderr.descriptor, NOTE_BYTES, max(0, size - NOTE_BYTES))
         lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
         return " ".join(lines[-1].split())[:_SHOWN_MAX] if lines else ""
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the process: nothing that a file names is looked for elsewhere."""
+    found = {**os.environ, **_ENVIRONMENT}
+    if "HDF5_PLUGIN_PATH" in os.environ:  # the user says where filters are
+        del found["HDF5_PLUGIN_PRELOAD"]
+    return {name: value for name, value in found.items() if name not in _REMOVED}
 
 
 def _end(

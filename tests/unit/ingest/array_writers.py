@@ -37,11 +37,14 @@ def write_netcdf(path: Path, arrays: Arrays, *, layout: str = "NETCDF4", **optio
 def write_zarr(path: Path, arrays: Arrays, *, layout: int = 3, **options: Any) -> None:
     zarr = pytest.importorskip("zarr")
     root = zarr.open_group(path, mode="w", zarr_format=layout)
+    config = {"write_empty_chunks": True}  # a missing chunk is an error
     for name, values in arrays.items():
         chunks = options.get("chunks", tuple(max(1, length) for length in values.shape))
         kind = str if values.dtype == object else values.dtype
         settings = {**options, "chunks": chunks[: values.ndim]}
-        root.create_array(name, shape=values.shape, dtype=kind, **settings)[...] = values
+        root.create_array(name, shape=values.shape, dtype=kind, config=config, **settings)[...] = (
+            values
+        )
 
 
 def write_zarr_2(path: Path, arrays: Arrays, **options: Any) -> None:

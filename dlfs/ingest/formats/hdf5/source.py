@@ -1,0 +1,186 @@
+"""Imports HDF5 files by the package h5py (extra ``hdf5``).
+
+An array is a dataset; its name is its path from the root. Vectors and strings of any length are
+rows of any length. Datasets behind soft and external links are left out. A dataset with several
+hard links is imported under the first of their names. The members of a dataset of a compound type
+can be fields and attributes: ``DATASET/MEMBER``, nested ``DATASET/MEMBER.INNER``. Parts without
+storage are an error, or the dataset's fill value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions, Kind, Missing
+from dlfs.ingest.arrays.rows import ArraySource
+from dlfs.ingest.formats.hdf5.chunks import decodes, read_chunks
+from dlfs.ingest.formats.hdf5.external import read_external
+from dlfs.ingest.formats.hdf5.parts import find_missing, segments_of
+from dlfs.ingest.registry import load_package
+
+if TYPE_CHECKING:
+    import h5py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hdf5Options(ArrayOptions):
+    """Options of HDF5 files."""
+
+    def open(self, paths: Sequence[str]) -> ArraySource:
+        """Open HDF5 files."""
+        load_package("h5py", extra="hdf5", what=f"import {paths[0]}")
+        return ArraySource(paths, Hdf5File, self)
+
+
+class Hdf5File(ArrayFile):
+    """One open HDF5 file; see ``ArrayFile``."""
+
+    def __init__(self, path: str) -> None:
+        import h5py
+
+        self._path = path
+        self._file = h5py.File(path, "r")
+        self.arrays: dict[str, ArrayInfo] = {}
+        self.members: dict[str, ArrayInfo] = {}
+        self._steps: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.skipped: Counter[str] = Counter()
+        try:
+            self._file.visititems(self._add)
+            self._file.visititems_links(lambda _, link: self._note_link(link))
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
+        """Read rows; see ``ArrayFile``."""
+        if array.name in self._steps:
+            out[...] = np.reshape(self._read_member(array, first, len(out)), out.shape)
+        else:
+            read_rows(self._file[array.name], array, first, out, self._path)
+
+    def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
+        """Read values; see ``ArrayFile``."""
+        if array.name in self._steps:
+            return list(np.reshape(self._read_member(array, first, count), count))
+        dataset = self._file[array.name]
+        return list(dataset[first : first + count]) if array.shape else [dataset[()]]
+
+    def _read_member(self, array: ArrayInfo, first: int, count: int) -> npt.NDArray[Any]:
+        """Return a member of some rows of a compound type."""
+        owner, steps = self._steps[array.name]
+        dataset = self._file[owner]
+        if dataset.dtype.hasobject:
+            found = dataset.fields(steps[0])[np.s_[first : first + count] if dataset.shape else ()]
+            steps = steps[1:]
+        else:
+            found = np.zeros((count, *dataset.shape[1:]), dataset.dtype)
+            read_rows(dataset, replace(array, shape=dataset.shape), first, found, self._path)
+        for member in steps:
+            found = found[member]
+        return np.asarray(found)
+
+    def close(self) -> None:
+        """Close the file; see ``ArrayFile``."""
+        self._file.close()
+
+    def _add(self, name: str, item: h5py.HLObject) -> None:
+        import h5py
+
+        if isinstance(item, h5py.Dataset):
+            try:
+                missing = find_missing(item, self._path)
+            except (ValueError, OSError, KeyError, RuntimeError) as error:
+                problem = " ".join(str(error).split())
+                nothing = ArrayInfo(name, np.dtype(np.uint8), (), kind="other", problem=problem)
+                self.arrays[name] = nothing
+                return
+            self.arrays[name] = _describe(name, item, item.dtype, item.shape, missing)
+            if item.shape is not None:
+                self._add_members(name, item, item.dtype, missing)
+
+    def _add_members(
+        self,
+        name: str,
+        dataset: h5py.Dataset,
+        dtype: np.dtype[Any],
+        missing: Missing | None,
+        outer: tuple[str, ...] = (),
+    ) -> None:
+        """Add the members of a compound type as arrays."""
+        for member in dtype.names or ():
+            kind = dtype[member]
+            steps = (*outer, member)
+            if kind.names:
+                self._add_members(name, dataset, kind, missing, steps)
+                continue
+            array = f"{name}/{'.'.join(steps)}"
+            shape = (*dataset.shape, *kind.shape)
+            self.members[array] = _describe(array, dataset, kind.base, shape, missing)
+            self._steps[array] = name, steps
+
+    def _note_link(self, link: object) -> None:
+        import h5py
+
+        if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+            self.skipped["soft or external link"] += 1
+
+
+def read_rows(
+    dataset: h5py.Dataset, array: ArrayInfo, first: int, out: npt.NDArray[Any], path: str
+) -> None:
+    """Read rows of a dataset; parts that are missing are the fill value.
+
+    Args:
+        dataset: the dataset.
+        array: description of the array, whose missing parts ``find_missing`` found.
+        first: number of the first row.
+        out: the rows, zeroed.
+        path: path of the file.
+    """
+    import h5py
+
+    layout = dataset.id.get_create_plist()
+    if array.missing is not None:
+        if layout.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED:
+            raise ValueError("missing parts of a dataset that has no fill value")
+        out[...] = dataset.fillvalue
+    if layout.get_external_count():
+        if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype, logical=True):
+            raise ValueError(f"external data of the type {dataset.dtype}, which h5py converts")
+        read_external(segments_of(dataset, path), first * array.row_bytes, out)
+    elif array.shape and decodes(dataset):
+        read_chunks(dataset, first, out, lacks_some=array.missing is not None)
+    elif array.shape:
+        dataset.read_direct(out, np.s_[first : first + len(out)])
+    elif array.missing is None:
+        out[0] = dataset[()]
+
+
+def _describe(
+    name: str,
+    dataset: h5py.Dataset,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...] | None,
+    missing: Missing | None,
+) -> ArrayInfo:
+    """Describe a dataset, or a member of its compound type that has a dtype and shape."""
+    import h5py
+
+    if shape is None:
+        return ArrayInfo(name, dtype, (), kind="other")
+    vector = h5py.check_vlen_dtype(dtype)
+    if h5py.check_string_dtype(dtype) and dtype.hasobject:
+        kind: Kind = "text" if len(shape) <= 1 else "other"
+        return ArrayInfo(name, np.dtype(np.uint8), shape, kind=kind, missing=missing)
+    if isinstance(vector, np.dtype) and not vector.hasobject and len(shape) == 1:
+        return ArrayInfo(name, vector, shape, kind="ragged", missing=missing)
+    if dtype.hasobject:
+        return ArrayInfo(name, dtype, shape, kind="other")
+    chunk_rows = dataset.chunks[0] if dataset.chunks else 1
+    return ArrayInfo(name, dtype, shape, chunk_rows, missing=missing)

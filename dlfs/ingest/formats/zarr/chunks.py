@@ -1,0 +1,100 @@
+"""Finds the chunks that a Zarr store lacks.
+
+The format gives an absent chunk the array's fill value, and writers leave out chunks of only this
+value (``write_empty_chunks=False``). No reader can tell these from lost ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Container, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlfs.ingest.arrays.file import Missing
+
+if TYPE_CHECKING:
+    import zarr
+    from zarr.abc.store import Store
+
+_NO_CHUNK = (1 << 64) - 1
+_ENTRY_BYTES = 16
+_CRC_BYTES = 4
+
+
+def find_missing(array: zarr.Array[Any], keys: Container[str], store: Store) -> Missing | None:
+    """Return the chunks of an array that a store lacks, or None.
+
+    Args:
+        array: the array.
+        keys: names of all files in the store.
+        store: the store.
+
+    Raises:
+        ValueError: the index of a shard cannot be read.
+    """
+    prefix = f"{array.path}/" if array.path else ""
+    steps = array.shards or array.chunks
+    count = total = 0
+    first = ""
+    inner_total = math.prod(_grid_shape(steps, array.chunks)) if array.shards else 1
+    for place in _places(array.shape, steps):
+        key = prefix + array.metadata.encode_chunk_key(place)
+        absent = 0
+        if key not in keys:
+            absent, name = inner_total, key
+        elif array.shards:
+            absent, inner = _absent_in_shard(array, key, place, store)
+            name = f"{inner} of {key}"
+        if absent and not count:
+            first = f"the chunk {name}"
+        count, total = count + absent, total + inner_total
+    return Missing(count, total, "chunk", first) if count else None
+
+
+def _grid_shape(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
+    return tuple(-(-length // step) for length, step in zip(shape, steps, strict=True))
+
+
+def _places(shape: Sequence[int], steps: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the places of all chunks in the grid."""
+    return itertools.product(*map(range, _grid_shape(shape, steps)))
+
+
+def _absent_in_shard(
+    array: zarr.Array[Any], key: str, place: tuple[int, ...], store: Store
+) -> tuple[int, str]:
+    """Return the number of chunks that a shard lacks, and the place of the first."""
+    grid = _grid_shape(array.shards or (), array.chunks)
+    index = _shard_index(array, key, math.prod(grid), store)
+    missing = (index == _NO_CHUNK).all(axis=1).reshape(grid)
+    for axis, (length, shard, chunk) in enumerate(
+        zip(array.shape, array.shards or (), array.chunks, strict=True)
+    ):  # chunks beyond the end of the array are not needed
+        used = -(-min(shard, length - place[axis] * shard) // chunk)
+        missing = missing.take(range(used), axis=axis)
+    absent = np.argwhere(missing)
+    return len(absent), str(tuple(absent[0].tolist())) if len(absent) else ""
+
+
+def _shard_index(array: zarr.Array[Any], key: str, count: int, store: Store) -> Any:
+    """Return the offsets and sizes of a shard's chunks, ``uint64[count, 2]``."""
+    from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+    from zarr.core.buffer import default_buffer_prototype
+    from zarr.core.sync import sync
+
+    codec: Any = array.metadata.codecs[-1]  # type: ignore[union-attr]
+    names = [type(inner).__name__ for inner in codec.index_codecs]
+    if names not in (["BytesCodec"], ["BytesCodec", "Crc32cCodec"]):
+        raise ValueError(f"{key}: expected a shard's index by bytes and crc32c, got {names}")
+    order = "<" if codec.index_codecs[0].endian.value == "little" else ">"
+    size = count * _ENTRY_BYTES + (_CRC_BYTES if len(names) > 1 else 0)
+    at_end = codec.index_location.value == "end"
+    wanted = SuffixByteRequest(size) if at_end else RangeByteRequest(0, size)
+    data = sync(store.get(key, default_buffer_prototype(), wanted))
+    found = b"" if data is None else data.to_bytes()
+    if len(found) != size:
+        raise ValueError(f"{key}: expected an index of {size} bytes, got {len(found)}")
+    return np.frombuffer(found, f"{order}u8", count * 2).reshape(count, 2)
