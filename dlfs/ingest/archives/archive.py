@@ -23,13 +23,14 @@ from typing import IO, Literal, cast
 import numpy as np
 import zstandard
 
-from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError
+from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, TruncatedError
 from dlfs.ingest.source import (
     STDIN_SHOWN,
     check_unchanged,
     clean_path,
     file_errors,
     file_state,
+    show,
 )
 from dlfs.ingest.standard_input import StandardInput
 from dlfs.units import MIB
@@ -206,10 +207,17 @@ class Archive:
         """Read the bytes of the last member from ``members``.
 
         Raises:
+            LimitError: the member's size is more than memory can have.
             DlfsError: as for ``members``.
         """
         is_sparse = sum(segment.length_bytes for segment in member.segments) < member.size_bytes
-        target = (np.zeros if is_sparse else np.empty)(member.size_bytes, np.uint8).data
+        try:
+            target = (np.zeros if is_sparse else np.empty)(member.size_bytes, np.uint8).data
+        except (MemoryError, ValueError) as error:
+            raise LimitError(
+                f"import {self.path}: {show(member.path)}: expected a member that fits the memory, "
+                f"got a size of {member.size_bytes} bytes"
+            ) from error
         try:
             for segment in member.segments:
                 self._stream.seek(segment.position_bytes)

@@ -20,6 +20,7 @@ from dlfs.errors import (
     DeviceError,
     DlfsError,
     FormatError,
+    LimitError,
     NotFoundError,
     TruncatedError,
     UsageError,
@@ -373,3 +374,14 @@ def test_more_shards_than_are_opened_at_once(
     got = take(*paths, layout="shuffled", seed=4)
     want = [(f"{i}/a", b"%d" % i) for i in range(10)] + [(f"{i}/b", b"b%d" % i) for i in range(10)]
     assert sorted(got) == sorted(want)
+
+
+def test_a_size_that_no_memory_has_is_refused(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("a.bin")
+    header.size = 1 << 62
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
+    with pytest.raises(
+        LimitError, match=rf"{path}: a\.bin: expected a member that fits the memory"
+    ):
+        list(TarSource([str(path)]).blocks(layout="path", seed=0))
