@@ -15,6 +15,7 @@ from dlfs.arguments import check_choice, check_integer
 from dlfs.dataset import Dataset
 from dlfs.distinct import number_distinct
 from dlfs.errors import UsageError
+from dlfs.views.order import Interleaving
 from dlfs.views.sources import Source, Sources
 from dlfs.views.view import DatasetView
 from dlfs.wording import quote, show_value
@@ -57,10 +58,11 @@ def mix(
     """Mix datasets in fixed proportions.
 
     After any number of samples each dataset has had its share, to within two samples for each
-    dataset; every 1,000 batches from the first on have it exactly, to the last rounded sample. A
-    dataset that ends is begun again in another order. A dataset that an epoch does not finish is
-    continued by the next epoch. The order depends on the seeds alone, so that it is the same for
-    any number of ranks and workers.
+    dataset; every 1,000 batches from the first on have it exactly, to the last rounded sample. An
+    epoch has no sample twice, unless ``samples`` asks for more than a dataset has: it then begins
+    the dataset again, in another order. What an epoch did not reach of a dataset comes first in the
+    next epoch. The order depends on the seeds alone, so that it is the same for any number of ranks
+    and workers.
 
     Args:
         weights: proportion of each dataset, above 0; they need not add up to 1.
@@ -82,12 +84,11 @@ def mix(
     common = math.lcm(*(share.denominator for share in shares))
     whole = [int(share * common) for share in shares]
     made = Sources(tuple(sources))
-    longest = min(size * sum(whole) // w for size, w in zip(made.sizes, whole, strict=True))
     return DatasetView(
         made,
         f"mix of {_join_names([each.name for each in weights], ', ')}",
         weights=whole,
-        epoch_samples=max(1, longest)
+        epoch_samples=_longest_epoch(made.sizes, whole)
         if samples is None
         else check_integer(samples, 1, None, option="samples", action="mix"),
         seed=check_integer(seed, 0, _SEED_MAX, option="seed", action="mix"),
@@ -210,6 +211,17 @@ def _shares_of(dataset: Readable) -> list[tuple[Source, Fraction]]:
         for source, weight in zip(sources, weights, strict=True)
         if weight
     ]
+
+
+def _longest_epoch(sizes: Sequence[int], weights: Sequence[int]) -> int:
+    """Return the most samples of an epoch that takes no sample of a mix twice, whichever it is."""
+    division = Interleaving(weights)
+    low, high = 1, min(size * sum(weights) // w for size, w in zip(sizes, weights, strict=True))
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = all(n <= size for n, size in zip(division.most(middle), sizes, strict=True))
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
 
 
 def _fraction(weight: float, name: str) -> Fraction:
