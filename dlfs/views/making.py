@@ -1,4 +1,4 @@
-"""``concat``, ``mix`` and ``split``: the functions that make views of datasets."""
+"""``concat``, ``mix``, ``select`` and ``split``: the functions that make views of datasets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import check_choice, check_integer
 from dlfs.dataset import Dataset
 from dlfs.distinct import number_distinct
 from dlfs.errors import UsageError
+from dlfs.selection import choose_samples
 from dlfs.views.order import Interleaving
 from dlfs.views.sources import Source, Sources
 from dlfs.views.view import DatasetView
@@ -92,6 +94,47 @@ def mix(
         if samples is None
         else check_integer(samples, 1, None, option="samples", action="mix"),
         seed=check_integer(seed, 0, _SEED_MAX, option="seed", action="mix"),
+    )
+
+
+def select(dataset: Readable, where: ArrayLike) -> DatasetView:
+    """Choose samples of a dataset or view, to be read as one.
+
+    Of a mix, the parts keep their proportions, and an epoch ends before a chosen sample is
+    repeated, or after the ``samples`` of the mix.
+
+    Args:
+        dataset: dataset or view.
+        where: ``bool[n]``, such as ``dataset.column("label") == 3``, or indices, each once.
+
+    Raises:
+        UsageError: the mask has another length, an index is out of range or occurs twice, or no
+            sample of a part of a mix is chosen.
+    """
+    given = _sources_of(dataset)
+    chosen = choose_samples(where, len(dataset), action=f"select samples of {dataset.name}")
+    starts = Sources(tuple(given)).starts
+    bounds = np.searchsorted(chosen, starts)
+    sources = []
+    for source, start, (low, high) in zip(given, starts, pairwise(bounds.tolist()), strict=False):
+        inner = chosen[low:high] - start
+        picked = inner if source.chosen is None else source.chosen[inner]
+        sources.append(Source(source.dataset, picked))
+    made = Sources(tuple(sources))
+    name = f"{len(chosen)} of {dataset.name}"
+    if not isinstance(dataset, DatasetView) or dataset.weights is None:
+        return DatasetView(made, name)
+    for source in sources:
+        if not len(source):
+            raise UsageError(
+                f"select samples of {dataset.name}: expected samples of each dataset of a mix, got "
+                f"none of {quote(source.dataset.name)}"
+            )
+    is_longest = dataset.epoch_samples == _longest_epoch(dataset.sources.sizes, dataset.weights)
+    return dataset.with_sources(
+        made,
+        name,
+        _longest_epoch(made.sizes, dataset.weights) if is_longest else dataset.epoch_samples,
     )
 
 
