@@ -46,6 +46,7 @@ from dlfs.format.constants import SAMPLE_BYTES_MAX
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.previous_version import PreviousVersion
+from dlfs.reader.reserved import check_reserved, has_reserved
 from dlfs.sequence import packing_permutation
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
@@ -203,7 +204,8 @@ class DatasetWriter:
                 between buffered samples may be reported by a later call.
             UsageError: the path is malformed, an attribute is missing, new or of another type than
                 its column, or a field is missing, unknown or of another type; or bytes and fields
-                are mixed.
+                are mixed; or a reserved attribute, whose name begins with ``dlfs:``, does not fit
+                the sample.
             LimitError: the path or the sample is too long.
             SpaceError: the volume is full.
             DeviceError: a write failed.
@@ -214,11 +216,15 @@ class DatasetWriter:
         if raw in self._stage.path_set or raw in self._directory:
             raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
         if isinstance(data, Mapping):
+            _check_no_reserved(attributes, raw)
             array, columns = self._encode_fields(raw, data)
             attributes = {**attributes, **columns}
         else:
             array = as_bytes_array(data)
             self._check_bytes_allowed(raw)
+            if has_reserved(attributes):
+                given = {name: [value] for name, value in attributes.items()}
+                check_reserved(given, np.array([array.size]), display(self.description.name))
         if array.size > SAMPLE_BYTES_MAX:
             raise LimitError(
                 f"add the sample {display(raw)!r}: expected at most {SAMPLE_BYTES_MAX} bytes, "
@@ -301,6 +307,7 @@ class DatasetWriter:
             self._check_fields_allowed(paths[0], np.asarray(attributes[FIELDS_COLUMN]).tolist())
         elif len(paths):
             self._check_bytes_allowed(paths[0])
+        check_reserved(attributes, sizes, display(self.description.name))
         self._note(paths, int(sizes.sum()), attributes)
         if not self.description.shuffles:
             self._drain_stage()
@@ -558,6 +565,15 @@ class DatasetWriter:
             self.seal()
         else:
             self.abort()
+
+
+def _check_no_reserved(attributes: Mapping[str, Any], path: bytes) -> None:
+    """Check that no attribute of a sample with fields has a reserved name."""
+    if has_reserved(attributes):
+        raise UsageError(
+            f"add the sample {display(path)!r}: expected no attributes with reserved names next to "
+            f"fields, got {', '.join(attributes)}"
+        )
 
 
 def _check_batch(

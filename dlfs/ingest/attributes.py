@@ -25,7 +25,15 @@ import numpy.typing as npt
 
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.source import SampleBlock, Source, array_attributes, show, without_known
+from dlfs.ingest.source import (
+    PATH_COLUMNS,
+    SampleBlock,
+    Source,
+    array_attributes,
+    check_attribute_names,
+    show,
+    without_known,
+)
 from dlfs.ingest.tables.columns import Column, column_values
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.tables.files import open_ipc, open_parquet
@@ -33,9 +41,6 @@ from dlfs.ingest.tables.values import is_scalar
 from dlfs.reader.arrays import ArrayForm
 
 Columns = Mapping[str, npt.NDArray[Any]]
-
-PATH_COLUMNS = ("path", "file_name", "filename")
-"""Names under which a table's column of sample paths is found, unless the caller names it."""
 
 UNUSED_ROWS = "row of attributes without a sample"
 
@@ -162,6 +167,7 @@ class PathRule(Rule):
     def __init__(self, name: str, pattern: str, kind: str = "str") -> None:
         if kind not in _TYPES:
             raise UsageError(f"take {name!r} from paths: expected {', '.join(_TYPES)}, got {kind}")
+        check_attribute_names([name], f"take {name!r} from paths")
         self._name = name
         self._pattern = pattern
         self._convert = _TYPES[kind]
@@ -258,6 +264,7 @@ class TableRule(Rule):
                 f"paths, got {', '.join(columns) or 'none'}"
             )
         paths = columns.pop(found)
+        check_attribute_names(columns, self._name)
         self._columns = columns
         self._rows = {
             text.encode("utf-8", "surrogateescape"): row for row, text in enumerate(paths)

@@ -40,6 +40,9 @@ from dlfs.units import MIB
 
 LinkPolicy = Literal["follow", "skip", "error"]
 
+PATH_COLUMNS = ("path", "file_name", "filename")
+"""Names under which a table's column of sample paths is found, unless the caller names it."""
+
 STDIN_SHOWN = "standard input"
 """Name of standard input in messages."""
 BUFFER_BYTES = 32 * MIB

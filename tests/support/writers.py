@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from unittest import mock
 
 from dlfs.block.lease import LeaseTimes
 
@@ -49,3 +50,8 @@ def locked_writer(uri: str, times: LeaseTimes) -> Iterator[subprocess.Popen[byte
             yield process
         finally:
             process.kill()
+
+
+def other_writer() -> AbstractContextManager[object]:
+    """Writers in this context check no reserved columns, as a writer that is not ours may do."""
+    return mock.patch("dlfs.writer.check_reserved")

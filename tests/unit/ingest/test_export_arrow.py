@@ -30,7 +30,8 @@ COLUMNS: dict[str, Any] = {
     "weight": np.where(np.arange(COUNT) == 3, np.nan, np.arange(COUNT) / 4).astype(np.float32),
     "good": np.arange(COUNT) % 2 == 0,
     "text": np.array([f"text é {i}" for i in range(COUNT)], object),
-    "dlfs:dtype": np.array(["<u1"] * COUNT, object),
+    "dlfs:dtype": np.array(["|u1"] * COUNT, object),
+    "dlfs:shape": np.array([f"{i},7" for i in range(COUNT)], object),
 }
 PATHS = [f"d{i % 3}/{i:03d}".encode() for i in range(COUNT)]
 DATA = [bytes([i]) * (i * 7) for i in range(COUNT)]

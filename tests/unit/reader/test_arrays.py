@@ -16,6 +16,7 @@ from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.source import array_attributes
 from dlfs.reader.arrays import ArrayForm, forms_of
 from dlfs.units import MIB
+from tests.support.writers import other_writer
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_arrays_of_several_forms_are_a_list(volume: dlfs.Volume) -> None:
 
 
 def test_samples_that_are_no_arrays_are_named(volume: dlfs.Volume) -> None:
-    with volume.writer("ds") as writer:
+    with other_writer(), volume.writer("ds") as writer:
         attributes = {"dlfs:dtype": "<f4", "dlfs:shape": "2"}
         writer.add("a", bytes(8), attributes=attributes)
         writer.add("b", bytes(9), attributes=attributes)
@@ -124,7 +125,7 @@ def test_forms_that_cannot_be_are_refused(dtype: str, shape: str) -> None:
 
 
 def test_sizes_beyond_64_bits_are_only_wrong(volume: dlfs.Volume) -> None:
-    with volume.writer("ds") as writer:
+    with other_writer(), volume.writer("ds") as writer:
         attributes = {"dlfs:dtype": "<f8", "dlfs:shape": ",".join(["4294967296"] * 3)}
         writer.add("a", bytes(8), attributes=attributes)
     with volume["ds"] as dataset, pytest.raises(UsageError, match="sample 0: expected 633825"):

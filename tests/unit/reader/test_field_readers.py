@@ -19,6 +19,7 @@ from dlfs.store.located import open_members
 from dlfs.store.members import close_devices
 from dlfs.store.transaction import load_generation
 from dlfs.units import KIB, MIB
+from tests.support.writers import other_writer
 
 COUNT = 40
 IMAGE_BYTES = 20_000
@@ -285,7 +286,7 @@ def test_fields_without_sound_columns_are_read_whole(
     }
     columns = {k: v for k, v in {**columns, **changes}.items() if v is not None}
     with dlfs.open(path) as volume:
-        with volume.writer("scenes") as writer:
+        with other_writer(), volume.writer("scenes") as writer:
             data = np.random.default_rng(1).integers(0, 256, 6180, np.uint8)
             writer.add_batch(
                 [b"x", b"y"], data, np.array([0, 3090]), np.array([3090, 3090]), attributes=columns

@@ -13,6 +13,7 @@ import pytest
 import dlfs
 from dlfs.errors import FormatError, UsageError
 from dlfs.units import MIB
+from tests.support.writers import other_writer
 
 COUNT = 60
 TYPES = {
@@ -260,7 +261,7 @@ def test_damaged_columns_are_refused(tmp_path: Path, changes: dict[str, Any], me
     dlfs.format_volume(made, size_bytes=16 * MIB)
     columns = {name: [value] for name, value in {**GOOD, **changes}.items() if value is not None}
     with dlfs.open(made) as volume:
-        with volume.writer("a") as writer:
+        with other_writer(), volume.writer("a") as writer:
             places = np.zeros(1, np.int64), np.full(1, 12, np.int64)
             writer.add_batch([b"x"], b"ab\0\0\1\0\0\0\2\0\0\0", *places, attributes=columns)
         with volume["a"] as dataset, pytest.raises(FormatError, match=message):
