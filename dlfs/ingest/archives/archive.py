@@ -18,12 +18,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Literal, cast
+from typing import IO, Annotated, Any, Literal, cast
 
 import numpy as np
 import zstandard
 
-from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, TruncatedError
+from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError
 from dlfs.ingest.source import (
     STDIN_SHOWN,
     check_unchanged,
@@ -36,6 +36,8 @@ from dlfs.ingest.standard_input import StandardInput
 from dlfs.units import MIB
 
 Compression = Literal["none", "gzip", "bzip2", "xz", "zstd"]
+Absolute = Literal["error", "strip"]
+AbsoluteOption = Annotated[Absolute, "absolute names: refuse, or strip the slash that begins them"]
 Kind = Literal["file", "folder", "hard link", "symbolic link", "special file"]
 
 _SUFFIXES: dict[str, Compression] = {
@@ -120,7 +122,31 @@ class _StrictHeader(tarfile.TarInfo):
         except _HEADER_ERROR as error:
             raise _READ_ERROR(str(error)) from error
 
+    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, tarfile: Any) -> None:  # noqa: A002
+        stored_from = tarfile.fileobj.tell()  # the map comes first
+        super()._proc_gnusparse_10(next, pax_headers, tarfile)  # type: ignore[misc]
+        next.stored_from = stored_from
 
+    def _proc_pax(self, tarfile: Any) -> Any:
+        """Return the member behind an extended header.
+
+        The header of a sparse member may have the size of the file, and that of the data stored in
+        the archive. ``tarfile`` takes the one that comes last for both.
+        """
+        found = super()._proc_pax(tarfile)  # type: ignore[misc]
+        if self.type == _GLOBAL_TYPE or found.sparse is None:
+            return found
+        fields = found.pax_headers
+        if "size" in fields:
+            start = getattr(found, "stored_from", found.offset_data)
+            tarfile.offset = start + found._block(int(fields["size"]))
+        for name in ("GNU.sparse.size", "GNU.sparse.realsize"):
+            if name in fields:
+                found.size = int(fields[name])
+        return found
+
+
+_GLOBAL_TYPE = tarfile.XGLTYPE
 _END = tarfile.EOFHeaderError  # type: ignore[attr-defined]
 _HEADER_ERROR = tarfile.HeaderError
 _READ_ERROR = tarfile.ReadError
@@ -142,6 +168,7 @@ class Archive:
         path: path of the archive; its name says how it is compressed.
         stdin: standard input to read instead, which the caller closes; its first bytes say how it
             is compressed.
+        absolute: ``strip`` removes the slashes that begin an absolute name; ``error`` refuses it.
 
     Raises:
         NotFoundError: the archive does not exist.
@@ -150,7 +177,10 @@ class Archive:
     Threads: one at a time.
     """
 
-    def __init__(self, path: str, stdin: StandardInput | None = None) -> None:
+    def __init__(
+        self, path: str, stdin: StandardInput | None = None, *, absolute: Absolute = "error"
+    ) -> None:
+        self._absolute = absolute
         self.path = path if stdin is None else STDIN_SHOWN
         self._is_file = stdin is None
         with file_errors(f"import {self.path}", "archive"):
@@ -207,17 +237,10 @@ class Archive:
         """Read the bytes of the last member from ``members``.
 
         Raises:
-            LimitError: the member's size is more than memory can have.
             DlfsError: as for ``members``.
         """
         is_sparse = sum(segment.length_bytes for segment in member.segments) < member.size_bytes
-        try:
-            target = (np.zeros if is_sparse else np.empty)(member.size_bytes, np.uint8).data
-        except (MemoryError, ValueError) as error:
-            raise LimitError(
-                f"import {self.path}: {show(member.path)}: expected a member that fits the memory, "
-                f"got a size of {member.size_bytes} bytes"
-            ) from error
+        target = (np.zeros if is_sparse else np.empty)(member.size_bytes, np.uint8).data
         try:
             for segment in member.segments:
                 self._stream.seek(segment.position_bytes)
@@ -239,16 +262,27 @@ class Archive:
         where = f"import {self.path}: the member at byte {header.offset}"
         name = header.name.encode("utf-8", "surrogateescape")
         link = header.linkname.encode("utf-8", "surrogateescape")
-        path = clean_path(name, where)
+        path = self._clean(name, where)
         kind = _kind(header)
         if kind == "hard link":
-            link = clean_path(link, where)
+            link = self._clean(link, where)
         if not path and kind != "folder":
             raise FormatError(f"{where}: expected a name, got {name!r}")
         if header.size < 0:
             raise FormatError(f"{where}: expected a size, got {header.size} bytes")
         segments = _segments(header, where) if kind == "file" else ()
         return Member(path, kind, link, header.size, segments)
+
+    def _clean(self, name: bytes, where: str) -> bytes:
+        """Return a member's name as a path."""
+        if name.startswith(b"/"):
+            if self._absolute == "error":
+                raise FormatError(
+                    f"{where}: expected a relative name, got {show(name)}; the option "
+                    "absolute=strip removes the slash"
+                )
+            name = name.lstrip(b"/")
+        return clean_path(name, where)
 
     def _check_end(self) -> None:
         """Read the stream to its end, where its checksum is; only zeros may follow."""

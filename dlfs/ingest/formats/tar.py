@@ -28,7 +28,15 @@ import numpy.typing as npt
 
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.archives.archive import Archive, Compression, Member, Segment, compression_of
+from dlfs.ingest.archives.archive import (
+    Absolute,
+    AbsoluteOption,
+    Archive,
+    Compression,
+    Member,
+    Segment,
+    compression_of,
+)
 from dlfs.ingest.archives.links import LinkTree
 from dlfs.ingest.archives.ranges import RangeReader, make_ranges
 from dlfs.ingest.order import indexed_blocks, packing_order
@@ -136,10 +144,13 @@ class TarOptions:
 
     links: Annotated[LinkPolicy, "symbolic links: follow, skip, or refuse"] = "follow"
     prefix_shards: Annotated[bool, "begin paths with the archive's name"] = False
+    absolute: AbsoluteOption = "error"
 
     def open(self, paths: Sequence[str]) -> TarSource:
         """Open archives; see ``TarSource``."""
-        return TarSource(paths, links=self.links, prefix_shards=self.prefix_shards)
+        return TarSource(
+            paths, links=self.links, prefix_shards=self.prefix_shards, absolute=self.absolute
+        )
 
 
 class TarSource(Source):
@@ -151,6 +162,7 @@ class TarSource(Source):
         links: ``follow`` imports what a symbolic link in the archive leads to, folders too;
             ``skip`` leaves links out and counts them; ``error`` refuses them.
         prefix_shards: begin every path with the archive's name without suffix, as a folder.
+        absolute: ``strip`` removes the slashes that begin an absolute name; ``error`` refuses it.
 
     Raises:
         UsageError: the list is empty, a name is not an archive's, or a link leads nowhere.
@@ -165,6 +177,7 @@ class TarSource(Source):
         *,
         links: LinkPolicy = "follow",
         prefix_shards: bool = False,
+        absolute: Absolute = "error",
     ) -> None:
         self._archives = [os.fspath(path) for path in archives]
         if not self._archives:
@@ -174,12 +187,13 @@ class TarSource(Source):
             raise UsageError(f"import {STDIN_SHOWN}: expected no prefix_shards, for it has no name")
         self._prefixes = [archive_prefix(path) if prefix_shards else b"" for path in self._archives]
         self._names = _Names(self._archives, links)
+        self._absolute = absolute
         self.skipped = self._names.skipped
         self._index = None
         kinds = {check_archive(path) for path in self._archives if path != STDIN}
         self._stdin = open_standard_input(self._archives)
         if self._stdin is None and kinds == {"none"}:
-            self._index = _Index(self._archives, self._prefixes, self._names)
+            self._index = _Index(self._archives, self._prefixes, self._names, absolute)
             self.sample_count = len(self._index.paths)
             self.sample_bytes = int(self._index.sizes.sum())
             self.gives_shuffled = True
@@ -215,7 +229,7 @@ class TarSource(Source):
 
     def _open(self, shard: int) -> Archive:
         path = self._archives[shard]
-        return Archive(path, self._stdin if path == STDIN else None)
+        return Archive(path, self._stdin if path == STDIN else None, absolute=self._absolute)
 
     def _stream(self, layout: Layout, seed: int) -> Iterator[Record]:
         order = packing_order(len(self._archives), layout=layout, seed=seed).tolist()
@@ -235,7 +249,7 @@ class TarSource(Source):
 
     def _stream_aliases(self, wanted: Mapping[bytes, list[bytes]]) -> Iterator[Record]:
         for shard in sorted({self._names.shard_of[target] for target in wanted}):
-            with Archive(self._archives[shard]) as archive:
+            with Archive(self._archives[shard], absolute=self._absolute) as archive:
                 for member in archive.members():
                     aliases = wanted.get(self._prefixes[shard] + member.path, [])
                     if aliases and member.kind == "file":
@@ -246,14 +260,20 @@ class TarSource(Source):
 class _Index:
     """The location of each member in plain archives, in path order."""
 
-    def __init__(self, archives: Sequence[str], prefixes: Sequence[bytes], names: _Names) -> None:
+    def __init__(
+        self,
+        archives: Sequence[str],
+        prefixes: Sequence[bytes],
+        names: _Names,
+        absolute: Absolute,
+    ) -> None:
         states: list[tuple[int, int]] = []
         self._ranges = RangeReader(archives, states)
         self.check_unchanged = self._ranges.check_unchanged
         self._sparse: dict[tuple[int, int], tuple[Segment, ...]] = {}
         found: dict[bytes, tuple[int, int, int]] = {}
         for shard, path in enumerate(archives):
-            with Archive(path) as archive:
+            with Archive(path, absolute=absolute) as archive:
                 states.append(archive.state)
                 for member in archive.members():
                     name = names.add(member, shard, prefixes[shard])

@@ -8,15 +8,17 @@ key, which are the samples. ``column`` selects the samples of one extension, and
 are left out. A sample's path is its member's name.
 
 With ``fields``, the members of a key that it names are the fields of one sample, whose path is the
-key. A pattern takes the members of the first key. A field has the name of its extension. Its type
-is the one in ``fields``, else a whole number as for attributes, text for ``txt``, ``text``,
-``transcript`` and ``json``, an array for ``npy``, else bytes. The other members are left out,
-unless they are attributes.
+key. A pattern takes the members of the first key; later keys with others are an error. A field has
+the name of its extension. Its type is the one in ``fields``, else a whole number as for attributes,
+text for ``txt``, ``text``, ``transcript`` and ``json``, an array for ``npy``, else bytes. The other
+members are left out, unless they are attributes.
 
 The name of an attribute gives its type: ``cls``, ``cls2``, ``class``, ``count``, ``index``, ``inx``
 and ``id`` are whole numbers. ``json.NAME`` is a field of the member ``json``; ``json.a.b`` is a
 field in another. Any other attribute is text in UTF-8. A key that lacks one is an error, and so are
-two members of one extension.
+two members of one extension. As in webdataset's own reader, members without a key are left out: a
+name without a dot, or that begins with one (``README``, ``._0001.jpg``), and names such as
+``__meta__``. They are counted with their names.
 
 Archives are streamed, in an order drawn from the seed for ``shuffled``. Members that are no files
 are left out. Archives are read as strictly as by ``tar``.
@@ -27,6 +29,7 @@ Memory: the members of one key, and the blocks.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,12 +39,19 @@ import numpy as np
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
-from dlfs.ingest.archives.archive import Archive
-from dlfs.ingest.fields import FieldRecords, choose_fields, parse_choices, read_npy
+from dlfs.ingest.archives.archive import AbsoluteOption, Archive
+from dlfs.ingest.fields import (
+    Choices,
+    FieldRecords,
+    choose_fields,
+    is_pattern,
+    parse_choices,
+    read_npy,
+)
 from dlfs.ingest.formats.tar import archive_prefix, check_archive
 from dlfs.ingest.records import Record, ShardSource, Value, files_of, gather
 from dlfs.ingest.registry import STDIN
-from dlfs.ingest.source import STDIN_SHOWN, SampleBlock, show
+from dlfs.ingest.source import STDIN_SHOWN, SampleBlock, check_attribute_names, show
 from dlfs.ingest.standard_input import open_standard_input
 
 _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
@@ -50,6 +60,18 @@ _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 
 _TEXTS = frozenset(["txt", "text", "transcript", "json"])
 """Extensions whose members are fields of text."""
+
+
+_KEY = re.compile(rb"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+"""Key and extension of a member. Source: webdataset, base_plus_ext."""
+
+_META = re.compile(rb"__[^/]*__($|/)")
+"""Start of the names of members that describe a shard. Source: webdataset, tar_file_iterator."""
+
+_RULE = "a key ends at the first dot of a file's name, where its extension begins"
+
+_NAMES_SHOWN_MAX = 20
+"""Most names of members without a key that a report has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +87,7 @@ class WebDatasetOptions:
         "extensions to make the fields of one sample for each key: jpg, raw:f4[?,3]",
     ] = ()
     prefix_shards: Annotated[bool, "begin paths with the archive's name"] = False
+    absolute: AbsoluteOption = "error"
 
     def open(self, paths: Sequence[str]) -> WebDatasetSource:
         """Open archives, or folders of them; see ``WebDatasetSource``."""
@@ -101,6 +124,7 @@ class WebDatasetSource(ShardSource):
                     f"import {STDIN_SHOWN}: expected no prefix_shards, for it has no name"
                 )
         self._options = options
+        check_attribute_names(options.attributes, f"import {self.name}")
         self._used = {name.partition(".")[0].lower() for name in options.attributes}
         self._column = None if options.column is None else options.column.lower().lstrip(".")
         choices = parse_choices(options.fields, f"import {self.name}")
@@ -110,6 +134,7 @@ class WebDatasetSource(ShardSource):
                 f"import {self.name}: expected fields of different extensions and no column, got "
                 f"{', '.join(options.fields)}"
             )
+        self._patterns: Choices = {name: None for name in self._fields if is_pattern(name)}
         self._field_records: FieldRecords | None = None
         self.skipped: Counter[str] = Counter()
         self._stdin = open_standard_input(archives)
@@ -146,7 +171,7 @@ class WebDatasetSource(ShardSource):
                 if extension in self._used:
                     continue
                 if self._column not in (None, extension):
-                    self.skipped["member of another extension"] += 1
+                    self.skipped[f"member of extension {extension!r}"] += 1
                     continue
                 yield Record(prefix + path, data, values)
 
@@ -160,21 +185,38 @@ class WebDatasetSource(ShardSource):
             )
             self._field_records = FieldRecords(self._fields)
         others = group.members.keys() - self._used - self._fields.keys()
-        self.skipped["member that is no field"] += len(others)
+        missed = choose_fields(self._patterns, sorted(others)).keys() & others
+        if missed:
+            raise FormatError(
+                f"{where}: expected the members of the first key, {', '.join(self._fields)}, got "
+                f"{', '.join(sorted(missed))} too; the option fields names those to take"
+            )
+        self.skipped.update(f"member of extension {name!r}, which is no field" for name in others)
         values = {
             name: _field_value(group, name, kind, where) for name, kind in self._fields.items()
         }
         return self._field_records.make(prefix + group.key, values, where, attributes)
 
+    def _leave_out(self, path: bytes) -> None:
+        """Count a member without a key."""
+        known = sum(reason.startswith("member without a key") for reason in self.skipped)
+        name = f": {show(path)}" if known < _NAMES_SHOWN_MAX else ", others"
+        self.skipped["member without a key" + name] += 1
+
     def _groups(self, shard: str) -> Iterator[_Group]:
         group: _Group | None = None
-        with Archive(shard, self._stdin if shard == STDIN else None) as archive:
+        stdin = self._stdin if shard == STDIN else None
+        with Archive(shard, stdin, absolute=self._options.absolute) as archive:
             for member in archive.members():
                 if member.kind != "file":
                     if member.kind != "folder":
                         self.skipped["member that is no file"] += 1
                     continue
-                key, extension = split_key(member.path)
+                found = split_key(member.path)
+                if found is None:
+                    self._leave_out(member.path)
+                    continue
+                key, extension = found
                 if group is not None and group.key != key:
                     yield group
                     group = None
@@ -182,18 +224,19 @@ class WebDatasetSource(ShardSource):
                 if extension in group.members:
                     raise FormatError(
                         f"import {shard}: key {show(key)}: expected one member of extension "
-                        f"{extension!r}, got {show(member.path)} too"
+                        f"{extension!r}, got {show(member.path)} too; {_RULE}"
                     )
                 group.members[extension] = member.path, archive.read(member)
         if group is not None:
             yield group
 
 
-def split_key(path: bytes) -> tuple[bytes, str]:
-    """Return a member's key, and its extension in lower case."""
-    folder, slash, name = path.rpartition(b"/")
-    stem, _, extension = name.partition(b".")
-    return folder + slash + stem, extension.decode("utf-8", "backslashreplace").lower()
+def split_key(path: bytes) -> tuple[bytes, str] | None:
+    """Return a member's key, and its extension in lower case; None if it has no key."""
+    found = _KEY.fullmatch(path)
+    if found is None or _META.match(path):
+        return None
+    return found[1], found[2].decode("utf-8", "backslashreplace").lower()
 
 
 def _value(group: _Group, name: str, where: str) -> Value:
@@ -201,7 +244,7 @@ def _value(group: _Group, name: str, where: str) -> Value:
     extension, _, field = name.partition(".")
     extension = extension.lower()
     if extension not in group.members:
-        raise FormatError(f"{where}: expected a member of extension {extension!r}, got none")
+        raise _lacking(group, extension, where)
     try:
         text = str(group.members[extension][1], "utf-8")
         if field:
@@ -214,10 +257,18 @@ def _value(group: _Group, name: str, where: str) -> Value:
         ) from error
 
 
+def _lacking(group: _Group, extension: str, where: str) -> FormatError:
+    """Return the error for a key that has no member of an extension."""
+    return FormatError(
+        f"{where}: expected a member of extension {extension!r}, got "
+        f"{', '.join(show(path) for path, _ in group.members.values())}; {_RULE}"
+    )
+
+
 def _field_value(group: _Group, extension: str, declared: FieldType | None, where: str) -> Any:
     """Return the value of a field of a key: a number, text, an array or bytes."""
     if extension not in group.members:
-        raise FormatError(f"{where}: expected a member of extension {extension!r}, got none")
+        raise _lacking(group, extension, where)
     data, kind = group.members[extension][1], extension.rpartition(".")[2]
     if declared is not None and declared.kind != "array":
         return data

@@ -304,7 +304,7 @@ def test_a_path_twice_in_the_appended_source_is_an_error(volume: Volume, folder:
     for number in range(2):
         shards.append(str(folder.parent / f"{number}.tar"))
         with tarfile.open(shards[-1], "w") as archive:
-            archive.add(folder / "d0" / "000\n", "twice")
+            archive.add(folder / "d0" / "000\n", "twice.x")
     with (
         closing(open_source(shards, format_name="webdataset")) as source,
         pytest.raises((ExistsError, FormatError)),

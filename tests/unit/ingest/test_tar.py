@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -20,13 +21,14 @@ from dlfs.errors import (
     DeviceError,
     DlfsError,
     FormatError,
-    LimitError,
     NotFoundError,
     TruncatedError,
     UsageError,
 )
 from dlfs.ingest.formats.tar import TarSource
+from dlfs.ingest.importer import open_source
 from dlfs.ingest.source import BUFFER_BYTES
+from tests.unit.ingest.taking import take as take_all
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".tar": bytes,
@@ -376,12 +378,73 @@ def test_more_shards_than_are_opened_at_once(
     assert sorted(got) == sorted(want)
 
 
-def test_a_size_that_no_memory_has_is_refused(tmp_path: Path) -> None:
-    header = tarfile.TarInfo("a.bin")
-    header.size = 1 << 62
-    path = tmp_path / "a.tar.gz"
-    path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
-    with pytest.raises(
-        LimitError, match=rf"{path}: a\.bin: expected a member that fits the memory"
-    ):
-        list(TarSource([str(path)]).blocks(layout="path", seed=0))
+# ---- sparse members, and absolute names ----------------------------------------------------------
+
+
+def sparse_1_0(size: int, parts: dict[int, bytes], order: str) -> bytes:
+    """A sparse member in GNU's format 1.0, with the sizes of file and data in a header.
+
+    Args:
+        size: size of the file in bytes.
+        parts: data by offset.
+        order: ``size first`` or ``size last``: the order of the sizes; ``no size`` leaves one out.
+    """
+    ends = {**{offset: len(data) for offset, data in parts.items()}, size: 0}
+    lines = [len(ends), *(number for pair in ends.items() for number in pair)]
+    table = "".join(f"{line}\n" for line in lines).encode()
+    stored = table + bytes(-len(table) % 512) + b"".join(parts.values())
+    fields = {
+        "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "f",
+        "GNU.sparse.realsize": str(size),
+    }  # fmt: skip
+    sizes = {"size": str(len(stored))}
+    fields = {"size first": {**sizes, **fields}, "size last": {**fields, **sizes}}.get(
+        order, fields
+    )
+    records = b""
+    for name, value in fields.items():
+        text = f" {name}={value}\n"
+        length = len(text) + 2 if len(text) < 97 else len(text) + 3
+        records += f"{length}{text}".encode()
+    assert all(len(line) < 100 for line in records.split(b"\n"))
+    extended = tarfile.TarInfo("h")
+    extended.type, extended.size = tarfile.XHDTYPE, len(records)
+    member = tarfile.TarInfo("GNUSparseFile.0/f")
+    member.size = len(stored)
+    head = extended.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % 512)
+    return head + member.tobuf(tarfile.USTAR_FORMAT) + stored + bytes(-len(stored) % 512)
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+@pytest.mark.parametrize("order", ["size first", "size last", "no size"])
+@pytest.mark.parametrize(
+    "parts", [{0: b"abc"}, {5000: b"abc"}, {512: b"a" * 1024, 8192: b"b"}, {}, {9997: b"end"}]
+)
+def test_a_sparse_member_has_the_size_that_gnu_tar_reads(
+    tmp_path: Path, suffix: str, order: str, parts: dict[int, bytes]
+) -> None:
+    want = bytearray(10_000)
+    for offset, data in parts.items():
+        want[offset : offset + len(data)] = data
+    plain = tarfile.TarInfo("g")
+    plain.size = 5
+    raw = sparse_1_0(10_000, parts, order) + plain.tobuf() + b"after" + bytes(507) + bytes(1024)
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(gzip.compress(raw) if suffix.endswith("gz") else raw)
+    got = take(path)
+    assert got == [("f", bytes(want)), ("g", b"after")]
+    if shutil.which("tar"):
+        subprocess.run(["tar", "xf", str(path), "-C", str(tmp_path)], check=True)
+        assert (tmp_path / "f").read_bytes() == want
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_absolute_names_are_stripped_if_the_caller_says_so(tmp_path: Path, name: str) -> None:
+    data = tar(("/a/b.jpg", b"1"), hard("/a/c.jpg", "/a/b.jpg"))
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(FormatError, match=r"expected a relative name, got /a/b.jpg; .*=strip"):
+        take_all(open_source(path))
+    for format_name, want in (("tar", {"a/b.jpg", "a/c.jpg"}), ("webdataset", {"a/b.jpg"})):
+        source = open_source(path, format_name=format_name, options={"absolute": "strip"})
+        assert set(take_all(source)) == want

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tfrecord import TFRecordWriter, tfrecord_loader
 
 from dlfs.errors import (
     ChecksumError,
@@ -407,3 +408,80 @@ def test_records_larger_than_a_buffer_come_alone(tmp_path: Path) -> None:
         source = TfRecordSource([str(tmp_path / name)], TfRecordOptions())
         source.buffer_bytes = 1000
         assert [got for got, _ in take(source).values()] == [b"a", big, b"b"]
+
+
+# ---- SequenceExamples, and features of only some records -----------------------------------------
+
+
+def write_sequences(path: Path, *records: tuple[dict[str, Any], dict[str, Any]]) -> Path:
+    writer = TFRecordWriter(str(path))
+    for context, steps in records:
+        writer.write(context, steps)
+    writer.close()
+    return path
+
+
+def fields_of(volume: Volume, path: Path, fields: str) -> list[dict[str, Any]]:
+    source = open_source(path, options={"fields": fields})
+    import_dataset(volume, source, "n", layout="path")
+    with volume["n"] as dataset:
+        found = [dataset.sample(i) for i in range(len(dataset))]
+    volume.remove("n")
+    return found
+
+
+def test_lists_of_steps_are_fields(volume: Volume, tmp_path: Path) -> None:
+    path = write_sequences(
+        tmp_path / "x.tfrecord",
+        ({"id": (1, "int")}, {"a": ([[1, 2], [3, 4]], "int"), "b": ([[0.5]], "float")}),
+        ({"id": (2, "int")}, {"a": ([[5, 6]], "int"), "b": ([[1.5], [2.5]], "float")}),
+    )
+    theirs = tfrecord_loader(str(path), None, sequence_description={"a": "int", "b": "float"})
+    want = [steps for _, steps in theirs]
+    got = fields_of(volume, path, "*")
+    for one, other in zip(got, want, strict=True):
+        assert one["a"].tolist() == [list(map(int, step)) for step in other["a"]]
+        assert one["b"].tolist() == [list(map(float, step)) for step in other["b"]]
+        assert (one["a"].dtype, one["b"].dtype) == (np.int64, np.float32)
+    assert [one["id"].tolist() for one in got] == [[1], [2]]
+    got = fields_of(volume, path, "a:i4[?,2],b:f4[?]")
+    assert [one["b"].tolist() for one in got] == [[0.5], [1.5, 2.5]]
+    assert [one["a"] for one in fields_of(volume, path, "a:text")] == [
+        "[[1, 2], [3, 4]]",
+        "[[5, 6]]",
+    ]
+
+
+def test_steps_that_are_no_array_are_named(volume: Volume, tmp_path: Path) -> None:
+    path = write_sequences(
+        tmp_path / "x.tfrecord",
+        ({"id": (1, "int")}, {"w": ([[b"one"], [b"two"]], "byte"), "r": ([[1], [2, 3]], "int")}),
+    )
+    for fields, message in (
+        ("*", "record 0: expected"),
+        ("w", "expected steps of int64_list or of float_list in feature list w, got bytes_list"),
+        ("r", "expected one number of values in each step of feature list r, got 1 and 2"),
+    ):
+        with refused(volume, FormatError, message):
+            import_all(volume, path, options={"fields": fields})
+    got = fields_of(volume, path, "w:text,r:text")
+    assert got == [{"w": '[["one"], ["two"]]', "r": "[[1], [2, 3]]"}]
+    with refused(volume, FormatError, "expected one value in feature r, got a list of steps"):
+        import_all(volume, path, options={"fields": "id", "attributes": "r"})
+
+
+def test_features_of_only_some_records_are_not_dropped(volume: Volume, tmp_path: Path) -> None:
+    writer = TFRecordWriter(str(tmp_path / "x.tfrecord"))
+    writer.write({"a": (1, "int")})
+    writer.write({"a": (2, "int"), "b": (3, "int")})
+    writer.close()
+    path = tmp_path / "x.tfrecord"
+    with pytest.raises(FormatError, match="record 1: expected the features of the first record, a"):
+        take(open_source(path, options={"fields": "*"}))
+    with refused(volume, FormatError, "record [01]: expected"):
+        import_all(volume, path, options={"fields": "*"})
+    source = open_source(path, options={"fields": "a"})
+    assert len(take(source)) == 2
+    assert source.skipped == {"feature that is not used: b": 1}
+    with refused(volume, UsageError, "'dlfs:fields': expected a name that does not begin"):
+        import_all(volume, path, options={"fields": "a", "attributes": "dlfs:fields"})

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import webdataset
 
 from dlfs.errors import FormatError, TruncatedError, UsageError
 from dlfs.ingest.formats.webdataset import WebDatasetOptions, split_key
@@ -102,7 +103,7 @@ def test_all_other_members_are_samples_or_one_extension_is(tmp_path: Path) -> No
         path, format_name="webdataset", options={"attributes": "cls", "column": ".JPG"}
     )
     assert take(source) == {"a.jpg": (b"1", {"cls": 3})}
-    assert source.skipped == {"member of another extension": 1}
+    assert source.skipped == {"member of extension 'seg.png'": 1}
     assert len(take_webdataset(path)) == 4
 
 
@@ -120,12 +121,40 @@ def test_shards_come_by_pattern_and_by_folder_and_with_prefixes(tmp_path: Path) 
     [
         (b"a/b.c/d.jpg", b"a/b.c/d", "jpg"),
         (b"d.SEG.png", b"d", "seg.png"),
-        (b"none", b"none", ""),
+        (b"a/b__c__.jpg", b"a/b__c__", "jpg"),
         (b"a/.hidden", b"a/", "hidden"),
     ],
 )
 def test_keys_end_at_the_first_dot_of_the_name(path: bytes, key: bytes, extension: str) -> None:
     assert split_key(path) == (key, extension)
+
+
+def test_members_without_a_key_are_left_out_as_by_webdataset(tmp_path: Path) -> None:
+    files = {
+        "README": b"", "._a.jpg": b"", "a.jpg": b"1", "d/.hidden": b"", "__meta__/x.json": b"",
+        "d/__info__": b"", "a.b.jpg": b"2", "d.e/f.jpg": b"3", "d.e/g": b"",
+    }  # fmt: skip
+    path = write(tmp_path / "x.tar", files)
+    source = open_source(path, format_name="webdataset")
+    got = take(source)
+    assert set(got) == {"a.jpg", "a.b.jpg", "d.e/f.jpg", "d/.hidden"}
+    left_out = set(files) - set(got)
+    assert source.skipped == {f"member without a key: {name}": 1 for name in left_out}
+    url = {"url": "x", "stream": io.BytesIO(path.read_bytes())}
+    expand, group = webdataset.tariterators.tar_file_expander, webdataset.tariterators.group_by_keys
+    samples = list(group(expand([url])))
+    names = [(one["__key__"], name) for one in samples for name in one if name[:2] != "__"]
+    assert {f"{key}.{name}" for key, name in names} == set(got)
+
+
+def test_members_that_only_later_keys_have_are_not_dropped(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2", "b.txt": b"two"})
+    for fields in ("*", "jpg,*", "jpg,t*"):
+        with pytest.raises(FormatError, match=r"key b: expected the members .*got txt too|t\*"):
+            take_webdataset(path, fields=fields)
+    source = open_source(path, format_name="webdataset", options={"fields": "jpg"})
+    assert len(take(source)) == 2
+    assert source.skipped == {"member of extension 'txt', which is no field": 1}
 
 
 def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
@@ -145,7 +174,7 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.jpg": b""}, "key a: expected a member of extension 'cls', got none"),
+        ({"a.jpg": b""}, "key a: expected a member of extension 'cls', got "),
         ({"a.jpg": b"", "a.cls": b"x"}, "key a: attribute cls: expected a whole number: .*'x'"),
         ({"a.jpg": b"", "a.cls": b"\xff"}, "key a: attribute cls: expected a whole number"),
         ({"a.jpg": b"", "a.JPG": b"", "a.cls": b""}, "key a: expected one member of extension"),
@@ -229,7 +258,7 @@ def test_the_members_of_a_key_become_fields(volume: Volume, tmp_path: Path) -> N
     options = {"fields": "jpg,mask.npy,CLS,txt", "attributes": "json.good"}
     source = open_source(path, format_name="webdataset", options=options)
     report = import_dataset(volume, source, "n")
-    assert report.skipped["member that is no field"] == COUNT
+    assert report.skipped["member of extension 'other', which is no field"] == COUNT
     with volume["n"] as dataset:
         assert dataset.fields == {
             "jpg": "bytes",
@@ -249,7 +278,7 @@ def test_the_members_of_a_key_become_fields(volume: Volume, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("files", "fields", "match"),
     [
-        ({"a.jpg": b"x"}, "jpg,cls", "key a: expected a member of extension 'cls', got none"),
+        ({"a.jpg": b"x"}, "jpg,cls", "key a: expected a member of extension 'cls', got "),
         ({"a.cls": b"x"}, "cls", "key a: field cls: invalid literal"),
         ({"a.cls": b"9" * 30}, "cls", "key a: field cls"),
         ({"a.txt": b"\xff"}, "txt", "key a: field txt: 'utf-8'"),

@@ -120,8 +120,19 @@ class PageFile:
                 return self._tree(value, f"{self._where}: database {quote(name)}")
         return None
 
-    def items(self, tree: Tree) -> Iterator[tuple[bytes, bytes]]:
+    def only_named(self) -> list[bytes]:
+        """Return the names of the databases if the main one has nothing else, else nothing."""
+        names: list[bytes] = []
+        for key, flags, _ in self._nodes(self.main):
+            if not flags & _TREE_IN_NODE:
+                return []
+            names.append(key)
+        return names
+
+    def items(self, tree: Tree) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield every key and value of a database, in the order of the keys.
+
+        A key that names another database has None for its value.
 
         Raises:
             FormatError: a page, a node or the number of keys is wrong; the message names the last
@@ -129,8 +140,7 @@ class PageFile:
             DeviceError: the file cannot be read.
         """
         for key, flags, value in self._nodes(tree):
-            if not flags & _TREE_IN_NODE:
-                yield key, value
+            yield key, None if flags & _TREE_IN_NODE else value
 
     def _nodes(self, tree: Tree) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield every node of the leaves: its key, its flags and its value."""
@@ -152,15 +162,8 @@ class PageFile:
     def _leaves(self, tree: Tree) -> Iterator[int]:
         """Yield the numbers of the leaf pages, in the order of their keys."""
         pending = [(tree.root, 1)] if tree.root != _NO_PAGE else []
-        visits = 0
         while pending:
             number, level = pending.pop()
-            visits += 1
-            if visits > self._page_count:
-                raise FormatError(
-                    f"{self._where}: expected each of {self._page_count} pages once in the tree, "
-                    f"got page {number} again"
-                )
             if level == tree.depth:
                 yield number
                 continue

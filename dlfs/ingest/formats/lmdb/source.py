@@ -28,6 +28,7 @@ from dlfs.ingest.source import (
     check_path,
     check_unchanged,
     file_state,
+    left_out_names,
     show,
     single_path,
 )
@@ -69,6 +70,8 @@ class LmdbSource(ShardSource):
         self._state = file_state(self._pages.descriptor)
         try:
             self._tree = self._find_tree(options.database)
+            if options.database is None:
+                self._check_named()
         except BaseException:
             self.close()
             raise
@@ -85,18 +88,33 @@ class LmdbSource(ShardSource):
         check_unchanged(self._where, self._pages.descriptor, self._state)
 
     def _records(self) -> Iterator[Record]:
+        named: list[str] = []
         for key, value in self._pages.items(self._tree):
+            if value is None:
+                named.append(show(key))
+                continue
             if not fnmatchcase(show(key), self._select):
                 self.skipped["key that select leaves out"] += 1
                 continue
             path = key_path(key)
             check_path(path, f"{self._where}: key {show(key)!r}")
             yield Record(path, value)
+        self.skipped.update(left_out_names("database", named))
+
+    def _check_named(self) -> None:
+        """Raise UsageError if the main database has nothing but the names of others."""
+        names = self._pages.only_named()
+        if names:
+            raise UsageError(
+                f"{self._where}: expected keys and values in the main database, got only named "
+                f"databases: the option database names one of {', '.join(map(show, names))}"
+            )
 
     def _find_tree(self, database: str | None) -> Tree:
         tree = self._pages.main if database is None else self._pages.find_tree(database.encode())
         if tree is None:
-            raise UsageError(f"{self._where}: expected a database {database!r}, got none")
+            names = ", ".join(map(show, self._pages.only_named())) or "none"
+            raise UsageError(f"{self._where}: expected a database {database!r}, got {names}")
         if tree.has_duplicates:
             raise UsageError(f"{self._where}: expected one value for each key, got a multimap")
         return tree

@@ -72,7 +72,9 @@ from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     SampleBlock,
+    check_attribute_names,
     file_errors,
+    left_out_names,
     single_path,
 )
 from dlfs.json_records import parse_json, to_record
@@ -165,23 +167,21 @@ class MdsSource(ShardSource):
         self._prefixes = shard_prefixes(self.shards, [".mds"])
         first = self._index[0]
         for shard, path in zip(self._index, self.shards, strict=True):
-            if (shard.names, shard.encodings) != (first.names, first.encodings):
-                raise FormatError(f"import {path}: expected the columns of the first shard")
+            _check_columns(shard, first, f"import {path}", self.shards[0])
         where = f"import {folder}"
         chosen = parse_choices(options.fields, where)
         self._fields = _choose_fields(first, options, chosen, where)
         self._column = None if self._fields else _choose_sample(first, options.column, where)
         taken = {self._column, options.path, *self._fields}
         self._attributes = _choose_attributes(first, options, taken, where)
+        check_attribute_names(self._attributes, where)
         if options.path is not None:
             _position(first, options.path, where)
         self._maker = FieldRecords(self._fields, _known_types(first, self._fields, where))
         self.name = str(self._folder)
         self.sample_count = sum(shard.samples for shard in self._index)
         used = {*taken, *self._attributes}
-        left_out = sum(name not in used for name in first.names)
-        if options.attributes is None and left_out:
-            self.skipped = {"column that is neither number nor text": left_out}
+        self.skipped = left_out_names("column", [name for name in first.names if name not in used])
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one shard; see ``ShardSource``."""
@@ -287,6 +287,22 @@ class MdsSource(ShardSource):
 # ---- columns -------------------------------------------------------------------------------------
 
 
+def _check_columns(shard: _Shard, first: _Shard, where: str, origin: str) -> None:
+    """Check that a shard has the columns of the first, in its order."""
+    got, expected = (dict(zip(one.names, one.encodings, strict=True)) for one in (shard, first))
+    for name in dict.fromkeys([*expected, *got]):
+        if got.get(name) != expected.get(name):
+            raise FormatError(
+                f"{where}: column {name}: expected {expected.get(name, 'none')} as in {origin}, "
+                f"got {got.get(name, 'none')}"
+            )
+    if shard.names != first.names:
+        raise FormatError(
+            f"{where}: expected the columns {', '.join(first.names)} as in {origin}, got "
+            f"{', '.join(shard.names)}"
+        )
+
+
 def _position(shard: _Shard, name: str, where: str) -> int:
     if name not in shard.names:
         raise UsageError(f"{where}: expected column {name}, got {', '.join(shard.names)}")
@@ -300,11 +316,6 @@ def _choose_sample(shard: _Shard, name: str | None, where: str) -> str:
     candidates = _candidates(shard)
     if len(candidates) != 1:
         names = ", ".join(shard.names)
-        if not candidates:
-            raise UsageError(
-                f"{where}: expected a column of bytes or text as the samples, got the columns "
-                f"{names}; option fields=* makes all columns the fields of samples"
-            )
         raise UsageError(f"{where}: expected option column to name one of {names}")
     return candidates[0]
 

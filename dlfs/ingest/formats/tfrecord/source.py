@@ -9,9 +9,12 @@ is the single value of that feature. The features named in ``attributes`` are it
 with one value in every record: a whole number, a float, or text in UTF-8.
 
 With ``fields``, the features that it names are the fields of a sample; a pattern takes features of
-the first record. A feature of bytes has one value, and is a field of bytes. One of numbers is a
-vector of any length, ``<i8[?]`` or ``<f4[?]``. As a feature has no shape, the entry may give one:
-``label:i8[]``, ``boxes:f4[?,4]``, or ``volume:i2[64,64,64]`` for raw bytes.
+the first record, and a later record with others is an error. A feature of bytes has one value, and
+is a field of bytes. One of numbers is a vector of any length, ``<i8[?]`` or ``<f4[?]``. As a
+feature has no shape, the entry may give one: ``label:i8[]``, ``boxes:f4[?,4]``, or
+``volume:i2[64,64,64]`` for raw bytes. A list of steps in a tf.train.SequenceExample is an array
+``[?,?]``, of steps and their values; ``NAME:text`` takes any as JSON. Features that are neither
+field nor attribute are counted with their names.
 
 Plain files are indexed first. An index file next to them, as ``tfrecord2idx`` writes it, has a line
 ``offset length`` for each record, and must cover the file without a gap. Without one, the lengths
@@ -32,7 +35,8 @@ import io
 import struct
 import zlib
 from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,7 +56,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.ingest.archives.ranges import RangeReader, make_ranges
-from dlfs.ingest.fields import FieldRecords, choose_fields, parse_choices
+from dlfs.ingest.fields import FieldRecords, choose_fields, is_pattern, parse_choices
 from dlfs.ingest.formats.tfrecord.example import (
     ExampleError,
     ExampleReader,
@@ -73,7 +77,7 @@ from dlfs.ingest.records import (
     shard_prefixes,
     text_path,
 )
-from dlfs.ingest.source import SampleBlock, file_errors, file_state
+from dlfs.ingest.source import SampleBlock, check_attribute_names, file_errors, file_state
 from dlfs.units import GIB
 
 Compression = Literal["auto", "none", "gzip", "zlib"]
@@ -147,6 +151,9 @@ class TfRecordSource(ShardSource):
         self._prefixes = shard_prefixes(shards, _SUFFIXES)
         self._examples: ExampleReader | None = None
         self._fields = parse_choices(options.fields, f"import {self.name}")
+        self._has_pattern = any(map(is_pattern, self._fields))
+        check_attribute_names(options.attributes, f"import {self.name}")
+        self.skipped: Counter[str] = Counter()
         self._maker: FieldRecords | None = None
         self._has_examples = options.column is not None or bool(self._fields)
         if self._has_examples:
@@ -244,11 +251,7 @@ class TfRecordSource(ShardSource):
                 able = [name for name in sorted(found) if name not in others]
                 self._fields = choose_fields(self._fields, able)
                 self._maker = FieldRecords(self._fields)
-            names = [options.column, *self._fields, *options.attributes, options.path]
-            for name in filter(None, names):
-                if name not in found:
-                    known = ", ".join(sorted(found))
-                    raise ExampleError(f"expected feature {name}, got {known or 'none'}")
+            self._check_features(found)
             if options.path is not None:
                 path = text_path(bytes_value(found[options.path], options.path), where)
             values: dict[str, Value] = {
@@ -256,10 +259,40 @@ class TfRecordSource(ShardSource):
             }
             if options.column is not None:
                 return Record(path, bytes_value(found[options.column], options.column), values)
-            fields = {name: field_value(found[name], name) for name in self._fields}
+            fields = {
+                name: field_value(found[name], name, kind) for name, kind in self._fields.items()
+            }
         except ExampleError as error:
             raise FormatError(f"{where}: {error}") from error
         return self._maker.make(path, fields, where, values)
+
+    def _check_features(self, found: Mapping[str, Any]) -> None:
+        """Check that a record has the features that are used; count the others.
+
+        Raises:
+            ExampleError: it lacks one, or has others than the first and a pattern takes all.
+        """
+        options = self._options
+        used = [options.column, *self._fields, *options.attributes, options.path]
+        for name in filter(None, used):
+            if name not in found:
+                known = ", ".join(sorted(found))
+                raise ExampleError(f"expected feature {name}, got {known or 'none'}")
+        others = [name for name in found if name not in used]
+        if others and self._has_pattern:
+            self._check_pattern(others)
+        self.skipped.update(f"feature that is not used: {name}" for name in others)
+
+    def _check_pattern(self, others: Sequence[str]) -> None:
+        """Check that no pattern would take features that the first record lacks."""
+        patterns = parse_choices(self._options.fields, f"import {self.name}")
+        missed = choose_fields({name: None for name in patterns if is_pattern(name)}, list(others))
+        names = [name for name in missed if name in others]
+        if names:
+            raise ExampleError(
+                f"expected the features of the first record, {', '.join(self._fields)}, got "
+                f"{', '.join(sorted(names))} too; the option fields names those to take"
+            )
 
 
 class _Index:
