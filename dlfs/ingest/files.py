@@ -16,7 +16,7 @@ import errno
 import os
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,10 @@ class FilesSource(Source):
         self._chosen = indices
         self.sample_count = len(indices)
         self.sample_bytes = int(self._sizes[indices].sum())
+
+    def file_paths(self) -> Iterator[bytes]:
+        """Yield the path of every file, relative to the folder."""
+        return map(self._table.path, range(len(self._table)))
 
     def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
         """Do not read the files of samples that the dataset has; see ``Source.leave_out``."""

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from dlfs.arguments import Layout
 from dlfs.errors import NotFoundError, UsageError
+from dlfs.ingest.containers import warn_of_containers
+from dlfs.ingest.files import FilesSource
 from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback
@@ -140,7 +142,10 @@ def _open_local(
             "take attributes from a table"
         )
     made = make_options(row, options)
-    return IsolatedSource(made, found) if row.isolated else made.open(found)
+    source = IsolatedSource(made, found) if row.isolated else made.open(found)
+    if format_name == AUTO and isinstance(source, FilesSource):
+        warn_of_containers(source.name, source.file_paths())
+    return source
 
 
 def import_dataset(

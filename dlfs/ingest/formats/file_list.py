@@ -9,8 +9,8 @@ ends with a NUL, as that of ``find -print0``, NULs end the paths instead. Standa
 a text, whose paths are relative to the current folder.
 
 CSV and TSV files have the names of columns in their first line. The option ``path`` names the
-column of paths; by default it is the column ``path``, or else the first. The others become
-attributes, unless ``attributes`` names some; ``tables.csv`` says of which types.
+column of paths; by default it is ``path``, ``file_name`` or ``filename``, or else the first. The
+others become attributes, unless ``attributes`` names some; ``tables.csv`` says of which types.
 
 The list is read before anything is written, so memory is that of its columns. Files are then read
 as those of a folder, in any order; layout ``path`` keeps the order of the list.
@@ -30,7 +30,15 @@ import numpy.typing as npt
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.files import FilesSource
 from dlfs.ingest.registry import STDIN
-from dlfs.ingest.source import clean_path, file_errors, show, single_path, source_name
+from dlfs.ingest.source import (
+    PATH_COLUMNS,
+    check_attribute_names,
+    clean_path,
+    file_errors,
+    show,
+    single_path,
+    source_name,
+)
 from dlfs.ingest.standard_input import StandardInput
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, typed_column
 
@@ -40,7 +48,9 @@ class ListOptions:
     """Options of a list of files."""
 
     root: Annotated[str | None, "folder that paths are relative to; by default the list's"] = None
-    path: Annotated[str | None, "column of paths; by default 'path' or the first"] = None
+    path: Annotated[
+        str | None, "column of paths; by default path, file_name, filename or the first"
+    ] = None
     attributes: Annotated[
         tuple[str, ...] | None, "columns to store as attributes; by default all others"
     ] = None
@@ -112,18 +122,32 @@ def _read_columns(
     names = list(table.columns)
     if not names:
         raise FormatError(f"{where}: line 1: expected names of columns, got none")
-    by_default = "path" if "path" in names else names[0]
-    column = options.path or by_default
+    column = options.path or next((name for name in PATH_COLUMNS if name in names), names[0])
     wanted = [name for name in names if name != column]
     if options.attributes is not None:
         wanted = list(options.attributes)
     for name in (column, *wanted):
         if name not in names:
             raise UsageError(f"{where}: expected column {name}, got {', '.join(names)}")
+    check_attribute_names(wanted, where)
     paths = _paths(zip(table.lines, table.columns[column], strict=True), path)
+    if options.path is None and column not in PATH_COLUMNS:
+        _check_first_column(paths, column, options.root or str(Path(path).parent), where)
     return paths, {
         name: typed_column(table.columns[name], where=f"{where}: column {name}") for name in wanted
     }
+
+
+def _check_first_column(paths: list[bytes], column: str, root: str, where: str) -> None:
+    """Check that the first column has paths, if none is named so: that the first file exists."""
+    first = os.path.join(os.fsencode(root), paths[0]) if paths else b""
+    if first and not os.path.lexists(first):
+        raise UsageError(
+            f"{where}: expected the paths of files in the column {' or '.join(PATH_COLUMNS)}, got "
+            f"none, and no file {show(paths[0])} as the first column, {column}, has it; the option "
+            "path names the column, root their folder; a table that has the samples themselves is "
+            "imported as Parquet or Arrow"
+        )
 
 
 def _paths(lines: Iterable[tuple[int, str]], where: str) -> list[bytes]:

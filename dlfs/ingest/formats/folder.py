@@ -145,6 +145,8 @@ class FolderSource(FilesSource):
         with os.scandir(descriptor) as scan:
             for item in scan:
                 full = prefix + os.fsencode(item.name)
+                if not self._is_wanted(item.name):
+                    continue
                 if item.is_file(follow_symlinks=False):
                     found.append((full, full, None))
                 elif not item.is_symlink() or keep_link(
@@ -152,6 +154,10 @@ class FolderSource(FilesSource):
                 ):
                     found.append(self._entry(full, item))
         return found
+
+    def _is_wanted(self, _name: str) -> bool:
+        """Return True if an entry of a directory is imported."""
+        return True
 
     def _entry(self, path: bytes, item: os.DirEntry[str]) -> _Entry:
         try:

@@ -2,13 +2,15 @@
 
 This is the layout of torchvision's ``ImageFolder``. The names of the top folders, sorted as text,
 are the classes. The attribute ``label`` is the number of a sample's class among them, ``class`` its
-name. Paths begin with the class. Every file is imported, whatever its name; a file outside all
-class folders is an error. Anything else is as in ``folder``.
+name. Paths begin with the class. Hidden files and folders, whose names begin with a dot, are left
+out and counted with their names; all others are imported, and a file outside all class folders is
+an error. Anything else is as in ``folder``.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,10 @@ import numpy.typing as npt
 from dlfs.errors import UsageError
 from dlfs.ingest.files import join_shown
 from dlfs.ingest.formats.folder import FolderOptions, FolderSource
-from dlfs.ingest.source import single_path
+from dlfs.ingest.source import show, single_path
+
+_NAMES_SHOWN = 10
+"""Most names of hidden files that a report has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,12 @@ class ImageFolderSource(FolderSource):
 
     def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
         """Return ``label``, ``int64[n_files]``, and ``class``, ``object[n_files]``."""
+        self._hidden: Counter[str] = Counter()
         super()._find_files()
+        if self._hidden:
+            shown = ", ".join(show(os.fsencode(name)) for name in list(self._hidden)[:_NAMES_SHOWN])
+            more = ", ..." if len(self._hidden) > _NAMES_SHOWN else ""
+            self.skipped[f"hidden file or folder: {shown}{more}"] = self._hidden.total()
         names: list[str] = []
         for index in range(len(self._table)):
             path = self._table.path(index)
@@ -57,6 +67,12 @@ class ImageFolderSource(FolderSource):
         classes[:] = [texts[name] for name in names]
         labels = np.array([numbers[name] for name in names], np.int64)
         return {"label": labels, "class": classes}
+
+    def _is_wanted(self, name: str) -> bool:
+        if name.startswith("."):
+            self._hidden[name] += 1
+            return False
+        return True
 
 
 def _text(name: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from dlfs.errors import DeviceError, DlfsError, NotFoundError, UsageError
+from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.extras import install_command
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.remote.digests import Digests, etag_digests, find_digests
@@ -127,12 +127,22 @@ class Store:
         objects = []
         for full, entry in sorted(found.items()):
             name = full[len(path.rstrip("/")) :].strip("/")
-            if not name or full.endswith("/"):
-                continue  # a key that stands for the folder itself
+            if not name or full.endswith("/"):  # a key that stands for the folder itself
+                self._check_folder_key(full, entry, what)
+                continue
             here = full if is_http(full) else f"{base}/{name}"
             clean = os.fsdecode(clean_path(os.fsencode(plain_name(name, url)), f"import {here}"))
             objects.append(self._object(here, full, clean, entry))
         return objects
+
+    def _check_folder_key(self, path: str, entry: Mapping[str, Any], what: str) -> None:
+        """Check that a key that ends with a slash, as that of a folder, has no data."""
+        size = entry.get("size") or entry.get("Size") or 0
+        if size:
+            raise FormatError(
+                f"{what}: object {path}: expected no data behind a key that ends with '/', got "
+                f"{size} bytes; no sample can have this path: copy the object to another key"
+            )
 
     def match(self, pattern: str) -> list[str]:
         """Return the URLs that a glob matches, sorted.
@@ -175,7 +185,10 @@ class Store:
         if info.get("size") is None:
             info = with_retries(lambda: self._system.info(path), f"import {url}")
         if info.get("size") is None:
-            raise UsageError(f"import {url}: expected a size from the store, got none")
+            raise UsageError(
+                f"import {url}: expected a size from the store, got none, as of files that a web "
+                "server sends encoded (Content-Encoding: gzip); download it, and import the copy"
+            )
         size = int(info["size"])
         return RemoteObject(url, path, name, size, version_of(info), find_digests(info))
 
@@ -221,6 +234,13 @@ class HttpStore(Store):
         is_part = last - first < item.size_bytes
         async with await self._get(item.path, f"{first}-{last - 1}" if is_part else None) as answer:
             answer.raise_for_status()
+            encoding = answer.headers.get("Content-Encoding", "identity")
+            if encoding not in ("", "identity"):
+                raise FormatError(
+                    f"import {item.url}: expected the bytes of the file, got them encoded as "
+                    f"{encoding} (Content-Encoding), which the server was asked not to do; "
+                    "download the file, and import the copy"
+                )
             got = version_of(answer.headers)
             if differs(got, item.version):
                 raise item.changed(got)

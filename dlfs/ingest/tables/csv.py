@@ -1,9 +1,10 @@
 """Reads CSV and TSV tables whose first line names the columns.
 
 A column of whole numbers of 64 bits becomes int64; one of numbers and empty fields becomes float64
-with NaN; any other becomes text. ``007`` is text, because it may be an identifier. Fields are
-UTF-8. Other bytes become surrogate escapes in text that the caller asked for, such as paths, and
-are an error elsewhere.
+with NaN; any other becomes text. So does a column with a number that these cannot represent: a
+whole number that a float changes, as of 20 digits, or one beyond the range of floats. ``007`` is
+text, because it may be an identifier. Fields are UTF-8. Other bytes become surrogate escapes in
+text that the caller asked for, such as paths, and are an error elsewhere.
 
 The csv module of Python parses the file. pyarrow and pandas would add a dependency, and turn
 ``007`` into 7.
@@ -14,6 +15,7 @@ Memory: every field as text.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +30,12 @@ from dlfs.ingest.source import file_errors
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """Delimiter by the suffix of the file's name."""
 
-_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_DIGITS = re.compile(r"[-+]?[0-9]+")
+_NONZERO = re.compile(r"[1-9]")
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(inf|nan)|", re.I)
+_EXACT_DIGITS = 16
+"""Least characters of a whole number that a float of 64 bits may change."""
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 
 
@@ -89,7 +95,7 @@ def typed_column(values: Sequence[str], *, where: str) -> npt.NDArray[Any]:
         except OverflowError:  # such as unsigned identifiers of 64 bits
             return text_column(values)
     numbers = all(map(_NUMBER.fullmatch, values)) and not any(map(_LEADING_ZERO.match, values))
-    if numbers and any(values):
+    if numbers and any(values) and all(map(_is_float, filter(None, values))):
         return np.array([float(value) if value else np.nan for value in values])
     for value in values:
         try:
@@ -97,6 +103,17 @@ def typed_column(values: Sequence[str], *, where: str) -> npt.NDArray[Any]:
         except UnicodeEncodeError as error:
             raise FormatError(f"{where}: expected text in UTF-8, got {value!r}") from error
     return text_column(values)
+
+
+def _is_float(text: str) -> bool:
+    """Return True if a float represents a number: a whole one exactly, others without overflow."""
+    number = float(text)
+    if _DIGITS.fullmatch(text):
+        return len(text) < _EXACT_DIGITS or number == int(text)
+    if math.isinf(number):
+        return "inf" in text.lower()
+    mantissa = text.lower().partition("e")[0]
+    return number != 0 or not _NONZERO.search(mantissa)
 
 
 def text_column(values: Sequence[str]) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import threading
 from collections import Counter
@@ -13,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from dlfs.errors import ChecksumError, DeviceError, NotFoundError, TruncatedError
+from dlfs.errors import (
+    ChecksumError,
+    DeviceError,
+    FormatError,
+    NotFoundError,
+    TruncatedError,
+    UsageError,
+)
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.remote import failures, stores
 from tests.unit.ingest.taking import take
@@ -112,6 +120,16 @@ def test_checksums_of_the_server_are_checked(web: Web, tmp_path: Path) -> None:
     web.headers = {"Content-MD5": base64.b64encode(bytes(16)).decode()}
     with pytest.raises(ChecksumError, match=f"import {web.url}/d/a%20b.bin: expected md5 0000"):
         fetched(f"{web.url}/d/", tmp_path / "other")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_body_that_the_server_encodes_is_refused(web: Web, tmp_path: Path, listed: bool) -> None:
+    web.files["/d/a b.bin"] = gzip.compress(DATA)
+    encoding = {"Content-Encoding": "gzip"}
+    web.headers, web.get_headers = (encoding, {}) if listed else ({}, encoding)
+    error = UsageError if listed else FormatError
+    with pytest.raises(error, match=r"a%20b.bin: expected .*Content-Encoding.*import the copy"):
+        fetched(f"{web.url}/d/a%20b.bin", tmp_path)
 
 
 @pytest.mark.parametrize("field", ["ETag", "Last-Modified"])

@@ -8,12 +8,13 @@ import multiprocessing
 import os
 import random
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import dlfs
-from dlfs.errors import ChecksumError, DeviceError, NotFoundError
+from dlfs.errors import ChecksumError, DeviceError, FormatError, NotFoundError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.remote import failures, fetching, stores
 from dlfs.ingest.remote.fetching import REQUESTS
@@ -27,6 +28,7 @@ from tests.unit.ingest.remote.object_store import (
     run_import,
     swapped,
 )
+from tests.unit.ingest.taking import take
 
 __all__ = ["object_store"]
 URL = f"s3://{BUCKET}/train"
@@ -71,6 +73,20 @@ def test_all_objects_under_a_prefix_arrive(
     assert fetch(volume, tmp_path / "spool") == files
     assert object_store.gets["train/c1/a b+19é.bin"] == 6  # ranges
     assert object_store.gets["training/other"] == 0
+
+
+@pytest.mark.parametrize("key", ["train/", "train/sub/", "train/a/"])
+def test_a_key_that_ends_with_a_slash_is_not_dropped_with_its_bytes(
+    object_store: ObjectStore, tmp_path: Path, key: str
+) -> None:
+    object_store.put("train/a/1", b"1")
+    object_store.put(key, b"")
+    with closing(open_source(URL, spool=tmp_path)) as source:
+        assert set(take(source)) == {"a/1"}
+    object_store.put(key, b"data")
+    for url in (URL, URL + "/"):
+        with pytest.raises(FormatError, match=f"object bucket/{key}: .*, got 4 bytes"):
+            open_source(url, spool=tmp_path)
 
 
 def test_temporary_faults_are_repeated(
