@@ -395,28 +395,19 @@ def _format_host(host: str) -> str:
     return f"[{quote(host, safe=':')}]" if ":" in host else host
 
 
-def _split_zone(host: str) -> tuple[str, str | None]:
-    """Split an IPv6 address and its zone, after ``%25`` or, as commands take it, after ``%``."""
-    address, percent, zone = host.partition("%")
-    return address, zone.removeprefix("25") if percent else None
-
-
 def _parse_authority(uri: str, text: str, port: int) -> tuple[str, int]:
-    """Parse ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``."""
+    """Parse ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``; the zone follows %25, or just %."""
     if text.startswith("["):
-        host, bracket, tail = text[1:].partition("]")
+        host, bracket, tail = text[1:].replace("%25", "%", 1).partition("]")
         if not bracket or (tail and not tail.startswith(":")):
             raise _reject(uri, "[IPv6 address]:port", text)
-        address, zone = _split_zone(host)
+        address, percent, zone = host.partition("%")
         try:
             ipaddress.IPv6Address(address)
         except ValueError as error:
             raise _reject(uri, "an IPv6 address in brackets", host) from error
-        if zone is not None:
-            if not _ZONE.fullmatch(zone):
-                expected = "an interface's name of at most 15 characters behind %25"
-                raise _reject(uri, expected, host)
-            host = f"{address}%{zone}"
+        if percent and not _ZONE.fullmatch(zone):
+            raise _reject(uri, "an interface's name of at most 15 characters behind %25", host)
     else:
         host, _, _ = text.partition(":")
         tail = text[len(host) :]

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,6 +33,7 @@ from dlfs.block.uri import PATHS_MAX
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NotFoundError, UsageError
 from dlfs.fabric.identify import NamespaceInfo, list_namespaces
 from dlfs.fabric.log_page import DiscoveryRecord, RecordKind, read_log
+from dlfs.threads import ThreadPool
 
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 REFERRALS_MAX = 16
@@ -298,7 +298,7 @@ def all_at_once(function: Callable[[_Item], _Result], items: Sequence[_Item]) ->
     """Apply a function that waits for the network to items, up to 16 at the same time."""
     if len(items) < 2:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(min(len(items), AT_ONCE)) as pool:
+    with ThreadPool(min(len(items), AT_ONCE)) as pool:
         return list(pool.map(function, items))
 
 

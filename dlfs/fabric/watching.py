@@ -31,6 +31,7 @@ from dlfs.block import (
 from dlfs.errors import DlfsError
 from dlfs.fabric.discovery import DISCOVERY_NQN, read_paths
 from dlfs.forks import Event, OwnerProcess
+from dlfs.threads import start_thread
 
 LOOK_S = 0.5
 """Time between two looks for events."""
@@ -96,8 +97,9 @@ class DiscoveryWatch:
         self._warned: dict[str, int] = {}
         self._owner = OwnerProcess()
         self._stop = Event()
-        self._thread = threading.Thread(target=self._run, name="dlfs-discovery", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            threading.Thread(target=self._run, name="dlfs-discovery", daemon=True)
+        )
 
     def close(self) -> None:
         """Disconnect from the controllers and end the thread. Idempotent."""

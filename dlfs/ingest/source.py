@@ -13,7 +13,6 @@ import stat
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import EIO, ESTALE
@@ -36,6 +35,7 @@ from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.format.paths import path_problem
 from dlfs.ingest.registry import STDIN
 from dlfs.reader.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
+from dlfs.threads import ThreadPool
 from dlfs.units import MIB
 
 LinkPolicy = Literal["follow", "skip", "error"]
@@ -249,7 +249,7 @@ def read_ahead(
     Threads: one thread runs ``fill``; it has ended when the iterator is closed.
     """
     buffers = [np.empty(buffer_bytes, np.uint8) for _ in range(2)]
-    with ThreadPoolExecutor(1, thread_name_prefix="dlfs-ingest") as executor:
+    with ThreadPool(1, thread_name_prefix="dlfs-ingest") as executor:
         turn = 0
         pending = executor.submit(fill, buffers[turn])
         try:

@@ -30,6 +30,7 @@ from dlfs.mount.mountpoint import find_dlfs, prepare, unmount
 from dlfs.mount.options import OnReady
 from dlfs.mount.replacement import Predecessor, dlfs_version
 from dlfs.mount.server import serve, serve_kept
+from dlfs.threads import start_thread
 
 SYSLOG = Path("/dev/log")
 
@@ -51,7 +52,7 @@ def main() -> None:
     def ready(path: str, transport: str) -> None:
         status = {"mountpoint": path, "pid": os.getpid(), "log": log, "transport": transport}
         _report(status)
-        threading.Thread(target=_wait_for_caller, args=(path,), daemon=True).start()
+        start_thread(threading.Thread(target=_wait_for_caller, args=(path,), daemon=True))
 
     with _reported_errors():
         log = _start_log(request.log)

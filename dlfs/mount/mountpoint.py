@@ -25,6 +25,7 @@ from pathlib import Path
 
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
 from dlfs.format.names import INCOMING
+from dlfs.threads import start_thread
 
 FILE_SYSTEM_TYPE = "fuse.dlfs"
 INCOMING_TYPE = "fuse.dlfs-incoming"
@@ -143,7 +144,7 @@ def is_dead(directory: str | os.PathLike[str]) -> bool:
             codes.put(0)
 
     asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    start_thread(asking)
     try:
         code = codes.get(timeout=_ANSWER_TIMEOUT_S)
     except queue.Empty:

@@ -32,6 +32,7 @@ from dlfs._native.single_reads import NativeBegunRead
 from dlfs.connection import DatasetSession
 from dlfs.errors import DlfsError, LimitError, StaleError
 from dlfs.reader import MOVES_MAX, LargeSample, MovedError
+from dlfs.threads import start_thread
 from dlfs.units import GIB, MIB
 
 _log = logging.getLogger(__name__)
@@ -462,7 +463,7 @@ class _ReaderThreads:
             for number in range(count)
         ]
         for thread in self._threads:
-            thread.start()
+            start_thread(thread)
 
     def submit(self, sample: OpenSample) -> None:
         """Queue a sample to be read."""

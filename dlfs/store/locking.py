@@ -8,10 +8,10 @@ of a dead writer expires. Readers take no lock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from dlfs.block import BlockDevice, SharedNamespaceDevice
 from dlfs.errors import DlfsError
+from dlfs.threads import ThreadPool
 
 
 def lock_members(devices: Sequence[BlockDevice], holder: str) -> None:
@@ -36,7 +36,7 @@ def lock_members(devices: Sequence[BlockDevice], holder: str) -> None:
 
 
 def _lock_in_parallel(devices: Sequence[BlockDevice], holder: str) -> None:
-    with ThreadPoolExecutor(len(devices), thread_name_prefix="dlfs-lock") as pool:
+    with ThreadPool(len(devices), thread_name_prefix="dlfs-lock") as pool:
         attempts = [pool.submit(device.lock_exclusive, holder) for device in devices]
         try:
             for attempt in attempts:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 
 from dlfs._native.checksums import crc32c
@@ -25,6 +25,7 @@ from dlfs.ingest.remote.digests import Digests, compute, file_crc
 from dlfs.ingest.remote.failures import IncompleteError, disk_errors, with_retries
 from dlfs.ingest.remote.manifest import Manifest
 from dlfs.ingest.remote.stores import RemoteObject, Store
+from dlfs.threads import ThreadPool
 
 REQUESTS = 16
 """Most requests in flight, and so the number of threads."""
@@ -91,7 +92,7 @@ class Fetcher:
             DeviceError: an object changed, or a store refuses or cannot be reached.
             OSError: a file cannot be written.
         """
-        with ThreadPoolExecutor(REQUESTS, thread_name_prefix="dlfs-fetch") as executor:
+        with ThreadPool(REQUESTS, thread_name_prefix="dlfs-fetch") as executor:
             try:
                 threads = min(REQUESTS, self._requests_max())
                 for future in as_completed([executor.submit(self._work) for _ in range(threads)]):

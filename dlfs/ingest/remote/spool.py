@@ -24,7 +24,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher
 from dlfs.ingest.remote.manifest import Manifest, object_key
 from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
+from dlfs.threads import ThreadPool
 from dlfs.units import MIB
 
 RESERVE_BYTES = 64 * MIB
@@ -174,7 +174,7 @@ class Spool:
                     self.sources.append(url)
                     found.append(store)
             self._by_url[pattern] = self.paths[first:]
-        with ThreadPoolExecutor(REQUESTS, thread_name_prefix="dlfs-list") as executor:
+        with ThreadPool(REQUESTS, thread_name_prefix="dlfs-list") as executor:
             listed = executor.map(Store.find, found, self.sources)
             return [
                 self._plan(store, item, root)
