@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,28 @@ def test_hosts_need_their_keys(
         dlfs.open(uri).close()  # nvmf_tgt has read the file again
     assert target.create(wanted) == made
     dlfs.open(uri).close()
+
+
+def test_two_creates_at_once(spdk_target: SpdkTarget, target: ComposingTarget) -> None:
+    port = free_port()
+
+    def create(name: str, barrier: threading.Barrier) -> str:
+        with open_target(f"spdk:{spdk_target.rpc_path}") as own:
+            barrier.wait()
+            try:
+                own.create(request(port, name))
+            except ExistsError as error:
+                return str(error)
+            return "made"
+
+    for number in range(10):
+        barrier = threading.Barrier(2)
+        with ThreadPoolExecutor(2) as pool:
+            ends = list(pool.map(create, [f"race{number}"] * 2, [barrier] * 2))
+        assert "made" in ends
+        assert not any("{" in end for end in ends)
+        assert f"race{number}" in [each.name for each in target.list()]
+        target.withdraw(f"race{number}", delete=True)
 
 
 def test_delete_frees_the_space(target: ComposingTarget) -> None:

@@ -11,7 +11,10 @@ Source: SPDK 26.05's JSON-RPC; ``spdk`` 26.9.
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 from uuid import UUID
 
@@ -76,7 +79,7 @@ class SpdkTarget:
         try:
             return self._client.call(method, parameters)
         except (self._refusal, OSError) as error:
-            said = " ".join(str(error).partition("response:")[2].split()) or str(error)
+            said = _message(str(error))
             kind = SpaceError if "No space left" in said else DeviceError
             raise kind(f"{self._what}: {method}: {said}") from error
 
@@ -163,17 +166,46 @@ class SpdkTarget:
             raise ExistsError(
                 f"{self._what}: {request.nqn} is exported already, and was not composed"
             )
-        self._make_lvol(request, alias)
+        with self._other_create_named(request):
+            self._make_lvol(request, alias)
         keys = self._add_keys(request)
+        made = False
         try:
+            if subsystem is None:
+                with self._other_create_named(request):
+                    subsystem = self._make_subsystem(request.nqn)
+                made = True
             self._export(request, alias, subsystem, keys)
         except BaseException:
-            if subsystem is None:
+            if made:
                 self._remove_export(request.nqn)
             self._remove_keys(request.name, set(keys.values()))
             raise
         self._remove_keys(request.name, keep=set(keys.values()) or None)
         return self._find(request.name)
+
+    @contextmanager
+    def _other_create_named(self, request: NamespaceRequest) -> Iterator[None]:
+        """Name another ``create`` that was faster, if the block fails because of it."""
+        try:
+            yield
+        except SpaceError:
+            raise
+        except DeviceError as error:
+            alias = f"{request.store}/{request.name}"
+            if self._subsystem(request.nqn) is None and self._lvol_bytes(alias) is None:
+                raise
+            raise ExistsError(
+                f"{self._what}: {request.name} is being composed by another command at this "
+                f"moment; 'dlfs compose ls' shows it"
+            ) from error
+
+    def _make_subsystem(self, nqn: str) -> dict[str, Any]:
+        self._call(
+            "nvmf_create_subsystem", nqn=nqn, model_number=MODEL, serial_number="DLFS",
+            allow_any_host=False,
+        )  # fmt: skip
+        return {"hosts": [], "namespaces": [], "listen_addresses": []}
 
     def _add_keys(self, request: NamespaceRequest) -> dict[str, str]:
         """Have nvmf_tgt read the key files; returns the names that they have there.
@@ -227,18 +259,12 @@ class SpdkTarget:
         self,
         request: NamespaceRequest,
         alias: str,
-        subsystem: dict[str, Any] | None,
+        subsystem: dict[str, Any],
         keys: dict[str, str],
     ) -> None:
         export, nqn = request.export, request.nqn
         if not any(each["trtype"] == "TCP" for each in self._call("nvmf_get_transports")):
             self._call("nvmf_create_transport", trtype="TCP", max_io_size=_TRANSFER_BYTES_MAX)
-        if subsystem is None:
-            self._call(
-                "nvmf_create_subsystem", nqn=nqn, model_number=MODEL, serial_number="DLFS",
-                allow_any_host=False,
-            )  # fmt: skip
-            subsystem = {"hosts": [], "namespaces": [], "listen_addresses": []}
         known = {host["nqn"] for host in subsystem["hosts"]}
         for host in export.allowed_hosts:
             if host not in known:
@@ -312,6 +338,15 @@ class SpdkTarget:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _message(text: str) -> str:
+    """Return what a JSON-RPC error says, without its JSON."""
+    said = text.partition("response:")[2].strip()
+    try:
+        return str(json.loads(said)["message"])
+    except (ValueError, KeyError, TypeError):
+        return " ".join(said.split()) or text
 
 
 def _key_prefix(name: str) -> str:
