@@ -13,7 +13,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   staging         the staging area behind incoming/: files until they are sealed as a dataset
 #   ingest          formats and sources (folder, tar, ...) -> dataset writer; export
 #   volume          Volume: datasets, writing, removing; the public API's home
-#   views           several datasets, or some of their samples, read as one: concat, mix, split
+#   views           several datasets, or some of their samples, read as one
 #   comparison      the differences of two datasets
 #   member_changes  growing a volume by devices, and shrinking it
 #   catalog_changes removing, pruning and renaming datasets
@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         concat,
         length_batches,
         mix,
+        select,
         split,
         token_batches,
     )
@@ -157,6 +158,7 @@ __all__ = [
     "mix",
     "open",
     "repair",
+    "select",
     "split",
     "token_batches",
 ]
@@ -190,6 +192,7 @@ _HOMES = {
     "concat": "dlfs.views",
     "length_batches": "dlfs.views",
     "mix": "dlfs.views",
+    "select": "dlfs.views",
     "split": "dlfs.views",
     "token_batches": "dlfs.views",
     "Volume": "dlfs.volume",

@@ -46,6 +46,8 @@ from dlfs.wording import quote, show_value
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from dlfs.epoch_options import Weights
+
 T = TypeVar("T")
 
 
@@ -369,7 +371,7 @@ class Dataset(ColumnAccess, Closing):
         shuffle: Shuffle | None = "global",
         window_chunks: int = WINDOW_CHUNKS,
         where: ArrayLike | None = None,
-        weights: str | ArrayLike | None = None,
+        weights: Weights | None = None,
         draws: int | None = None,
         order: ArrayLike | None = None,
         drop_last: bool = False,
@@ -393,7 +395,8 @@ class Dataset(ColumnAccess, Closing):
                 one is enough for samples that were packed in a random order, as imports do. For
                 samples packed class by class, take as many chunks as a global batch has samples.
             where: samples to take, each once, as ``bool[n_samples]`` or indices.
-            weights: weight of each sample, ``[n_samples]``, or a column's name; draws repeat.
+            weights: weight of each sample, ``[n_samples]``, or a column's name; or a function that
+                returns either, given the number of the epoch. Draws repeat.
             draws: samples of a weighted epoch; by default as many as there are to draw from.
             order: indices of the epoch's samples in their order, such as ``range(len(dataset))``.
             drop_last: True to leave out a last global batch that is not full.
@@ -441,6 +444,7 @@ class Dataset(ColumnAccess, Closing):
             dataset_uuid=self.uuid,
             sample_count=len(self),
             selection=select(self.directory, self.column, options),
+            choose=lambda other: select(self.directory, self.column, other),
             explain_other=self._explain_other,
         )
 
@@ -460,7 +464,7 @@ class Dataset(ColumnAccess, Closing):
         epoch: int = 0,
         window_chunks: int = WINDOW_CHUNKS,
         where: ArrayLike | None = None,
-        weights: str | ArrayLike | None = None,
+        weights: Weights | None = None,
         draws: int | None = None,
         order: ArrayLike | None = None,
     ) -> EpochSequence:

@@ -33,9 +33,11 @@ from dlfs.errors import UsageError
 from dlfs.wording import show_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike
+
+    Weights = str | ArrayLike | Callable[[int], str | ArrayLike]
 
 WINDOW_CHUNKS = 64
 """Chunks that chunk shuffle mixes at a time by default: 16 MiB of the default chunk size.
@@ -81,7 +83,8 @@ class EpochOptions:
         shuffle: ``global``, ``chunk``, or None for storage order.
         window_chunks: chunks that ``chunk`` shuffle mixes at a time, 1..2^20.
         where: samples to take, each once, as ``bool[n_samples]`` or indices.
-        weights: weight of each sample, ``[n_samples]``, or the name of a column.
+        weights: weight of each sample, ``[n_samples]``, the name of a column, or a function that
+            returns either of an epoch.
         draws: samples of a weighted epoch.
         order: indices of the epoch's samples in their order.
         drop_last: True to leave out a last global batch that is not full.
@@ -104,7 +107,7 @@ class EpochOptions:
     shuffle: Shuffle | None = "global"
     window_chunks: int = WINDOW_CHUNKS
     where: ArrayLike | None = None
-    weights: str | ArrayLike | None = None
+    weights: Weights | None = None
     draws: int | None = None
     order: ArrayLike | None = None
     drop_last: bool = False
@@ -149,11 +152,13 @@ class EpochOptions:
 
         Adapters keep options for many epochs, which must not change with the caller's arrays.
         """
-        where, weights, order = (
-            value if value is None or isinstance(value, str) else np.array(value)
-            for value in (self.where, self.weights, self.order)
+        kept = isinstance(self.weights, str) or callable(self.weights)
+        return replace(
+            self,
+            where=None if self.where is None else np.array(self.where),
+            weights=self.weights if kept or self.weights is None else np.array(self.weights),
+            order=None if self.order is None else np.array(self.order),
         )
-        return replace(self, where=where, weights=weights, order=order)
 
     def at(self, state: EpochState) -> Self:
         """Return the same options with the seed, epoch and shuffle of a state."""

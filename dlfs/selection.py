@@ -5,7 +5,8 @@ A ``Selection`` is a list of indices, with weights if there are any, and the kin
 - ``list``: the list itself is the order;
 - ``selected``: a permutation of the list, which depends on (seed, epoch); each sample occurs once;
 - ``weighted``: draws with replacement, each sample in proportion to its weight. Draw number p of an
-  epoch is a function of (seed, epoch, p), so that only the weights are stored.
+  epoch is a function of (seed, epoch, p), so that only the weights are stored. A function may give
+  the weights of each epoch; an epoch is as long as every other one.
 
 Ranks share the positions of a selection, and resume at them, as in the order of all samples. A
 state has the fingerprint of its selection, because positions have no meaning in another selection.
@@ -42,13 +43,15 @@ class Selection:
         indices: indices of the samples, ``uint64[n]``; must not be changed.
         weights: weights of the samples, ``float64[n]``, if ``kind`` is ``weighted``.
         draws: samples of an epoch, if ``kind`` is ``weighted``.
-        fingerprint: hash of all these values.
+        by_epoch: True if another epoch has other weights, which a function gives.
+        fingerprint: hash of all these values; without the weights if another epoch has others.
     """
 
     kind: str
     indices: NDArray[np.uint64]
     weights: NDArray[np.float64] | None = None
     draws: int = 0
+    by_epoch: bool = False
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +59,7 @@ class Selection:
         digest.update(f"{self.kind} {len(self.indices)} {self.draws} ".encode())
         digest.update(self.indices.data)
         if self.weights is not None:
-            digest.update(self.weights.data)
+            digest.update(b"by epoch" if self.by_epoch else self.weights.data)
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def __len__(self) -> int:
@@ -112,9 +115,11 @@ def select(
             f"order an epoch: expected shuffle 'global' for chosen samples"
             f"{', or None' if weights is None else ''}, got {shuffle!r}"
         )
-    chosen = np.arange(count, dtype=np.uint64) if where is None else _chosen(where, count)
+    chosen = np.arange(count, dtype=np.uint64) if where is None else choose_samples(where, count)
     if weights is not None:
-        return _weighted(chosen, _weights(weights, column, count), draws)
+        by_epoch = callable(weights)
+        values = weights(options.epoch) if callable(weights) else weights
+        return _weighted(chosen, _weights(values, column, count), draws, by_epoch=by_epoch)
     if shuffle is None:
         mask = np.zeros(count, np.bool_)
         mask[chosen] = True
@@ -128,15 +133,35 @@ def _indices(values: ArrayLike, count: int, name: str) -> NDArray[np.uint64]:
     return check_indices(values, count, option=name, action="order an epoch")
 
 
-def _chosen(where: ArrayLike, count: int) -> NDArray[np.uint64]:
-    """Return the indices of a mask or a list, in rising order."""
-    array = as_array(where, option="where", action="order an epoch")
+def choose_samples(
+    where: ArrayLike, count: int, *, action: str = "order an epoch"
+) -> NDArray[np.uint64]:
+    """Return the indices of a mask or a list, in rising order.
+
+    Args:
+        where: ``bool[count]``, or indices, each once.
+        count: number of samples.
+        action: what the call does, for messages.
+
+    Raises:
+        UsageError: the mask has another length, or an index is out of range or occurs twice.
+    """
+    array = as_array(where, option="where", action=action)
     if array.dtype != np.bool_ or not array.ndim:
-        return find_distinct(_indices(where, count, "where"))
+        listed = check_indices(where, count, option="where", action=action)
+        chosen = find_distinct(listed)
+        if len(chosen) < len(listed):
+            ordered = np.sort(listed)
+            twice = int(ordered[np.flatnonzero(ordered[1:] == ordered[:-1])[0]])
+            times = np.count_nonzero(listed == twice)
+            hint = "; a mask is of bools" if len(listed) == count and chosen[-1] <= 1 else ""
+            raise UsageError(
+                f"{action}: expected where as indices, each once, got {twice} {times} times{hint}"
+            )
+        return chosen
     if array.shape != (count,):
         raise UsageError(
-            f"order an epoch: expected where as a mask of {count} samples, got one of "
-            f"shape {array.shape}"
+            f"{action}: expected where as a mask of {count} samples, got one of shape {array.shape}"
         )
     return np.flatnonzero(array).astype(np.uint64)
 
@@ -158,7 +183,11 @@ def _weights(
 
 
 def _weighted(
-    chosen: NDArray[np.uint64], weights: NDArray[np.float64], draws: int | None
+    chosen: NDArray[np.uint64],
+    weights: NDArray[np.float64],
+    draws: int | None,
+    *,
+    by_epoch: bool,
 ) -> Selection:
     picked = weights[chosen]
     wrong = np.flatnonzero(~(np.isfinite(picked) & (picked >= 0)))
@@ -172,4 +201,4 @@ def _weighted(
         raise UsageError("order an epoch: expected a sample with a weight above 0, got none")
     count = len(chosen) if draws is None else draws
     count = check_integer(count, 0, DRAWS_MAX, option="draws", action="order an epoch")
-    return Selection("weighted", chosen, np.ascontiguousarray(picked), count)
+    return Selection("weighted", chosen, np.ascontiguousarray(picked), count, by_epoch)

@@ -387,8 +387,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             stage_bytes: size of the buffer in which samples are shuffled; 256 MiB by default.
             fields: type of each field of the samples by name: ``bytes``, ``text``, or an array as
                 ``<f4[?,128,3]`` or ``<i8[]``. By default the first sample determines the types.
-            defaults: value of each attribute for samples that are added without it, such as
-                ``{"label": -1}``. Without one, all samples must have the same attributes.
+            defaults: value of each attribute for samples that are added without it.
             uuid: UUID of the new version, for callers that need it before the seal; random by
                 default.
 
@@ -441,8 +440,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             expected_bytes: sum of the new samples' lengths, if known.
             expected_samples: number of new samples, if known.
             stage_bytes: as in ``writer``.
-            defaults: as in ``writer``; those of new attributes are also the values of the samples
-                of the earlier version.
+            defaults: as in ``writer``, also for new attributes of the earlier samples.
             uuid: as in ``writer``.
 
         Returns:

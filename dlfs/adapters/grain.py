@@ -28,13 +28,16 @@ This module does not import Grain. Threads: any at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import dlfs
 from dlfs.epoch_options import EpochOptions
+
+if TYPE_CHECKING:
+    from dlfs.epoch_options import Weights
 
 T = TypeVar("T")
 
@@ -67,7 +70,7 @@ class Source(Generic[T]):
         decode: Callable[[int, memoryview], T] | None = None,
         *,
         where: ArrayLike | None = None,
-        weights: str | ArrayLike | None = None,
+        weights: Weights | None = None,
         draws: int | None = None,
         order: ArrayLike | None = None,
         seed: int = 0,

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     import tensorflow
     from numpy.typing import ArrayLike, DTypeLike
 
+    from dlfs.epoch_options import Weights
+
 
 def batches(  # noqa: D417  EpochOptions describes the others
     dataset: dlfs.Dataset,
@@ -56,7 +58,7 @@ def batches(  # noqa: D417  EpochOptions describes the others
     shuffle: dlfs.Shuffle | None = "global",
     window_chunks: int = WINDOW_CHUNKS,
     where: ArrayLike | None = None,
-    weights: str | ArrayLike | None = None,
+    weights: Weights | None = None,
     draws: int | None = None,
     order: ArrayLike | None = None,
     drop_last: bool = False,

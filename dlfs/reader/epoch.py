@@ -83,6 +83,7 @@ class Epoch(Closing, Iterator[Batch]):
         dataset_uuid: UUID of the dataset.
         sample_count: samples of the dataset, or a function that returns those of an epoch.
         selection: the chosen samples; None for all samples.
+        choose: returns the chosen samples of an epoch, where each has weights of its own.
         explain_other: returns the error for a state of another dataset, given its UUID.
 
     Attributes:
@@ -101,6 +102,7 @@ class Epoch(Closing, Iterator[Batch]):
         dataset_uuid: UUID,
         sample_count: int | Callable[[EpochOptions], int],
         selection: Selection | None = None,
+        choose: Callable[[EpochOptions], Selection | None] | None = None,
         explain_other: Callable[[str], UsageError] | None = None,
     ) -> None:
         self._open_reader = open_reader
@@ -109,6 +111,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._dataset_uuid = dataset_uuid
         self._explain_other = explain_other
         self._selection = selection
+        self._choose = choose
         self._fingerprint = None if selection is None else selection.fingerprint
         self._sample_count = sample_count
         self._total = self._count_samples()
@@ -247,6 +250,8 @@ class Epoch(Closing, Iterator[Batch]):
                 f"resume an epoch: expected a position 0..{total}, got {resumed.position}"
             )
         self._end_stream()
+        if self._choose is not None and self._selection is not None and self._selection.by_epoch:
+            self._selection = self._choose(self._options)
         self._ended = False
         self._total = total
         self._begin = resumed.position

@@ -1,4 +1,4 @@
-"""Several datasets, or some of their samples, read as one: ``concat``, ``mix`` and ``split``.
+"""Several datasets, or some of their samples, read as one.
 
 - ``sources``: the datasets of a view, and the numbers of their samples in it;
 - ``order``: the order of an epoch, computed from a few numbers;
@@ -10,7 +10,7 @@
 """
 
 from dlfs.views.lengths import length_batches
-from dlfs.views.making import concat, mix, split
+from dlfs.views.making import concat, mix, select, split
 from dlfs.views.tokens import TokenBatch, token_batches
 from dlfs.views.view import DatasetView
 
@@ -20,6 +20,7 @@ __all__ = [
     "concat",
     "length_batches",
     "mix",
+    "select",
     "split",
     "token_batches",
 ]

@@ -1,4 +1,4 @@
-"""``concat``, ``mix`` and ``split``: the functions that make views of datasets."""
+"""``concat``, ``mix``, ``select`` and ``split``: the functions that make views of datasets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import check_choice, check_integer
 from dlfs.dataset import Dataset
 from dlfs.distinct import number_distinct
 from dlfs.errors import UsageError
+from dlfs.selection import choose_samples
+from dlfs.views.order import Interleaving
 from dlfs.views.sources import Source, Sources
 from dlfs.views.view import DatasetView
 from dlfs.wording import quote, show_value
@@ -57,10 +60,11 @@ def mix(
     """Mix datasets in fixed proportions.
 
     After any number of samples each dataset has had its share, to within two samples for each
-    dataset; every 1,000 batches from the first on have it exactly, to the last rounded sample. A
-    dataset that ends is begun again in another order. A dataset that an epoch does not finish is
-    continued by the next epoch. The order depends on the seeds alone, so that it is the same for
-    any number of ranks and workers.
+    dataset; every 1,000 batches from the first on have it exactly, to the last rounded sample. An
+    epoch has no sample twice, unless ``samples`` asks for more than a dataset has: it then begins
+    the dataset again, in another order. What an epoch did not reach of a dataset comes first in the
+    next epoch. The order depends on the seeds alone, so that it is the same for any number of ranks
+    and workers.
 
     Args:
         weights: proportion of each dataset, above 0; they need not add up to 1.
@@ -82,15 +86,55 @@ def mix(
     common = math.lcm(*(share.denominator for share in shares))
     whole = [int(share * common) for share in shares]
     made = Sources(tuple(sources))
-    longest = min(size * sum(whole) // w for size, w in zip(made.sizes, whole, strict=True))
     return DatasetView(
         made,
         f"mix of {_join_names([each.name for each in weights], ', ')}",
         weights=whole,
-        epoch_samples=max(1, longest)
+        epoch_samples=_longest_epoch(made.sizes, whole)
         if samples is None
         else check_integer(samples, 1, None, option="samples", action="mix"),
         seed=check_integer(seed, 0, _SEED_MAX, option="seed", action="mix"),
+    )
+
+
+def select(dataset: Readable, where: ArrayLike) -> DatasetView:
+    """Choose samples of a dataset or view, to be read as one.
+
+    Of a mix, the parts keep their proportions, and an epoch ends before a chosen sample is
+    repeated, or after the ``samples`` of the mix.
+
+    Args:
+        dataset: dataset or view.
+        where: ``bool[n]``, such as ``dataset.column("label") == 3``, or indices, each once.
+
+    Raises:
+        UsageError: the mask has another length, an index is out of range or occurs twice, or no
+            sample of a part of a mix is chosen.
+    """
+    given = _sources_of(dataset)
+    chosen = choose_samples(where, len(dataset), action=f"select samples of {dataset.name}")
+    starts = Sources(tuple(given)).starts
+    bounds = np.searchsorted(chosen, starts)
+    sources = []
+    for source, start, (low, high) in zip(given, starts, pairwise(bounds.tolist()), strict=False):
+        inner = chosen[low:high] - start
+        picked = inner if source.chosen is None else source.chosen[inner]
+        sources.append(Source(source.dataset, picked))
+    made = Sources(tuple(sources))
+    name = f"{len(chosen)} of {dataset.name}"
+    if not isinstance(dataset, DatasetView) or dataset.weights is None:
+        return DatasetView(made, name)
+    for source in sources:
+        if not len(source):
+            raise UsageError(
+                f"select samples of {dataset.name}: expected samples of each dataset of a mix, got "
+                f"none of {quote(source.dataset.name)}"
+            )
+    is_longest = dataset.epoch_samples == _longest_epoch(dataset.sources.sizes, dataset.weights)
+    return dataset.with_sources(
+        made,
+        name,
+        _longest_epoch(made.sizes, dataset.weights) if is_longest else dataset.epoch_samples,
     )
 
 
@@ -210,6 +254,17 @@ def _shares_of(dataset: Readable) -> list[tuple[Source, Fraction]]:
         for source, weight in zip(sources, weights, strict=True)
         if weight
     ]
+
+
+def _longest_epoch(sizes: Sequence[int], weights: Sequence[int]) -> int:
+    """Return the most samples of an epoch that takes no sample of a mix twice, whichever it is."""
+    division = Interleaving(weights)
+    low, high = 1, min(size * sum(weights) // w for size, w in zip(sizes, weights, strict=True))
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = all(n <= size for n, size in zip(division.most(middle), sizes, strict=True))
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
 
 
 def _fraction(weight: float, name: str) -> Fraction:

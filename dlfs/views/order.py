@@ -2,12 +2,16 @@
 
 A ``Division`` says how many of the first p positions of an endless sequence belong to each source.
 A block of ``BLOCK_SAMPLES`` positions is permuted by the seed, so that sources alternate at random,
-while each block has its exact share of every source. The n-th position of a source is the n-th
-sample of that source's own epochs, one after the other.
+while each block has its exact share of every source.
 
-The sequence goes on from epoch to epoch: samples that a mix did not reach come in the next epoch.
+The samples that an epoch takes of a source are whole passes over it, each in an order of its own,
+and then the rest, which is less than a pass. The rests of all epochs go round and round one fixed
+order of the source, its circle. So no epoch has a sample of a rest twice, and what an epoch did not
+reach comes in the next one. The order of a rest changes with every epoch: runs of the circle are
+permuted, and the samples within each run.
 
-Threads: one at a time for an order. Memory: two blocks, and the orders of the sources.
+Threads: one at a time for an order. Memory: two blocks, the orders of the sources, and 8 bytes for
+each sample of two runs of each source.
 """
 
 from __future__ import annotations
@@ -34,6 +38,14 @@ BLOCK_SAMPLES = 1000
 """Positions within which sources alternate at random: 1,000 batches are whole blocks."""
 
 
+RUN_SAMPLES = 1 << 20
+"""Samples of a circle that are permuted as one, for a global order."""
+
+RUN_SAMPLES_CHUNK = 1 << 16
+"""Samples of a circle that stay together for chunk shuffle, which reads neighbours at one time:
+16 windows of the default size for samples of 4 KiB."""
+
+
 class Division(Protocol):
     """Divides the positions 0, 1, 2, ... among sources."""
 
@@ -58,6 +70,14 @@ class Interleaving:
         for weight, remaining in zip(self._weights, self._remaining, strict=True):
             counts.append(positions * weight // remaining)
             positions -= counts[-1]
+        return counts
+
+    def most(self, positions: int) -> list[int]:
+        """Return how many of any consecutive positions belong to each source at most."""
+        counts = []
+        for weight, remaining in zip(self._weights, self._remaining, strict=True):
+            counts.append(-(-positions * weight // remaining))
+            positions = -(-positions * (remaining - weight) // remaining)
         return counts
 
 
@@ -108,8 +128,14 @@ class ViewOrder:
         self._selection = selection
         self._key = hash_numbers(key, options.seed)
         self._epoch = 0 if options.is_repeated else options.epoch
+        self._begin = self._epoch * total
+        self._before = division.counts(self._begin)
+        self._behind = division.counts(self._begin + total)
         self._block = lru_cache(maxsize=2)(self._fill_block)
-        self._pass = lru_cache(maxsize=2 * len(sources.sizes) + 1)(self._order_pass)
+        orders = 2 * len(sources.sizes) + 1
+        self._pass = lru_cache(maxsize=orders)(self._order_pass)
+        self._circle = lru_cache(maxsize=orders)(self._order_circle)
+        self._run = lru_cache(maxsize=orders)(self._fill_run)
 
     def __len__(self) -> int:
         return self._total if self._selection is None else len(self._selection)
@@ -157,7 +183,7 @@ class ViewOrder:
     def _fill_block(self, number: int) -> NDArray[np.uint64]:
         """Return the view's indices of one block of positions."""
         size = min(BLOCK_SAMPLES, self._total - number * BLOCK_SAMPLES)
-        first = self._epoch * self._total + number * BLOCK_SAMPLES
+        first = self._begin + number * BLOCK_SAMPLES
         before, after = self._division.counts(first), self._division.counts(first + size)
         taken = [high - low for low, high in zip(before, after, strict=True)]
         owners = np.repeat(np.arange(len(taken)), taken)
@@ -167,25 +193,76 @@ class ViewOrder:
         found = np.empty(size, np.uint64)
         for source, (start, count) in enumerate(zip(before, taken, strict=True)):
             if count:
-                found[owners == source] = self._take(source, start, count)
+                found[owners == source] = self._take(source, start - self._before[source], count)
         return found
 
-    def _take(self, source: int, start: int, count: int) -> NDArray[np.uint64]:
-        """Return the view's indices of some samples in a source's endless sequence."""
+    def _take(self, source: int, first: int, count: int) -> NDArray[np.uint64]:
+        """Return the view's indices of samples that the epoch takes of a source, from a number on.
+
+        Args:
+            source: number of the source.
+            first: number of the first one among those that the epoch takes of it.
+            count: how many.
+        """
         size, parts = self._sources.sizes[source], []
+        passes = self._passes(source)
         while count:
-            number, position = divmod(start, size)
-            some = min(count, size - position)
-            parts.append(self._pass(source, number).indices(position, some))
-            start, count = start + some, count - some
+            number, position = divmod(first, size)
+            if number < passes:
+                some = min(count, size - position)
+                order = self._pass(source, self._before[source] // size + number)
+                parts.append(order.indices(position, some))
+            else:
+                run, position = divmod(first - passes * size, self._run_samples)
+                part = self._run(source, run)[position : position + count]
+                parts.append(part)
+                some = len(part)
+            first, count = first + some, count - some
         return self._sources.number(source, np.concatenate(parts))
+
+    def _passes(self, source: int) -> int:
+        """Return the number of whole passes over a source that the epoch takes."""
+        return (self._behind[source] - self._before[source]) // self._sources.sizes[source]
+
+    @property
+    def _run_samples(self) -> int:
+        return RUN_SAMPLES_CHUNK if self._options.shuffle == "chunk" else RUN_SAMPLES
+
+    def _fill_run(self, source: int, number: int) -> NDArray[np.uint64]:
+        """Return the dataset's indices of a run of the rest that the epoch takes of a source."""
+        size, length = self._sources.sizes[source], self._run_samples
+        begin = self._before[source] + self._passes(source) * size
+        rest = self._behind[source] - begin
+        key = hash_numbers(hash_numbers(self._key, source), self._epoch)
+        is_shuffled, whole = self._options.shuffle is not None, rest // length
+        if is_shuffled and number < whole:
+            number = int(Permutation(whole, key).map(number, 1)[0])
+        count = min(length, rest - number * length)
+        first = (begin + number * length) % size
+        circle = self._circle(source)
+        ahead = min(count, size - first)
+        found = np.concatenate([circle.indices(first, ahead), circle.indices(0, count - ahead)])
+        if is_shuffled:
+            local = BLOCK_SAMPLES if self._options.shuffle == "chunk" else count
+            for at in range(0, count, local):
+                part = found[at : at + local]
+                stream = number * length + at + 1
+                found[at : at + local] = part[Permutation(len(part), key, stream).map()]
+        return found
 
     def _order_pass(self, source: int, number: int) -> EpochSequence:
         """Return the order of one pass over a source; its indices are the dataset's."""
+        return self._order_source(source, hash_numbers(self._key, source), number)
+
+    def _order_circle(self, source: int) -> EpochSequence:
+        """Return the order in which the rests of all epochs go round a source."""
+        return self._order_source(source, hash_numbers(hash_numbers(self._key, source), 0), 0)
+
+    def _order_source(self, source: int, seed: int, epoch: int) -> EpochSequence:
         found, shuffle = self._sources.sources[source], self._options.shuffle
         options = EpochOptions(
-            seed=hash_numbers(self._key, source),
-            epoch=number,
+            seed=seed,
+            epoch=epoch,
             shuffle="global" if shuffle is not None and found.chosen is not None else shuffle,
             window_chunks=self._options.window_chunks,
             where=found.chosen,

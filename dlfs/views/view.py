@@ -31,8 +31,8 @@ _NAMESPACE = UUID("6f0c7d5e-3a55-5b0a-9d43-8c1a2c6c1f6e")
 class DatasetView:
     """Samples of one or several datasets, read as one dataset.
 
-    ``concat``, ``mix`` and ``split`` make views. The samples are numbered 0..N-1, one source after
-    the other. Loaders and samplers take a view in place of a dataset.
+    ``concat``, ``mix``, ``select`` and ``split`` make views. The samples are numbered 0..N-1, one
+    source after the other. Loaders and samplers take a view in place of a dataset.
 
     Args:
         sources: the datasets, and the samples chosen of each.
@@ -66,6 +66,12 @@ class DatasetView:
         prints = [source.fingerprint for source in sources.sources]
         described = f"{prints} {self.weights} {self.epoch_samples} {seed}"
         self.uuid: UUID = uuid5(_NAMESPACE, described)
+
+    def with_sources(self, sources: Sources, name: str, epoch_samples: int) -> DatasetView:
+        """Return a mix of other samples with the same weights and seed."""
+        return DatasetView(
+            sources, name, weights=self.weights, epoch_samples=epoch_samples, seed=self._seed
+        )
 
     def __repr__(self) -> str:
         count = format_count(len(self), "sample")
@@ -289,8 +295,8 @@ class DatasetView:
             )
         if options.where is not None and self.weights is not None:
             raise UsageError(
-                f"order an epoch of {self.name}: expected no where, got one for a mix; choose the "
-                "samples of each dataset first, and mix what is left"
+                f"order an epoch of {self.name}: expected no where, got one for a mix; "
+                "dlfs.select(mix, where) is a mix of the chosen samples"
             )
         return select(self, self.column, options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import dlfs
 from dlfs.units import KIB, MIB
+from dlfs.views import order as order_module
 
 SIZES = (1, 7, 190, 1200)
 BATCHES = 1000
@@ -70,6 +71,71 @@ def test_every_1000_batches_have_their_shares(datasets, weights, batch_size, epo
         part = Counter(owners[first : first + BATCHES * batch_size].tolist())
         for source, share in enumerate(shares):
             assert abs(part[source] - share * BATCHES * batch_size) <= len(shares)
+
+
+@settings(max_examples=40, print_blob=True)
+@given(
+    weights=mixes(),
+    shuffle=st.sampled_from(["global", "chunk", None]),
+    seed=st.integers(0, 2**64 - 1),
+    first=st.sampled_from([0, 1, 1000, 10**9]),
+    parts=st.booleans(),
+)
+def test_no_epoch_of_a_mix_has_a_sample_twice(
+    datasets, weights, shuffle, seed, first, parts
+) -> None:
+    """What one epoch did not reach comes in the next ones, in another order each time."""
+    chosen = {d: w for d, w in zip(datasets, weights, strict=True) if w is not None}
+    if parts:  # chosen samples instead of whole datasets
+        halves = {dlfs.split(d, 0.6, seed=3)[0]: w for d, w in chosen.items()}
+        chosen = {view: w for view, w in halves.items() if len(view)} or chosen
+    view = dlfs.mix(chosen, seed=3)
+    taken = np.zeros(len(view), np.int64)
+    sizes = np.array(view.sources.sizes)
+    for epoch in range(first, first + 6):
+        options = dlfs.dataset.EpochOptions(seed=seed, epoch=epoch, shuffle=shuffle)
+        order = view.order_epoch(options).indices().astype(np.int64)
+        assert len(np.unique(order)) == len(order) == view.epoch_samples
+        taken += np.bincount(order, minlength=len(view))
+        if shuffle is not None:
+            starts = view.sources.starts.astype(np.int64)
+            for source, size in enumerate(sizes.tolist()):
+                part = taken[starts[source] : starts[source] + size]
+                assert part.max() - part.min() <= 1  # round and round
+
+
+@settings(max_examples=20, print_blob=True)
+@given(weights=mixes(), samples=st.integers(1, 5000), seed=st.integers(0, 2**64 - 1))
+def test_a_longer_epoch_takes_whole_passes(datasets, weights, samples, seed) -> None:
+    view = mixed(datasets, weights, samples)
+    for epoch in range(3):
+        counts = np.bincount(order_of(view, seed, epoch), minlength=len(view))
+        starts = view.sources.starts.astype(np.int64)
+        for low, high in pairwise(starts.tolist()):
+            assert counts[low:high].max() - counts[low:high].min() <= 1
+
+
+@pytest.mark.parametrize("shuffle", ["global", "chunk"])
+def test_the_rest_of_a_large_dataset_is_taken_in_runs(datasets, shuffle, monkeypatch) -> None:
+    monkeypatch.setattr(order_module, "RUN_SAMPLES", 64)
+    monkeypatch.setattr(order_module, "RUN_SAMPLES_CHUNK", 50)
+    monkeypatch.setattr(order_module, "BLOCK_SAMPLES", 16)
+    view = dlfs.mix({datasets[3]: 1, datasets[2]: 1}, seed=3)
+    assert view.epoch_samples == 380
+    orders, taken = [], np.zeros(len(view), np.int64)
+    for epoch in range(13):
+        options = dlfs.dataset.EpochOptions(seed=1, epoch=epoch, shuffle=shuffle)
+        order = view.order_epoch(options)
+        whole = order.indices()
+        assert len(np.unique(whole)) == 380
+        assert order.at(np.arange(5, 380, 7)).tolist() == whole[5::7].tolist()
+        taken += np.bincount(whole.astype(np.int64), minlength=len(view))
+        orders.append([one for one in whole.tolist() if one < 1200])
+    assert sorted(set(taken[:1200].tolist())) == [2, 3]
+    again = set(orders[0]) & set(orders[7])  # the circle has gone round once
+    common = [[one for one in orders[at] if one in again] for at in (0, 7)]
+    assert len(again) > 50
+    assert common[0] != common[1]
 
 
 @settings(max_examples=20)

@@ -118,7 +118,7 @@ def test_a_filtered_epoch_has_each_sample_once(dataset: dlfs.Dataset) -> None:
     expected = np.flatnonzero(LABELS == 3).tolist()
     orders = [
         dataset.sequence(where=where, seed=seed, epoch=epoch).indices().tolist()
-        for where in (LABELS == 3, expected[::-1], [*expected, *expected])
+        for where in (LABELS == 3, expected[::-1], np.array(expected, np.uint16))
         for seed in (1, 2)
         for epoch in (0, 1)
     ]
@@ -198,6 +198,11 @@ def test_a_state_of_another_selection_is_refused(dataset: dlfs.Dataset) -> None:
         ({"where": [-1]}, "expected where 0..999, got"),
         ({"where": [0.5]}, "expected where as integers"),
         ({"where": [[1]]}, "expected where as integers of one dimension"),
+        ({"where": [4, 1, 4]}, "expected where as indices, each once, got 4 2 times$"),
+        ({"where": (LABELS == 3).astype(int)}, "got 0 900 times; a mask is of bools"),
+        ({"where": np.ones(COUNT, np.uint8), "shuffle": None}, "1 1000 times; a mask is of bools"),
+        ({"weights": lambda epoch: WEIGHTS[:5]}, "expected 1000 numbers as weights"),
+        ({"weights": lambda epoch: -WEIGHTS}, "weights of 0 or more, got -1.0 of sample 1"),
         ({"where": [1], "shuffle": "chunk"}, "expected shuffle 'global' for chosen samples, or No"),
         (
             {"weights": WEIGHTS, "shuffle": None},
@@ -236,3 +241,28 @@ def test_callers_may_change_their_arrays_afterwards(dataset: dlfs.Dataset) -> No
     with dataset.batches(50, order=order) as epoch:
         order[:] = 0
         assert taken(epoch) == list(range(100))
+
+
+def curriculum(epoch: int) -> Any:
+    """Return weights by which an epoch has samples of one label."""
+    return "weight" if epoch == 9 else (epoch == LABELS).astype(float)
+
+
+def test_weights_may_be_a_function_of_the_epoch(dataset: dlfs.Dataset) -> None:
+    options = {"weights": curriculum, "draws": 90, "seed": 5}
+    orders = [dataset.sequence(**options, epoch=epoch).indices().tolist() for epoch in range(3)]
+    for epoch, order in enumerate(orders):
+        assert {index % 10 for index in order} == {epoch}
+        plain = {**options, "weights": curriculum(epoch)}
+        assert order == dataset.sequence(**plain, epoch=epoch).indices().tolist()
+        assert taken(dataset.batches(8, **options, epoch=epoch)) == order
+    assert taken(dataset.batches(8, **options, epoch=9)) == taken(
+        dataset.batches(8, weights="weight", draws=90, seed=5, epoch=9)
+    )
+    half = dataset.batches(8, **options, epoch=2)
+    for _ in range(5):
+        next(half)
+    resumed = dataset.batches(8, **options).resume(half.state())  # of epoch 0 before
+    assert taken(resumed) == taken(half) == orders[2][40:]
+    with pytest.raises(UsageError, match="this checkpoint is of an epoch over other samples"):
+        dataset.batches(8, **{**options, "draws": 91}).resume(half.state())

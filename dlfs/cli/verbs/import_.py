@@ -208,7 +208,6 @@ def import_dataset(
     if prefix_shards:
         options["prefix_shards"] = True
     _check(arguments, name, append=append, skip_existing=skip_existing)
-    defaults = parse_defaults(default)
     *sources, uri = arguments
     with (
         _open_last(sources, uri) as volume,
@@ -234,7 +233,7 @@ def import_dataset(
             allow_empty=allow_empty,
             append=append,
             skip_existing=skip_existing,
-            defaults=defaults,
+            defaults=parse_defaults(default),
             progress=bar.show,
         )
     _report(report, appended=append, json=json)

@@ -23,7 +23,7 @@ from typing import IO, Annotated, Any, Literal, cast
 import numpy as np
 import zstandard
 
-from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError
+from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, TruncatedError
 from dlfs.ingest.source import (
     STDIN_SHOWN,
     check_unchanged,
@@ -237,10 +237,17 @@ class Archive:
         """Read the bytes of the last member from ``members``.
 
         Raises:
+            LimitError: the member's size is more than memory can have.
             DlfsError: as for ``members``.
         """
         is_sparse = sum(segment.length_bytes for segment in member.segments) < member.size_bytes
-        target = (np.zeros if is_sparse else np.empty)(member.size_bytes, np.uint8).data
+        try:
+            target = (np.zeros if is_sparse else np.empty)(member.size_bytes, np.uint8).data
+        except (MemoryError, ValueError) as error:
+            raise LimitError(
+                f"import {self.path}: {show(member.path)}: expected a member that fits the memory, "
+                f"got a size of {member.size_bytes} bytes"
+            ) from error
         try:
             for segment in member.segments:
                 self._stream.seek(segment.position_bytes)

@@ -222,6 +222,11 @@ def _sample_column(schema: Any, where: str, name: str | None) -> Column:
     candidates = list(_candidates(schema).values())
     if len(candidates) != 1:
         names = ", ".join(_names(schema)) or "no columns"
+        if not candidates and _names(schema):
+            raise UsageError(
+                f"{where}: expected a column of bytes or text as the samples, got the columns "
+                f"{names}; option fields=* makes all columns the fields of samples"
+            )
         raise UsageError(f"{where}: expected option column to name one of {names}")
     return candidates[0]
 

@@ -21,6 +21,7 @@ from tests.unit.ingest.array_writers import (
     take,
     take_all,
     write_adios,
+    write_hdf5,
     write_netcdf,
     write_npz,
     write_zarr,
@@ -115,6 +116,41 @@ def test_hdf5_compressed_and_partly_written(hdf5: Any) -> None:
     assert take(open_arrays(finished(hdf5), missing="fill")) == rows_of(
         "x", np.concatenate([VALUES[:30], np.full((30, 7), 7, np.float32)])
     )
+
+
+@pytest.mark.parametrize(("code", "match"), [(32015, "Zstandard; pip"), (40001, "set HDF5")])
+def test_hdf5_filters_that_are_not_installed(hdf5: Any, code: int, match: str) -> None:
+    import h5py
+
+    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    layout.set_chunk((10, 7))
+    layout.set_filter(code, h5py.h5z.FLAG_OPTIONAL, ())
+    space, kind = h5py.h5s.create_simple((60, 7)), h5py.h5t.IEEE_F32LE
+    dataset = h5py.Dataset(h5py.h5d.create(hdf5.id, b"x", kind, space, layout))
+    dataset[...] = VALUES  # without the filter, as it is optional
+    dataset.id.write_direct_chunk((20, 0), b"packed")
+    hdf5["y"] = VALUES
+    path = finished(hdf5)
+    with pytest.raises(FormatError, match=rf"x: expected the HDF5 filter {code} \(.*{match}"):
+        open_arrays(path)
+    assert take(open_arrays(path, select="y")) == rows_of("y", VALUES)
+    with h5py.File(path, "r+") as file:
+        file["x"].id.write_direct_chunk((20, 0), VALUES[20:30].tobytes(), filter_mask=1)
+    assert take(open_arrays(path, select="x")) == rows_of("x", VALUES)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 2, 1)])
+def test_strings_of_any_length_in_two_dimensions_are_left_out(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    values = np.array(["1", "22", "\xe9", ""], object).reshape(shape)
+    for name, write in (("a.h5", write_hdf5), ("a.nc", write_netcdf), ("a.zarr", write_zarr)):
+        write(tmp_path / name, {"text": values, "x": VALUES})
+        source = open_arrays(tmp_path / name)
+        assert take(source) == rows_of("x", VALUES)
+        assert source.skipped == {"array of values without bytes": 1}
+        with pytest.raises(UsageError, match=r"got text \(other, 2x2"):
+            open_arrays(tmp_path / name, select="text")
 
 
 # ---- NetCDF --------------------------------------------------------------------------------------

@@ -380,14 +380,18 @@ def test_several_possible_samples_are_the_fields_of_one(volume: Volume, tmp_path
         open_source(tmp_path / "x.arrow", options={"attributes": "b,c"})
 
 
-def test_a_sample_column_has_to_be_named_where_none_can_be_it(tmp_path: Path) -> None:
-    for columns, names in (
-        ({"a": [1]}, "a"),
-        ({}, "no columns"),
-    ):
-        write_file(pa.table(columns), tmp_path / "x.arrow")
-        with pytest.raises(UsageError, match=f"expected option column to name one of {names}$"):
-            open_source(tmp_path / "x.arrow")
+def test_a_table_of_numbers_is_imported_as_fields(tmp_path: Path, volume: Volume) -> None:
+    path = tmp_path / "x.arrow"
+    write_file(pa.table({}), path)
+    with pytest.raises(UsageError, match=r"expected option column to name one of no columns$"):
+        open_source(path)
+    write_file(pa.table({"a": [1, 2], "b": [0.5, 1]}), path)
+    hint = r"as the samples, got the columns a, b; option fields=\* makes all columns the fields"
+    with pytest.raises(UsageError, match=hint):
+        open_source(path)
+    import_dataset(volume, open_source(path, options={"fields": "*"}), "n")
+    with volume["n"] as dataset:
+        assert [dataset.sample(at)["b"].tolist() for at in range(2)] == [0.5, 1]
 
 
 def test_feather_of_version_1_is_reported(tmp_path: Path) -> None:

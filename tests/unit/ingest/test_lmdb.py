@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -257,3 +259,37 @@ def test_what_is_no_environment_is_reported(tmp_path: Path) -> None:
         LmdbOptions().open([str(tmp_path)])
     with pytest.raises(UsageError, match="expected one environment, got 2"):
         LmdbOptions().open([str(tmp_path), str(tmp_path)])
+
+
+def page(number: int, flags: int, nodes: list[bytes]) -> bytes:
+    """Return a page of 4096 bytes with some nodes."""
+    ends = np.cumsum([len(node) for node in reversed(nodes)])[::-1] if nodes else []
+    lower, upper = 16 + 2 * len(nodes), 4096 - sum(map(len, nodes))
+    head = struct.pack("<QHHHH", number, 0, flags, lower, upper)
+    head += b"".join(struct.pack("<H", 4096 - end) for end in ends)
+    return head + bytes(upper - lower) + b"".join(nodes)
+
+
+def test_pages_are_visited_once(tmp_path: Path) -> None:
+    """A tree whose branches all have one child, 100 times: 100^levels leaves in a few pages."""
+    levels = 5
+    root, leaf = 2, 2 + levels
+    pages = [
+        page(root + level, 1, [struct.pack("<IHH", root + level + 1, 0, 0)] * 100)
+        for level in range(levels)
+    ]
+    pages.append(page(leaf, 2, [struct.pack("<IHH", 1, 0, 1) + b"kv"]))
+    tree = struct.pack("<IHHQQQQQ", 0, 0x08, levels + 1, 0, 0, 0, 100**levels, root)
+    free = struct.pack("<IHHQQQQQ", 4096, 0, 0, 0, 0, 0, 0, (1 << 64) - 1)
+    metas = [
+        struct.pack("<QHHHH", number, 0, 8, 0, 0)
+        + struct.pack("<IIQQ", 0xBEEFC0DE, 1, 0, 1 << 20)
+        + free
+        + tree
+        + struct.pack("<QQ", leaf, number)
+        for number in range(2)
+    ]
+    path = tmp_path / "data.mdb"
+    path.write_bytes(b"".join(meta.ljust(4096, b"\0") for meta in metas) + b"".join(pages))
+    with pytest.raises(FormatError, match=rf"{path}: expected each of 8 pages once in the tree"):
+        take(open_source(path))

@@ -21,6 +21,7 @@ from dlfs.errors import (
     DeviceError,
     DlfsError,
     FormatError,
+    LimitError,
     NotFoundError,
     TruncatedError,
     UsageError,
@@ -448,3 +449,14 @@ def test_absolute_names_are_stripped_if_the_caller_says_so(tmp_path: Path, name:
     for format_name, want in (("tar", {"a/b.jpg", "a/c.jpg"}), ("webdataset", {"a/b.jpg"})):
         source = open_source(path, format_name=format_name, options={"absolute": "strip"})
         assert set(take_all(source)) == want
+
+
+def test_a_size_that_no_memory_has_is_refused(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("a.bin")
+    header.size = 1 << 62
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
+    with pytest.raises(
+        LimitError, match=rf"{path}: a\.bin: expected a member that fits the memory"
+    ):
+        list(TarSource([str(path)]).blocks(layout="path", seed=0))

@@ -9,11 +9,13 @@ file names is not opened elsewhere.
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,21 @@ if TYPE_CHECKING:
 
 _DEPTH_MAX = 8
 """Most virtual datasets that refer to each other in a row."""
+
+FILTERS = {
+    307: "bzip2",
+    32001: "Blosc",
+    32004: "LZ4",
+    32008: "bitshuffle",
+    32013: "ZFP",
+    32015: "Zstandard",
+    32017: "SZ",
+    32018: "FCIDECOMP",
+    32024: "SZ3",
+    32026: "Blosc2",
+    32028: "SPERR",
+}
+"""Filters that the package hdf5plugin has, by the number that the HDF Group gave them."""
 
 _NUMBERED = re.compile(r"%b")
 
@@ -66,8 +83,8 @@ def _missing_chunks(dataset: h5py.Dataset) -> Missing | None:
     chunk, shape = dataset.chunks, dataset.shape
     total = math.prod(-(-length // step) for length, step in zip(shape, chunk, strict=True))
     full_bytes = math.prod(chunk) * dataset.id.get_type().get_size()
-    filters = dataset.id.get_create_plist().get_nfilters()
-    every = (1 << filters) - 1
+    every = (1 << dataset.id.get_create_plist().get_nfilters()) - 1
+    lacking = _lacking_filters(dataset)
     found: set[tuple[int, ...]] = set()
 
     def note(info: Any) -> None:
@@ -75,6 +92,9 @@ def _missing_chunks(dataset: h5py.Dataset) -> Missing | None:
         if is_inside:
             found.add(info.chunk_offset)
         is_plain = info.filter_mask & every == every and not dataset.dtype.hasobject
+        for number, filter_name in lacking.items():
+            if not info.filter_mask >> number & 1:
+                raise ValueError(f"expected the HDF5 filter {filter_name}, which is not installed")
         if is_plain and info.size != full_bytes:
             raise ValueError(
                 f"chunk at {info.chunk_offset}: expected {full_bytes} bytes, got {info.size}"
@@ -85,6 +105,24 @@ def _missing_chunks(dataset: h5py.Dataset) -> Missing | None:
         return None
     first = next(at for at in _grid(shape, chunk) if at not in found)
     return Missing(total - len(found), total, "chunk", f"the chunk at {first}")
+
+
+def _lacking_filters(dataset: h5py.Dataset) -> dict[int, str]:
+    """Return the filters of a dataset that are not available: name and package, by number."""
+    import h5py
+
+    layout = dataset.id.get_create_plist()
+    found = {number: layout.get_filter(number) for number in range(layout.get_nfilters())}
+    if any(not h5py.h5z.filter_avail(code) for code, *_ in found.values()):
+        with suppress(ImportError):
+            importlib.import_module("hdf5plugin")  # registers its filters
+    lacking = {}
+    for number, (code, _, _, name) in found.items():
+        if not h5py.h5z.filter_avail(code):
+            known = FILTERS.get(code, os.fsdecode(name) or "of an unknown name")
+            package = "pip install hdf5plugin" if code in FILTERS else "set HDF5_PLUGIN_PATH"
+            lacking[number] = f"{code} ({known}; {package})"
+    return lacking
 
 
 def _grid(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[tuple[int, ...]]:

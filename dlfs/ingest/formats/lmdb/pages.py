@@ -162,8 +162,15 @@ class PageFile:
     def _leaves(self, tree: Tree) -> Iterator[int]:
         """Yield the numbers of the leaf pages, in the order of their keys."""
         pending = [(tree.root, 1)] if tree.root != _NO_PAGE else []
+        visits = 0
         while pending:
             number, level = pending.pop()
+            visits += 1
+            if visits > self._page_count:
+                raise FormatError(
+                    f"{self._where}: expected each of {self._page_count} pages once in the tree, "
+                    f"got page {number} again"
+                )
             if level == tree.depth:
                 yield number
                 continue

@@ -316,6 +316,11 @@ def _choose_sample(shard: _Shard, name: str | None, where: str) -> str:
     candidates = _candidates(shard)
     if len(candidates) != 1:
         names = ", ".join(shard.names)
+        if not candidates:
+            raise UsageError(
+                f"{where}: expected a column of bytes or text as the samples, got the columns "
+                f"{names}; option fields=* makes all columns the fields of samples"
+            )
         raise UsageError(f"{where}: expected option column to name one of {names}")
     return candidates[0]
 

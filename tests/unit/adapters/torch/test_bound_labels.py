@@ -86,6 +86,9 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "twice": lambda a, b, c: dlfs.concat([a, a]),
     "part of a concat": lambda a, b, c: dlfs.split(dlfs.concat([b, a, c]), 0.6)[1],
     "part of a part": lambda a, b, c: dlfs.split(dlfs.split(a, 0.7)[0], 0.5, seed=5)[1],
+    "select": lambda a, b, c: dlfs.select(a, a.column("number") % 2 == 0),
+    "selected of a concat": lambda a, b, c: dlfs.select(dlfs.concat([c, a]), range(7, 99, 3)),
+    "selected of a mix": lambda a, b, c: dlfs.select(dlfs.mix({a: 1, b: 2}), range(5, 120)),
     "mix": lambda a, b, c: dlfs.mix({b: 0.3, a: 0.5, c: 0.2}, samples=150),
     "mix of parts": lambda a, b, c: dlfs.mix({dlfs.split(a, 0.5)[1]: 1, dlfs.concat([c, b]): 3}),
 }
