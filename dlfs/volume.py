@@ -428,9 +428,8 @@ class Volume(CatalogChanges, MemberChanges, Closing):
     ) -> DatasetWriter:
         """Start a new version of a dataset that has all samples of an earlier version as well.
 
-        The samples of the earlier version are not copied: both versions use the same chunks, which
-        become free when the last version that has them is removed. Directory and attributes are
-        written anew. The earlier version stays as it is.
+        The samples of the earlier version, which stays, are not copied: both versions use the same
+        chunks, which become free when the last of them is removed. The directory is written anew.
 
         Args:
             name: name of the dataset, to append to its newest version, or ``NAME@VERSION``.
@@ -456,9 +455,9 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         raw = new_dataset_name(requested.name)
         with self._writing(f"dlfs appending to dataset {display(raw)!r}") as transaction:
             base = transaction.base
-            records = [r for r in base.catalog.datasets if matches(r, requested)]
+            datasets = base.catalog.datasets
+            records = [record for record in datasets if matches(record, requested)]
             if not records:
-                datasets = base.catalog.datasets
                 raise no_such_dataset(datasets, raw, requested.version, where=self.uri)
             return self._make_writer(
                 transaction,

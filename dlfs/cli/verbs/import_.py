@@ -203,10 +203,8 @@ def import_dataset(
     from dlfs.ingest.importer import import_dataset as run
 
     options = parse_settings(settings or [])
-    if links is not None:
-        options["links"] = links.value
-    if prefix_shards:
-        options["prefix_shards"] = True
+    options |= {} if links is None else {"links": links.value}
+    options |= {"prefix_shards": True} if prefix_shards else {}
     _check(arguments, name, append=append, skip_existing=skip_existing)
     *sources, uri = arguments
     with (
