@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
-from dlfs.errors import ClosedError
+from dlfs.errors import ClosedError, DlfsError
 
 T = TypeVar("T")
 
@@ -32,6 +33,31 @@ class Closing:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+def close_all(closes: Sequence[Callable[[], None]]) -> None:
+    """Call all of some functions, also after one has failed or was interrupted by Ctrl-C.
+
+    Args:
+        closes: functions that release something, and do nothing the second time. One that was
+            interrupted is called again.
+
+    Raises:
+        BaseException: what interrupted one of them; else the first DlfsError of one.
+    """
+    failure: DlfsError | None = None
+    for number, close in enumerate(closes):
+        try:
+            close()
+        except DlfsError as error:
+            failure = failure or error
+        except BaseException:
+            for again in closes[number:]:
+                with suppress(DlfsError):
+                    again()
+            raise
+    if failure is not None:
+        raise failure
 
 
 class Uses:

@@ -16,8 +16,9 @@ devices that several hosts reach, the record itself is the lock: a lease (``dlfs
 from __future__ import annotations
 
 import abc
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from dlfs._native.device import (
@@ -31,7 +32,7 @@ from dlfs._native.device import (
 from dlfs.block import lock
 from dlfs.closing import Closing
 from dlfs.errors import ClosedError, DeviceError, DlfsError, LockedError, UsageError
-from dlfs.forks import Lock, OwnerProcess
+from dlfs.forks import OwnerProcess
 from dlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -209,9 +210,8 @@ class NativeBackedDevice(abc.ABC, Closing):
         self.size_bytes = native.size_bytes
         self.block_bytes = native.block_bytes
         self._native: NativeDevice | None = native
-        self._idle: list[NativeQueue] = []
+        self._idle: deque[NativeQueue] = deque()  # its operations are atomic
         self._idle_owner = OwnerProcess()
-        self._mutex = Lock()
         self._locked_by: OwnerProcess | None = None  # the process that took the lock
         self._recorded = False
 
@@ -247,20 +247,25 @@ class NativeBackedDevice(abc.ABC, Closing):
     # ---- conveniences ----------------------------------------------------------------------------
 
     def _acquire_queue(self) -> NativeQueue:
-        with self._mutex:
-            if not self._idle_owner.is_current():  # the queues are the parent's
-                self._idle = []
-                self._idle_owner = OwnerProcess()
-            if self._idle:
-                return self._idle.pop()
+        if not self._idle_owner.is_current():  # the queues are the parent's
+            self._idle = deque()
+            self._idle_owner = OwnerProcess()
+        with suppress(IndexError):  # none is idle
+            return self._idle.pop()
         return self.queue_pair(_CONVENIENCE_DEPTH)
 
     def _release_queue(self, queue: NativeQueue) -> None:
-        with self._mutex:
-            if self._native is not None and len(self._idle) < _IDLE_QUEUES_MAX:
-                self._idle.append(queue)
-                return
-        queue.close()
+        if len(self._idle) >= _IDLE_QUEUES_MAX:
+            queue.close()
+            return
+        self._idle.append(queue)
+        if self._native is None:  # another thread has closed the device
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     @contextmanager
     def pooled_queue(self) -> Iterator[NativeQueue]:
@@ -330,16 +335,19 @@ class NativeBackedDevice(abc.ABC, Closing):
         if self._locked_by is not None and self._locked_by.is_current():
             raise UsageError(f"lock {self.uri}: it is locked through this object already")
         own = lock.HolderRecord.of_this_process(holder)
-        if not self._acquire(own):
-            raise LockedError(f"lock {self.uri}: held by {self._describe_holder()}")
-        self._locked_by = OwnerProcess()
-        if record and not self.locks_by_record:
-            try:
+        try:
+            if not self._acquire(own):
+                raise LockedError(f"lock {self.uri}: held by {self._describe_holder()}")
+            self._locked_by = OwnerProcess()
+            if record and not self.locks_by_record:
+                self._recorded = True
                 self._write_record(own.encode())
-            except BaseException:
-                self.unlock()
-                raise
-            self._recorded = True
+        except LockedError:
+            raise
+        except BaseException:
+            self._locked_by = self._locked_by or OwnerProcess()  # Ctrl-C: it may be taken
+            self.unlock()
+            raise
 
     def unlock(self) -> None:
         """Release the lock. Does nothing if this object does not hold it in this process."""
@@ -349,9 +357,9 @@ class NativeBackedDevice(abc.ABC, Closing):
             if self._recorded:
                 self._write_record(bytes(lock.RECORD_BYTES))
         finally:
+            self._release()  # first: if Ctrl-C comes in between, closing the device does it again
             self._recorded = False
             self._locked_by = None
-            self._release()
 
     def _record_span(self) -> int:
         """Return the bytes of the blocks that hold the record; 0 if the device is too small."""
@@ -388,12 +396,10 @@ class NativeBackedDevice(abc.ABC, Closing):
             self.unlock()
         except DlfsError as error:
             failure = error
-        with self._mutex:
-            idle, self._idle = self._idle, []
-        for queue in idle:
-            queue.close()
-        self._close_native(self._native)
+        native = self._native
         self._native = None
+        self._close_idle()
+        self._close_native(native)
         if failure is not None:
             raise failure
 

@@ -14,16 +14,17 @@ import grp
 import os
 import pwd
 import stat
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dlfs._native.device import NativeDevice
+from dlfs._native.handle import Descriptor
 from dlfs.arguments import Engine
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
+from dlfs.closing import LiveObjects
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, write_error
 
 SIZE_MULTIPLE_BYTES = 4096
@@ -111,7 +112,7 @@ class FileDevice(NativeBackedDevice):
                 f"{error}{_permission_hint(status, writable)}", error.errno
             ) from error
         super().__init__(native, uri=uri, identity=_identity(status), writable=writable)
-        self._lock_descriptor: int | None = None
+        self._lock_file = Descriptor()
         _opened.add(self)
 
     @classmethod
@@ -135,56 +136,60 @@ class FileDevice(NativeBackedDevice):
         size_bytes -= size_bytes % SIZE_MULTIPLE_BYTES
         if size_bytes <= 0:
             raise UsageError(f"create {name}: expected at least {SIZE_MULTIPLE_BYTES} bytes")
-        try:
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileExistsError as error:
-            raise ExistsError(f"create {name}: it exists already") from error
-        except OSError as error:
-            raise _os_error(f"create {name}", error) from error
-        try:
-            _reserve(descriptor, size_bytes)
-            _sync_parent(name)
-        except OSError as error:
-            Path(name).unlink()
-            raise _os_error(f"create {name}, {size_bytes} bytes", error) from error
-        finally:
-            os.close(descriptor)
-        try:
-            return cls(name, writable=True, engine=engine)
-        except BaseException:
-            Path(name).unlink()
-            raise
+        with Descriptor() as file:
+            try:
+                _create(file, name, size_bytes)
+                return cls(name, writable=True, engine=engine)
+            except BaseException:
+                if file.value >= 0:
+                    Path(name).unlink(missing_ok=True)
+                raise
 
     def _acquire(self, _: HolderRecord) -> bool:
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise _os_error(f"lock {self.uri}", error) from error
-        try:
+            descriptor = self._lock_file.fill(os.open, self.path, os.O_RDWR | os.O_CLOEXEC)
             if _identity(os.fstat(descriptor)) != self.identity:
                 raise UsageError(f"lock {self.uri}: the file was replaced since it was opened")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
+            self._release()
             return False
         except OSError as error:
-            os.close(descriptor)
+            self._release()
             raise _os_error(f"lock {self.uri}", error) from error
-        except UsageError:
-            os.close(descriptor)
+        except BaseException:
+            self._release()
             raise
-        self._lock_descriptor = descriptor
         return True
 
     def _release(self) -> None:
-        if self._lock_descriptor is not None:
-            os.close(self._lock_descriptor)
-            self._lock_descriptor = None
+        self._lock_file.close()
 
     def _forget_lock_in_child(self) -> None:
         self._release()  # closing the copy does not release the parent's lock
         self._locked_by = None
         self._recorded = False
+
+
+def _create(file: Descriptor, name: str, size_bytes: int) -> None:
+    """Create a file and reserve its space.
+
+    Args:
+        file: gets the descriptor, which the file then has also if this fails.
+        name: path of the file.
+        size_bytes: size of the file.
+    """
+    try:
+        file.fill(os.open, name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError as error:
+        raise ExistsError(f"create {name}: it exists already") from error
+    except OSError as error:
+        raise _os_error(f"create {name}", error) from error
+    try:
+        _reserve(file.value, size_bytes)
+        _sync_parent(name)
+    except OSError as error:
+        raise _os_error(f"create {name}, {size_bytes} bytes", error) from error
 
 
 def _reserve(descriptor: int, size_bytes: int) -> None:
@@ -209,18 +214,17 @@ def _reserve(descriptor: int, size_bytes: int) -> None:
 
 def _sync_parent(name: str) -> None:
     """Make a new file's directory entry durable."""
-    parent = os.open(Path(name).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
+    with Descriptor() as parent:
+        os.fsync(
+            parent.fill(os.open, Path(name).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        )
 
 
-_opened: weakref.WeakSet[FileDevice] = weakref.WeakSet()
+_opened: LiveObjects[FileDevice] = LiveObjects()
 
 
 def _after_fork_in_child() -> None:
-    for device in list(_opened):
+    for device in _opened:
         device._forget_lock_in_child()
 
 

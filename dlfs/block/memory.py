@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 
 from dlfs._native.device import NativeDevice
@@ -21,7 +22,8 @@ class _Entry:
     native: NativeDevice
     users: int = 0
     forgotten: bool = False
-    locked_by: object = None
+    locked_by: weakref.ref[MemoryDevice] | None = None
+    """The device that has the lock, unless it was collected."""
     mutex: Lock = field(default_factory=Lock)
 
 
@@ -95,14 +97,15 @@ class MemoryDevice(NativeBackedDevice):
 
     def _acquire(self, _: HolderRecord) -> bool:
         with self._entry.mutex:
-            if self._entry.locked_by is not None:
+            holder = self._entry.locked_by
+            if holder is not None and holder() is not None:
                 return False
-            self._entry.locked_by = self
+            self._entry.locked_by = weakref.ref(self)
             return True
 
     def _release(self) -> None:
         with self._entry.mutex:
-            if self._entry.locked_by is self:
+            if self._entry.locked_by is not None and self._entry.locked_by() is self:
                 self._entry.locked_by = None
 
     def _close_native(self, native: NativeDevice) -> None:

@@ -48,7 +48,8 @@ from numpy.typing import NDArray
 
 from dlfs._native.device import aligned_buffer
 from dlfs._native.directory import NativeDirectory
-from dlfs.closing import Uses
+from dlfs._native.handle import Descriptor
+from dlfs.closing import LiveObjects, Uses
 from dlfs.directory.frozen import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.format.constants import DIRECTORY_BLOCK_BYTES
@@ -223,8 +224,13 @@ class Part:
     memory: NDArray[np.uint8]
     place: _Place | None = None
     name: str = ""
-    descriptor: int = -1
+    file: Descriptor = field(default_factory=Descriptor)
     finalizer: weakref.finalize[..., Any] | None = None
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the part's file; -1 without one."""
+        return self.file.value
 
     def release(self) -> None:
         """Release the memory; the last process to do so removes the file. Idempotent.
@@ -232,17 +238,16 @@ class Part:
         Views of the memory stay valid: a mapping outlives the file's name.
         """
         self.memory = np.empty(0, np.uint8)
-        self.descriptor = -1
         if self.finalizer is not None:
             self.finalizer()
+        self.file.close()
 
-    def adopt(self, descriptor: int | None) -> None:
-        """Keep the file open and locked by this descriptor from now on; by none if it is None."""
-        self.descriptor, self.finalizer = -1, None
-        if descriptor is not None and self.place is not None:
-            self.descriptor = descriptor
+    def adopt(self, file: Descriptor) -> None:
+        """Keep the part's file open and locked by this descriptor from now on."""
+        self.file, self.finalizer = file, None
+        if file.value >= 0 and self.place is not None:
             self.finalizer = weakref.finalize(
-                self, self.place.close_file, self.name, descriptor, os.getpid()
+                self, self.place.close_file, self.name, file, os.getpid()
             )
 
 
@@ -275,33 +280,29 @@ def _load_privately(size: int, fill: Callable[[memoryview], None]) -> Part:
     The file is sealed: a process that gets its descriptor can map it, but not change it. If the
     system refuses such a file (RLIMIT_FSIZE counts it), private memory is used.
     """
-    descriptor = _make_nameless(size)
+    file = _make_nameless(size)
     try:
-        memory = mmap.mmap(descriptor, size)
+        memory = mmap.mmap(file.value, size)
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         fill(memoryview(memory))
-        if descriptor >= 0:
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        if file.value >= 0:
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
-        if descriptor >= 0:
-            os.close(descriptor)
+        file.close()
         raise
-    part = Part(_read_only(memory), descriptor=descriptor)
-    if descriptor >= 0:
-        part.finalizer = weakref.finalize(part, os.close, descriptor)
-    return part
+    return Part(_read_only(memory), file=file)
 
 
-def _make_nameless(size: int) -> int:
-    """Create a nameless file of a size in memory; -1 if the system refuses it."""
-    descriptor = os.memfd_create("dlfs-part", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _make_nameless(size: int) -> Descriptor:
+    """Create a nameless file of a size in memory; without a descriptor if the system refuses it."""
+    file = Descriptor()
+    file.fill(os.memfd_create, "dlfs-part", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(descriptor, size)
+        os.ftruncate(file.value, size)
     except OSError:
-        os.close(descriptor)
-        return -1
-    return descriptor
+        file.close()
+    return file
 
 
 def _read_only(memory: mmap.mmap) -> NDArray[np.uint8]:
@@ -313,26 +314,30 @@ def _read_only(memory: mmap.mmap) -> NDArray[np.uint8]:
 class _Place:
     """The user's directory of shared parts."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
+    def __init__(self, folder: Descriptor) -> None:
+        self._folder = folder
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the directory."""
+        return self._folder.value
 
     @classmethod
     def open(cls, root: Path) -> _Place | None:
         """Open or create the directory; None if that fails, or it is not safe to use."""
         path = root / f"dlfs-{os.geteuid()}"
+        folder = Descriptor()
         try:
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path, flags)
+            folder.fill(os.open, path, flags)
         except OSError:
             return None
-        status = os.fstat(descriptor)
+        status = os.fstat(folder.value)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            os.close(descriptor)
             return None
-        return cls(descriptor)
+        return cls(folder)
 
     def obtain(
         self, name: str, size: int, fill: Callable[[memoryview], None], deadline: float
@@ -353,7 +358,7 @@ class _Place:
 
     # ---- files -------------------------------------------------------------------------------
 
-    def _open_file(self, file_name: str, flags: int) -> int:
+    def _open_file(self, file_name: str, flags: int) -> Descriptor:
         """Open a regular file of ours.
 
         Raises:
@@ -361,17 +366,17 @@ class _Place:
             _UnusableError: the file is not ours, or the file system refuses.
         """
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        file = Descriptor()
         try:
-            descriptor = os.open(file_name, flags, 0o600, dir_fd=self.descriptor)
+            file.fill(os.open, file_name, flags, 0o600, dir_fd=self.descriptor)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise _UnusableError from error
-        status = os.fstat(descriptor)
+        status = os.fstat(file.value)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            os.close(descriptor)
             raise _UnusableError
-        return descriptor
+        return file
 
     def _unlink(self, file_name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -394,7 +399,7 @@ class _Place:
         file still has its name.
         """
         wait_s = _WAIT_FIRST_S
-        while (descriptor := self._try_lock(name)) is None:
+        while (lock := self._try_lock(name)) is None:
             if time.monotonic() >= deadline:
                 yield False
                 return
@@ -405,18 +410,17 @@ class _Place:
         finally:
             if not self._exists(f"{name}.part") and not self._exists(f"{name}.load"):
                 self._unlink(f"{name}.lock")
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            _locks.discard(descriptor)
-            os.close(descriptor)
+            fcntl.flock(lock, fcntl.LOCK_UN)  # which a forked child may have a copy of
+            lock.close()
 
-    def _try_lock(self, name: str) -> int | None:
-        descriptor = self._open_file(f"{name}.lock", os.O_RDWR | os.O_CREAT)
-        if _try_flock(descriptor, fcntl.LOCK_EX):
-            if os.fstat(descriptor).st_nlink > 0:
-                _locks.add(descriptor)
-                return descriptor
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+    def _try_lock(self, name: str) -> Descriptor | None:
+        lock = self._open_file(f"{name}.lock", os.O_RDWR | os.O_CREAT)
+        _locks.add(lock)
+        if _try_flock(lock, fcntl.LOCK_EX):
+            if os.fstat(lock.value).st_nlink > 0:
+                return lock
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        lock.close()
         return None
 
     # ---- life of a part ----------------------------------------------------------------------
@@ -425,29 +429,29 @@ class _Place:
         """Map a published part; None if there is none."""
         while True:
             try:
-                descriptor = self._open_file(f"{name}.part", os.O_RDONLY)
+                file = self._open_file(f"{name}.part", os.O_RDONLY)
             except FileNotFoundError:
                 return None
             # Only a process that is removing the file has it locked exclusively, and only briefly.
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if os.fstat(descriptor).st_nlink > 0:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if os.fstat(file.value).st_nlink > 0:
                 break
-            os.close(descriptor)
-        if os.fstat(descriptor).st_size != size:
-            os.close(descriptor)
+            file.close()
+        if os.fstat(file.value).st_size != size:
+            file.close()
             raise _UnusableError
-        return self._map_locked(name, descriptor, size)
+        return self._map_locked(name, file, size)
 
     def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> Part:
         """Load a part and publish it. The caller has the key's lock."""
         loading = f"{name}.load"
         self._unlink(loading)  # left by a process that was killed while loading
-        descriptor = self._open_file(loading, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        file = self._open_file(loading, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            _allocate(descriptor, size)
-            memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            _allocate(file.value, size)
+            memory = mmap.mmap(file.value, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             fill(memoryview(memory))
-            os.fchmod(descriptor, 0o400)
+            os.fchmod(file.value, 0o400)
             reader = self._open_file(loading, os.O_RDONLY)
             fcntl.flock(reader, fcntl.LOCK_SH)
             os.rename(
@@ -457,22 +461,22 @@ class _Place:
             self._unlink(loading)
             raise
         finally:
-            os.close(descriptor)
+            file.close()
         return self._map_locked(name, reader, size)
 
-    def _map_locked(self, name: str, descriptor: int, size: int) -> Part:
+    def _map_locked(self, name: str, file: Descriptor, size: int) -> Part:
         """Map a part whose file is open with a shared lock."""
         try:
-            memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+            memory = mmap.mmap(file.value, size, mmap.MAP_SHARED, mmap.PROT_READ)
         except OSError as error:
-            os.close(descriptor)
+            file.close()
             raise _UnusableError from error
         part = Part(_read_only(memory), self, name)
-        part.adopt(descriptor)
+        part.adopt(file)
         _locked_parts.add(part)
         return part
 
-    def close_file(self, name: str, descriptor: int, owner: int) -> None:
+    def close_file(self, name: str, file: Descriptor, owner: int) -> None:
         """Close a part's file, and remove it if no other process has it open.
 
         A child that was forked without this module's fork handlers shares the parent's lock, so it
@@ -480,17 +484,17 @@ class _Place:
         """
         if os.getpid() == owner:
             with contextlib.suppress(OSError, _UnusableError):
-                self._remove_unheld(name, descriptor, time.monotonic() + _WAIT_MOST_S)
-        os.close(descriptor)
+                self._remove_unheld(name, file, time.monotonic() + _WAIT_MOST_S)
+        file.close()
 
-    def _remove_unheld(self, name: str, descriptor: int, deadline: float) -> None:
+    def _remove_unheld(self, name: str, file: Descriptor, deadline: float) -> None:
         with self.locked(name, deadline) as locked:
             # Releasing the shared lock and trying for the exclusive one: one of several last
             # closers gets it.
-            if locked and _try_flock(descriptor, fcntl.LOCK_EX):
-                if os.fstat(descriptor).st_nlink > 0:
+            if locked and _try_flock(file, fcntl.LOCK_EX):
+                if os.fstat(file.value).st_nlink > 0:
                     self._unlink(f"{name}.part")
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def sweep(self, *, except_name: str = "") -> None:
         """Remove files that killed processes left: those that no process has locked."""
@@ -506,15 +510,13 @@ class _Place:
                 return
             self._unlink(f"{name}.load")
             try:
-                descriptor = self._open_file(f"{name}.part", os.O_RDONLY)
+                file = self._open_file(f"{name}.part", os.O_RDONLY)
             except FileNotFoundError:
                 return
-            try:
-                if _try_flock(descriptor, fcntl.LOCK_EX):
+            with file:
+                if _try_flock(file, fcntl.LOCK_EX):
                     self._unlink(f"{name}.part")
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-            finally:
-                os.close(descriptor)
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 class _UnusableError(Exception):
@@ -529,9 +531,9 @@ def _allocate(descriptor: int, size: int) -> None:
         raise _UnusableError from error
 
 
-def _try_flock(descriptor: int, kind: int) -> bool:
+def _try_flock(file: Descriptor, kind: int) -> bool:
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
             raise
@@ -541,54 +543,49 @@ def _try_flock(descriptor: int, kind: int) -> bool:
 
 # ---- fork ----------------------------------------------------------------------------------------
 
-_locked_parts: weakref.WeakSet[Part] = weakref.WeakSet()
-_locks: set[int] = set()
+_locked_parts: LiveObjects[Part] = LiveObjects()
+_locks: LiveObjects[Descriptor] = LiveObjects()
 _forking = threading.local()
 
 
 def _before_fork() -> None:
     """Take the child's locks before it exists: the parent may close right after the fork."""
-    _forking.spares = [
-        (part, _open_again(part)) for part in list(_locked_parts) if part.descriptor >= 0
-    ]
+    _forking.spares = [(part, _open_again(part)) for part in _locked_parts if part.descriptor >= 0]
 
 
 def _after_fork_in_parent() -> None:
     """Close the child's descriptors in the parent; the child's locks stay."""
-    for _, descriptor in _forking.spares:
-        if descriptor is not None:
-            os.close(descriptor)
+    for _, file in _forking.spares:
+        file.close()
     _forking.spares = []
 
 
 def _after_fork_in_child() -> None:
     """Switch to the child's locks, which closing the shared descriptors does not release."""
-    for descriptor in _locks:
-        os.close(descriptor)
+    for lock in _locks:
+        lock.close()
     _locks.clear()
-    for part, descriptor in _forking.spares:
+    for part, file in _forking.spares:
         if part.finalizer is not None and part.finalizer.detach() is not None:
-            os.close(part.descriptor)
-            part.adopt(descriptor)
-        elif descriptor is not None:
-            os.close(descriptor)
+            part.file.close()
+            part.adopt(file)
+        else:
+            file.close()
     _forking.spares = []
 
 
-def _open_again(part: Part) -> int | None:
-    """Open a part's file again and lock it; None without /proc or a free descriptor.
+def _open_again(part: Part) -> Descriptor:
+    """Open a part's file again and lock it; without /proc or a free descriptor, return no file.
 
     The child's mapping stays valid without it: only the next process to open the part may have to
     load it again.
     """
-    try:
-        descriptor = os.open(f"/proc/self/fd/{part.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    if _try_flock(descriptor, fcntl.LOCK_SH):
-        return descriptor
-    os.close(descriptor)
-    return None
+    file = Descriptor()
+    with contextlib.suppress(OSError):
+        file.fill(os.open, f"/proc/self/fd/{part.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        if not _try_flock(file, fcntl.LOCK_SH):
+            file.close()
+    return file
 
 
 os.register_at_fork(

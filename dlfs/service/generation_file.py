@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from dlfs._native.checksums import crc32c
+from dlfs._native.handle import Descriptor
 from dlfs.errors import FormatError
 from dlfs.format.catalog import Catalog, decode_catalog, encode_catalog
 from dlfs.format.constants import CATALOG_BYTES_MAX, SUPERBLOCK_BYTES
@@ -25,13 +26,11 @@ def generation_file(superblock: Superblock, catalog: Catalog) -> Iterator[int]:
     """Write a generation to a memfd; yield its descriptor, and close it at the end."""
     raw = encode_catalog(catalog)
     adapted = replace(superblock, catalog_bytes=len(raw), catalog_crc32c=crc32c(raw))
-    descriptor = os.memfd_create("dlfs-generation", os.MFD_CLOEXEC)
-    try:
+    with Descriptor() as file:
+        descriptor = file.fill(os.memfd_create, "dlfs-generation", os.MFD_CLOEXEC)
         with open(descriptor, "wb", closefd=False) as out:
             out.write(encode_superblock(adapted) + raw)
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def read_generation(descriptor: int, where: str) -> tuple[Superblock, Catalog]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlfs.block import BlockDevice, SharedNamespaceDevice
-from dlfs.errors import DlfsError
+from dlfs.closing import close_all
 from dlfs.threads import ThreadPool
 
 
@@ -54,11 +54,4 @@ def unlock_members(devices: Sequence[BlockDevice]) -> None:
     Raises:
         DeviceError: a lock could not be released; the others were.
     """
-    failure: DlfsError | None = None
-    for device in reversed(devices):
-        try:
-            device.unlock()
-        except DlfsError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+    close_all([device.unlock for device in reversed(devices)])

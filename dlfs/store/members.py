@@ -35,6 +35,7 @@ from dlfs.block import (
     parse_uri,
     split_members,
 )
+from dlfs.closing import close_all
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -219,14 +220,7 @@ def close_devices(devices: Sequence[BlockDevice]) -> None:
     Raises:
         DlfsError: a device failed to close.
     """
-    failure: DlfsError | None = None
-    for device in devices:
-        try:
-            device.close()
-        except DlfsError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+    close_all([device.close for device in devices])
 
 
 def check_superblock_fits(device: BlockDevice, action: str) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import dlfs.directory.sharing as sharing
+from dlfs.closing import LiveObjects
 from dlfs.directory import (
     DirectoryBuilder,
     DirectoryIdentity,
@@ -454,7 +455,7 @@ def test_a_lock_ends_although_a_child_has_a_copy_of_its_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A thread may fork just when another one has opened the file, and not yet said so."""
-    monkeypatch.setattr(sharing, "_locks", set())  # what children close
+    monkeypatch.setattr(sharing, "_locks", LiveObjects())  # what children close
     place = sharing._Place.open(tmp_path)
     assert place is not None
     (tmp_path / f"dlfs-{os.geteuid()}" / "key.load").touch()  # keeps the file of the lock
