@@ -21,7 +21,7 @@ from dlfs._native.nvme import (
     run_command,
     set_paths,
 )
-from dlfs.block.host import host_id, host_nqn
+from dlfs.block.host import host_identity
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import PATHS_MAX, NvmeTcpOptions, NvmeTcpUri
@@ -81,13 +81,14 @@ def _open(
     *,
     writable: bool,
 ) -> NativeDevice:
+    host_nqn, host_id = host_identity(options.host_nqn, options.host_id)
     return open_nvme(
         uri=uri,
         paths=paths,
         subsystem_nqn=subsystem_nqn,
         nsid=nsid,
-        host_nqn=options.host_nqn or host_nqn(),
-        host_id=options.host_id or host_id(),
+        host_nqn=host_nqn,
+        host_id=host_id,
         header_digest=options.header_digest,
         data_digest=options.data_digest,
         timeout_ms=options.timeout_ms,

@@ -44,7 +44,7 @@ from dlfs._native.spdk import (
     SpdkOptions,
     open_namespace,
 )
-from dlfs.block.host import host_id, host_nqn
+from dlfs.block.host import host_identity
 from dlfs.block.nvme import NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import SpdkUri
@@ -62,12 +62,12 @@ def _options(uri: SpdkUri, *, writable: bool) -> SpdkOptions:
     keys = dict(uri.transport_id)
     numbers = {key: value for key, value in uri.options if isinstance(value, int)}
     cores = dict(uri.options).get("cores")
-    nqn = keys.pop("hostnqn", None)
+    nqn, host_id = host_identity(keys.pop("hostnqn", None), None)
     return SpdkOptions(
         transport_id=" ".join(f"{key}:{value}" for key, value in keys.items()),
         nsid=uri.nsid,
-        host_nqn=nqn or host_nqn(),
-        host_id=host_id(),
+        host_nqn=nqn,
+        host_id=host_id,
         writable=writable,
         header_digest=bool(numbers.get("hdgst")),
         data_digest=bool(numbers.get("ddgst")),

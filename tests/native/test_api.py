@@ -23,7 +23,7 @@ from dlfs._native import abi
 from dlfs._native.checksums import crc32c
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import library
-from dlfs.block.host import host_id, host_nqn
+from dlfs.block.host import host_identity, host_nqn
 from dlfs.units import KIB, MIB
 from tests.golden import c_reader
 from tests.native.test_native import ROOT, compile_target, configure
@@ -211,7 +211,7 @@ def test_c_and_python_are_one_host_to_a_target(one):
         with pytest.raises(c_reader.Failed, match="open nvme-tcp://") as failed:
             c_reader.read_volume([other])
     assert failed.value.code == -errno.EACCES
-    assert set(identities) == {host_id().bytes}
+    assert set(identities) == {host_identity(None, None)[1].bytes}
 
 
 def test_a_member_that_is_lost_is_named(three):

@@ -84,8 +84,10 @@ def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library))
     loaded.uri_parse.argtypes = [c_char_p, ctypes.POINTER(Uri), c_char_p, c_uint32]
     loaded.uri_parse.restype = c_int
-    loaded.host_identity_read.argtypes = [c_char_p, ctypes.POINTER(HostIdentity)]
-    loaded.host_identity_read.restype = None
+    loaded.host_identity_read.argtypes = [
+        c_char_p, c_char_p, c_char_p, ctypes.POINTER(HostIdentity), c_char_p, c_uint32,
+    ]  # fmt: skip
+    loaded.host_identity_read.restype = c_int
     return loaded
 
 
@@ -219,6 +221,7 @@ def test_both_parsers_agree_on_any_bytes(c: ctypes.CDLL, path: bytes) -> None:
 # ---- the host ------------------------------------------------------------------------------------
 
 ID = "6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a"
+OTHER = "0d1f4b7a-0c2f-4f0a-9d0e-2f6f6d1f4b7a"
 MACHINE = "0123456789abcdef0123456789abcdef"
 FORM = "nqn.2014-08.org.nvmexpress:uuid:"
 
@@ -228,6 +231,11 @@ FORM = "nqn.2014-08.org.nvmexpress:uuid:"
     [
         {"machine-id": MACHINE},
         {"machine-id": f"{MACHINE}\n"},
+        {},
+        {"machine-id": "uninitialized\n"},
+        {"nvme/hostid": f"{ID}\n"},
+        {"nvme/hostid": f"{ID}\n", "machine-id": MACHINE},
+        {"nvme/hostnqn": f"{FORM}{OTHER}\n", "nvme/hostid": f"{ID}\n"},
         {"nvme/hostnqn": "nqn.2024-01.org.example:trainer\n", "nvme/hostid": f"{ID}\n"},
         {"nvme/hostnqn": "nqn.2024-01.org.example:trainer\n", "machine-id": MACHINE},
         {"nvme/hostnqn": f"  {FORM}{ID.upper()} \r\nmore\n"},
@@ -248,20 +256,27 @@ def test_this_host_is_the_one_that_python_says(
     monkeypatch.setattr(host, "_NQN_FILE", tmp_path / "nvme/hostnqn")
     monkeypatch.setattr(host, "_ID_FILE", tmp_path / "nvme/hostid")
     monkeypatch.setattr(host, "_MACHINE_FILE", tmp_path / "machine-id")
-    host._generated_id.cache_clear()
-    got = HostIdentity()
-    c.host_identity_read(os.fsencode(tmp_path), byref(got))
-    try:
-        assert (got.nqn.decode(), UUID(bytes=bytes(got.id))) == (host.host_nqn(), host.host_id())
-    finally:
-        host._generated_id.cache_clear()
+    for nqn in (None, f"{FORM}{OTHER}", "nqn.2024-01.org.example:trainer", f"{FORM}{ID}"):
+        for own in (None, UUID(OTHER)):
+            try:
+                expected = host.host_identity(nqn, own)
+            except UsageError:
+                expected = None
+            assert read_host(c, tmp_path, nqn, own) == expected
 
 
-def test_a_host_without_a_name_is_one_host_to_the_process(c: ctypes.CDLL, tmp_path: Path) -> None:
-    first, second = HostIdentity(), HostIdentity()
-    c.host_identity_read(os.fsencode(tmp_path), byref(first))
-    c.host_identity_read(os.fsencode(tmp_path), byref(second))
-    assert bytes(first) == bytes(second)
-    made_up = UUID(bytes=bytes(first.id))
-    assert made_up.version == 4
-    assert first.nqn.decode() == f"{FORM}{made_up}"
+def read_host(
+    c: ctypes.CDLL, folder: Path, nqn: str | None, own: UUID | None
+) -> tuple[str, UUID] | None:
+    """Return what libdlfs takes this host for; None if it has no identity."""
+    got, message = HostIdentity(), create_string_buffer(MESSAGE_BYTES)
+    code = c.host_identity_read(
+        os.fsencode(folder),
+        None if nqn is None else nqn.encode(),
+        None if own is None else own.bytes,
+        byref(got),
+        message,
+        MESSAGE_BYTES,
+    )
+    assert (code, code < 0) in ((0, False), (-errno.EINVAL, bool(message.value)))
+    return None if code < 0 else (got.nqn.decode(), UUID(bytes=bytes(got.id)))

@@ -7,10 +7,9 @@
  */
 #include "device/host.h"
 
-#include <pthread.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "device/uri.h"
 
@@ -124,14 +123,6 @@ static const char *read_line(const char *folder, const char *name, char line[LIN
     return line;
 }
 
-static uint8_t random_id[16];
-
-static void make_random_id(void)
-{
-    (void)getrandom(random_id, sizeof random_id,
-                    0); /* getrandom never returns less than 16 bytes */
-}
-
 static bool read_machine(const char *folder, uint8_t out[16])
 {
     char line[LINE_BYTES];
@@ -145,19 +136,17 @@ static bool read_machine(const char *folder, uint8_t out[16])
     return uri_read_uuid(uuid, strlen(uuid), out);
 }
 
-/* Derives a version-4 UUID for a machine without NVMe configuration. */
-static void derive_id(const char *folder, uint8_t out[16])
+/* Derives a version-4 UUID. Returns false on a machine without an ID. */
+static bool derive_id(const char *folder, uint8_t out[16])
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     uint8_t machine[16];
-    if (read_machine(folder, machine)) {
-        blake2s(machine, out);
-    } else {
-        (void)pthread_once(&once, make_random_id);
-        memcpy(out, random_id, sizeof random_id);
+    if (!read_machine(folder, machine)) {
+        return false;
     }
+    blake2s(machine, out);
     out[6] = (uint8_t)((out[6] & 0x0f) | 0x40);
     out[8] = (uint8_t)((out[8] & 0x3f) | 0x80);
+    return true;
 }
 
 static void write_nqn(const uint8_t id[16], char nqn[DLFS_NVME_NQN_BYTES_MAX + 1])
@@ -172,23 +161,62 @@ static void write_nqn(const uint8_t id[16], char nqn[DLFS_NVME_NQN_BYTES_MAX + 1
     }
 }
 
-void host_identity_read(const char *folder, struct host_identity *out)
+/* Reads the UUID of an NQN in its UUID form. */
+static bool read_uuid_in(const char *nqn, uint8_t out[16])
+{
+    const size_t prefix = sizeof NQN_PREFIX - 1;
+    return strncmp(nqn, NQN_PREFIX, prefix) == 0 &&
+           uri_read_uuid(nqn + prefix, strlen(nqn + prefix), out);
+}
+
+static int fail(char *message, uint32_t message_bytes, const char *reason)
+{
+    if (message != NULL && message_bytes > 0) {
+        (void)snprintf(message, message_bytes, "find this host's NQN and ID: %s", reason);
+    }
+    return -EINVAL;
+}
+
+int host_identity_read(const char *folder, const char *nqn, const uint8_t *id,
+                       struct host_identity *out, char *message, uint32_t message_bytes)
 {
     char nqn_line[LINE_BYTES];
     char id_line[LINE_BYTES];
+    uint8_t stated[16];
     uint8_t derived[16];
-    const char *nqn = read_line(folder, "nvme/hostnqn", nqn_line);
-    const char *id = read_line(folder, "nvme/hostid", id_line);
-    const size_t prefix = sizeof NQN_PREFIX - 1;
-    const char *in_nqn = strncmp(nqn, NQN_PREFIX, prefix) == 0 ? nqn + prefix : nqn;
-    derive_id(folder, derived);
-    if (!uri_read_uuid(id, strlen(id), out->id) &&
-        !uri_read_uuid(in_nqn, strlen(in_nqn), out->id)) {
-        memcpy(out->id, derived, sizeof out->id);
+    uint8_t named[16];
+    const char *stated_nqn = read_line(folder, "nvme/hostnqn", nqn_line);
+    const char *stated_id = read_line(folder, "nvme/hostid", id_line);
+    bool has_stated = uri_read_uuid(stated_id, strlen(stated_id), stated);
+    bool has_derived = derive_id(folder, derived);
+    bool is_own = nqn == NULL || strcmp(nqn, stated_nqn) == 0;
+    if (nqn == NULL && stated_nqn[0] != '\0' && !uri_is_nqn(stated_nqn, strlen(stated_nqn))) {
+        return fail(message, message_bytes, "expected an NQN in /etc/nvme/hostnqn");
     }
-    if (uri_is_nqn(nqn, strlen(nqn))) {
-        memcpy(out->nqn, nqn, strlen(nqn) + 1);
+    const char *name = nqn != NULL ? nqn : stated_nqn;
+    bool needs_id = id == NULL || name[0] == '\0';
+    if (needs_id && stated_id[0] != '\0' && !has_stated) {
+        return fail(message, message_bytes, "expected a UUID in /etc/nvme/hostid");
+    }
+    bool has_named = read_uuid_in(name, named);
+    bool has_id = id != NULL || has_stated || has_named || has_derived;
+    if (!has_id || (name[0] == '\0' && !has_stated && !has_derived)) {
+        return fail(message, message_bytes,
+                    "expected them in /etc/nvme/hostnqn and /etc/nvme/hostid, or the ID of the "
+                    "machine in /etc/machine-id, got none; write the NQN that the targets allow "
+                    "and its UUID, or give hostnqn= and hostid= in the URI");
+    }
+    if (name[0] != '\0') {
+        memcpy(out->nqn, name, strlen(name) + 1);
     } else {
-        write_nqn(derived, out->nqn);
+        write_nqn(has_stated ? stated : derived, out->nqn);
     }
+    const uint8_t *chosen = has_stated && (is_own || !has_named) ? stated : named;
+    if (id != NULL) {
+        chosen = id;
+    } else if (!has_stated && !has_named) {
+        chosen = derived;
+    }
+    memcpy(out->id, chosen, sizeof out->id);
+    return 0;
 }

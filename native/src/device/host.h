@@ -14,10 +14,12 @@ struct host_identity {
 };
 
 /*
- * Finds both in a folder, usually /etc: nvme/hostnqn and nvme/hostid if these are valid, else
- * derived from machine-id. On a machine without machine-id they are random, and the same for the
- * whole process. Any thread.
+ * Finds both in a folder, usually /etc: those of nvme/hostnqn and nvme/hostid, one of them in the
+ * UUID form of the other, or derived from machine-id. nqn and id are what the caller gave, or NULL.
+ * Errors: -EINVAL, with the reason in message: the machine has no identity, or a file is malformed.
+ * Any thread.
  */
-void host_identity_read(const char *folder, struct host_identity *out);
+int host_identity_read(const char *folder, const char *nqn, const uint8_t *id,
+                       struct host_identity *out, char *message, uint32_t message_bytes);
 
 #endif

@@ -22,14 +22,16 @@ static int open_nvme(const struct uri *uri, const char *name, char *message, uin
     char shown[DLFS_NVME_TEXT_BYTES]; /* a target's or resolver's text may be anything */
     dlfs_nvme_config config = uri->nvme;
     struct host_identity host;
-    host_identity_read(HOST_FOLDER, &host);
-    if (config.host_nqn == NULL) {
-        config.host_nqn = host.nqn;
+    int code =
+        host_identity_read(HOST_FOLDER, config.host_nqn, uri->has_host_id ? config.host_id : NULL,
+                           &host, reason, sizeof reason);
+    if (code < 0) {
+        describe(message, message_bytes, name, reason);
+        return code;
     }
-    if (!uri->has_host_id) {
-        memcpy(config.host_id, host.id, sizeof host.id);
-    }
-    int code = dlfs_device_open_nvme(&config, reason, sizeof reason, out);
+    config.host_nqn = host.nqn;
+    memcpy(config.host_id, host.id, sizeof host.id);
+    code = dlfs_device_open_nvme(&config, reason, sizeof reason, out);
     (void)uri_show(reason, strlen(reason), shown, sizeof shown);
     if (code < 0) {
         describe(message, message_bytes, name, reason[0] ? shown : dlfs_strerror(code));
