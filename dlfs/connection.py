@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -65,6 +65,7 @@ from dlfs.store.newest import (
     load_joined,
     without_departed,
 )
+from dlfs.store.places import opener_for
 from dlfs.store.records import find_record
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import MIB, format_bytes, format_count
@@ -246,7 +247,8 @@ class LocalConnection:
         """Open the members and find the newest generation."""
         options = self.options
         uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
-        generation = self._open_generation(uris)
+        options = replace(options, opener=opener_for(self.uris, uris, options.opener))
+        generation = LocalConnection(uris, options)._open_generation(uris)
         volume = LocalVolume(generation, options, watch_discovery(self.uris))
         _log.debug(
             "opened volume %s at generation %d: %s, %s",
@@ -495,7 +497,7 @@ class LocalVolume:
 
     def _reopen(self, device: BlockDevice) -> BlockDevice:
         """Return a device; a missing one is opened if it is back."""
-        if not isinstance(device, MissingDevice) or not device.given:
+        if not isinstance(device, MissingDevice) or not device.given or device.refused:
             return device
         try:
             return self.options.opener(device.uri, writable=False, engine=self.options.engine)

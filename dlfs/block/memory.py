@@ -86,6 +86,12 @@ class MemoryDevice(NativeBackedDevice):
         return NativeDevice.memory(size_bytes, block_bytes, uri=uri)
 
     @staticmethod
+    def exists(name: str) -> bool:
+        """Return True if this process has a device of this name."""
+        with _registry_mutex:
+            return name in _registry
+
+    @staticmethod
     def forget(name: str) -> None:
         """Free a device and its bytes once no object has it open. Ignores an unknown name."""
         with _registry_mutex:

@@ -23,6 +23,7 @@ class MissingDevice(Closing):
         uri: URI of the device, also for error messages.
         reason: why it cannot be opened.
         given: True if the caller gave the URI, so that it can be tried again.
+        refused: True if only a record on a device names the URI, and it must not be opened.
 
     Threads: any at once.
     """
@@ -34,11 +35,14 @@ class MissingDevice(Closing):
     queue_pairs_max = 0
     gap_bytes = 0
 
-    def __init__(self, uri: str, reason: DlfsError, *, given: bool = True) -> None:
+    def __init__(
+        self, uri: str, reason: DlfsError, *, given: bool = True, refused: bool = False
+    ) -> None:
         self.uri = uri
         drop_tracebacks(reason)
         self.reason = reason
         self.given = given
+        self.refused = refused
 
     def __repr__(self) -> str:
         return f"<MissingDevice {self.uri}: {self.reason}>"

@@ -206,6 +206,8 @@ class NvmeTcpDevice(SharedNamespaceDevice):
             raise
         identity = name or f"{address.subsystem_nqn}:{address.nsid}"
         super().__init__(native, uri=uri, identity=f"nvme:{identity}", writable=writable)
+        self.discovery: tuple[str, ...] = ()
+        """Discovery controllers that listed it when the volume was opened; none if it was given."""
         self._paths = address.paths
         self._closing = Lock()
         _register(self)

@@ -120,6 +120,33 @@ def discover(request: NvmeTcpDiscoverUri) -> Discovery:
         FormatError: the log has an unknown format.
         LimitError: the log has too many records or subsystems.
     """
+    here, listed, referrals = _read_logs(request)
+    return Discovery(here, tuple(_subsystems(request, listed)), referrals)
+
+
+def list_paths(request: NvmeTcpDiscoverUri) -> dict[str, list[Address]]:
+    """Read a discovery controller's log; return addresses by subsystem NQN, at least one of each.
+
+    Raises:
+        DlfsError: as ``discover``.
+    """
+    _, listed, _ = _read_logs(request)
+    by_nqn: dict[str, _Listed] = {}
+    for record, source in listed:
+        if record.kind is RecordKind.SUBSYSTEM:
+            by_nqn.setdefault(record.subsystem_nqn, []).append((record, source))
+    found = {nqn: _candidates(request, records) for nqn, records in by_nqn.items()}
+    return {nqn: [*first, *others] for nqn, (first, others) in found.items() if first or others}
+
+
+_Listed = list[tuple[DiscoveryRecord, Address]]
+"""Records, and the controller that listed each."""
+
+
+def _read_logs(
+    request: NvmeTcpDiscoverUri,
+) -> tuple[Address, _Listed, tuple[ReferralInfo, ...]]:
+    """Return the address of a controller, the records of its log and referrals, and these."""
     here = Address(request.host, request.port)
     _, records = _read_log_at(request, [here])
     listed = [(record, here) for record in records]
@@ -133,11 +160,7 @@ def discover(request: NvmeTcpDiscoverUri) -> Discovery:
         info, further = _follow(request, record, len(referrals))
         referrals[address or record.address] = info
         listed += further
-    return Discovery(here, tuple(_subsystems(request, listed)), tuple(referrals.values()))
-
-
-_Listed = list[tuple[DiscoveryRecord, Address]]
-"""Records, and the controller that listed each."""
+    return here, listed, tuple(referrals.values())
 
 
 def _follow(

@@ -2,9 +2,11 @@
 
 ``DiscoveryWatch`` stays connected to the discovery controllers. When one reports that its log has
 changed, the log is read again, and its addresses become paths of the devices of this process that
-belong to the same subsystems: a node that joins later takes over when the present path is lost.
-Other changes need no action. A namespace that left is reported by its own controller, and members
-are chosen when a volume is opened only.
+were found by the same controllers and belong to the same subsystems: a node that joins later takes
+over when the present path is lost. Devices that were given, or found by other controllers, are left
+alone: a controller has no say in other volumes of the process. Other changes need no action. A
+namespace that left is reported by its own controller, and members are chosen when a volume is
+opened only.
 
 The watch also logs the health warnings of all NVMe/TCP devices of this process, as warnings.
 
@@ -18,7 +20,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dlfs.block import (
@@ -89,11 +91,12 @@ class DiscoveryWatch:
     """Gives devices the paths that discovery controllers list later.
 
     Args:
-        controllers: URIs of the discovery controllers.
+        controllers: URIs of the discovery controllers, as the caller gave them.
     """
 
-    def __init__(self, controllers: Sequence[NvmeTcpDiscoverUri]) -> None:
-        self._followers = [_Follower(uri) for uri in controllers]
+    def __init__(self, controllers: Mapping[str, NvmeTcpDiscoverUri]) -> None:
+        self._controllers = tuple(controllers)
+        self._followers = [_Follower(uri) for uri in controllers.values()]
         self._warned: dict[str, int] = {}
         self._owner = OwnerProcess()
         self._stop = Event()
@@ -121,7 +124,8 @@ class DiscoveryWatch:
 
     def _serve(self, device: NvmeTcpDevice) -> None:
         nqn = device.address.subsystem_nqn
-        found = [path for follower in self._followers for path in follower.paths.get(nqn, ())]
+        followers = self._followers if device.discovery == self._controllers else []
+        found = [path for follower in followers for path in follower.paths.get(nqn, ())]
         status = device.offer_paths(found)
         if status.health_events > self._warned.get(device.uri, 0):
             _log.warning(
@@ -135,6 +139,8 @@ class DiscoveryWatch:
 
 def watch_discovery(uris: Sequence[str]) -> DiscoveryWatch | None:
     """Watch the discovery controllers among a volume's URIs; None if there are none."""
-    parsed = [parse_uri(uri) for uri in uris]
-    controllers = [uri for uri in parsed if isinstance(uri, NvmeTcpDiscoverUri)]
+    parsed = {uri: parse_uri(uri) for uri in uris}
+    controllers = {
+        uri: found for uri, found in parsed.items() if isinstance(found, NvmeTcpDiscoverUri)
+    }
     return DiscoveryWatch(controllers) if controllers else None

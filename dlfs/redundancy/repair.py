@@ -60,6 +60,7 @@ from dlfs.store.members import (
     read_locations,
     split_uris,
 )
+from dlfs.store.places import opener_for
 from dlfs.store.segments import read_segment
 from dlfs.store.transaction import (
     Generation,
@@ -142,8 +143,11 @@ def repair(
         SpaceError: there is no room for another catalog.
         DeviceError: a device failed.
     """
+    given = split_uris(members)
+    uris = resolve_uris(given, engine=engine, opener=opener)
+    opener = opener_for(given, uris, opener)
     with closing(_Repair(dict(replacements or {}), force, engine, opener, unproven)) as job:
-        job.open(resolve_uris(split_uris(members), engine=engine, opener=opener), progress)
+        job.open(uris, progress)
         return job.run(progress)
 
 

@@ -31,7 +31,7 @@ from dlfs.store.formatting import (
     prepare_file,
     wipe,
 )
-from dlfs.store.located import encode_locations, write_locations
+from dlfs.store.located import encode_locations, remember_members, write_locations
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     Member,
@@ -87,6 +87,7 @@ def grow_volume(
         lock_members(devices, "dlfs grow")
         _check_devices(base, devices, force=force)
         grown = _commit_group(base, devices, group)
+        remember_members(base.members, grown.superblock, grown.members)  # the caller named them
     except BaseException as error:
         _end(devices)
         if isinstance(error, UsageError | ExistsError | LimitError):  # nothing was committed

@@ -373,10 +373,12 @@ class ServedVolume(Closing):
             cache_bytes: sample memory of each dataset, in bytes.
             part_memory: reserves the sample memory of a reader of some fields; see ``OpenOptions``.
         """
-        return LocalConnection(
-            tuple(split_uris(self.volume.uri)),
-            replace(self._options, memory_bytes=cache_bytes, shared=True, part_memory=part_memory),
+        connection = self.volume.session.connection
+        assert isinstance(connection, LocalConnection)  # a service serves no other service
+        options = replace(
+            connection.options, memory_bytes=cache_bytes, shared=True, part_memory=part_memory
         )
+        return replace(connection, options=options)
 
     def refresh(self) -> None:
         """Load the newest generation and remove datasets that it no longer has.

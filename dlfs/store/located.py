@@ -2,7 +2,8 @@
 
 A volume that was grown records the URIs of its members on each of them (FORMAT.md, section 3.4).
 So a caller may give the URIs of some members, such as those before the volume was grown, or of
-members that have left it. Only its superblock makes a device a member. A process also remembers
+members that have left it. Records are followed to places like the given ones only (``places``).
+Only its superblock makes a device a member. A process also remembers
 where the members of the volumes are that it has seen to change, so it finds them although all
 devices that it was given are gone.
 """
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from dlfs.arguments import Engine
-from dlfs.block import BlockDevice, MissingDevice, open_device
+from dlfs.block import BlockDevice, MissingDevice, NvmeTcpUri, open_device, parse_uri
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -35,6 +36,11 @@ from dlfs.store.members import (
     read_locations,
     same_kind,
 )
+from dlfs.store.places import RefusedError, follow
+from dlfs.wording import quote
+
+RECORDS_MAX = 256
+"""Most devices whose location records are read to find the members of a volume."""
 
 _remembered: dict[UUID, LocationRecord] = {}
 """Newest members, and their URIs, of each volume whose members this process has seen to change."""
@@ -161,17 +167,24 @@ def open_located(
     if not records:
         return []
     record = max(records, key=lambda record: record.generation)
+    known = {} if remembered is None else remembered.uris
+    places = [*known.values(), *(device.uri for device in devices if _is_place(device))]
     if not found:
-        record = _newest_record(record, engine, opener)
-    uris = {**({} if remembered is None else remembered.uris), **record.uris}
-    given = {device.uri for device in devices}
+        record = _newest_record(record, places, engine, opener)
     wanted = set(record.uris if newest is None else newest.member_uuids)
     wanted -= {member.uuid for member in found}
-    located = [
-        _open_member(uri, uuid, record, writable, engine, opener)
-        for uuid, uri in uris.items()
-        if uuid in wanted and uri not in given
-    ]
+    given = {device.uri for device in devices}
+    located: list[BlockDevice] = []
+    for uuid, recorded in {**known, **record.uris}.items():
+        if uuid not in wanted:
+            continue
+        try:
+            uri, opens = _choose(recorded, known.get(uuid), places, opener)
+        except RefusedError as error:
+            located.append(MissingDevice(quote(recorded), error, refused=True))
+            continue
+        if uri not in given:
+            located.append(_open_member(uri, uuid, record, writable, engine, opens))
     if not found:
         return located
     # A member that was given and cannot be identified has an error of its own already.
@@ -181,26 +194,88 @@ def open_located(
     return [device for device in located if device not in surplus]
 
 
-def _newest_record(record: LocationRecord, engine: Engine, opener: Opener) -> LocationRecord:
+def _is_place(device: BlockDevice) -> bool:
+    """Return True if a device is where the caller, or a record that was followed, said."""
+    return not isinstance(device, MissingDevice) or (device.given and not device.refused)
+
+
+def _choose(
+    recorded: str, known: str | None, places: Sequence[str], opener: Opener
+) -> tuple[str, Opener]:
+    """Return the URI of a member and the opener for it.
+
+    Args:
+        recorded: its URI in the location record.
+        known: the URI by which this process had the member open, if it had.
+        places: URIs that say which places may be followed to.
+        opener: function that opens devices.
+
+    Raises:
+        RefusedError: the record may not be followed to that URI.
+    """
+    try:
+        return follow(recorded, places, opener)
+    except RefusedError:
+        if known is None:
+            raise
+        return known, opener
+
+
+def _newest_record(
+    record: LocationRecord, places: Sequence[str], engine: Engine, opener: Opener
+) -> LocationRecord:
     """Return the newest record that a record of a removed device leads to.
 
-    The members that it names may have been removed later, and then have a newer record.
+    The members that it names may have been removed later, and then have a newer record. Each device
+    is asked once, and none at an address that did not answer.
+
+    Raises:
+        FormatError: the records name too many devices.
     """
-    newer: LocationRecord | None = record
-    while newer is not None:
-        record, newer = newer, None
-        for uri in record.uris.values():
-            found = _read_record(uri, engine, opener)
-            same = found is not None and found.volume_uuid == record.volume_uuid
-            if found is not None and same and found.generation > record.generation:
-                newer = found
+    asked: set[str] = set()
+    silent: set[tuple[str, int]] = set()
+    waiting = list(record.uris.values())
+    while waiting:
+        recorded = waiting.pop(0)
+        try:
+            uri, opens = _choose(recorded, recorded if recorded in places else None, places, opener)
+        except RefusedError:
+            continue
+        if uri in asked or _address(uri) & silent:
+            continue
+        asked.add(uri)
+        if len(asked) > RECORDS_MAX:
+            raise FormatError(
+                f"open volume {record.volume_uuid} by a removed device: expected at most "
+                f"{RECORDS_MAX} devices in the location records that it leads to, got more"
+            )
+        try:
+            found = _read_record(uri, engine, opens)
+        except DeviceError:
+            silent |= _address(uri)
+            continue
+        same = found is not None and found.volume_uuid == record.volume_uuid
+        if found is not None and same and found.generation > record.generation:
+            record = found
+            waiting = list(found.uris.values())
     return record
 
 
+def _address(uri: str) -> set[tuple[str, int]]:
+    """Return the address of a namespace, as a set; empty for other devices."""
+    parsed = parse_uri(uri)
+    return {(parsed.host, parsed.port)} if isinstance(parsed, NvmeTcpUri) else set()
+
+
 def _read_record(uri: str, engine: Engine, opener: Opener) -> LocationRecord | None:
+    """Return the location record of a device that may be none, or None.
+
+    Raises:
+        DeviceError: the device cannot be opened.
+    """
     try:
         device = opener(uri, writable=False, engine=engine)
-    except (DeviceError, FormatError, NotFoundError, UsageError):
+    except (FormatError, NotFoundError, UsageError):
         return None
     try:
         return read_locations(device)

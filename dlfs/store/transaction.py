@@ -133,11 +133,14 @@ class Generation:
 
     @property
     def uris(self) -> tuple[str, ...]:
-        """URIs that open the volume again, member 0 first, without members that were not given."""
+        """URIs that open the volume again, member 0 first, without members that were not given.
+
+        A URI that only a record names, and that was refused, is none of them.
+        """
         return tuple(
             device.uri
             for device in self.devices
-            if not isinstance(device, MissingDevice) or device.given
+            if not isinstance(device, MissingDevice) or (device.given and not device.refused)
         )
 
 

@@ -258,7 +258,7 @@ class Rounds:
         self._files = files
         self._service = service
         self._devices = [*files, node.uri(1), node.uri(2)]
-        self._members = [files[0]]
+        self._members = [files[0], node.uri(1)]
         self._other = node.uri(3)
         self._lost = 0
 
@@ -346,7 +346,7 @@ class Servers:
 
     Args:
         stack: ends them.
-        uri: a member of the volume.
+        uri: URIs of members of the volume, a file and a namespace.
         folder: folder for their files; is created.
     """
 
@@ -412,7 +412,10 @@ class World:
             os.truncate(file, SIZE)
         write_sets(self.files[0], "main", range(SETS))
         write_sets(node.uri(3), "other", [SETS])
-        self.servers = Servers(stack, self.files[0], folder / "servers")
+        # A reader follows a volume to places like those that it was given: both kinds.
+        with dlfs.open(self.files[0]) as volume:
+            self.uri = volume.grow(node.uri(1)).uri
+        self.servers = Servers(stack, self.uri, folder / "servers")
         self.readers = Readers()
         stack.callback(self.readers.close)
         self.rounds = Rounds(SEED, node, self.files, self.servers.service)
@@ -420,7 +423,7 @@ class World:
     def start_readers(self) -> list[str]:
         """Start the readers, and return their names."""
         service = self.servers.service.uri
-        kinds = {"local": self.files[0], "local-anew": self.files[0]}
+        kinds = {"local": self.uri, "local-anew": self.uri}
         kinds |= {"client": service, "client-anew": service}
         kinds |= {"files": str(self.servers.mount.directory)}
         names = [*kinds, "client-anew-2", "client-anew-3"]

@@ -28,15 +28,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlfs._native import abi
-from dlfs.block import host
+from dlfs.block import host, open_device
 from dlfs.block.uri import DeviceUri, FileUri, NvmeTcpOptions, NvmeTcpUri, parse_uri
 from dlfs.errors import UsageError
+from dlfs.store.places import RefusedError, follow
 from tests.native.test_native import ROOT, tool
 from tests.unit.block.uris import ACCEPTED, NQN, REFUSED, SECRETS
 
 MESSAGE_BYTES = 1024
 SOURCES = [
-    ROOT / "native/src/device" / name for name in ("uri.c", "uri_nvme.c", "uri_text.c", "host.c")
+    ROOT / "native/src/device" / name
+    for name in ("uri.c", "uri_follow.c", "uri_nvme.c", "uri_text.c", "host.c")
 ]
 PYTHON_ONLY = ("mem:", "nvme-tcp+discover:", "spdk:")
 REFUSED_BY_BOTH = [  # without NUL and lone surrogates, which no C program's text has
@@ -84,6 +86,10 @@ def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library))
     loaded.uri_parse.argtypes = [c_char_p, ctypes.POINTER(Uri), c_char_p, c_uint32]
     loaded.uri_parse.restype = c_int
+    loaded.uri_follow.argtypes = [
+        c_char_p, ctypes.POINTER(c_char_p), c_uint32, ctypes.POINTER(Uri), c_char_p, c_uint32,
+    ]  # fmt: skip
+    loaded.uri_follow.restype = c_int
     loaded.host_identity_read.argtypes = [
         c_char_p, c_char_p, c_char_p, ctypes.POINTER(HostIdentity), c_char_p, c_uint32,
     ]  # fmt: skip
@@ -99,11 +105,18 @@ def parse(c: ctypes.CDLL, text: bytes) -> DeviceUri:
     """
     uri, message = Uri(), create_string_buffer(MESSAGE_BYTES)
     code = c.uri_parse(text, byref(uri), message, MESSAGE_BYTES)
+    return as_python(uri, code, message.value.decode("ascii"))
+
+
+def as_python(uri: Uri, code: int, message: str) -> DeviceUri:
+    """Return a URI of libdlfs as Python's classes have it; raise the error of its code."""
+    if code == abi.E_NOT_FOUND:
+        raise RefusedError(message)
     if code == -errno.ENOTSUP:
-        raise NotImplementedError(message.value.decode("ascii"))
+        raise NotImplementedError(message)
     if code < 0:
         assert code == -errno.EINVAL
-        raise UsageError(message.value.decode("ascii"))
+        raise UsageError(message)
     if uri.kind == 0:
         return FileUri(os.fsdecode(uri.path))
     nvme = uri.nvme
@@ -216,6 +229,49 @@ def test_both_parsers_agree_on_addresses(c: ctypes.CDLL, address: str) -> None:
 def test_both_parsers_agree_on_any_bytes(c: ctypes.CDLL, path: bytes) -> None:
     for prefix in ("", "file:", "./"):
         same(c, prefix + os.fsdecode(path))
+
+
+# ---- URIs that a device names --------------------------------------------------------------------
+
+GIVEN = ("/data/v0", f"nvme-tcp://10.0.0.1/{NQN}?nsid=1&dhchap_key=own&path=[::1]:1", "v1")
+
+
+def follow_in_c(c: ctypes.CDLL, recorded: str, given: tuple[str, ...]) -> DeviceUri:
+    uri, message = Uri(), create_string_buffer(MESSAGE_BYTES)
+    texts = (c_char_p * len(given))(*map(os.fsencode, given))
+    code = c.uri_follow(
+        os.fsencode(recorded), texts, len(given), byref(uri), message, MESSAGE_BYTES
+    )
+    return as_python(uri, code, message.value.decode("ascii"))
+
+
+PLACES = st.lists(
+    st.sampled_from(
+        "/ /data .. . v1 v0 data //etc file: nvme-tcp://10.0.0.1 nvme-tcp://[::1] [0:0::1] "
+        f"nvme-tcp://h /{NQN} /{NQN}x ?nsid=2 &path=10.0.0.1 &path=h &dhchap_key=x &hostnqn={NQN} "
+        "&tls_psk=y &hdgst=1 :9".split()
+    ),
+    max_size=8,
+).map("".join)
+
+
+@given(PLACES, st.permutations(GIVEN).map(tuple), st.integers(0, 3))
+@example(f"nvme-tcp://h/{NQN}?nsid=2&path=[0:0::1]&tls_psk=y", GIVEN, 3)
+@example("/data/x/../v1", GIVEN, 3)
+@settings(max_examples=600)
+def test_both_follow_a_device_to_the_same_places(
+    c: ctypes.CDLL, recorded: str, given: tuple[str, ...], count: int
+) -> None:
+    given = given[:count]
+    try:
+        expected: DeviceUri | None = parse_uri(follow(recorded, given, open_device)[0])
+    except RefusedError:
+        expected = None
+    try:
+        found: DeviceUri | None = follow_in_c(c, recorded, given)
+    except (RefusedError, UsageError, NotImplementedError):
+        found = None
+    assert found == expected
 
 
 # ---- the host ------------------------------------------------------------------------------------

@@ -61,7 +61,9 @@ typedef struct dlfs_volume dlfs_volume;
  *                                          busy_poll_us (`dlfs uri` explains them)
  *
  * With replicas, fewer members are enough for reading. Of a volume that was grown, any members are
- * enough, or devices that left it: the others are opened by the URIs that the volume records.
+ * enough, or devices that left it: the others are opened by the URIs that the volume records, if
+ * they are files in the folder of a given one, or namespaces at the host of a given one, with its
+ * options. Any other member must be given: a device does not decide what is opened.
  * Errors: -EINVAL (a malformed URI, no member, a member twice or of another volume); -ENOTSUP (a
  * kind of URI that needs the Python package: nvme-tcp+discover:, spdk:, mem:); the code of the
  * first member that cannot be opened (-errno for files, else as of dlfs_device_open_nvme);

@@ -196,7 +196,7 @@ static int open_described(const char *path, uint32_t flags, struct file_shape *s
 {
     int access = (flags & DLFS_OPEN_WRITE) != 0 ? O_RDWR : O_RDONLY;
     bool direct = (flags & DLFS_OPEN_BUFFERED) == 0;
-    /* O_NONBLOCK: opening a named pipe by mistake must not wait for its other end. */
+    /* O_NONBLOCK: a named pipe that has just taken its place must not wait for its other end. */
     access |= O_CLOEXEC | O_NONBLOCK;
     int descriptor = open_retrying(path, direct ? access | O_DIRECT : access);
     if (direct && descriptor == -EINVAL) { /* the file system does not support O_DIRECT */
@@ -247,6 +247,12 @@ int dlfs_device_open_file(const char *path, uint32_t flags, uint32_t engine, dlf
     int error = choose_engine(engine, &uring);
     if (error < 0) {
         return error;
+    }
+    struct stat status;
+    /* Opening alone may have an effect, as of a watchdog or a tape. */
+    if (stat(path, &status) == 0 &&
+        (S_ISCHR(status.st_mode) || S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode))) {
+        return -ENOTBLK;
     }
     struct file_shape shape = {.block_bytes = DLFS_BLOCK_BYTES_MIN};
     int descriptor = open_described(path, flags, &shape);

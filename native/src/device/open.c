@@ -39,22 +39,25 @@ static int open_nvme(const struct uri *uri, const char *name, char *message, uin
     return code;
 }
 
-int uri_open_device(const char *uri, const char *name, char *message, uint32_t message_bytes,
+int uri_open_parsed(const struct uri *uri, const char *name, char *message, uint32_t message_bytes,
                     dlfs_device **out)
 {
-    struct uri parsed;
-    int code = uri_parse(uri, &parsed, message, message_bytes);
-    if (code < 0) {
-        return code;
+    if (uri->kind == URI_NVME_TCP) {
+        return open_nvme(uri, name, message, message_bytes, out);
     }
-    if (parsed.kind == URI_NVME_TCP) {
-        return open_nvme(&parsed, name, message, message_bytes, out);
-    }
-    code = dlfs_device_open_file(parsed.path, 0, DLFS_ENGINE_AUTO, out);
+    int code = dlfs_device_open_file(uri->path, 0, DLFS_ENGINE_AUTO, out);
     if (code < 0) {
         describe(message, message_bytes, name,
                  code == -ENOTBLK ? "expected a regular file or a block device"
                                   : dlfs_strerror(code));
     }
     return code;
+}
+
+int uri_open_device(const char *uri, const char *name, char *message, uint32_t message_bytes,
+                    dlfs_device **out)
+{
+    struct uri parsed;
+    int code = uri_parse(uri, &parsed, message, message_bytes);
+    return code < 0 ? code : uri_open_parsed(&parsed, name, message, message_bytes, out);
 }

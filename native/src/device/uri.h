@@ -17,6 +17,9 @@
 
 /* The options that name keys: dhchap_key, dhchap_ctrl_key, tls_psk. */
 #define URI_KEYS 3u
+#define URI_KEY_DHCHAP 0u
+#define URI_KEY_CTRL 1u
+#define URI_KEY_TLS 2u
 #define URI_KEY_NAME_BYTES_MAX 64u
 
 enum uri_kind { URI_FILE, URI_NVME_TCP };
@@ -45,6 +48,18 @@ int uri_parse(const char *text, struct uri *out, char *message, uint32_t message
  */
 int uri_open_device(const char *uri, const char *name, char *message, uint32_t message_bytes,
                     dlfs_device **out);
+/* The same for a parsed URI. */
+int uri_open_parsed(const struct uri *uri, const char *name, char *message, uint32_t message_bytes,
+                    dlfs_device **out);
+
+/*
+ * Parses a URI that a device of a volume names, and that may be followed since it is like one that
+ * the caller gave: a file in the same folder, or a namespace of the same host. It then has the
+ * options of the given URI. Errors: those of uri_parse; DLFS_E_NOT_FOUND, with the reason in
+ * message: it must not be opened.
+ */
+int uri_follow(const char *recorded, const char *const *given, uint32_t count, struct uri *out,
+               char *message, uint32_t message_bytes);
 
 /*
  * Writes text for a message: bytes other than printable ASCII as \xNN, cut to fit shown_bytes (> 3)

@@ -8,7 +8,8 @@
  * replaced, stale) counts as missing; a volume with K copies can do without K - 1 members.
  *
  * A volume that was grown records the URIs of its members. So some of them are enough, or devices
- * that have left it: the others are opened by these URIs.
+ * that have left it: the others are opened by these URIs, if they are like the given ones
+ * (uri_follow).
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -35,7 +36,9 @@
 struct mounting {
     struct candidate *candidates; /* [count] */
     uint32_t count;
-    uint32_t capacity; /* of candidates */
+    uint32_t capacity;       /* of candidates */
+    const char *const *uris; /* [uri_count], of the devices that the caller gave; NULL with 0 */
+    uint32_t uri_count;
     const struct candidate *newest;
     uint8_t *memory; /* READ_MEMORY_BYTES */
     char *message;
@@ -297,15 +300,21 @@ static void add_located(struct mounting *mounting, dlfs_volume *volume,
                         const struct volume_member_location *location)
 {
     struct candidate *candidate = &mounting->candidates[mounting->count];
+    struct uri parsed;
     char *uri = strndup(location->uri, location->uri_bytes);
-    if (uri == NULL) {
+    if (uri == NULL || strlen(uri) != location->uri_bytes) { /* no URI contains a NUL */
+        free(uri);
         return;
     }
     mounting->count++;
     (void)uri_show(uri, strlen(uri), candidate->name, sizeof candidate->name);
-    candidate->code =
-        uri_open_device(uri, candidate->name, candidate->reason, REASON_BYTES, &candidate->device);
+    candidate->code = uri_follow(uri, mounting->uris, mounting->uri_count, &parsed,
+                                 candidate->reason, REASON_BYTES);
     free(uri);
+    if (candidate->code >= 0) {
+        candidate->code = uri_open_parsed(&parsed, candidate->name, candidate->reason, REASON_BYTES,
+                                          &candidate->device);
+    }
     if (candidate->code < 0) {
         return;
     }
@@ -393,32 +402,26 @@ static int describe_none(const struct mounting *mounting)
 }
 
 /* Fills a new volume from the candidates' devices. */
-static int mount_into(dlfs_volume *volume, struct candidate *candidates, uint32_t count,
-                      uint32_t capacity, char *message, uint32_t message_bytes)
+static int mount_into(dlfs_volume *volume, struct mounting *mounting)
 {
-    struct mounting mounting = {.candidates = candidates,
-                                .count = count,
-                                .capacity = capacity,
-                                .message = message,
-                                .message_bytes = message_bytes};
     void *memory = NULL;
     int code = dlfs_memory_map(READ_MEMORY_BYTES, &memory, NULL);
     if (code < 0) {
         return code;
     }
-    mounting.memory = memory;
-    identify_all(&mounting);
-    locate(&mounting, volume);
-    if (mounting.newest == NULL) {
-        code = describe_none(&mounting);
+    mounting->memory = memory;
+    identify_all(mounting);
+    locate(mounting, volume);
+    if (mounting->newest == NULL) {
+        code = describe_none(mounting);
         goto out;
     }
-    code = check_known(&mounting);
+    code = check_known(mounting);
     if (code >= 0) {
-        code = assemble(&mounting, volume);
+        code = assemble(mounting, volume);
     }
     if (code >= 0) {
-        code = load_catalog(volume, message, message_bytes);
+        code = load_catalog(volume, mounting->message, mounting->message_bytes);
     }
 out:
     dlfs_memory_unmap(memory, READ_MEMORY_BYTES);
@@ -439,11 +442,10 @@ static bool check_count(const void *members, uint32_t count, char *message, uint
  * Mounts the candidates' devices, and those of further members up to the capacity. Frees the
  * candidates, and after an error the volume too.
  */
-static int finish(dlfs_volume *volume, struct candidate *candidates, uint32_t count,
-                  uint32_t capacity, char *message, uint32_t message_bytes, dlfs_volume **out)
+static int finish(dlfs_volume *volume, struct mounting *mounting, dlfs_volume **out)
 {
-    int code = mount_into(volume, candidates, count, capacity, message, message_bytes);
-    free(candidates);
+    int code = mount_into(volume, mounting);
+    free(mounting->candidates);
     if (code < 0) {
         forget(volume);
         return code;
@@ -482,7 +484,12 @@ DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, cha
         candidates[i].code = devices[i] != NULL ? 0 : DLFS_E_NOT_FOUND; /* without a known reason */
         (void)snprintf(candidates[i].name, sizeof candidates[i].name, "device %u", i);
     }
-    return finish(volume, candidates, count, count, message, message_bytes, out);
+    struct mounting mounting = {.candidates = candidates,
+                                .count = count,
+                                .capacity = count,
+                                .message = message,
+                                .message_bytes = message_bytes};
+    return finish(volume, &mounting, out);
 }
 
 /*
@@ -523,7 +530,14 @@ DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
             volume->owned[volume->owned_count++] = candidate->device;
         }
     }
-    return finish(volume, candidates, count, count + DLFS_MEMBERS_MAX, message, message_bytes, out);
+    struct mounting mounting = {.candidates = candidates,
+                                .count = count,
+                                .capacity = count + DLFS_MEMBERS_MAX,
+                                .uris = uris,
+                                .uri_count = count,
+                                .message = message,
+                                .message_bytes = message_bytes};
+    return finish(volume, &mounting, out);
 }
 
 DLFS_API int dlfs_unmount(dlfs_volume *volume)

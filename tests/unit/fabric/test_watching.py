@@ -128,3 +128,30 @@ def test_a_log_that_could_not_be_read_is_read_again(
         until(lambda: len(reads) > 1)
         time.sleep(0.2)  # some looks
         assert len(reads) == 2
+
+
+def test_a_discovery_adds_no_paths_to_devices_of_another_volume(tmp_path: Path) -> None:
+    _, (path,) = make_volume(tmp_path, "v", 1)
+    _, (own,) = make_volume(tmp_path, "w", 1)
+    shared = subsystem("a", [serve(path)])
+    with (
+        ScriptedTarget([shared]) as good,
+        ScriptedTarget([shared]) as evil,
+        ScriptedTarget([subsystem("b", [serve(own)])]) as other,
+    ):
+        given = f"nvme-tcp://127.0.0.1:{good.port}/{nqn('a')}?nsid=1&{QUICK}"
+        with dlfs.open(given) as volume, volume["small"] as dataset:
+            named = open_nvme_devices()
+            with dlfs.open(asking(other, options=QUICK)), dlfs.open(asking(good, options=QUICK)):
+                found = [device for device in open_nvme_devices() if device not in named]
+                other.list_also(
+                    [
+                        DiscoveryRecord(nqn("a"), "127.0.0.1", evil.port),
+                        DiscoveryRecord(nqn("b"), "127.0.0.1", evil.port),
+                    ]
+                )
+                until(lambda: any(len(device._paths) == 2 for device in found))  # that of "b"
+                (changed,) = [device for device in found if len(device._paths) == 2]
+                assert changed.address.subsystem_nqn == nqn("b")
+                assert all(len(device._paths) == 1 for device in named)
+            assert {path: dataset.get(path) for path in SAMPLES} == SAMPLES
