@@ -1,7 +1,8 @@
 r"""Formats values, names and choices for messages: quoted, cut to a length, likely ones first.
 
 Names and paths are bytes of any encoding. A message shows them as text in quotes, with bytes that
-are not UTF-8 as ``\xff``. Lists are cut, because a volume may have thousands of datasets.
+are not UTF-8 as ``\xff``. Lists are cut, because a volume may have thousands of datasets. The
+secrets of URLs are hidden.
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ VALUE_CHARACTERS_MAX = 80
 NAME_CHARACTERS_MAX = 100
 LISTED_MAX = 8
 """Most names in a list of a message."""
+
+HIDDEN = "***"
+"""What stands for the secrets of a URL."""
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^\s/?#<>]*@)?(?P<path>[^\s'\"<>?#]*)"
+    r"(?P<query>[?#](?!\*\*\*(?:\W|$))[^\s<>]*)?"  # not what is hidden already
+)
+_WITH_QUERIES = ("http", "https")
+"""Schemes whose URLs may have a signature in the query; in others, ``?`` may be any character."""
 
 _SURROGATE = re.compile(r"\\udc([89a-f][0-9a-f])")
 
@@ -75,3 +85,19 @@ def dtype_name(dtype: Any) -> str:
     if dtype.kind == "O":
         return "string"
     return str(dtype.base.name) + "".join(f"[{length}]" for length in dtype.shape)
+
+
+def redact(text: str) -> str:
+    """Return a text in which each URL shows no user, no password, no query and no fragment.
+
+    A URL may bring its own permission: a password before the host, or a signature in its query.
+    """
+    return _URL.sub(_redact_url, text)
+
+
+def _redact_url(match: re.Match[str]) -> str:
+    user = f"{HIDDEN}@" if match["user"] else ""
+    query = match["query"] or ""
+    if query and match["scheme"].lower() in _WITH_QUERIES:
+        query = query[0] + HIDDEN
+    return f"{match['scheme']}://{user}{match['path']}{query}"

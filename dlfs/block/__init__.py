@@ -23,11 +23,11 @@ from dlfs.block.uri import (
     NvmeTcpDiscoverUri,
     NvmeTcpUri,
     SpdkUri,
-    describe_schemes,
     format_path,
     parse_uri,
     split_members,
 )
+from dlfs.block.uri_help import describe_schemes
 from dlfs.errors import UsageError
 from dlfs.units import format_bytes
 

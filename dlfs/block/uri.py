@@ -33,6 +33,7 @@ from uuid import UUID
 
 from dlfs.errors import UsageError
 from dlfs.units import parse_bytes
+from dlfs.wording import redact
 
 URI_BYTES_MAX = 8192
 PATH_BYTES_MAX = 4095
@@ -197,59 +198,16 @@ class SpdkUri:
 DeviceUri = FileUri | MemoryUri | NvmeTcpUri | NvmeTcpDiscoverUri | SpdkUri
 
 
-@dataclass(frozen=True)
-class SchemeHelp:
-    """The help text of one kind of device URI, for ``dlfs uri help``."""
-
-    scheme: str
-    form: str
-    example: str
-    summary: str
-
-
-def describe_schemes() -> tuple[SchemeHelp, ...]:
-    """Return the help texts of all kinds of device URIs."""
-    return (
-        SchemeHelp(
-            "file", "PATH or file:PATH", "/data/vol0.img",
-            "a file or a disk of this machine; file: decodes %-escapes, as in a%2Cb",
-        ),
-        SchemeHelp(
-            "mem", "mem:SIZE or mem:NAME?size=SIZE[&block=BYTES]", "mem:64MiB",
-            "memory of this process, for tests and trials",
-        ),
-        SchemeHelp(
-            "nvme-tcp", "nvme-tcp://HOST[:PORT]/NQN?nsid=N[&path=HOST[:PORT]][&OPTION=VALUE]",
-            "nvme-tcp://10.0.0.5:4420/nqn.2024-01.org.example:disk0?nsid=1",
-            "one namespace of an NVMe/TCP target; options: hostnqn, hostid, hdgst, ddgst, "
-            "timeout_ms, connect_ms, keepalive_ms, reconnect_ms, busy_poll_us, dhchap_key, "
-            "dhchap_ctrl_key, tls_psk, reauth_s, concat",
-        ),
-        SchemeHelp(
-            "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?volume=UUID][&OPTION=VALUE]",
-            "nvme-tcp+discover://10.0.0.5:8009",
-            "the members of a volume among the namespaces that a discovery controller lists; "
-            "options as for nvme-tcp",
-        ),
-        SchemeHelp(
-            "spdk", "spdk:trtype=PCIe|TCP|RDMA traddr=ADDRESS [KEY=VALUE ...] nsid=N",
-            "spdk:trtype=PCIe traddr=0000:5e:00.0 nsid=1",
-            "a namespace by SPDK's own transport ID, where dlfs was built with SPDK",
-        ),
-    )  # fmt: skip
-
-
 # ---- parsing -------------------------------------------------------------------------------------
 
 
 def _reject(uri: str, expected: str, got: str) -> UsageError:
-    if _KEY.search(uri):
-        got = "something else"
+    got = "something else" if _KEY.search(uri) else got
     return UsageError(f"parse device URI {_show(uri)}: expected {expected}, got {_show(got)}")
 
 
 def _show(text: str) -> str:
-    shown = _KEY.split(text, maxsplit=1)[0][:200]  # no message contains a part of a key
+    shown = _KEY.split(redact(text), maxsplit=1)[0][:200]  # no message contains a part of a key
     return ascii(text if shown == text else shown + "...")
 
 
@@ -281,12 +239,9 @@ def parse_uri(uri: str) -> DeviceUri:
     parser = _PARSERS.get(scheme)
     if parser is None:
         known = ", ".join(f"{scheme}:" for scheme in _PARSERS)
-        name = "NAME" if _KEY.search(uri) else uri[:50]
-        raise _reject(
-            uri,
-            f"a path or one of {known} (a file of that name is ./{name})",
-            match[0],
-        )
+        name = "NAME" if _KEY.search(uri) or redact(uri) != uri else uri[:50]
+        expected = f"a path or one of {known} (a file of that name is ./{name})"
+        raise _reject(uri, expected, match[0])
     body = uri[match.end() :]
     if scheme != "file" and not (body.isascii() and body.isprintable()):
         raise _reject(uri, "printable ASCII", body)

@@ -61,6 +61,7 @@ from dlfs.cli.verbs import (
     version,
 )
 from dlfs.errors import DlfsError
+from dlfs.wording import redact
 
 # The base class of the parser's errors; its module depends on the version of typer.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -123,7 +124,7 @@ class Commands(VerbGroup):
             if ctx.params.get("debug"):
                 traceback.print_exception(error)
             message = as_typed(str(error), ctx.invoked_subcommand)
-            words = [message, *getattr(error, "__notes__", ()), *_hints(ctx, error)]
+            words = [redact(message), *getattr(error, "__notes__", ()), *_hints(ctx, error)]
             _report("; ".join(words))
             raise typer.Exit(exit_code_of(error)) from error
 

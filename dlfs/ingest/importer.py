@@ -98,7 +98,7 @@ def open_source(
         return _open_local(texts, format_name, options or {})
     copies = Spool(urls, None if spool is None else os.fspath(spool))
     try:
-        with copies.note_on_error():
+        with copies.note_on_error(), copies.named():
             copies.fetch(fetch_progress)
         with copies.named():
             local = [copies.copies(text) if is_url(text) else [text] for text in texts]

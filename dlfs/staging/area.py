@@ -267,7 +267,8 @@ class StagingArea:
             )
         if not fresh:
             self.folder.chmod(0o700)
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._lock = os.open(self.folder / "lock", flags, 0o600)
         self._take_lock(wait_seconds)
         self._check_volume(volume)
         for part, mode in (("datasets", 0o755), ("making", 0o700), ("removed", 0o700)):

@@ -21,6 +21,7 @@ from dlfs.errors import (
     TruncatedError,
 )
 from dlfs.forks import Event
+from dlfs.wording import redact
 
 ATTEMPTS_MAX = 6
 """Most requests for one piece of an object."""
@@ -72,10 +73,10 @@ def with_retries(request: Callable[[], Result], what: str, stop: Event | None = 
     while True:
         try:
             return request()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             attempt += 1
             if waiting.is_set() or attempt == ATTEMPTS_MAX or not is_temporary(error):
-                raise typed(error, what) from error
+                raise typed(error, what) from cause_of(error)
         waiting.wait(delay_s(attempt))
 
 
@@ -130,7 +131,7 @@ def typed(error: Exception, what: str) -> DlfsError:
     """
     if isinstance(error, DlfsError):
         return error
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = redact(" ".join(str(error).split())) or type(error).__name__
     status = status_of(error)
     if _is_cut_short(error):
         return TruncatedError(f"{what}: {text}")
@@ -150,6 +151,15 @@ def typed(error: Exception, what: str) -> DlfsError:
         return DeviceTimeoutError(f"{what}: {text}")
     code = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else None
     return DeviceError(f"{what}: {text}", code or errno.EIO)
+
+
+def cause_of(error: Exception) -> Exception | None:
+    """Return an exception as the cause of a typed error; None if its texts have a secret in them.
+
+    Libraries show whole URLs, and a traceback shows the texts of all causes.
+    """
+    texts = [str(one) for one in _causes(error)]
+    return error if all(redact(text) == text for text in texts) else None
 
 
 @contextmanager

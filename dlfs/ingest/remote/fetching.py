@@ -53,7 +53,9 @@ class _Open:
         self.lock = Lock()
         self.digests: Digests = dict(fetch.item.digests)
         self.pieces_left = 0
-        self.file = os.open(fetch.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.file = os.open(
+            fetch.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
 
     def close(self) -> None:
         if self.file >= 0:
@@ -161,7 +163,7 @@ class Fetcher:
             writer.check_end()
             return digests, writer.crc
 
-        what = f"import {item.url}: read bytes {first} to {last}"
+        what = f"import {item.shown}: read bytes {first} to {last}"
         digests, crc = with_retries(request, what, self._stop)
         with opened.lock:
             opened.digests.update(digests)
@@ -180,15 +182,15 @@ class Fetcher:
             if attempt + 1 == _FETCHES_MAX:
                 name = wrong[0]
                 raise ChecksumError(
-                    f"import {item.url}: expected {name} {opened.digests[name]} of its "
+                    f"import {item.shown}: expected {name} {opened.digests[name]} of its "
                     f"{item.size_bytes} bytes, got {got[name]}"
                 )
             for first, last in _pieces(item):
                 self._fetch(opened, first, last)
-        with_retries(lambda: fetch.store.check_unchanged(item), f"import {item.url}", self._stop)
+        with_retries(lambda: fetch.store.check_unchanged(item), f"import {item.shown}", self._stop)
         os.ftruncate(opened.file, item.size_bytes)
         self._manifest.add_object(
-            fetch.key, item.url, item.size_bytes, item.version, int(got["crc32c"], 16)
+            fetch.key, item.shown, item.size_bytes, item.version, int(got["crc32c"], 16)
         )
         os.rename(fetch.part, fetch.target)
         with self._lock:

@@ -43,9 +43,10 @@ class Manifest:
         self._pieces: dict[str, dict[int, int]] = {}
         self._digests: dict[str, dict[str, str]] = {}
         self._lock = Lock()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(path, flags, 0o600)
         try:
-            self._read(path)
+            self._read()
         except BaseException:
             self.close()
             raise
@@ -75,7 +76,7 @@ class Manifest:
         self._append({"object": key, "dropped": True})
 
     def add_object(self, key: str, url: str, size_bytes: int, version: str, crc: int) -> None:
-        """Record an object all of whose bytes are in its file."""
+        """Record an object all of whose bytes are in its file; its URL is for readers only."""
         self._append(
             {"object": key, "url": url, "bytes": size_bytes, "version": version, "crc32c": crc}
         )
@@ -93,9 +94,9 @@ class Manifest:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._take(record)
 
-    def _read(self, path: str) -> None:
+    def _read(self) -> None:
         position = 0
-        with open(path, "rb") as file:
+        with os.fdopen(os.dup(self._file), "rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break

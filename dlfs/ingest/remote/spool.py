@@ -11,13 +11,16 @@ compares what it has with the manifest, and fetches only what is missing or has 
 is deleted when the dataset is sealed. One import at a time uses it, under a lock.
 
 The spool directory must have room for all objects: an import is all or nothing, so a copy that was
-deleted when its samples were packed would have to be fetched again after a kill.
+deleted when its samples were packed would have to be fetched again after a kill. The folder belongs
+to the user alone, with mode 0700, and no link in it is followed. Passwords and queries of URLs are
+in none of its files.
 
 Memory: about 2 kB for each object while they are listed, and the requests in flight.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -36,8 +39,10 @@ from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher
 from dlfs.ingest.remote.manifest import Manifest, object_key
 from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
+from dlfs.private_directory import open_private_directory
 from dlfs.threads import ThreadPool
 from dlfs.units import MIB
+from dlfs.wording import redact
 
 RESERVE_BYTES = 64 * MIB
 """Bytes that a fetch leaves free on the spool directory's file system."""
@@ -71,11 +76,12 @@ class Spool:
         self.paths: list[str] = []
         """Path of the local copy of each of ``sources``."""
         self._by_url: dict[str, list[str]] = {}
-        with disk_errors(self.folder):
-            os.makedirs(f"{self.folder}/parts", mode=0o700, exist_ok=True)
-            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        action = f"import {redact(urls[0])}: use the spool directory"
+        self._lock = open_private_directory(self.folder, action)
         try:
             self._take_lock()
+            for name in ("parts", "files"):
+                os.close(open_private_directory(f"{self.folder}/{name}", action))
             with disk_errors(self.folder):
                 self._manifest = Manifest(f"{self.folder}/manifest.jsonl")
         except BaseException:
@@ -150,15 +156,16 @@ class Spool:
     def show(self, text: str) -> str:
         """Return a text with URLs in place of the paths of their local copies."""
         for path, url in zip(self.paths, self.sources, strict=True):
-            text = text.replace(path, url.rstrip("/"))
-        return text
+            text = text.replace(path, redact(url).rstrip("/"))
+        return redact(text)
 
     def _take_lock(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LockedError(
-                f"import {self._urls[0]}: another import of the same source runs, in {self.folder}"
+                f"import {redact(self._urls[0])}: another import of the same source runs, in "
+                f"{self.folder}"
             ) from error
 
     def _list(self) -> list[Fetch]:
@@ -191,17 +198,18 @@ class Spool:
         """Make the folders of all objects; delete files that the listing does not have."""
         targets = _targets(wanted, self.folder)
         keys = {one.key for one in wanted}
-        for root, _, names in os.walk(f"{self.folder}/files", topdown=False):
-            for name in names:
-                if f"{root}/{name}" not in targets:
+        for root, folders, names in os.walk(f"{self.folder}/files", topdown=False):
+            links = [name for name in folders if os.path.islink(f"{root}/{name}")]
+            for name in (*names, *links):
+                if name in links or f"{root}/{name}" not in targets:
                     os.unlink(f"{root}/{name}")
-            if not os.listdir(root):
+            if root != f"{self.folder}/files" and not os.listdir(root):
                 os.rmdir(root)
         for name in os.listdir(f"{self.folder}/parts"):
             if name not in keys:
                 os.unlink(f"{self.folder}/parts/{name}")
         for folder in {os.path.dirname(target) for target in targets}:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def _is_complete(self, fetch: Fetch) -> bool:
         """Return True if an earlier run has fetched an object and its copy is not damaged."""
@@ -211,8 +219,13 @@ class Spool:
         if os.path.exists(fetch.part):  # killed between its record and its name
             os.rename(fetch.part, fetch.target)
         try:
-            file = os.open(fetch.target, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(fetch.target, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            os.unlink(fetch.target)  # a link; the object is fetched again
             return False
         try:
             size = os.fstat(file).st_size
@@ -226,8 +239,8 @@ class Spool:
         free = shutil.disk_usage(self.folder).free - RESERVE_BYTES
         if needed > free:
             raise SpaceError(
-                f"import {self._urls[0]}: expected {needed} bytes free for local copies in the "
-                f"spool directory {os.path.dirname(self.folder)}, got {max(0, free)}; "
+                f"import {redact(self._urls[0])}: expected {needed} bytes free for local copies in "
+                f"the spool directory {os.path.dirname(self.folder)}, got {max(0, free)}; "
                 "spool=DIRECTORY names another"
             )
 
@@ -242,10 +255,10 @@ def _targets(wanted: Sequence[Fetch], folder: str) -> dict[str, str]:
     for one in wanted:
         if one.target in targets:
             raise FormatError(
-                f"import {one.item.url}: expected objects of different paths, got that of "
+                f"import {one.item.shown}: expected objects of different paths, got that of "
                 f"{targets[one.target]}"
             )
-        targets[one.target] = one.item.url
+        targets[one.target] = one.item.shown
     for above in {os.path.dirname(target) for target in targets}:
         while len(above) > len(folder):
             if above in targets:

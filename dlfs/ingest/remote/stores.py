@@ -24,10 +24,11 @@ from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, Usag
 from dlfs.extras import install_command
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.remote.digests import Digests, etag_digests, find_digests
-from dlfs.ingest.remote.failures import is_temporary, status_of, typed, with_retries
+from dlfs.ingest.remote.failures import cause_of, is_temporary, status_of, typed, with_retries
 from dlfs.ingest.remote.urls import is_http, plain_path
 from dlfs.ingest.source import clean_path
 from dlfs.units import MIB
+from dlfs.wording import redact
 
 PIECE_BYTES = 8 * MIB
 """Most bytes that one request asks for, where the store can read ranges."""
@@ -71,6 +72,11 @@ class RemoteObject:
     """True if the store reads ranges of this object; else one request reads all of it."""
 
     @property
+    def shown(self) -> str:
+        """URL of the object for messages and records, without passwords and queries."""
+        return redact(self.url)
+
+    @property
     def piece_bytes(self) -> int:
         """Most bytes of a piece."""
         return PIECE_BYTES if self.has_ranges else max(1, self.size_bytes)
@@ -78,7 +84,7 @@ class RemoteObject:
     def changed(self, what: str) -> DeviceError:
         """Return the error for an object that is not as it was listed."""
         return DeviceError(
-            f"import {self.url}: the object changed during the import: expected "
+            f"import {self.shown}: the object changed during the import: expected "
             f"{self.size_bytes} bytes of {self.version or 'an unknown version'}, got {what}",
             errno.ESTALE,
         )
@@ -102,7 +108,7 @@ class Store:
             FormatError: an object's name is not valid as a path.
             DlfsError: the store cannot be read.
         """
-        what = f"import {url}"
+        what = f"import {redact(url)}"
         path = self._system._strip_protocol(url)  # fsspec has no public method for this
 
         def request() -> tuple[Any, Mapping[str, Any]]:
@@ -116,7 +122,9 @@ class Store:
                     is_temporary(cause) or status_of(cause) not in (None, *_MISSING_STATUS)
                 ):
                     raise cause from None
-                raise NotFoundError(f"{what}: there is no such object or folder") from error
+                raise NotFoundError(f"{what}: there is no such object or folder") from cause_of(
+                    error
+                )
 
         info, found = with_retries(request, what)
         if info is not None and info["type"] != "directory":
@@ -131,7 +139,9 @@ class Store:
                 self._check_folder_key(full, entry, what)
                 continue
             here = full if is_http(full) else f"{base}/{name}"
-            clean = os.fsdecode(clean_path(os.fsencode(plain_name(name, url)), f"import {here}"))
+            clean = os.fsdecode(
+                clean_path(os.fsencode(plain_name(name, url)), f"import {redact(here)}")
+            )
             objects.append(self._object(here, full, clean, entry))
         return objects
 
@@ -140,7 +150,7 @@ class Store:
         size = entry.get("size") or entry.get("Size") or 0
         if size:
             raise FormatError(
-                f"{what}: object {path}: expected no data behind a key that ends with '/', got "
+                f"{what}: object {redact(path)}: expected no data behind a key that ends with '/', got "
                 f"{size} bytes; no sample can have this path: copy the object to another key"
             )
 
@@ -151,9 +161,11 @@ class Store:
             NotFoundError: it matches nothing.
             DlfsError: the store cannot be read.
         """
-        found = sorted(with_retries(lambda: self._system.glob(pattern), f"import {pattern}"))
+        found = sorted(
+            with_retries(lambda: self._system.glob(pattern), f"import {redact(pattern)}")
+        )
         if not found:
-            raise NotFoundError(f"import {pattern}: nothing matches")
+            raise NotFoundError(f"import {redact(pattern)}: nothing matches")
         return [str(self._system.unstrip_protocol(path)) for path in found]
 
     def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
@@ -183,10 +195,10 @@ class Store:
 
     def _object(self, url: str, path: str, name: str, info: Mapping[str, Any]) -> RemoteObject:
         if info.get("size") is None:
-            info = with_retries(lambda: self._system.info(path), f"import {url}")
+            info = with_retries(lambda: self._system.info(path), f"import {redact(url)}")
         if info.get("size") is None:
             raise UsageError(
-                f"import {url}: expected a size from the store, got none, as of files that a web "
+                f"import {redact(url)}: expected a size from the store, got none, as of files that a web "
                 "server sends encoded (Content-Encoding: gzip); download it, and import the copy"
             )
         size = int(info["size"])
@@ -269,7 +281,9 @@ class HttpStore(Store):
         found = super()._object(url, path, name, info)
         if found.size_bytes <= PIECE_BYTES:
             return found
-        if with_retries(lambda: _run(self._system, self._has_ranges, path), f"import {url}"):
+        if with_retries(
+            lambda: _run(self._system, self._has_ranges, path), f"import {redact(url)}"
+        ):
             return found
         return RemoteObject(url, path, name, found.size_bytes, found.version, found.digests, False)
 
@@ -304,7 +318,7 @@ def open_store(url: str) -> Store:
         UsageError: no package reads such URLs, or it is not installed, or URLs are chained.
         DlfsError: the store refuses its configuration.
     """
-    what = f"import {url}"
+    what = f"import {redact(url)}"
     if "::" in url:
         raise UsageError(f"{what}: expected one URL, got several joined by '::'")
     core = load_package("fsspec.core", extra="fsspec", what=what)
@@ -321,9 +335,9 @@ def open_store(url: str) -> Store:
     except DlfsError:
         raise
     except ValueError as error:
-        raise UsageError(f"{what}: {error}") from error
-    except Exception as error:
-        raise typed(error, what) from error
+        raise UsageError(f"{what}: {redact(str(error))}") from cause_of(error)
+    except Exception as error:  # noqa: BLE001
+        raise typed(error, what) from cause_of(error)
     protocols = system.protocol if isinstance(system.protocol, tuple) else (system.protocol,)
     if "s3" in protocols and hasattr(system, "_call_s3"):
         return S3Store(system)

@@ -51,6 +51,32 @@ const char *uri_show(const char *text, size_t bytes, char *shown, size_t shown_b
     return shown;
 }
 
+/*
+ * Cuts a URL of another kind, given by mistake, before its user and password, and before the query
+ * of an http: URL, which may be a signature.
+ */
+static struct slice without_secrets(struct slice text)
+{
+    const char *found = text.bytes ? memmem(text.at, text.bytes, "://", 3) : NULL;
+    if (found == NULL) {
+        return text;
+    }
+    size_t host = (size_t)(found - text.at) + 3;
+    size_t end = host;
+    size_t user = host;
+    while (end < text.bytes && strchr("/?#", text.at[end]) == NULL) {
+        user = text.at[end++] == '@' ? end : user;
+    }
+    bool is_http = text.bytes > 4 && strncasecmp(text.at, "http", 4) == 0;
+    const char *query = is_http ? memchr(text.at, '?', text.bytes) : NULL;
+    if (user > host) {
+        text.bytes = host;
+    } else if (query != NULL) {
+        text.bytes = (size_t)(query - text.at);
+    }
+    return text;
+}
+
 struct slice uri_without_key(struct slice text)
 {
     static const char *const prefixes[] = {"DHHC-1", "NVMeTLSkey-1"};
@@ -59,7 +85,7 @@ struct slice uri_without_key(struct slice text)
             text.bytes ? memmem(text.at, text.bytes, prefixes[i], strlen(prefixes[i])) : NULL;
         text.bytes = found != NULL ? (size_t)(found - text.at) : text.bytes;
     }
-    return text;
+    return without_secrets(text);
 }
 
 int uri_reject(const struct uri_parser *parser, const char *expected, struct slice got)

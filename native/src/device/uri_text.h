@@ -68,7 +68,10 @@ int hex_value(char c);
  */
 bool slice_cut(struct slice slice, char separator, struct slice *first, struct slice *after);
 
-/* Cuts a text where a key begins. Some other tools expect the key itself in their options. */
+/*
+ * Cuts a text where a key begins, which some other tools expect in their options, or the password
+ * or signature of a URL.
+ */
 struct slice uri_without_key(struct slice text);
 
 /* Writes the message of a malformed URI, without any part of a key; returns -EINVAL. */

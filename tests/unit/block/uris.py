@@ -244,6 +244,9 @@ REFUSED: list[tuple[str, str]] = [
 _SECRET = "c2VjcmV0" * 4
 _KEYS = (f"DHHC-1:00:{_SECRET}:", f"NVMeTLSkey-1:01:{_SECRET}:", f"DHHC-1%3A00%3A{_SECRET}%3A")
 SECRETS: list[tuple[str, str]] = [
+    (f"https://user:{_SECRET}@host/a", _SECRET),
+    (f"https://host/a?X-Amz-Signature={_SECRET}", _SECRET),
+    (f"ftp://{_SECRET}@host", _SECRET),
     *((key, _SECRET) for key in _KEYS[:2]),
     *(
         (form.format(key=key, nqn=NQN), _SECRET)

@@ -5,18 +5,25 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import io
+import logging
+import tarfile
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import dlfs
 from dlfs.errors import (
     ChecksumError,
     DeviceError,
+    DlfsError,
     FormatError,
     NotFoundError,
     TruncatedError,
@@ -176,3 +183,60 @@ def test_a_server_that_fails_is_not_a_file_that_is_missing(web: Web, tmp_path: P
         open_source(f"{web.url}/d/c.bin", spool=tmp_path)
     with pytest.raises(DeviceError, match=r"import http://127.0.0.1:1/x.tar: .*[Cc]onnect"):
         open_source("http://127.0.0.1:1/x.tar", spool=tmp_path)
+
+
+SECRETS = ("pass-word", "sig-nature")
+
+
+def with_secrets(web: Web, path: str) -> str:
+    return f"{web.url.replace('http://', 'http://user:pass-word@')}{path}?X-Signature=sig-nature"
+
+
+def chain_of(error: BaseException | None) -> str:
+    return "".join(traceback.format_exception(error)) if error is not None else ""
+
+
+def test_passwords_and_signatures_of_urls_are_in_no_message_or_file(
+    web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG, "dlfs")
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
+    seen: list[str] = []
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo("a.bin")
+        member.size = len(DATA)
+        archive.addfile(member, io.BytesIO(DATA))
+    web.files["/d/a.tar"] = packed.getvalue()
+
+    def fails(path: str) -> None:
+        with pytest.raises(DlfsError) as caught:
+            open_source(with_secrets(web, path), spool=tmp_path / "spool")
+        seen.append(chain_of(caught.value) + str(getattr(caught.value, "__notes__", "")))
+
+    fails("/d/missing.bin")
+    web.head_status = 403
+    fails("/d/c.bin")
+    web.head_status = 0
+    web.statuses = [200, *[500] * 200]
+    fails("/d/a.tar")
+    web.statuses = []
+    url = with_secrets(web, "/d/a.tar")
+    with closing(open_source(url, spool=tmp_path / "spool")) as source:
+        seen.append(source.name)
+        (manifest,) = (tmp_path / "spool").rglob("manifest.jsonl")
+        assert "/d/a.tar?***" in manifest.read_text()
+        files = list(manifest.parent.rglob("*"))
+        seen += [path.read_text("latin-1") for path in files if path.is_file()]
+        seen += map(str, files)
+        assert {name: data for name, (data, _) in take(source).items()} == {"a.bin": DATA}
+    with pytest.raises(DlfsError) as caught:
+        open_source(with_secrets(web, "/d/{1..x}"), spool=tmp_path / "spool")
+    seen.append(chain_of(caught.value))
+    with pytest.raises(DlfsError) as caught:
+        dlfs.open(with_secrets(web, "/d/a.bin"))
+    seen.append(str(caught.value))
+    text = "".join(seen) + caplog.text
+    assert "127.0.0.1" in text
+    for secret in SECRETS:
+        assert secret not in text

@@ -10,6 +10,7 @@ import shutil
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -382,5 +383,67 @@ def test_a_list_of_remote_files_is_refused(memory: Any, tmp_path: Path) -> None:
 
 def test_a_spool_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DeviceError, match=r"write a local copy in .*file"):
+    with pytest.raises(DeviceError, match=r"make the directory .*file"):
         open_source("memory://data", spool=tmp_path / "file")
+
+
+# ---- other users ---------------------------------------------------------------------------------
+
+
+def folder_of(directory: Path, memory: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of ``memory://data``, after an import of it that failed."""
+    with monkeypatch.context() as patch:
+        fail_at(patch, "c1/7.bin", ValueError("on purpose"))
+        with pytest.raises(DlfsError):
+            open_source("memory://data", spool=directory)
+    (folder,) = directory.iterdir()
+    return folder
+
+
+def test_the_spool_is_of_the_user_alone(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path / "spool", memory, monkeypatch)
+    for path in (folder, folder / "parts", folder / "files"):
+        assert path.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(UsageError, match="expected a directory of mode 0700"):
+        open_source("memory://data", spool=tmp_path / "spool")
+
+
+def test_the_spool_follows_no_links(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path / "spool", memory, monkeypatch)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_bytes(b"untouched")
+    manifest = folder / "manifest.jsonl"
+    kept = manifest.read_bytes()
+    manifest.unlink()
+    manifest.symlink_to(victim / "file")
+    with pytest.raises(DlfsError, match=r"symbolic link|Too many levels"):
+        open_source("memory://data", spool=tmp_path / "spool")
+    manifest.unlink()
+    manifest.write_bytes(kept)
+    shutil.rmtree(folder / "files")
+    (folder / "files").symlink_to(victim)
+    with pytest.raises(UsageError, match="got a link or a file"):
+        open_source("memory://data", spool=tmp_path / "spool")
+    (folder / "files").unlink()
+    (folder / "files" / "0" / "data").mkdir(parents=True)
+    (folder / "files" / "0" / "data" / "c0").symlink_to(victim)
+    (folder / "files").chmod(0o700)
+    with closing(open_source("memory://data", spool=tmp_path / "spool")) as source:
+        assert {name: data for name, (data, _) in take(source).items()} == FILES
+    assert {path.name: path.read_bytes() for path in victim.iterdir()} == {"file": b"untouched"}
+
+
+@pytest.mark.root
+def test_a_folder_of_another_user_is_not_taken_over(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path / "spool", memory, monkeypatch)
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(UsageError, match="got one of user 65534"):
+        open_source("memory://data", spool=tmp_path / "spool")
