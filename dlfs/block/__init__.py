@@ -39,6 +39,7 @@ __all__ = [
     "FileUri",
     "Kind",
     "MemoryDevice",
+    "MemoryUri",
     "MissingDevice",
     "NvmeTcpAssociation",
     "NvmeTcpDevice",

@@ -150,8 +150,8 @@ class Store:
         size = entry.get("size") or entry.get("Size") or 0
         if size:
             raise FormatError(
-                f"{what}: object {redact(path)}: expected no data behind a key that ends with '/', got "
-                f"{size} bytes; no sample can have this path: copy the object to another key"
+                f"{what}: object {redact(path)}: expected no data behind a key that ends with '/', "
+                f"got {size} bytes; no sample can have this path: copy the object to another key"
             )
 
     def match(self, pattern: str) -> list[str]:
@@ -198,8 +198,9 @@ class Store:
             info = with_retries(lambda: self._system.info(path), f"import {redact(url)}")
         if info.get("size") is None:
             raise UsageError(
-                f"import {redact(url)}: expected a size from the store, got none, as of files that a web "
-                "server sends encoded (Content-Encoding: gzip); download it, and import the copy"
+                f"import {redact(url)}: expected a size from the store, got none, as of files that "
+                "a web server sends encoded (Content-Encoding: gzip); download it, and import the "
+                "copy"
             )
         size = int(info["size"])
         return RemoteObject(url, path, name, size, version_of(info), find_digests(info))
