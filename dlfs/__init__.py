@@ -41,6 +41,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   _native         the only place that knows ctypes
 #   notebook        volumes, datasets, batches and epochs as HTML, for Jupyter
 #   arguments       types and checks of arguments; standard library only
+#   ranks           which share of an epoch this process takes; standard library only
 #   json_records    dataclasses and structs as JSON, with their types checked
 #   distinct        distinct values of arrays
 #   private_directory  directories of one user alone

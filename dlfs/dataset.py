@@ -364,8 +364,8 @@ class Dataset(ColumnAccess, Closing):
         *,
         seed: int = 0,
         epoch: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         worker: int = 0,
         workers: int = 1,
         shuffle: Shuffle | None = "global",
@@ -385,7 +385,9 @@ class Dataset(ColumnAccess, Closing):
             batch_size: samples of this rank in a batch, >= 1.
             seed: seed of the order; seed and epoch determine the order completely.
             epoch: number of the epoch; each epoch has an order of its own.
-            rank: rank of this process, 0..world_size-1, of those that share the epoch.
+            rank: rank of this process, 0..world_size-1, of those that share the epoch. By default
+                the first batch finds it, as ``dlfs.ranks`` says: from ``torch.distributed``,
+                torchrun, Slurm or MPI. ``rank=0, world_size=1`` reads all samples in each of them.
             world_size: number of ranks.
             worker: number of this consumer within its rank, 0..workers-1.
             workers: consumers, each of which takes every ``workers``-th batch of the rank.

@@ -30,6 +30,7 @@ from dlfs.arguments import (
     check_on_error,
 )
 from dlfs.errors import UsageError
+from dlfs.ranks import Placement, find_placement
 from dlfs.wording import show_value
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ WINDOW_CHUNKS_MAX = 1 << 20
 STATE_VERSION = 1
 """Version of the dictionary that ``EpochState.to_dict`` makes."""
 
+FOUND_RANK: dict[str, Any] = {"rank": None, "world_size": None}
+"""Options of an epoch that finds the rank of its process when it begins."""
+
 _UINT64_MAX = (1 << 64) - 1
 
 _ORDER_RANGES = (
@@ -76,8 +80,8 @@ class EpochOptions:
         batch_size: samples of this rank in a batch, >= 1.
         seed: seed of the order, 0..2^64-1.
         epoch: number of the epoch, 0..2^64-1.
-        rank: rank of this process, 0..world_size-1.
-        world_size: number of ranks that share the samples of the epoch, >= 1.
+        rank: rank of this process, 0..world_size-1; None to find it when the epoch begins.
+        world_size: number of ranks that share the samples of the epoch, >= 1; None with ``rank``.
         worker: number of this consumer within its rank, 0..workers-1.
         workers: consumers that share the batches of a rank, >= 1.
         shuffle: ``global``, ``chunk``, or None for storage order.
@@ -100,8 +104,8 @@ class EpochOptions:
     batch_size: int = 1
     seed: int = 0
     epoch: int = 0
-    rank: int = 0
-    world_size: int = 1
+    rank: int | None = 0
+    world_size: int | None = 1
     worker: int = 0
     workers: int = 1
     shuffle: Shuffle | None = "global"
@@ -120,10 +124,20 @@ class EpochOptions:
         check_on_error(self.on_error)
         check_choice(self.plan, READ_PLANS, option="plan", action="take batches")
         _check_integers(self, _ORDER_RANGES, action="order an epoch")
-        counts = (("batch_size", 1, None), ("world_size", 1, None), ("workers", 1, None))
+        counts = (("batch_size", 1, None), ("workers", 1, None))
         _check_integers(self, counts, action="take batches")
-        numbers = (("rank", 0, self.world_size - 1), ("worker", 0, self.workers - 1))
-        _check_integers(self, numbers, action="take batches")
+        _check_integers(self, (("worker", 0, self.workers - 1),), action="take batches")
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        if self.rank is None and self.world_size is None:
+            return
+        for option, missing in (("rank", 0), ("world_size", 1)):
+            if getattr(self, option) is None:
+                object.__setattr__(self, option, missing)
+        _check_integers(self, (("world_size", 1, None),), action="take batches")
+        assert self.world_size is not None
+        _check_integers(self, (("rank", 0, self.world_size - 1),), action="take batches")
 
     @property
     def has_choice(self) -> bool:
@@ -146,6 +160,21 @@ class EpochOptions:
         return replace(
             self, batch_size=1, rank=0, world_size=1, worker=0, workers=1, drop_last=False
         )
+
+    def placed(self, placement: Placement | None = None) -> Self:
+        """Return the same options with the rank and world size of a placement.
+
+        Args:
+            placement: placement; by default that of this process, if no rank is given.
+
+        Raises:
+            UsageError: this process's rank cannot be found.
+        """
+        if placement is None:
+            if self.rank is not None:
+                return self
+            placement = find_placement()
+        return replace(self, rank=placement.rank, world_size=placement.world_size)
 
     def with_copies(self) -> Self:
         """Return the same options with copies of the arrays.

@@ -53,8 +53,8 @@ def batches(  # noqa: D417  EpochOptions describes the others
     shape: tuple[int, ...] = (),
     seed: int = 0,
     epoch: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     shuffle: dlfs.Shuffle | None = "global",
     window_chunks: int = WINDOW_CHUNKS,
     where: ArrayLike | None = None,
@@ -145,7 +145,7 @@ def _epoch_starter(
     rest: dict[str, Any] = {}  # state of the first epoch, if any of it is left
     if state is not None:
         options = options.at(EpochState.from_dict(state))
-        first_rank = dataset.start_epoch(replace(options, rank=0)).resume(state)
+        first_rank = dataset.start_epoch(replace(options.placed(), rank=0)).resume(state)
         if len(first_rank) or not state["position"]:
             rest = dict(state)
         else:  # the epoch has ended for all ranks

@@ -5,6 +5,8 @@ An ``Epoch`` takes positions of a ``Sequence`` (``dlfs.sequence``) from a stream
 therefore the same set of samples for every world size with the same global batch size, and another
 number of ranks can resume the epoch.
 
+Without a given rank, the first batch finds it. ``dlfs.ranks`` says how.
+
 Without ``drop_last`` the last batch may be shorter, and some ranks may have one batch more than
 others. Training loops that synchronise their ranks need ``drop_last=True``.
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol, Self
 from uuid import UUID
@@ -22,9 +25,10 @@ from uuid import UUID
 from dlfs._native.reader import StreamOptions
 from dlfs.arguments import OnError
 from dlfs.closing import Closing
-from dlfs.epoch_options import EpochOptions, EpochState
+from dlfs.epoch_options import FOUND_RANK, EpochOptions, EpochState
 from dlfs.errors import ClosedError, UsageError
 from dlfs.forks import OwnerProcess
+from dlfs.ranks import Placement, check_same_placement, find_placement, process_group
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure
 from dlfs.reader.following import MOVES_MAX, MovedError
@@ -120,6 +124,8 @@ class Epoch(Closing, Iterator[Batch]):
         self._stream: EpochStream | None = None
         self._reader: EpochReader | None = None
         self._owner = OwnerProcess()
+        self._began: Placement | None = None  # placement that the first batch found
+        self._had_group = False  # torch.distributed was initialised then
         self._closed = False
         self._ended = False  # a loop over it has taken the last batch
         self._tally = Tally()
@@ -128,11 +134,7 @@ class Epoch(Closing, Iterator[Batch]):
 
     def __repr__(self) -> str:
         options = self._options
-        words = [
-            f"{format_count(len(self), 'batch', 'batches')} of {options.batch_size} to come",
-            f"position {self._position()} of {self._total}",
-            f"rank {options.rank} of {options.world_size}",
-        ]
+        words = self._describe_share()
         words += [f"worker {options.worker} of {options.workers}"] if options.workers > 1 else []
         words += [f"shuffle {options.shuffle!r}", f"seed {options.seed}"]
         words += (
@@ -140,6 +142,19 @@ class Epoch(Closing, Iterator[Batch]):
         )
         words += ["closed"] if self._closed else []
         return f"<Epoch {options.epoch} of dataset {self._dataset!r}: {', '.join(words)}>"
+
+    def _describe_share(self) -> list[str]:
+        """Return the batches that are left, the position, and the rank of this process."""
+        position = f"position {self._position()} of {self._total}"
+        try:
+            options = self._options.placed()
+        except UsageError:
+            return [position, "rank unknown"]
+        return [
+            f"{format_count(len(self), 'batch', 'batches')} of {options.batch_size} to come",
+            position,
+            f"rank {options.rank} of {options.world_size}",
+        ]
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: progress, rate, and where the time went."""
@@ -168,6 +183,7 @@ class Epoch(Closing, Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._closed:
             raise ClosedError("take the next batch: the epoch is closed")
+        self._find_rank()
         left = self._left()
         if left == 0:
             self._end_stream()
@@ -190,6 +206,23 @@ class Epoch(Closing, Iterator[Batch]):
         self.failures += remembered
         self._next_batch += self._options.workers
         return batch
+
+    def _find_rank(self) -> None:
+        """Find the rank of this process for the first batch; check it if it may have changed.
+
+        Raises:
+            UsageError: it cannot be found, or is another one now.
+        """
+        if self._began is None:
+            if self._options.rank is None:
+                self._began = find_placement()
+                self._options = self._options.placed(self._began)
+                self._had_group = process_group() is not None
+            return
+        if self._owner.is_current() and (self._had_group or process_group() is None):
+            return
+        check_same_placement(self._began, f"epoch {self._options.epoch}", "call resume(state())")
+        self._had_group = process_group() is not None
 
     def _take_batch(self, left: int) -> Batch:
         """Return the next batch; if its samples were moved, from a reader that finds them."""
@@ -252,6 +285,9 @@ class Epoch(Closing, Iterator[Batch]):
         self._end_stream()
         if self._choose is not None and self._selection is not None and self._selection.by_epoch:
             self._selection = self._choose(self._options)
+        if self._began is not None:
+            self._options = replace(self._options, **FOUND_RANK)
+            self._began = None
         self._ended = False
         self._total = total
         self._begin = resumed.position
@@ -293,6 +329,7 @@ class Epoch(Closing, Iterator[Batch]):
 
         The first use starts the reading.
         """
+        self._find_rank()
         return self._open_stream()[0].plan
 
     def close(self) -> None:
@@ -303,7 +340,9 @@ class Epoch(Closing, Iterator[Batch]):
     @property
     def _step(self) -> int:
         """Samples of a global batch."""
-        return self._options.batch_size * self._options.world_size
+        options = self._options.placed()
+        assert options.world_size is not None
+        return options.batch_size * options.world_size
 
     def _position(self) -> int:
         """Return the number of the epoch's samples up to the end of the last batch taken."""
@@ -315,7 +354,9 @@ class Epoch(Closing, Iterator[Batch]):
 
     def _left(self) -> int:
         """Return the number of samples that this worker has still to take."""
-        options = self._options
+        options = self._options.placed()
+        assert options.rank is not None
+        assert options.world_size is not None
         left = self._total - self._begin
         if options.drop_last:
             share = left // self._step * options.batch_size
@@ -335,6 +376,8 @@ class Epoch(Closing, Iterator[Batch]):
             self._reader = None  # open_reader says why there is no other one
         if self._stream is None or self._reader is None:
             options = self._options
+            assert options.rank is not None
+            assert options.world_size is not None
             self._reader = self._open_reader()
             part = StreamOptions(
                 first=self._begin + options.rank + self._next_batch * self._step,

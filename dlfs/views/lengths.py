@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dlfs._native.permutation import Permutation
 from dlfs._native.reader import StreamOptions
 from dlfs.arguments import OnError, check_integer
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch_options import FOUND_RANK, EpochOptions
 from dlfs.errors import UsageError
 from dlfs.reader import Epoch, EpochReader
 from dlfs.selection import Selection
@@ -221,7 +221,7 @@ def length_batches(
         "samples_max": check(max_samples or SAMPLES_MAX, 1, SAMPLES_MAX, option="max_samples"),
         "window_samples": check(window_samples, 1, None, option="window_samples"),
     }
-    made = EpochOptions(batch_size=1, **options).with_copies()
+    made = EpochOptions(batch_size=1, **FOUND_RANK | options).with_copies()
     plans = _Plans(dataset, limits, made.fields)
     return Epoch(
         plans.open_reader,

@@ -28,7 +28,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dlfs._native.reader import StreamOptions
 from dlfs.arguments import OnError, check_integer
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch_options import FOUND_RANK, EpochOptions
 from dlfs.errors import UsageError
 from dlfs.fields import FieldType
 from dlfs.reader import Epoch, EpochReader, SampleFailure, pick_fields
@@ -338,7 +338,7 @@ def token_batches(
         )
     if options.get("fields") is not None:
         raise UsageError("pack tokens: expected no fields; field= is the one with the tokens")
-    made = EpochOptions(batch_size=batch_size, **options).with_copies()
+    made = EpochOptions(batch_size=batch_size, **FOUND_RANK | options).with_copies()
     source = _TokenSource(_Documents(dataset, field), _Format(kind, count, separator))
     described = f"{describe_order(dataset, made)} {source.form}"
     return Epoch(

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import OnError
 from dlfs.directory import check_indices, check_position
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch_options import FOUND_RANK, EpochOptions
 from dlfs.errors import UsageError
 from dlfs.forks import cached_property
 from dlfs.reader import Batch, Epoch, pick_fields
@@ -233,7 +233,7 @@ class DatasetView:
         Raises:
             UsageError: an argument is out of range.
         """
-        return self.start_epoch(EpochOptions(batch_size=batch_size, **options))
+        return self.start_epoch(EpochOptions(batch_size=batch_size, **FOUND_RANK | options))
 
     def start_epoch(self, options: EpochOptions) -> Epoch:
         """Return the batches of an epoch, as ``batches``; for callers that keep the options.

@@ -292,7 +292,7 @@ def _train(work: _Demo, dataset: Dataset) -> None:
     model = MLPClassifier((HIDDEN,), solver="sgd", learning_rate_init=0.05, random_state=1)
     with work.step("train", f"{EPOCHS} epochs in global random order") as report:
         for epoch in range(EPOCHS):
-            with dataset.batches(BATCH, seed=SEED, epoch=epoch, shuffle="global") as batches:
+            with dataset.batches(BATCH, seed=SEED, epoch=epoch, world_size=1) as batches:
                 for batch in batches:
                     with batch:
                         learned = np.flatnonzero(~is_test_sample(batch.indices))
@@ -432,7 +432,7 @@ def _check_order(dataset: Dataset, folder: Path) -> None:
 
 def _time_reads(work: _Demo, dataset: Dataset, *, mounted: bool) -> None:
     """Time whole passes over all samples, each way in the same random order."""
-    with dataset.batches(READ_BATCH, seed=SEED, epoch=EPOCHS) as batches:
+    with dataset.batches(READ_BATCH, seed=SEED, epoch=EPOCHS, world_size=1) as batches:
         order = [int(index) for batch in batches for index in batch.indices]
     names = [os.fsdecode(path) for path in dataset.paths()]
     files = [str(work.source / names[index]) for index in order]
@@ -452,7 +452,7 @@ def _time_reads(work: _Demo, dataset: Dataset, *, mounted: bool) -> None:
 
 def _read_batches(dataset: Dataset) -> int:
     size = 0
-    with dataset.batches(READ_BATCH, seed=SEED, epoch=EPOCHS) as batches:
+    with dataset.batches(READ_BATCH, seed=SEED, epoch=EPOCHS, world_size=1) as batches:
         for batch in batches:
             with batch:
                 size += sum(map(len, batch.to_list()))

@@ -136,7 +136,7 @@ def _measure(
     history = [Moment(0.0, 0, 0)]
     with progress_bar("stall") as bar:
         while now < start + seconds and len(dataset):
-            with dataset.batches(batch_size, epoch=epoch, shuffle=shuffle) as stream:
+            with dataset.batches(batch_size, epoch=epoch, shuffle=shuffle, world_size=1) as stream:
                 while now < start + seconds:
                     batch = next(stream, None)
                     waited += time.monotonic() - now

@@ -81,7 +81,8 @@ class ExportedSamples:
         """
         on_error: OnError = "raise" if self._on_bad is None else "skip"
         size = batch_size(self.dataset)
-        with self.dataset.batches(size, shuffle=None, on_error=on_error) as epoch:
+        # All samples, under a launcher of several ranks as well.
+        with self.dataset.batches(size, shuffle=None, on_error=on_error, world_size=1) as epoch:
             for batch in epoch:
                 with batch:
                     for failure in batch.failures:
