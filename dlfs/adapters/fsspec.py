@@ -41,6 +41,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import dlfs
+from dlfs.adapters.callers import find_caller
 from dlfs.adapters.files import (
     OpenVolume,
     PathEntry,
@@ -242,7 +243,12 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self._kind(path) is not None
 
     def isdir(self, path: str) -> bool:
-        """Return True if the path is a directory."""
+        """Return True if the path is a directory.
+
+        Raises:
+            UsageError: Lightning's ``ModelCheckpoint`` asks, which would remove files later.
+        """
+        _refuse_removals()
         return self._kind(path) == "directory"
 
     def isfile(self, path: str) -> bool:
@@ -399,6 +405,29 @@ def _refuse(*arguments: Any, **_options: Any) -> NoReturn:
     """
     path = next((one for one in arguments if isinstance(one, str)), None)
     raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
+def _refuse_removals() -> None:
+    """Refuse a ``ModelCheckpoint`` of Lightning that would remove or replace files during training.
+
+    It asks for its folder when training starts.
+
+    Raises:
+        UsageError: it is one, and keeps not all of its files.
+    """
+    asking = find_caller(
+        "lightning.pytorch.callbacks.model_checkpoint",
+        "pytorch_lightning.callbacks.model_checkpoint",
+    )
+    if asking is None or (asking.save_top_k in (-1, 0) and not asking.save_last):
+        return
+    raise dlfs.UsageError(
+        f"save checkpoints to {asking.dirpath}: expected ModelCheckpoint(save_top_k=-1) without "
+        f"save_last, got save_top_k={asking.save_top_k} and save_last={asking.save_last}: single "
+        "files of a volume cannot be removed or replaced; for a few newest checkpoints use "
+        "dlfs.adapters.torch.checkpoint.StorageWriter(..., keep=N), and for last.ckpt a "
+        "ModelCheckpoint(save_top_k=0, save_last=True) with a folder, a dataset, of its own"
+    )
 
 
 _CHANGES = (

@@ -70,6 +70,24 @@ def test_lightning_saves_and_resumes_through_fsspec(volume: str) -> None:
     assert torch.equal(resumed.linear.weight, module.linear.weight)
 
 
+@pytest.mark.parametrize("options", [{"save_top_k": 1}, {"save_top_k": -1, "save_last": True}])
+def test_lightning_is_told_at_its_start_that_files_are_not_removed(volume: str, options) -> None:
+    lightning = import_module("lightning")
+    callbacks = import_module("lightning.pytorch.callbacks")
+
+    class Module(lightning.LightningModule):
+        def training_step(self, batch, number):
+            raise AssertionError("training began")
+
+        def configure_optimizers(self):
+            return None
+
+    keep = callbacks.ModelCheckpoint(dirpath=f"dlfs://{volume}!/run", **options)
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, callbacks=[keep])
+    with pytest.raises(dlfs.UsageError, match=r"expected ModelCheckpoint\(save_top_k=-1\)"):
+        trainer.fit(Module(), DataLoader(torch.ones(4, 4)))
+
+
 def test_a_callback_saves_for_the_trainer_of_transformers(volume: str, tmp_path: Path) -> None:
     transformers = import_module("transformers")
 
