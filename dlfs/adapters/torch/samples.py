@@ -173,8 +173,8 @@ class Recipe:
         """Make one batch of samples.
 
         Raises:
-            UsageError: they cannot be jagged.
-            RuntimeError, TypeError: they cannot be stacked; PyTorch's error.
+            UsageError: they cannot be jagged, or are tensors of several shapes to be stacked.
+            RuntimeError, TypeError: they cannot be stacked otherwise; PyTorch's error.
         """
         if callable(self.collate):
             return self.collate(items)
@@ -182,7 +182,30 @@ class Recipe:
             return SampleViews(items)
         if self.collate == "jagged":
             return make_jagged(items)
-        return default_collate(list(items)) if items else []
+        if not items:
+            return []
+        try:
+            return default_collate(list(items))
+        except RuntimeError as error:
+            _explain_stack(items, error)
+            raise
+
+
+def _explain_stack(items: Sequence[Any], error: RuntimeError) -> None:
+    """Explain why PyTorch could not stack samples, and name the other ways to collate them.
+
+    Raises:
+        UsageError: they differ in their shapes.
+    """
+    if "stack expects each tensor to be equal size" not in str(error):
+        return
+    shapes = {tuple(item.shape): None for item in items if isinstance(item, torch.Tensor)}
+    got = f"shapes {list(shapes)[:4]}" if shapes else str(error)
+    raise UsageError(
+        f"stack samples: expected tensors of one shape, got {got}; make them of one shape in the "
+        "transform, or give collate='jagged' for one tensor of all and their lengths, "
+        "collate='list', or a function"
+    ) from error
 
 
 class TransformPool(Closing):

@@ -523,3 +523,10 @@ def test_rank_and_world_size_of_the_environment(samples, monkeypatch):
     assert (loader.rank, loader.world_size) == (1, 3)
     loader = Loader(samples, 4, rank=0, world_size=1)
     assert (loader.rank, loader.world_size) == (0, 1)
+
+
+@pytest.mark.parametrize("collate", ["auto", "stack"])
+def test_results_of_several_shapes_are_not_stacked(samples, collate):
+    loader = Loader(samples, 5, transform=lambda data: torch.zeros(len(data)), collate=collate)
+    with pytest.raises(UsageError, match=r"tensors of one shape, got shapes .*collate='jagged'"):
+        next(iter(loader))
