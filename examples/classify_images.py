@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from dlfs.adapters.torch import FolderLabels, Loader
 
 CLASSES = ("cross", "ring", "square")
 IMAGES, SIZE, BATCH, EPOCHS = 600, 32, 20, 4
+DLFS = (sys.executable, "-m", "dlfs.cli")  # the command dlfs, also where it is not on PATH
 
 
 def make_images(folder: Path) -> None:
@@ -55,8 +57,8 @@ def import_images(folder: Path) -> None:
     """Make the images, and a volume with the dataset of them."""
     volume = folder / "volume.img"
     make_images(folder / "shapes")
-    subprocess.run(["dlfs", "format", volume, "--size", "64MiB"], check=True)
-    subprocess.run(["dlfs", "import", folder / "shapes", volume, "--name", "shapes"], check=True)
+    subprocess.run([*DLFS, "format", volume, "--size", "64MiB"], check=True)
+    subprocess.run([*DLFS, "import", folder / "shapes", volume, "--name", "shapes"], check=True)
 
 
 def decode(sample: memoryview) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from dlfs.adapters.torch import Loader
 
 PARAMETERS = ("count", "mass", "width")
 UNIVERSES, SIZE, BATCH, EPOCHS = 400, 16, 8, 5
+DLFS = (sys.executable, "-m", "dlfs.cli")  # the command dlfs, also where it is not on PATH
 
 
 def make_file(path: Path) -> None:
@@ -50,8 +52,8 @@ def import_file(folder: Path) -> None:
     source, volume = folder / "universes.h5", folder / "volume.img"
     make_file(source)
     fields = ["--option", "fields=universes,targets"]
-    subprocess.run(["dlfs", "format", volume, "--size", "64MiB"], check=True)
-    subprocess.run(["dlfs", "import", source, volume, "--name", "universes", *fields], check=True)
+    subprocess.run([*DLFS, "format", volume, "--size", "64MiB"], check=True)
+    subprocess.run([*DLFS, "import", source, volume, "--name", "universes", *fields], check=True)
 
 
 def make_model() -> nn.Module:

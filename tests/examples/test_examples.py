@@ -36,8 +36,8 @@ def run(tmp_path: Path) -> Run:
         launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
         command = [sys.executable, *(launcher if ranks > 1 else ())]
         command += [str(EXAMPLES / name), "--folder", str(tmp_path / "data"), *arguments]
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+        # No activated environment: neither dlfs nor python is found.
+        environment = {**os.environ, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
