@@ -1,4 +1,4 @@
-"""``Cursor``: the position of a loader, in memory that DataLoader's workers share with the trainer.
+"""``Cursor``: the position of a loader, in words that DataLoader's workers share with the trainer.
 
 A ``DataLoader`` whose dataset is a ``Loader`` starts its workers without informing the ``Loader``
 of the training process, so the workers determine which epoch an iteration is. The training process
@@ -18,13 +18,12 @@ Threads: only the training process calls ``set``; each worker calls ``begin``.
 from __future__ import annotations
 
 import multiprocessing
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dlfs.adapters.torch.states import State, next_epoch
+from dlfs.adapters.torch.worker_memory import WorkerMemory
 
 _FIELDS = ("seed", "shuffle", "window_chunks", "epoch", "position")
 _SHUFFLES = ("global", "chunk", None)
@@ -50,18 +49,12 @@ class Cursor:
     def __init__(self, state: State) -> None:
         words = _RECORDS_AT + RECORDS * _RECORD_WORDS
         self._state = state  # for constant values, such as the dataset
-        self._memory = torch.zeros(words, dtype=torch.int64).share_memory_()
+        self._memory = WorkerMemory(words)
         self.set(state)
-
-    def __setstate__(self, values: dict[str, Any]) -> None:
-        self.__dict__.update(values)
-        if not self._memory.is_shared():  # unpickled other than by the start of a process
-            self._memory = self._memory.share_memory_()
 
     @property
     def _words(self) -> npt.NDArray[np.uint64]:
-        words: npt.NDArray[np.uint64] = self._memory.numpy().view(np.uint64)
-        return words
+        return self._memory.words.view(np.uint64)
 
     @property
     def was_begun(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,39 @@ from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.labels import Labels, bind_labels
 from dlfs.adapters.torch.samples import THREADS, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.tensors import SampleViews, jagged_of
+from dlfs.adapters.torch.worker_memory import WorkerMemory
 from dlfs.errors import UsageError
 from dlfs.forks import OwnerProcess
+
+
+class EpochIndex(int):
+    """Index of a sample that a sampler took in an epoch.
+
+    Attributes:
+        epoch: the epoch.
+    """
+
+    epoch: int
+
+    def __new__(cls, index: int, epoch: int) -> EpochIndex:
+        """Make the index."""
+        made = super().__new__(cls, index)
+        made.epoch = epoch
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EpochIndex, (int(self), self.epoch)
+
+
+_with_context: weakref.WeakSet[SampleDataset] = weakref.WeakSet()
+"""Datasets of this process whose transforms are told the epoch."""
+
+
+def with_epoch(indices: list[int], epoch: int) -> list[int]:
+    """Return the indices with their epoch, if a ``SampleDataset`` of this process needs it."""
+    if not _with_context:
+        return indices
+    return [EpochIndex(index, epoch) for index in indices]
 
 
 class SampleDataset(TorchDataset[Any]):
@@ -27,7 +59,9 @@ class SampleDataset(TorchDataset[Any]):
     DataLoader collates by the types of the fields.
 
     This class does not know the order of an epoch. The context of a transform has the epoch of the
-    last ``set_epoch``, 0 before, and no position. A sample that a sampler draws twice in an epoch
+    sampler, if that is a ``DistributedSampler`` or ``DistributedBatchSampler`` of this package: its
+    indices bring it along. With other samplers it has that of the last ``set_epoch``, 0 before. It
+    has no position. A sample that a sampler draws twice in an epoch
     therefore has the same seed both times.
 
     Args:
@@ -77,12 +111,19 @@ class SampleDataset(TorchDataset[Any]):
             threads=threads,
         )
         self._seed = seed
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # with worker processes
+        self._epoch = WorkerMemory(1)
         self._pool: TransformPool | None = None
         self._owner = OwnerProcess()
+        if with_context:
+            _with_context.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+        if self._recipe.with_context:
+            _with_context.add(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of contexts, also in worker processes that are running.
@@ -94,7 +135,7 @@ class SampleDataset(TorchDataset[Any]):
         """
         if epoch < 0:
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
-        self._epoch.fill_(epoch)
+        self._epoch.words[0] = epoch
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -110,7 +151,7 @@ class SampleDataset(TorchDataset[Any]):
         count = len(self)
         if not -count <= index < count:
             raise IndexError(f"sample {index} of {count} in dataset {self.dataset.name!r}")
-        return self.__getitems__([index % count])[0]
+        return self.__getitems__([index if index >= 0 else index + count])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of several indices 0..N-1, read by one call.
@@ -122,7 +163,7 @@ class SampleDataset(TorchDataset[Any]):
         batch = self.dataset.read(np.asarray(indices, np.int64))
         if self._recipe.has_work:
             pool = self._opened_pool()
-            samples = pool.finish(pool.start(batch, self._contexts(batch)))
+            samples = pool.finish(pool.start(batch, self._contexts(batch, indices)))
         elif self._recipe.is_raw:
             # A copy: a worker that sends a view sends the whole memory behind it.
             samples = SampleViews(jagged_of(batch))
@@ -135,13 +176,18 @@ class SampleDataset(TorchDataset[Any]):
             labels = labels.tolist() if is_class else list(labels)
         return samples if labels is None else list(zip(samples, labels, strict=True))
 
-    def _contexts(self, batch: Batch) -> list[SampleContext] | None:
+    def _contexts(self, batch: Batch, indices: Sequence[int]) -> list[SampleContext] | None:
         if not self._recipe.with_context:
             return None
-        epoch = int(self._epoch)
+        epoch = int(self._epoch.words[0])
         return [
-            SampleContext(seed=self._seed, epoch=epoch, index=index, position=None)
-            for index in batch.indices.tolist()
+            SampleContext(
+                seed=self._seed,
+                epoch=getattr(asked, "epoch", epoch),
+                index=index,
+                position=None,
+            )
+            for index, asked in zip(batch.indices.tolist(), indices, strict=True)
         ]
 
     def _opened_pool(self) -> TransformPool:

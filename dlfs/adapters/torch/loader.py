@@ -1,9 +1,10 @@
 """``Loader``: batches of tensors, resumable to the sample at any number of ranks and workers.
 
 The order of an epoch is a function of seed and epoch (``EpochOptions``). ``shares`` divides it
-between ranks. With worker processes, whole batches of a rank go to the workers in turn. DataLoader
-reads from its workers in turn as well, and so returns the rank's batches in their order, for any
-number of workers. The state is therefore (seed, epoch, position) and nothing else.
+between ranks; the rank of this process is found when an epoch begins (``placement``). With worker
+processes, whole batches of a rank go to the workers in turn. DataLoader reads from its workers in
+turn as well, and so returns the rank's batches in their order, for any number of workers. The state
+is therefore (seed, epoch, position) and nothing else.
 
 The epoch advances when its last batch is given, because training loops that take ``len(loader)``
 batches do not request another one. ``cursor`` has the state, in memory shared with worker
@@ -18,13 +19,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
-import warnings
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from traceback import clear_frames
 from types import GeneratorType
@@ -36,31 +34,25 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from dlfs import Batch, Dataset, DatasetView, Epoch, OnError, ReadPlan, Shuffle
-from dlfs.adapters.torch.context import SampleContext, make_contexts
+from dlfs.adapters.torch.context import make_contexts
 from dlfs.adapters.torch.cursor import Cursor
 from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.labels import Labels, bind_labels
-from dlfs.adapters.torch.placement import find_placement
+from dlfs.adapters.torch.lightning_fit import (
+    EpochSetter,
+    count_batches,
+    is_used_up,
+    repeats_batches,
+)
+from dlfs.adapters.torch.lookahead import LOOKAHEAD, Read, Work, begin_ahead
+from dlfs.adapters.torch.placement import PlacementFinder, refuse_second_sharding
 from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
-from dlfs.adapters.torch.shares import Share, Uneven, choose_uneven
+from dlfs.adapters.torch.shares import Share, Uneven, check_uneven, choose_uneven
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
-from dlfs.adapters.torch.tensors import Pair, RankBatch, TensorBatch
+from dlfs.adapters.torch.tensors import Pair, RankBatch, RankPair, TensorBatch, has_accelerator
 from dlfs.arguments import check_integer
-from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState
-from dlfs.errors import ClosedError, DlfsError, UsageError
-
-LOOKAHEAD = 2
-"""Batches whose transforms start before they are requested, by default."""
-
-_Read = tuple[Batch, State, list[SampleContext] | None]
-_Work = tuple[Batch, State, list[Future[list[Any]]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _EpochSetter:
-    """Replacement for a batch sampler: frameworks call ``set_epoch`` of its ``sampler``."""
-
-    sampler: Loader
+from dlfs.epoch_options import FOUND_RANK, WINDOW_CHUNKS, EpochOptions, EpochState
+from dlfs.errors import ClosedError, UsageError
 
 
 class Loader(IterableDataset[Any]):
@@ -112,8 +104,9 @@ class Loader(IterableDataset[Any]):
             each other in each step, as under DistributedDataParallel, then hang or fail. By default
             ``pad`` if torch.distributed is initialised with several ranks, or a launcher such as
             torchrun has set their number, else ``leave``.
-        rank: rank of this process; by default torch.distributed's if it is initialised, else the
-            environment's.
+        rank: rank of this process. By default each epoch finds it when it begins:
+            torch.distributed's if it is initialised, else the environment's, which torchrun,
+            Lightning, Slurm or MPI have set. So the loader may be made before the ranks.
         world_size: number of ranks; by default from the same source.
         transform: called with the bytes of each sample, a read-only ``memoryview``, with a tensor
             if it is an array, or with a dictionary of its fields; in threads.
@@ -148,6 +141,10 @@ class Loader(IterableDataset[Any]):
     Threads: one at a time. It may be used in forked and spawned processes.
     """
 
+    _is_used_up = False
+    """True if the next iteration is without batches, because Lightning had all of its epoch."""
+    is_resumed = False
+    """True if Lightning has loaded a state and has not begun to train yet."""
     _workers: DataLoader[TensorBatch] | None = None
     """Worker processes of this loader, from its first iteration on."""
     _source: Iterator[TensorBatch] | None = None
@@ -195,7 +192,7 @@ class Loader(IterableDataset[Any]):
         check = partial(check_integer, action="make a loader")
         self.dataset = dataset
         self.batch_size = check(batch_size, 1, option="batch_size")
-        self.rank, self.world_size = find_placement(rank, world_size)
+        self._finder = PlacementFinder(rank, world_size)
         self._recipe = Recipe(
             transform=transform,
             with_context=with_context,
@@ -210,8 +207,7 @@ class Loader(IterableDataset[Any]):
         self._options = EpochOptions(
             batch_size=self.batch_size,
             seed=seed,
-            rank=self.rank,
-            world_size=self.world_size,
+            **FOUND_RANK,
             shuffle=shuffle,
             window_chunks=window_chunks,
             where=where,
@@ -223,17 +219,36 @@ class Loader(IterableDataset[Any]):
             plan=plan,
             fields=fields,
         ).with_copies()
-        self._uneven = choose_uneven(uneven, self.world_size)
+        check_uneven(uneven)
+        self._uneven = uneven
         self._lookahead = check(lookahead, 0, option="lookahead")
         self._num_workers = check(num_workers, 0, option="num_workers")
         self._context, self._as_pairs = multiprocessing_context, as_pairs
-        self._pin_memory = pin_memory and _has_accelerator()
+        self._pin_memory = pin_memory and has_accelerator()
         self._total, self._cursor = _start_cursor(dataset, self._options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": None, "_source": None}
 
     # ---- state -----------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process; until an epoch begins, that of now.
+
+        Raises:
+            UsageError: the environment does not say which of several ranks this process is.
+        """
+        return self._finder.current().rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; until an epoch begins, that of now.
+
+        Raises:
+            UsageError: as for ``rank``.
+        """
+        return self._finder.current().world_size
 
     @property
     def epoch(self) -> int:
@@ -253,21 +268,22 @@ class Loader(IterableDataset[Any]):
         """Go to the beginning of an epoch; no effect if it is the current epoch already.
 
         Raises:
-            UsageError: it is negative.
+            UsageError: it is negative, or Accelerate calls, which would share one rank's batches
+                out between all ranks.
         """
+        refuse_second_sharding(self._finder, "a loader")
         if epoch < 0:
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
         if epoch != self.epoch:
             self._go_to({**self._cursor.get(), "epoch": epoch, "position": 0})
 
     @property
-    def batch_sampler(self) -> _EpochSetter:
-        """Object whose ``sampler`` is this loader, on which Lightning calls ``set_epoch``.
+    def batch_sampler(self) -> EpochSetter:
+        """Object on whose ``sampler`` Lightning calls ``set_epoch`` with the epoch that begins.
 
-        Lightning does not load the state of a checkpoint at the end of an epoch. It calls
-        ``set_epoch`` of ``batch_sampler.sampler`` with the epoch that begins.
+        Lightning does not load the state of a checkpoint at the end of an epoch.
         """
-        return _EpochSetter(self)
+        return EpochSetter(self, self._finder)
 
     def state_dict(self) -> State:
         """Return the state behind the last batch that was given: plain values, for a checkpoint.
@@ -303,8 +319,12 @@ class Loader(IterableDataset[Any]):
         self._open_epoch(plain).close()  # raises if the state does not fit
         if get_worker_info() is not None:
             self._loaded = dict(state) if "dealt" in state else self._begin_of(plain)
-        else:
-            self._go_to(self._begin_of(plain))
+            return
+        begin = self._begin_of(plain)
+        self._go_to(begin)
+        left = self._share(begin["position"]).batches
+        self.is_resumed = count_batches(len(self), left, is_begun=begin["position"] > 0)
+        self._is_used_up = self.is_resumed and is_used_up(begin["epoch"])
 
     def _stand(self) -> State:
         """Return the state with which the next batch begins; in a worker, the worker's own."""
@@ -319,17 +339,20 @@ class Loader(IterableDataset[Any]):
 
     def _go_to(self, state: State) -> None:
         self._end_iteration()
+        self._finder.forget()
+        self._is_used_up = False
         self._cursor.set(state)
 
     def _share(self, first: int, rank: int | None = None) -> Share:
         """Return this rank's share, or another's, of an epoch from a position on."""
+        placement = self._finder.current()
         return Share(
             total=self._total,
             first=first,
             batch_size=self.batch_size,
-            rank=self.rank if rank is None else rank,
-            world_size=self.world_size,
-            uneven=self._uneven,
+            rank=placement.rank if rank is None else rank,
+            world_size=placement.world_size,
+            uneven=choose_uneven(self._uneven, placement),
             drop_last=self._options.drop_last,
         )
 
@@ -342,6 +365,8 @@ class Loader(IterableDataset[Any]):
             TransformError: the transform raised.
             ClosedError: ``close``, ``set_epoch``, ``load_state_dict`` or another iteration ended
                 this one.
+            UsageError: this process's rank cannot be found, or is not the one with which the epoch
+                began.
             DlfsError: a sample cannot be read.
         """
         info = get_worker_info()
@@ -354,12 +379,12 @@ class Loader(IterableDataset[Any]):
     def _iterate(self) -> Iterator[TensorBatch]:
         """Yield the rest of the epoch, in the training process."""
         self._end_iteration()  # an abandoned iteration, for example after Ctrl-C
-        pin = (
-            self._pin_memory and not self._num_workers
-        )  # with workers, DataLoader pins in a thread
-        begin = self._cursor.get()
-        if self._cursor.was_given and self._options_at(begin).is_repeated:
-            begin = {**begin, "position": 0}
+        if self._is_used_up:
+            self._is_used_up = False
+            return
+        # With workers, DataLoader pins in a thread.
+        pin = self._pin_memory and not self._num_workers
+        begin = self._begin()
         state = None
         source = None
         try:
@@ -370,6 +395,7 @@ class Loader(IterableDataset[Any]):
                 yield batch.pin_memory() if pin else batch
                 if state["epoch"] != begin["epoch"]:
                     break  # it was the last batch
+                self._finder.check(self)
                 if self._source is not source:
                     raise ClosedError(
                         "take the next batch: this iteration of the loader was ended by close, "
@@ -390,6 +416,21 @@ class Loader(IterableDataset[Any]):
             self._end_iteration()
         if state is None:
             self._cursor.set(next_epoch(begin))  # this rank has no batch of the epoch
+
+    def _begin(self) -> State:
+        """Return the state with which an iteration begins, and find the placement for it.
+
+        Raises:
+            UsageError: the placement is not the one with which the epoch began.
+        """
+        begin = self._cursor.get()
+        if self._cursor.was_given and self._options_at(begin).is_repeated:
+            begin = {**begin, "position": 0}
+        if repeats_batches():
+            begin = {**begin, "epoch": 0, "position": 0}
+        if self._finder.begin(self, is_begun=begin["position"] > 0):
+            self.close()  # the workers have the placement of before
+        return begin
 
     def _start(self, begin: State) -> Iterator[TensorBatch]:
         if not self._num_workers:
@@ -428,6 +469,7 @@ class Loader(IterableDataset[Any]):
         self._iterations += 1
         own = None if loaded is None else plain_state(loaded, self._total)
         begin = self._cursor.begin(seed, worker, workers, self._iterations, own)
+        self._finder.begin(self, is_begun=False)
         step = self.batch_size * self.world_size
         me = {"worker": worker, "workers": workers, "step": step}
         dealt = None if loaded is None else loaded.get("dealt")
@@ -471,21 +513,21 @@ class Loader(IterableDataset[Any]):
     # ---- batches ---------------------------------------------------------------------------------
 
     def _open_epoch(self, state: State, *, workers: int = 1) -> Epoch:
-        options = replace(self._options_at(state), workers=workers)
+        options = replace(self._options_at(state).placed(self._finder.current()), workers=workers)
         return self.dataset.start_epoch(options).resume(state)
 
     def _options_at(self, state: State) -> EpochOptions:
         """Return the options of the epoch that a plain state belongs to."""
         return self._options.at(EpochState.from_dict(state))
 
-    def _read(self, begin: State, every: int) -> Generator[_Read]:
+    def _read(self, begin: State, every: int) -> Generator[Read]:
         """Yield every ``every``-th batch of this rank, the state behind it, and its contexts."""
         share = self._share(begin["position"])
         with self._open_epoch(begin, workers=every) as epoch:
             for number in range(0, share.batches, every):
                 yield self._read_one(epoch, begin, share, number)
 
-    def _read_one(self, epoch: Epoch, begin: State, share: Share, number: int) -> _Read:
+    def _read_one(self, epoch: Epoch, begin: State, share: Share, number: int) -> Read:
         """Read one batch of this rank; return it, the state behind it, and its contexts."""
         if share.is_plain(number):
             batch = next(epoch)
@@ -513,14 +555,14 @@ class Loader(IterableDataset[Any]):
                 yield from map(self._gather, reading)
                 return
             with TransformPool(self._recipe, self.dataset) as pool:
-                begun = _begin_ahead(reading, pool, self._lookahead)
+                begun = begin_ahead(reading, pool, self._lookahead)
                 yield from map(partial(self._join, pool), begun)
 
-    def _gather(self, read: _Read) -> TensorBatch:
+    def _gather(self, read: Read) -> TensorBatch:
         batch, state, _ = read
         return self._tensors(batch, state, self._recipe.gather(batch))
 
-    def _join(self, pool: TransformPool, work: _Work) -> TensorBatch:
+    def _join(self, pool: TransformPool, work: Work) -> TensorBatch:
         batch, state, parts = work
         return self._tensors(batch, state, self._recipe.join(pool.finish(parts)))
 
@@ -542,7 +584,8 @@ def _start_cursor(dataset: Dataset | DatasetView, options: EpochOptions) -> tupl
 
 
 def _pair(batch: TensorBatch) -> Pair:
-    return Pair((batch.samples, batch.labels))
+    kind = RankPair if isinstance(batch, RankBatch) else Pair
+    return kind((batch.samples, batch.labels))
 
 
 def _as_it_is(batch: TensorBatch) -> TensorBatch:
@@ -550,44 +593,8 @@ def _as_it_is(batch: TensorBatch) -> TensorBatch:
     return batch
 
 
-def _begin_ahead(reading: Iterator[_Read], pool: TransformPool, lookahead: int) -> Iterator[_Work]:
-    """Yield batches whose transforms have been started some batches before they are requested.
-
-    An error is raised behind the batches before it.
-    """
-    begun: deque[_Work] = deque()
-    failure: DlfsError | None = None
-    ended = False
-    while True:
-        while not ended and len(begun) <= lookahead:
-            try:
-                read = next(reading, None)
-                ended = read is None
-                if read is not None:
-                    batch, state, contexts = read
-                    begun.append((batch, state, pool.start(batch, contexts)))
-                    del read, batch
-            except DlfsError as error:
-                ended, failure = True, error
-        if not begun:
-            break
-        yield begun.popleft()
-    if failure is not None:
-        raise failure
-
-
 def _ignore_interrupts() -> None:
     """Ignore SIGINT in workers: terminals send Ctrl-C to them, the trainer handles it."""
     main = threading.current_thread() is threading.main_thread()
     if main and multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _has_accelerator() -> bool:
-    """Return True if memory can be pinned for an accelerator; warn if not."""
-    if torch.accelerator.is_available():
-        return True
-    warnings.warn(
-        "pin_memory: there is no accelerator, batches stay in ordinary memory", stacklevel=3
-    )
-    return False

@@ -3,7 +3,8 @@
 Their only list of indices is that of chosen samples: an epoch's order is computed in blocks. Ranks
 take every ``num_replicas``-th index, as with PyTorch's ``DistributedSampler``. A last round that is
 not full is completed by the same rule, with the first indices of the epoch, or left out. All ranks
-therefore have the same number of indices.
+therefore have the same number of indices. The rank is found when an iteration begins
+(``placement``), so that a sampler may be made before the ranks.
 
 ``Dataset.batches`` describes the arguments of the order that the samplers do
 not list: ``seed``, ``window_chunks``, ``where``, ``weights``, ``draws`` and ``order``.
@@ -19,15 +20,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
+from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 from dlfs import Dataset, DatasetView, Shuffle
-from dlfs.adapters.torch.dataset import SampleDataset
-from dlfs.adapters.torch.placement import find_placement
+from dlfs.adapters.torch.dataset import SampleDataset, with_epoch
+from dlfs.adapters.torch.lightning_fit import EpochSetter, count_batches
+from dlfs.adapters.torch.placement import PlacementFinder, refuse_second_sharding
 from dlfs.adapters.torch.shares import Share
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.arguments import check_choice
 from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState
 from dlfs.errors import UsageError
+from dlfs.ranks import Placement
 
 BLOCK_POSITIONS = 4096
 """Positions of an epoch that are computed at a time."""
@@ -44,8 +48,12 @@ class _Order:
     """One rank's part of an epoch, the common implementation of both samplers."""
 
     def __init__(
-        self, dataset: Dataset | DatasetView | SampleDataset, options: EpochOptions
+        self,
+        dataset: Dataset | DatasetView | SampleDataset,
+        options: EpochOptions,
+        finder: PlacementFinder,
     ) -> None:
+        self.finder = finder
         self.dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
         if options.shuffle is None and options.where is not None and options.weights is None:
             chosen = np.sort(self.dataset.order_epoch(options).indices())
@@ -55,20 +63,23 @@ class _Order:
         self.total = len(whole)
         self.state = whole.state()
 
-    def blocks(self, state: State, first: int, end: int) -> Iterator[list[int]]:
-        """Yield this rank's indices at positions first..end-1, a block at a time.
+    def blocks(
+        self, state: State, first: int, end: int, placement: Placement
+    ) -> Iterator[list[int]]:
+        """Yield one rank's indices at positions first..end-1, a block at a time.
 
         Args:
             state: state of the epoch.
             first: first position.
             end: position behind the last one; positions behind the epoch's end continue at 0.
+            placement: share of the rank.
         """
         order = None
         if not self.is_index_order(state):
             options = self.options.at(EpochState.from_dict(state))
             order = self.dataset.order_epoch(options)
-        ranks = self.options.world_size
-        position = first + self.options.rank
+        ranks = placement.world_size
+        position = first + placement.rank
         while position < end:
             begin = position % self.total
             count = min(
@@ -80,7 +91,7 @@ class _Order:
                 block: npt.NDArray[Any] = order.indices(begin, count, stride=ranks)
             else:
                 block = begin + np.arange(count) * ranks
-            yield block.tolist()
+            yield with_epoch(block.tolist(), state["epoch"])
             position += count * ranks
 
     def is_index_order(self, state: State) -> bool:
@@ -107,15 +118,15 @@ def _shuffle(shuffle: bool | Shuffle) -> Shuffle | None:
     return _SHUFFLES[shuffle]
 
 
-class DistributedSampler(Sampler[int]):
+class DistributedSampler(TorchSampler[int]):
     """The indices of one rank, in an epoch's order.
 
-    Like PyTorch's, it stays in its epoch until ``set_epoch`` is called, and it has no state.
+    Like PyTorch's, it stays in its epoch until ``set_epoch`` is called, and it has no state. It is
+    a subclass of PyTorch's, so that Lightning does not share its indices out once more.
 
     Args:
         dataset: dataset to sample.
-        num_replicas: number of ranks; by default torch.distributed's if it is initialised, else the
-            environment's.
+        num_replicas: number of ranks; by default each iteration finds it, as a ``Loader`` does.
         rank: rank of this process, 0..num_replicas-1; by default from the same source.
         shuffle: True or ``global``; ``chunk``; False for index order.
         drop_last: True to leave out a last round that is not full, instead of completing it.
@@ -142,11 +153,8 @@ class DistributedSampler(Sampler[int]):
         draws: int | None = None,
         order: npt.ArrayLike | None = None,
     ) -> None:
-        rank, num_replicas = find_placement(rank, num_replicas)
         options = EpochOptions(
             seed=seed,
-            rank=rank,
-            world_size=num_replicas,
             shuffle=_shuffle(shuffle),
             window_chunks=window_chunks,
             where=where,
@@ -155,24 +163,57 @@ class DistributedSampler(Sampler[int]):
             order=order,
             drop_last=drop_last,
         )
-        self._order = _Order(dataset, options)
-        total = self._order.total
-        self._rounds = total // num_replicas if drop_last else -(-total // num_replicas)
+        self._order = _Order(dataset, options, PlacementFinder(rank, num_replicas))
+        self.dataset = dataset
+        self.shuffle, self.seed, self.drop_last = bool(options.shuffle), seed, drop_last
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process, as of now."""
+        return self._order.finder.find().rank
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks, as of now."""
+        return self._order.finder.find().world_size
+
+    @property
+    def num_samples(self) -> int:
+        """Indices of this rank in an epoch."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:
+        """Indices of all ranks in an epoch."""
+        placement = self._order.finder.find()
+        return self._rounds(placement) * placement.world_size
+
+    @property
+    def epoch(self) -> int:
+        """Epoch whose order the next iteration has."""
+        return int(self._order.state["epoch"])
+
+    def _rounds(self, placement: Placement) -> int:
+        total, ranks = self._order.total, placement.world_size
+        return total // ranks if self.drop_last else -(-total // ranks)
 
     def __len__(self) -> int:
-        return self._rounds
+        return self._rounds(self._order.finder.find())
 
     def __iter__(self) -> Iterator[int]:
-        order = self._order
-        for block in order.blocks(order.state, 0, self._rounds * order.options.world_size):
+        order, placement = self._order, self._order.finder.find()
+        end = self._rounds(placement) * placement.world_size
+        for block in order.blocks(order.state, 0, end, placement):
             yield from block
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order the next iterations have.
 
         Raises:
-            UsageError: it is negative.
+            UsageError: it is negative, or Accelerate calls, which would share one rank's batches
+                out between all ranks.
         """
+        refuse_second_sharding(self._order.finder, "a sampler")
         self._order.set_epoch(epoch)
 
 
@@ -191,8 +232,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
     Args:
         dataset: dataset to sample.
         batch_size: samples of this rank in a batch, >= 1.
-        num_replicas: number of ranks; by default torch.distributed's if it is initialised, else the
-            environment's.
+        num_replicas: number of ranks; by default each iteration finds it, as a ``Loader`` does.
         rank: rank of this process, 0..num_replicas-1; by default from the same source.
         shuffle: True or ``global``; ``chunk``; False for index order.
         drop_last: True to leave out a last global batch that is not full, instead of completing its
@@ -223,12 +263,9 @@ class DistributedBatchSampler(Sampler[list[int]]):
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"sample batches: expected batch_size >= 1, got {batch_size}")
-        rank, num_replicas = find_placement(rank, num_replicas)
         options = EpochOptions(
             batch_size=batch_size,
             seed=seed,
-            rank=rank,
-            world_size=num_replicas,
             shuffle=_shuffle(shuffle),
             window_chunks=window_chunks,
             where=where,
@@ -237,17 +274,25 @@ class DistributedBatchSampler(Sampler[list[int]]):
             order=order,
             drop_last=drop_last,
         )
-        self._order = _Order(dataset, options)
+        self._order = _Order(dataset, options, PlacementFinder(rank, num_replicas))
         self.batch_size = batch_size
         self._given = self._order.state  # the state of _order is the begin of the next iteration
+        self.is_resumed = False
+        """True if Lightning has loaded a state and has not begun to train yet."""
+
+    @property
+    def sampler(self) -> EpochSetter:
+        """Object of which Lightning calls ``set_epoch`` with the epoch that begins."""
+        return EpochSetter(self, self._order.finder)
 
     def _share(self, first: int) -> Share:
+        placement = self._order.finder.find()
         return Share(
             total=self._order.total,
             first=first,
             batch_size=self.batch_size,
-            rank=self._order.options.rank,
-            world_size=self._order.options.world_size,
+            rank=placement.rank,
+            world_size=placement.world_size,
             uneven="pad",
             drop_last=self._order.options.drop_last,
         )
@@ -260,8 +305,9 @@ class DistributedBatchSampler(Sampler[list[int]]):
         begin = self._order.state
         first = int(begin["position"])
         share = self._share(first)
-        end = first + share.samples * self._order.options.world_size
-        indices = chain.from_iterable(self._order.blocks(begin, first, end))
+        end = first + share.samples * share.world_size
+        placement = Placement(share.rank, share.world_size)
+        indices = chain.from_iterable(self._order.blocks(begin, first, end, placement))
         for number in range(share.batches):
             self._given = {**begin, "position": share.end(number)}
             if number + 1 == share.batches:
@@ -274,8 +320,9 @@ class DistributedBatchSampler(Sampler[list[int]]):
         """Go to the beginning of an epoch; no effect if it is the current epoch already.
 
         Raises:
-            UsageError: it is negative.
+            UsageError: as for ``DistributedSampler.set_epoch``.
         """
+        refuse_second_sharding(self._order.finder, "a sampler")
         if self._order.set_epoch(epoch):
             self._given = self._order.state
 
@@ -303,5 +350,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
             )
         epoch = self._order.dataset.start_epoch(self._order.options.whole())
         epoch.resume(plain).close()  # raises if the state does not fit
-        over = plain["position"] > 0 and self._share(plain["position"]).batches == 0
-        self._given = self._order.state = next_epoch(plain) if over else plain
+        left = self._share(plain["position"]).batches
+        begin = next_epoch(plain) if plain["position"] > 0 and not left else plain
+        self._given = self._order.state = begin
+        batches = len(self)
+        self.is_resumed = count_batches(batches, left or batches, is_begun=begin["position"] > 0)

@@ -15,27 +15,34 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.adapters.torch.placement import is_launched
 from dlfs.arguments import check_choice
+from dlfs.ranks import Placement
 
 Uneven = Literal["pad", "drop", "leave"]
 
 
-def choose_uneven(uneven: Uneven | None, world_size: int) -> Uneven:
+def check_uneven(uneven: Uneven | None) -> None:
+    """Check the policy of ranks for a last round that is not full.
+
+    Raises:
+        UsageError: the policy is unknown.
+    """
+    if uneven is not None:
+        action = "share an epoch between ranks"
+        check_choice(uneven, get_args(Uneven), option="uneven", action=action)
+
+
+def choose_uneven(uneven: Uneven | None, placement: Placement) -> Uneven:
     """Return the policy of ranks for a last round that is not full.
 
     Args:
         uneven: policy of the caller; None for ``pad`` if this process is one of several ranks of
             ``torch.distributed`` or of a launcher, else ``leave``.
-        world_size: ranks that share the epoch.
-
-    Raises:
-        UsageError: the policy is unknown.
+        placement: share of this process.
     """
-    if uneven is None:
-        return "pad" if world_size > 1 and is_launched() else "leave"
-    check_choice(uneven, get_args(Uneven), option="uneven", action="share an epoch between ranks")
-    return uneven
+    if uneven is not None:
+        return uneven
+    return "pad" if placement.world_size > 1 and placement.is_launched else "leave"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

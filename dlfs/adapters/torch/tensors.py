@@ -11,7 +11,8 @@ its bytes, instead of the reader's whole memory or one tensor for each sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -303,22 +304,50 @@ class RankBatch(TensorBatch):
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **given: Any) -> None:
         super().__init__(fields, **given)
-        kinds = {type(value).__name__ for value in self.values()}
-        distributed = torch.distributed
-        if "TensorInformation" not in kinds or not distributed.is_initialized():
-            return
-        if distributed.get_world_size() > 1:
-            raise UsageError(
-                "split batches with Accelerate: expected a loader of all samples, got one rank's, "
-                "so that the samples of the other ranks would never be read; give prepare the "
-                "Loader itself, or make it with rank=0, world_size=1"
-            )
+        _refuse_split(self.values())
 
 
 class Pair(tuple[Any, Any]):
     """The batch ``(samples, labels)`` of a loader with ``as_pairs``."""
 
     __slots__ = ()
+
+
+class RankPair(Pair):
+    """The batch ``(samples, labels)`` of one rank among several; refuses as ``RankBatch`` does.
+
+    Raises:
+        UsageError: the batch is to be split between ranks.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, values: Iterable[Any]) -> RankPair:
+        """Make the pair; see the class."""
+        made = super().__new__(cls, values)
+        _refuse_split(made)
+        return made
+
+
+def _refuse_split(values: Iterable[Any]) -> None:
+    """Refuse values that Accelerate sends to describe a batch, before it splits the batch.
+
+    Raises:
+        UsageError: they are such values, and there are several ranks.
+    """
+    kinds = {type(value[0] if _is_filled(value) else value).__name__ for value in values}
+    if "TensorInformation" not in kinds or not torch.distributed.is_initialized():
+        return
+    if torch.distributed.get_world_size() > 1:
+        raise UsageError(
+            "split batches with Accelerate: expected a loader of all samples, got one rank's, "
+            "so that the samples of the other ranks would never be read; give prepare the "
+            "Loader itself, or make it with rank=0, world_size=1"
+        )
+
+
+def _is_filled(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0
 
 
 def _refuse_collation(_batches: list[TensorBatch | Pair], **_options: Any) -> None:
@@ -335,6 +364,7 @@ def _refuse_collation(_batches: list[TensorBatch | Pair], **_options: Any) -> No
 
 default_collate_fn_map[TensorBatch] = _refuse_collation
 default_collate_fn_map[Pair] = _refuse_collation
+default_collate_fn_map[RankPair] = _refuse_collation
 
 
 def _name_fields(samples: Any, labels: Any) -> dict[str, Any]:
@@ -459,3 +489,13 @@ def _describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return type(value).__name__
+
+
+def has_accelerator() -> bool:
+    """Return True if memory can be pinned for an accelerator; warn if not."""
+    if torch.accelerator.is_available():
+        return True
+    warnings.warn(
+        "pin_memory: there is no accelerator, batches stay in ordinary memory", stacklevel=3
+    )
+    return False

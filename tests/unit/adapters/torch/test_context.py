@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from dlfs.adapters.torch import (  # noqa: E402
+    DistributedBatchSampler,
+    DistributedSampler,
     Loader,
     SampleContext,
     SampleDataset,
@@ -51,6 +53,31 @@ def note(sample, context):
     """Return the context that a transform received, as numbers that can be collated."""
     seed = np.uint64(context.seed).astype(np.int64).item()
     return torch.tensor([context.index, context.epoch, len(sample), seed])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("over", ["samples", "dataset"])
+@pytest.mark.parametrize("kind", [DistributedSampler, DistributedBatchSampler])
+def test_samplers_pass_their_epoch_on(damaged, kind, over, workers):
+    samples = SampleDataset(damaged, transform=note, with_context=True, seed=7)
+    options = {"where": np.arange(30), "num_replicas": 1, "rank": 0}
+    batch = {"batch_size": 8} if kind is DistributedBatchSampler else {}
+    sampler = kind(samples if over == "samples" else damaged, seed=1, **batch, **options)
+    how = {"batch_sampler": sampler} if batch else {"sampler": sampler, "batch_size": 8}
+    seeds = []
+    loader = DataLoader(samples, num_workers=workers, persistent_workers=workers > 0, **how)
+    for epoch in range(3):
+        if not batch:
+            sampler.set_epoch(epoch)
+        notes = torch.cat(list(loader))
+        assert notes[:, 1].tolist() == [epoch] * 30
+        seeds.append(dict(zip(notes[:, 0].tolist(), notes[:, 3].tolist(), strict=True)))
+    assert all(len({one[index] for one in seeds}) == 3 for index in range(30))
+    if not batch:
+        sampler.set_epoch(1)
+        again = samples[next(iter(sampler))]
+        assert again[1] == 1
+        assert again[3] == seeds[1][int(again[0])]
 
 
 # ---- the context ---------------------------------------------------------------------------------

@@ -205,3 +205,103 @@ def test_ranks_with_unequal_data_end_together(torch_volume, tmp_path, arrays, wo
             assert begun + all_ranks([one["rest"] for one in found]) == padded
         if epoch == 0:
             assert all_ranks([one["sampled"] for one in found]) == padded
+
+
+MESH = """
+import json, sys, warnings
+from datetime import timedelta
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+import dlfs
+from dlfs.adapters.torch import DistributedSampler, Loader
+
+volume, address, rank, out = sys.argv[1:]
+dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2,
+                        timeout=timedelta(seconds=60))
+
+
+def warned(act):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        act()
+    return [str(one.message) for one in caught if "DeviceMesh" in str(one.message)]
+
+
+with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+    def load(**options):
+        return lambda: next(iter(Loader(dataset, 10, **options)))
+
+    data = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+    found = {"data": warned(load())}
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    found["tensor"] = warned(load())
+    found["sampler"] = warned(lambda: next(iter(DistributedSampler(dataset))))
+    dp = mesh["dp"]
+    found["given"] = warned(load(rank=dp.get_local_rank(), world_size=dp.size()))
+    twice = Loader(dataset, 10)
+    found["once"] = warned(lambda: [next(iter(twice)), next(iter(twice))])
+with open(out, "w") as file:
+    json.dump(found, file)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_a_mesh_that_need_the_same_samples_are_warned_of(torch_volume, tmp_path):
+    for found in run_ranks(MESH, torch_volume, tmp_path):
+        assert found["data"] == found["given"] == []
+        for name in ("tensor", "sampler", "once"):
+            assert len(found[name]) == 1
+            assert "a DeviceMesh has the dimensions tp: ranks of tensor" in found[name][0]
+            assert 'rank=mesh["dp"].get_local_rank()' in found[name][0]
+
+
+CHANGED = """
+import json, os, sys
+from datetime import timedelta
+import torch.distributed as dist
+import dlfs
+from dlfs import UsageError
+from dlfs.adapters.torch import Loader
+
+volume, address, rank, out = sys.argv[1:]
+for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    del os.environ[name]
+with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+    loaders = [Loader(dataset, 10, seed=1) for _ in range(3)]
+    looked = [next(iter(loader)).indices.tolist() for loader in loaders[:2]]
+    reading = iter(loaders[2])
+    next(reading)
+    lengths = [len(loaders[0])]
+    dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2,
+                            timeout=timedelta(seconds=60))
+    errors = []
+    for again in (lambda: next(iter(loaders[0])), lambda: next(reading)):
+        try:
+            again()
+        except UsageError as error:
+            errors.append(str(error))
+    loaders[0].load_state_dict(loaders[0].state_dict())
+    lengths.append(len(loaders[0]))
+    rest = [index for batch in loaders[0] for index in batch.indices.tolist()]
+    loaders[1].set_epoch(1)
+    other = [index for batch in loaders[1] for index in batch.indices.tolist()]
+with open(out, "w") as file:
+    json.dump({"looked": looked, "errors": errors, "lengths": lengths, "rest": rest,
+               "other": other}, file)
+dist.destroy_process_group()
+"""
+
+
+def test_an_epoch_whose_ranks_changed_is_refused(torch_volume, tmp_path, arrays):
+    found = run_ranks(CHANGED, torch_volume, tmp_path)
+    expected = reference(arrays, seed=1)
+    for rank, one in enumerate(found):
+        assert one["looked"] == [expected[:10]] * 2
+        assert one["lengths"] == [23, 12]
+        assert len(one["errors"]) == 2
+        for error in one["errors"]:
+            assert "expected rank 0 of 1, with which epoch 0 of this Loader began" in error
+            assert f"got rank {rank} of 2" in error
+            assert "load_state_dict(state_dict())" in error
+        assert one["rest"] == expected[10 + rank :: 2]
+        assert one["other"] == reference(arrays, seed=1, epoch=1)[rank::2]

@@ -20,7 +20,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from dlfs.adapters.torch import DistributedBatchSampler, Loader, SampleDataset  # noqa: E402
+from dlfs.adapters.torch import (  # noqa: E402
+    DistributedBatchSampler,
+    Loader,
+    SampleDataset,
+    TensorBatch,
+)
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -37,6 +42,14 @@ STOP = STEPS + 3
 
 class Stop(Exception):
     """Ends a training as a kill does."""
+
+
+class SimpleBatch:
+    """Samples and labels that a DataLoader collates."""
+
+    def __init__(self, items) -> None:
+        samples, labels = zip(*items, strict=True)
+        self.samples, self.labels = torch.stack(samples), torch.tensor(labels)
 
 
 class Model(nn.Module):
@@ -61,8 +74,8 @@ def number(indices):
     return indices.astype("int64")
 
 
-def load(arrays, **options) -> Loader:
-    return Loader(arrays, BATCH, seed=3, dtype="float32", shape=SHAPE, labels=number, **options)
+def load(arrays, batch=BATCH, **options) -> Loader:
+    return Loader(arrays, batch, seed=3, dtype="float32", shape=SHAPE, labels=number, **options)
 
 
 @pytest.fixture
@@ -74,8 +87,13 @@ def expected(arrays) -> list[int]:
     return [index for one in epochs for index in one]
 
 
-def check(stopped: Model, resumed: Model, expected: list[int]) -> None:
-    assert len(stopped.log) == COUNT + (STOP - STEPS) * BATCH
+def check(stopped: Model, resumed: Model, expected: list[int], stop: int = STOP) -> None:
+    assert (
+        len(stopped.log)
+        == min(stop, STEPS) * BATCH
+        - (stop >= STEPS) * (STEPS * BATCH - COUNT)
+        + max(0, stop - STEPS) * BATCH
+    )
     assert stopped.log + resumed.log == expected
 
 
@@ -93,6 +111,10 @@ def fit_with_lightning(
             self.model = Model()
 
         def training_step(self, batch, number):
+            if not isinstance(batch, TensorBatch | SimpleBatch):  # of combined loaders
+                if batch["short"] is not None:  # it ended before the longer one
+                    self.model.log += [-1 - index for index in batch["short"].labels.tolist()]
+                batch = batch["long"]
             return self.model(batch.samples, batch.labels)["loss"]
 
         def validation_step(self, batch, number) -> None:
@@ -152,6 +174,56 @@ def test_lightning_from_the_end_of_an_epoch(arrays, tmp_path, expected, workers)
     for epoch in range(EPOCHS):
         resumed = fit(tmp_path / "first" / f"epoch={epoch}.ckpt", tmp_path / f"{epoch}")
         assert resumed.log == expected[(epoch + 1) * COUNT :]
+
+
+@pytest.mark.parametrize("stop", [STEPS - 1, STEPS, STEPS + 1, STOP, STOP + 3])
+@pytest.mark.parametrize("batch", [7, 16, 50, 96])
+def test_lightning_resumes_at_another_batch_size(arrays, tmp_path, expected, batch, stop):
+    """As it does at another number of devices: the samples of a global batch change."""
+    stopped = fit_with_lightning(tmp_path, load(arrays), stop, None)
+    checkpoint = str(tmp_path / "stopped.ckpt")
+    resumed = fit_with_lightning(tmp_path, load(arrays, batch), None, checkpoint)
+    check(stopped, resumed, expected, stop)
+
+
+@pytest.mark.parametrize("kind", ["loader", "sampler"])
+def test_lightning_resumes_a_stateful_dataloader(arrays, tmp_path, expected, kind):
+    module = import_module("torchdata.stateful_dataloader")
+
+    def make(batch):
+        if kind == "loader":
+            return module.StatefulDataLoader(load(arrays, batch), batch_size=None)
+        dataset = SampleDataset(arrays, dtype="float32", shape=SHAPE, labels=number)
+        sampler = DistributedBatchSampler(arrays, batch, 1, 0, seed=3)
+        return module.StatefulDataLoader(
+            dataset, batch_sampler=sampler, collate_fn=lambda items: SimpleBatch(items)
+        )
+
+    stopped = fit_with_lightning(tmp_path, make(BATCH), STOP, None)
+    resumed = fit_with_lightning(tmp_path, make(20), None, str(tmp_path / "stopped.ckpt"))
+    check(stopped, resumed, expected)
+
+
+def test_lightning_overfits_the_same_batches(arrays, tmp_path):
+    model = fit_with_lightning(tmp_path, load(arrays), None, None, overfit_batches=2)
+    assert model.log == EPOCHS * reference(arrays, seed=3)[: 2 * BATCH]
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "min_size"])
+def test_lightning_resumes_combined_loaders(arrays, tmp_path, mode):
+    """The shorter loader begins again within an epoch of the longer one."""
+    combined = import_module("lightning.pytorch.utilities.combined_loader")
+
+    def make(batch=BATCH):
+        short = load(arrays, batch, where=range(70))
+        return combined.CombinedLoader({"long": load(arrays, batch), "short": short}, mode)
+
+    whole = fit_with_lightning(tmp_path, make(), None, None)
+    steps = whole.steps // EPOCHS
+    for stop in range(1, 2 * steps):
+        stopped = fit_with_lightning(tmp_path, make(), stop, None)
+        resumed = fit_with_lightning(tmp_path, make(), None, str(tmp_path / "stopped.ckpt"))
+        assert stopped.log + resumed.log == whole.log, stop
 
 
 @pytest.mark.parametrize("limit", [None, 3])

@@ -21,6 +21,8 @@ from tests.unit.adapters.torch.orders import order, reference, take_all
 torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data._utils import worker as worker_module  # noqa: E402
+from torch.utils.data._utils.worker import WorkerInfo  # noqa: E402
 
 from dlfs.adapters.torch import Loader  # noqa: E402
 from dlfs.adapters.torch import cursor as cursor_module  # noqa: E402
@@ -132,6 +134,7 @@ STATE = {
 
 def begin_iterations(cursor: Cursor, worker: int, workers: int, barrier, results) -> None:
     """Send the results of 100 iterations, each of which all workers begin at the same time."""
+    worker_module._worker_info = WorkerInfo(id=worker, num_workers=workers, seed=123, dataset=None)
     found = []
     for iteration in range(100):
         barrier.wait(60)

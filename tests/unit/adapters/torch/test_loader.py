@@ -512,14 +512,14 @@ def test_wrong_arguments(samples, arguments):
 
 
 def test_rank_and_world_size_of_the_environment(samples, monkeypatch):
+    loader = Loader(samples, 4)  # made before the launcher's variables are there
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(UsageError, match="environment's RANK and WORLD_SIZE, got"):
-        Loader(samples, 4)
+        next(iter(loader))
     monkeypatch.setenv("WORLD_SIZE", "three")
     with pytest.raises(UsageError, match="environment's RANK and WORLD_SIZE, got"):
-        Loader(samples, 4)
+        next(iter(loader))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    loader = Loader(samples, 4)
     assert (loader.rank, loader.world_size) == (1, 3)
     loader = Loader(samples, 4, rank=0, world_size=1)
     assert (loader.rank, loader.world_size) == (0, 1)

@@ -1,0 +1,178 @@
+"""Ranks in the ways in which frameworks make them: every sample of an epoch once, or a refusal.
+
+``ranks_of_frameworks`` is the program that trains and writes down what each rank got. The tests run
+some combinations; with ``DLFS_RANKS=all`` all of them, which takes some minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.adapters.torch.conftest import COUNT
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[4]
+WORLD = 2
+
+TORCH = ["loader", "loader+2", "wrapped", "wrapped+2", "pairs", "collated", "sampler", "sampler+2"]
+TORCH += ["batch-sampler", "batch-sampler+2", "batches", "by-length", "tokens"]
+STATEFUL = ["stateful", "stateful-sampler"]
+EVENED = ["samples", "whole", "whole-sampler", "whole-batch-sampler"]
+"""What Accelerate shares out; it repeats samples, so that the last batches are even."""
+PREPARED = ["loader", "wrapped", "pairs", "collated", "sampler", "batch-sampler", *EVENED]
+
+SOME = [
+    ("torchrun", "before", TORCH),
+    ("fork", "before", ["loader+2", "wrapped+2", "batch-sampler+2", "tokens"]),
+    ("spawn", "before", ["wrapped+2"]),
+]
+
+ALL = [
+    *((how, made, TORCH) for how in ("torchrun", "fork") for made in ("before", "after")),
+    ("spawn", "before", TORCH[:-3]),  # an epoch is not pickled
+    ("spawn", "after", TORCH),
+]
+
+SOME_OF_FRAMEWORKS = [
+    ("ddp_fork", "before", ["loader", "sampler", "wrapped+2", "batch-sampler"]),
+    ("ddp", "before", ["loader"]),
+    ("accelerate", "before", ["loader", "pairs", "sampler", "batch-sampler", "stateful"]),
+    ("trainer", "before", ["loader", "sampler"]),
+]
+
+ALL_OF_FRAMEWORKS = [
+    *(
+        (how, made, [*TORCH[:-3], "samples", *STATEFUL])
+        for how in ("ddp", "ddp_fork", "ddp_spawn")
+        for made in ("before", "after")
+    ),
+    *(
+        (how, made, [*PREPARED, *STATEFUL])
+        for how in ("accelerate", "trainer")
+        for made in ("before", "after")
+    ),
+    *(
+        (how, made, STATEFUL)
+        for how in ("torchrun", "fork", "spawn")
+        for made in ("before", "after")
+    ),
+]
+
+RESUMED = ["5:2x16:3x16"]
+ALL_RESUMED = [
+    *RESUMED,
+    "8:2x16:1x16",
+    "11:2x16:3x32",
+    "3:3x16:2x32",
+    "10:2x16:2x40",
+    "7:1x32:2x16",
+]
+
+IS_ALL = os.environ.get("DLFS_RANKS") == "all"
+
+
+def run(volume: Path, out: Path, how: str, made: str, kinds: list[str]) -> None:
+    """Run the program as two ranks, or as the process that makes them."""
+    module = "tests.unit.adapters.torch.ranks_of_frameworks"
+    command = [sys.executable, "-m", module, str(volume), str(out), how, made, *kinds]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    # Lightning starts the program again and must find it; nothing else may decide on the ranks.
+    launched = how in ("torchrun", "accelerate", "trainer")
+    processes = []
+    for rank in range(WORLD if launched else 1):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # Accelerate wants them
+        with (out / f"{how}-{made}-{rank}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**environment, **(own if launched else {})},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # so that its children end with it
+            )
+        processes.append(process)
+    try:
+        codes = [process.wait(600) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    logs = "".join(path.read_text(errors="replace") for path in out.glob(f"{how}-{made}-*.log"))
+    assert codes == [0] * len(codes), logs[-4000:]
+
+
+def check(out: Path, how: str, made: str, kind: str) -> str:
+    """Check what the ranks got of one kind; return the outcome."""
+    name = f"{how}-{made}-{kind}"
+    found = [json.loads((out / f"{name}-{rank}.json").read_text()) for rank in range(WORLD)]
+    if any("error" in one for one in found):
+        errors = [one.get("error", "") for one in found]
+        assert all(is_refusal(error) for error in errors), (name, errors)
+        return "refused"
+    epochs = list(zip(*(one["epochs"] for one in found), strict=True))
+    for taken in epochs:
+        indices = [index for rank in taken for index in rank]
+        assert set(indices) == set(range(COUNT)), name
+        evened = how in ("accelerate", "trainer") and kind in EVENED
+        assert evened or len(indices) == COUNT, name
+    if kind != "samples" and len(epochs) > 1:
+        assert epochs[0] != epochs[1], f"{name}: the same order in each epoch"
+    return "exact"
+
+
+def is_refusal(error: str) -> bool:
+    """Return True if an error says what to do instead."""
+    ours = "UsageError" in error and "rank 0 of 1" in error
+    return ours or "set `Trainer(use_distributed_sampler=False)`" in error
+
+
+def run_and_check(
+    torch_volume: Path, tmp_path: Path, how: str, made: str, kinds: list[str]
+) -> None:
+    run(torch_volume, tmp_path, how, made, kinds)
+    table = {kind: check(tmp_path, how, made, kind) for kind in kinds}
+    print(f"{how}, loader made {made} the ranks: {table}")
+    split = {"pairs", "collated", "wrapped", "sampler", "batch-sampler", *STATEFUL}
+    for kind, outcome in table.items():
+        refused = how in ("accelerate", "trainer") and kind in split
+        assert outcome == ("refused" if refused else "exact"), (kind, outcome)
+
+
+@pytest.mark.parametrize(("how", "made", "kinds"), ALL if IS_ALL else SOME)
+def test_ranks_of_torch(torch_volume, tmp_path, how, made, kinds):
+    run_and_check(torch_volume, tmp_path, how, made, kinds)
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize(
+    ("how", "made", "kinds"), ALL_OF_FRAMEWORKS if IS_ALL else SOME_OF_FRAMEWORKS
+)
+def test_ranks_of_frameworks(torch_volume, tmp_path, how, made, kinds):
+    run_and_check(torch_volume, tmp_path, how, made, kinds)
+
+
+@pytest.mark.frameworks
+def test_lightning_resumes_with_other_ranks(torch_volume, tmp_path):
+    kinds = ALL_RESUMED if IS_ALL else RESUMED
+    run(torch_volume, tmp_path, "ddp_fork", "part", kinds)
+    for kind in kinds:
+        taken: list[list[int]] = [[], []]
+        for number, part in enumerate(kind.split(":")[1:]):
+            for rank in range(int(part.split("x")[0])):
+                path = tmp_path / f"ddp_fork-part-{kind}-{number}-{rank}.json"
+                for epoch, indices in enumerate(json.loads(path.read_text())["epochs"]):
+                    taken[epoch] += indices
+        for indices in taken:
+            assert set(indices) == set(range(COUNT)), kind
+            assert len(indices) < COUNT + 2 * 3, kind  # the last round of each part is completed
