@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -200,19 +201,20 @@ def import_dataset(
     json: JsonOption = False,
 ) -> None:
     """Import files as a dataset, completely or not at all. An existing name gets a new version."""
-    from dlfs.ingest.importer import import_dataset as run
-
     options = parse_settings(settings or [])
     options |= {} if links is None else {"links": links.value}
     options |= {"prefix_shards": True} if prefix_shards else {}
     _check(arguments, name, append=append, skip_existing=skip_existing)
     *sources, uri = arguments
     with (
+        _reader_started(sources[0], format_name),
         _open_last(sources, uri) as volume,
         closing(_open_source(name, sources, format_name, options, spool)) as source,
         _note_how_to_skip(needed=append and not skip_existing),
         progress_bar(f"import {name}") as bar,
     ):
+        from dlfs.ingest.importer import import_dataset as run
+
         attributed = with_attributes(
             source,
             label_from_path=label_from_path,
@@ -255,6 +257,23 @@ def _note_how_to_skip(*, needed: bool) -> Iterator[None]:
         if needed:
             error.add_note("--skip-existing leaves out samples that the dataset has already")
         raise
+
+
+@contextmanager
+def _reader_started(source: str, format_name: str) -> Iterator[None]:
+    """Start the process that reads the source, if its format has one, before all else is loaded."""
+    from dlfs.ingest.isolation.process import end_early, start_early
+    from dlfs.ingest.registry import find_format, recognise
+
+    with suppress(DlfsError):
+        if os.path.isfile(source) or os.path.isdir(source):
+            row = recognise([source]) if format_name == AUTO else find_format(format_name)
+            if row.isolated:
+                start_early()
+    try:
+        yield
+    finally:
+        end_early()
 
 
 def _open_source(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class SharedMemory:
@@ -50,6 +52,8 @@ class SharedMemory:
         Raises:
             ValueError: the block is shorter.
         """
+        import numpy as np
+
         return np.frombuffer(self.view(), np.uint8, size_bytes)
 
     def close(self) -> None:

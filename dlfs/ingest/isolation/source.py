@@ -16,41 +16,23 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from multiprocessing.connection import Connection
-from typing import Any, Final
-from weakref import finalize
+from typing import Any
 
 import dlfs.errors
 from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.ingest.isolation.confines import NOTE_BYTES, read_note
-from dlfs.ingest.isolation.memory import SharedMemory
+from dlfs.ingest.isolation.process import take_process
 from dlfs.ingest.registry import FormatOptions
 from dlfs.ingest.source import SampleBlock, Source
 
 ANSWER_SECONDS = 300
 """Longest time without progress, in seconds. ADIOS2 waits forever for data that was cut off."""
 
-BUFFERS: Final = 2
-"""Number of shared buffers."""
-
 _POLL_SECONDS = 1.0
 _SHOWN_MAX = 200
-_WORKER = "dlfs.ingest.isolation.worker"
-
-_ENVIRONMENT: Mapping[str, str] = {
-    "HDF5_PLUGIN_PRELOAD": "::",  # no filters from folders that HDF5 was compiled with
-    "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve memory, which the limit counts
-    "OPENBLAS_NUM_THREADS": "1",
-}
-
-_REMOVED = ("HDF5_VDS_PREFIX", "HDF5_EXTFILE_PREFIX", "ADIOS2_PLUGIN_PATH")
-"""Variables by which a library finds what a file names elsewhere."""
 
 
 class IsolatedSource(Source):
@@ -66,12 +48,9 @@ class IsolatedSource(Source):
 
     def __init__(self, options: FormatOptions, paths: Sequence[str]) -> None:
         self.name = paths[0]
-        self._note = SharedMemory.create(NOTE_BYTES)
-        self._buffers = [SharedMemory.create(1) for _ in range(BUFFERS)]
-        self._stderr = SharedMemory.create(0)
-        memories = [self._note, self._stderr, *self._buffers]
-        self._connection, self._process = self._start()
-        self._end = finalize(self, _end, self._connection, self._process, memories)
+        self._reader = take_process()
+        self._note, self._buffers = self._reader.note, self._reader.buffers
+        self._connection, self._process = self._reader.connection, self._reader.process
         try:
             self._send(options, list(paths))
             self._take(self._receive())
@@ -99,22 +78,7 @@ class IsolatedSource(Source):
 
     def close(self) -> None:
         """End the process; closing the source again does nothing."""
-        self._end()
-
-    def _start(self) -> tuple[Connection, subprocess.Popen[bytes]]:
-        ours, theirs = socket.socketpair()
-        memories = [memory.descriptor for memory in (self._note, *self._buffers)]
-        passed = [theirs.fileno(), *memories]
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _WORKER, *map(str, passed)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._stderr.descriptor,
-                pass_fds=passed,
-                env=_environment(),
-            )
-        return Connection(ours.detach()), process
+        self._reader.end()
 
     def _take(self, facts: Mapping[str, Any]) -> None:
         """Take the attributes of the source in the process."""
@@ -169,30 +133,10 @@ class IsolatedSource(Source):
 
     def _last_line(self) -> str:
         """Return the last line that the process wrote to its stderr."""
-        size = os.fstat(self._stderr.descriptor).st_size
-        text = os.pread(self._stderr.descriptor, NOTE_BYTES, max(0, size - NOTE_BYTES))
+        size = os.fstat(self._reader.stderr.descriptor).st_size
+        text = os.pread(self._reader.stderr.descriptor, NOTE_BYTES, max(0, size - NOTE_BYTES))
         lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
         return " ".join(lines[-1].split())[:_SHOWN_MAX] if lines else ""
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of the process: nothing that a file names is looked for elsewhere."""
-    found = {**os.environ, **_ENVIRONMENT}
-    if "HDF5_PLUGIN_PATH" in os.environ:  # the user says where filters are
-        del found["HDF5_PLUGIN_PRELOAD"]
-    return {name: value for name, value in found.items() if name not in _REMOVED}
-
-
-def _end(
-    connection: Connection, process: subprocess.Popen[bytes], memories: Sequence[SharedMemory]
-) -> None:
-    """End a process, which has nothing to save."""
-    connection.close()
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    for memory in memories:
-        memory.close()
 
 
 def _error(name: str, text: str, code: int | None, notes: Sequence[str]) -> DlfsError:

@@ -12,16 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from dlfs.cli.commands import app
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.isolation import source as isolation
+from dlfs.ingest.isolation.process import IsolatedProcess
 from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.registry import FORMATS
 from dlfs.ingest.source import SampleBlock
 from dlfs.volume import Volume
+from tests.unit.ingest.array_writers import write_hdf5
 from tests.unit.ingest.isolation.failing_source import BLOCKS, ROWS, FailingOptions, block
-from tests.unit.ingest.taking import contents, refused
+from tests.unit.ingest.taking import contents, import_by_command, refused
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +86,8 @@ def test_a_failure_names_file_and_part(
     kind: type[DlfsError],
     match: str,
 ) -> None:
-    monkeypatch.setattr(isolation, "ANSWER_SECONDS", 2)
+    if how == "hang":
+        monkeypatch.setattr(isolation, "ANSWER_SECONDS", 2)
     part = {"open": ": the header: ", "blocks": r": x, rows 3\.\.5: "}[when]
     part = ": " if how == "error" else part
     with refused(volume, kind, rf"^import a\.h5{part}.*{match}"):
@@ -141,6 +146,27 @@ def test_the_process_ends_with_its_caller() -> None:
     caller.communicate()
     assert select.select([descriptor], [], [], 60)[0]
     os.close(descriptor)
+
+
+@pytest.mark.isolated
+def test_the_command_starts_one_process_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_hdf5(tmp_path / "a.h5", {"x": np.ones((3, 4))})
+    started: list[IsolatedProcess] = []
+    start = IsolatedProcess.__init__
+
+    def note(made: IsolatedProcess) -> None:
+        start(made)
+        started.append(made)
+
+    monkeypatch.setattr(IsolatedProcess, "__init__", note)
+    assert len(import_by_command(tmp_path, f"{tmp_path}/a.h5 V")) == 3
+    done = CliRunner().invoke(
+        app, ["import", f"{tmp_path}/a.h5", f"{tmp_path}/none", "--name", "n"]
+    )
+    assert done.exit_code != 0
+    assert [made.process.poll() is None for made in started] == [False, False]
 
 
 def test_formats_whose_libraries_can_crash_are_isolated() -> None:
