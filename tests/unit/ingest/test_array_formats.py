@@ -153,6 +153,25 @@ def test_strings_of_any_length_in_two_dimensions_are_left_out(
             open_arrays(tmp_path / name, select="text")
 
 
+@pytest.mark.isolated
+def test_hdf5_lengths_of_two_gib_are_refused(hdf5: Any) -> None:
+    import h5py
+
+    vectors = hdf5.create_dataset("x", (4,), dtype=h5py.vlen_dtype(np.uint8))
+    for row in range(4):
+        vectors[row] = np.arange(7, dtype=np.uint8)
+    at = vectors.id.get_offset() + 16  # the second vector: its length, and where it is
+    path = finished(hdf5)
+    content = bytearray(path.read_bytes())
+    assert content[at : at + 4] == b"\7\0\0\0"
+    content[at + 3] ^= 0x80
+    path.write_bytes(content)
+    source = open_source(path)
+    with pytest.raises(DlfsError, match=r"data\.h5: x, rows 0\.\.3: .*(memory|heap object)"):
+        take(source)  # type: ignore[arg-type]
+    source.close()
+
+
 # ---- NetCDF --------------------------------------------------------------------------------------
 
 CLASSIC = ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"]
