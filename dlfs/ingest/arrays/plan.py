@@ -40,6 +40,7 @@ ROW_DIGITS_MIN = 8
 _NO_ROWS = "array without rows"
 _NO_BYTES = "array of values without bytes"
 _NO_FIELD = "array that is no field"
+_NO_TYPE = "type and shape of {}, which samples do not record"
 _FILLED = "missing {}, taken as the fill value"
 _SHOWN_MAX = 10
 
@@ -208,6 +209,9 @@ class Plan:
         if rows:
             clean_path(path + b"/" + b"0" * ROW_DIGITS_MIN, where)
         unit = Unit(index, path, tuple(members), rows, {})
+        for array in members:
+            if array.kind == "fixed" and array.dtype.kind == "V" and array.dtype.names is None:
+                self.skipped[_NO_TYPE.format(describe(array))] += 1
         self._check_whole(where, members)
         attributes = {
             key: self._attribute(file, unit, key, reference, group)

@@ -411,6 +411,15 @@ def test_npy_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
         list(blocks)
 
 
+def test_a_type_that_is_not_recorded_is_reported(tmp_path: Path) -> None:
+    values = np.arange(12, dtype=np.uint16).reshape(3, 4).view("V2")  # as bfloat16 is saved
+    np.save(tmp_path / "x.npy", values)
+    source = open_arrays(tmp_path / "x.npy")
+    assert take(source) == rows_of("x", values)
+    reason = "type and shape of an array (|V2, 3x4), which samples do not record"
+    assert source.skipped == {reason: 1}
+
+
 def test_npz_members(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     write_npz(path, {"x": VALUES, "one": np.array(5)})
