@@ -13,11 +13,13 @@ Threads: any; both are immutable. The arrays in the options belong to the caller
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dlfs.arguments import (
     READ_PLANS,
@@ -33,12 +35,8 @@ from dlfs.errors import UsageError
 from dlfs.ranks import Placement, find_placement
 from dlfs.wording import show_value
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import ArrayLike
-
-    Weights = str | ArrayLike | Callable[[int], str | ArrayLike]
+Weights = str | ArrayLike | Callable[[int], str | ArrayLike]
+"""Weights of samples: a column's name, a number for each, or a function that returns either."""
 
 WINDOW_CHUNKS = 64
 """Chunks that chunk shuffle mixes at a time by default: 16 MiB of the default chunk size.

@@ -16,11 +16,8 @@ In each process that reads, native code reads ahead, and threads run the transfo
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import threading
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -50,9 +47,11 @@ from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, Tra
 from dlfs.adapters.torch.shares import Share, Uneven, check_uneven, choose_uneven
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.adapters.torch.tensors import Pair, RankBatch, RankPair, TensorBatch, has_accelerator
+from dlfs.adapters.torch.worker_process import as_it_is, ignore_interrupts
 from dlfs.arguments import check_integer
-from dlfs.epoch_options import FOUND_RANK, WINDOW_CHUNKS, EpochOptions, EpochState
+from dlfs.epoch_options import FOUND_RANK, WINDOW_CHUNKS, EpochOptions, EpochState, Weights
 from dlfs.errors import ClosedError, UsageError
+from dlfs.units import format_count
 
 
 class Loader(IterableDataset[Any]):
@@ -149,6 +148,8 @@ class Loader(IterableDataset[Any]):
     """Worker processes of this loader, from its first iteration on."""
     _source: Iterator[TensorBatch] | None = None
     """Batches of the iteration in progress."""
+    _behind: State | None = None
+    """State behind the last batch of this rank, while the loop has it; the cursor is ahead."""
     _iterations = 0
     """In a worker of DataLoader: number of iterations that it has begun."""
     _loaded: State | None = None
@@ -165,7 +166,7 @@ class Loader(IterableDataset[Any]):
         seed: int = 0,
         window_chunks: int = WINDOW_CHUNKS,
         where: npt.ArrayLike | None = None,
-        weights: str | npt.ArrayLike | None = None,
+        weights: Weights | None = None,
         draws: int | None = None,
         order: npt.ArrayLike | None = None,
         drop_last: bool = False,
@@ -229,6 +230,14 @@ class Loader(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": None, "_source": None}
+
+    def __repr__(self) -> str:
+        words = [f"{format_count(self._total, 'sample')} in batches of {self.batch_size}"]
+        with suppress(UsageError):  # the environment lacks the rank
+            words.append(f"rank {self.rank} of {self.world_size}")
+        stand = self._cursor.get()
+        words += [f"{name} {stand[name]!r}" for name in ("shuffle", "seed", "epoch", "position")]
+        return f"<Loader of dataset {self.dataset.name!r}: {', '.join(words)}>"
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -298,7 +307,7 @@ class Loader(IterableDataset[Any]):
                 "that the workers of a DataLoader read from, where only the batches know the "
                 "state; save the last batch's batch.state, or use torchdata's StatefulDataLoader"
             )
-        return dict(self._stand())
+        return dict(self._behind or self._stand())
 
     def load_state_dict(self, state: State) -> None:
         """Continue at a checkpoint, in its order, at any world size and number of workers.
@@ -340,7 +349,7 @@ class Loader(IterableDataset[Any]):
     def _go_to(self, state: State) -> None:
         self._end_iteration()
         self._finder.forget()
-        self._is_used_up = False
+        self._is_used_up, self._behind = False, None
         self._cursor.set(state)
 
     def _share(self, first: int, rank: int | None = None) -> Share:
@@ -385,16 +394,19 @@ class Loader(IterableDataset[Any]):
         # With workers, DataLoader pins in a thread.
         pin = self._pin_memory and not self._num_workers
         begin = self._begin()
-        state = None
+        left = whole = self._share(begin["position"]).batches
         source = None
         try:
             source = self._source = self._start(begin)
             for batch in source:
-                state = batch.state
-                self._cursor.set(state, given=True)
+                left -= 1
+                # Other ranks may have one batch more: the state is theirs, too.
+                self._behind = None if left else batch.state
+                self._cursor.set(batch.state if left else next_epoch(begin), given=True)
                 yield batch.pin_memory() if pin else batch
-                if state["epoch"] != begin["epoch"]:
-                    break  # it was the last batch
+                self._behind = None
+                if not left:
+                    break
                 self._finder.check(self)
                 if self._source is not source:
                     raise ClosedError(
@@ -414,7 +426,7 @@ class Loader(IterableDataset[Any]):
             raise
         if self._source is source:
             self._end_iteration()
-        if state is None:
+        if not whole:
             self._cursor.set(next_epoch(begin))  # this rank has no batch of the epoch
 
     def _begin(self) -> State:
@@ -423,7 +435,7 @@ class Loader(IterableDataset[Any]):
         Raises:
             UsageError: the placement is not the one with which the epoch began.
         """
-        begin = self._cursor.get()
+        self._behind, begin = None, self._cursor.get()
         if self._cursor.was_given and self._options_at(begin).is_repeated:
             begin = {**begin, "position": 0}
         if repeats_batches():
@@ -450,7 +462,7 @@ class Loader(IterableDataset[Any]):
         return DataLoader(
             inner,
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             num_workers=self._num_workers,
             multiprocessing_context=self._context,
             pin_memory=self._pin_memory,
@@ -464,7 +476,7 @@ class Loader(IterableDataset[Any]):
 
     def _iterate_worker(self, seed: int, worker: int, workers: int) -> Iterator[TensorBatch]:
         """Return a worker's part of an iteration; its state is valid before the first batch."""
-        _ignore_interrupts()
+        ignore_interrupts()
         loaded, self._loaded = self._loaded, None
         self._iterations += 1
         own = None if loaded is None else plain_state(loaded, self._total)
@@ -537,7 +549,7 @@ class Loader(IterableDataset[Any]):
         contexts = None
         if self._recipe.with_context:
             contexts = make_contexts(batch, share.positions(number), begin)
-        return batch, next_epoch(state) if number + 1 == share.batches else state, contexts
+        return batch, self._begin_of(state) if number + 1 == share.batches else state, contexts
 
     def _read_runs(self, begin: State, runs: list[tuple[int, int]]) -> Batch:
         """Read the samples at some positions of an epoch; see ``Share.runs``."""
@@ -586,15 +598,3 @@ def _start_cursor(dataset: Dataset | DatasetView, options: EpochOptions) -> tupl
 def _pair(batch: TensorBatch) -> Pair:
     kind = RankPair if isinstance(batch, RankBatch) else Pair
     return kind((batch.samples, batch.labels))
-
-
-def _as_it_is(batch: TensorBatch) -> TensorBatch:
-    """Replace DataLoader's conversion, which would make tensors of the arrays in a batch."""
-    return batch
-
-
-def _ignore_interrupts() -> None:
-    """Ignore SIGINT in workers: terminals send Ctrl-C to them, the trainer handles it."""
-    main = threading.current_thread() is threading.main_thread()
-    if main and multiprocessing.parent_process() is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

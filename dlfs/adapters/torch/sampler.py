@@ -29,7 +29,7 @@ from dlfs.adapters.torch.placement import PlacementFinder, refuse_second_shardin
 from dlfs.adapters.torch.shares import Share
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.arguments import check_choice
-from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState
+from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState, Weights
 from dlfs.errors import UsageError
 from dlfs.ranks import Placement
 
@@ -149,7 +149,7 @@ class DistributedSampler(TorchSampler[int]):
         *,
         window_chunks: int = WINDOW_CHUNKS,
         where: npt.ArrayLike | None = None,
-        weights: str | npt.ArrayLike | None = None,
+        weights: Weights | None = None,
         draws: int | None = None,
         order: npt.ArrayLike | None = None,
     ) -> None:
@@ -257,7 +257,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         *,
         window_chunks: int = WINDOW_CHUNKS,
         where: npt.ArrayLike | None = None,
-        weights: str | npt.ArrayLike | None = None,
+        weights: Weights | None = None,
         draws: int | None = None,
         order: npt.ArrayLike | None = None,
     ) -> None:

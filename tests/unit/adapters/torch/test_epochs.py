@@ -362,6 +362,80 @@ def test_ranks_with_workers_end_together(samples, uneven):
         loader.close()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_a_rank_does_not_pass_what_others_have_left(samples, workers):
+    options = {"uneven": "leave", "world_size": 4, "seed": 6, "num_workers": workers}
+    size = 57  # ranks 0 and 1 have a second batch, of one sample
+    expected = reference(samples, seed=6)
+    loaders = [Loader(samples, size, rank=rank, **options) for rank in range(4)]
+    try:
+        states = []
+        for rank, loader in enumerate(loaders):
+            iterator = iter(loader)
+            first = next(iterator)
+            states.append(loader.state_dict())
+            assert first.state == states[-1]
+            assert len(list(iterator)) == (1 if rank < 2 else 0)
+            assert (loader.epoch, loader.position) == (1, 0)
+            assert loader.state_dict()["epoch"] == 1  # the loop has ended
+            assert len(list(loader)) == (2 if rank < 2 else 1)
+            assert loader.epoch == 2
+        assert [(state["epoch"], state["position"]) for state in states] == [(0, 228)] * 4
+        for state in states:  # any of them gives the rest on all ranks
+            rest = []
+            for loader in loaders:
+                loader.load_state_dict(state)
+                rest += order(loader)
+                assert loader.epoch == 1
+            assert rest == expected[228:]
+    finally:
+        for loader in loaders:
+            loader.close()
+
+
+def test_a_rank_that_takes_as_many_batches_as_there_are_goes_on(samples):
+    loader = Loader(samples, 57, rank=3, world_size=4, uneven="leave")
+    for epoch in range(3):
+        taken = [next(iter(loader)) for _ in range(len(loader))]
+        assert [batch.state["epoch"] for batch in taken] == [epoch]
+        assert loader.epoch == epoch + 1
+
+
+def test_what_a_loader_shows(samples, monkeypatch):
+    loader = Loader(samples, 32, seed=7, shuffle="chunk", rank=1, world_size=2)
+    shown = "230 samples in batches of 32, rank 1 of 2, shuffle 'chunk', seed 7, epoch 0, position"
+    assert repr(loader) == f"<Loader of dataset 'bytes': {shown} 0>"
+    next(iter(loader))
+    assert repr(loader) == f"<Loader of dataset 'bytes': {shown} 64>"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "batches of 9, shuffle 'global'" in repr(Loader(samples, 9))
+
+
+def curriculum(epoch):
+    return (np.arange(COUNT) % 5 == epoch % 5).astype(float)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_curriculum_resumes(arrays, workers):
+    options = {"weights": curriculum, "draws": 60, "seed": 3, "num_workers": workers}
+    loader = Loader(arrays, 8, **options)
+    again = Loader(arrays, 8, **options)
+    try:
+        for epoch in range(3):
+            batches = list(loader)
+            assert {index % 5 for index in order(batches)} == {epoch}
+            again.load_state_dict(batches[3].state)
+            assert order(again) == order(batches[4:])
+            again.load_state_dict(loader.state_dict())
+            assert {index % 5 for index in order(again)} == {epoch + 1}
+    finally:
+        loader.close()
+        again.close()
+    sampler = DistributedBatchSampler(arrays, 8, 1, 0, weights=curriculum, draws=60, seed=3)
+    assert {index % 5 for batch in sampler for index in batch} == {0}
+    assert {index % 5 for batch in sampler for index in batch} == {1}
+
+
 def test_what_ranks_do_by_default(samples, monkeypatch):
     def lengths(**options) -> set[int]:
         return {len(order(Loader(samples, 100, rank=r, world_size=4, **options))) for r in range(4)}
