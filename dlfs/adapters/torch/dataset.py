@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,9 @@ from dlfs.adapters.torch.tensors import SampleViews, jagged_of
 from dlfs.adapters.torch.worker_memory import WorkerMemory
 from dlfs.errors import UsageError
 from dlfs.forks import OwnerProcess
+
+_TOLD = -1
+"""Count of samples without an epoch once ``set_epoch`` was called, or the warning was given."""
 
 
 class EpochIndex(int):
@@ -60,9 +64,9 @@ class SampleDataset(TorchDataset[Any]):
 
     This class does not know the order of an epoch. The context of a transform has the epoch of the
     sampler, if that is a ``DistributedSampler`` or ``DistributedBatchSampler`` of this package: its
-    indices bring it along. With other samplers it has that of the last ``set_epoch``, 0 before. It
-    has no position. A sample that a sampler draws twice in an epoch
-    therefore has the same seed both times.
+    indices bring it along. With other samplers it has that of the last ``set_epoch``, 0 before: a
+    warning says so once more samples were taken than there are. The context has no position. A
+    sample that a sampler draws twice in an epoch therefore has the same seed both times.
 
     Args:
         dataset: dataset to read from, or a view of several.
@@ -111,7 +115,7 @@ class SampleDataset(TorchDataset[Any]):
             threads=threads,
         )
         self._seed = seed
-        self._epoch = WorkerMemory(1)
+        self._epoch = WorkerMemory(2)  # the epoch, and samples that were taken without one
         self._pool: TransformPool | None = None
         self._owner = OwnerProcess()
         if with_context:
@@ -135,7 +139,7 @@ class SampleDataset(TorchDataset[Any]):
         """
         if epoch < 0:
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
-        self._epoch.words[0] = epoch
+        self._epoch.words[:] = epoch, _TOLD
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -180,6 +184,7 @@ class SampleDataset(TorchDataset[Any]):
         if not self._recipe.with_context:
             return None
         epoch = int(self._epoch.words[0])
+        self._count_untold(sum(not isinstance(asked, EpochIndex) for asked in indices))
         return [
             SampleContext(
                 seed=self._seed,
@@ -189,6 +194,21 @@ class SampleDataset(TorchDataset[Any]):
             )
             for index, asked in zip(batch.indices.tolist(), indices, strict=True)
         ]
+
+    def _count_untold(self, count: int) -> None:
+        """Count samples that were taken without an epoch; warn once some must have come again."""
+        words = self._epoch.words
+        if not count or words[1] == _TOLD:
+            return
+        words[1] += count
+        if words[1] > len(self):
+            words[1] = _TOLD
+            warnings.warn(
+                "a SampleDataset with_context gives samples the same random numbers in every "
+                "epoch, because no epoch was set: call its set_epoch(epoch) before each epoch, or "
+                "use a DistributedSampler or DistributedBatchSampler of dlfs.adapters.torch",
+                stacklevel=2,
+            )
 
     def _opened_pool(self) -> TransformPool:
         if self._pool is None or not self._owner.is_current():

@@ -143,6 +143,30 @@ def test_epochs_of_a_map_style_dataset(arrays, context):
         dataset.set_epoch(-1)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_was_never_set_is_warned_of(arrays, workers, recwarn):
+    dataset = SampleDataset(arrays, transform=note, with_context=True)
+    loader = DataLoader(dataset, 50, shuffle=True, num_workers=workers)
+    list(loader)
+    assert not recwarn
+    assert int(dataset._epoch.words[1]) == len(arrays)
+    if workers:  # the warning is a worker's
+        list(loader)
+        assert int(dataset._epoch.words[1]) == -1
+    else:
+        with pytest.warns(UserWarning, match=r"no epoch was set: call its set_epoch\(epoch\)"):
+            next(iter(loader))
+        list(loader)  # once
+    for told in (lambda one: one.set_epoch(0), lambda one: None):
+        other = SampleDataset(arrays, transform=note, with_context=True)
+        told(other)
+        sampler = DistributedBatchSampler(other, 50, 1, 0)
+        for epoch in range(3):
+            given = torch.cat(list(DataLoader(other, batch_sampler=sampler)))
+            assert set(given[:, 1].tolist()) == {epoch}
+    assert not recwarn
+
+
 def test_collated_lists_of_a_map_style_dataset(samples):
     dataset = SampleDataset(samples, transform=note, with_context=True, threads=3)
     given = next(iter(DataLoader(dataset, 20, collate_fn=collate_list)))
