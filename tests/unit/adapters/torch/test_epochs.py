@@ -290,7 +290,7 @@ def test_samplers_of_chosen_samples(arrays, choice):
 
 
 def test_samplers_take_chosen_samples_in_index_order(arrays):
-    chosen = np.array([9, 3, 200, 3])
+    chosen = np.array([9, 3, 200])
     mask = np.zeros(COUNT, bool)
     mask[chosen] = True
     for where in (chosen, mask):
