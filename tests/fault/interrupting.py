@@ -1,0 +1,362 @@
+"""A program that interrupts operations of dlfs as Ctrl-C would, at chosen and at random moments.
+
+``python -m tests.fault.interrupting MODE OPERATION FOLDER [SEED COUNT]``
+
+``lines`` raises KeyboardInterrupt at lines of dlfs, ``returns`` on the return of functions of C
+that dlfs calls: each run of the operation is interrupted once, at another of the points that it
+reaches. ``signals`` lets a timer expire at random moments.
+
+After each interruption, KeyboardInterrupt must have come out of the operation, no descriptor may be
+left, and the next operation on the volume must work. The program prints what was wrong, and a line
+with the number of interruptions; it exits with 1 if something was wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import faulthandler
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import dlfs
+from dlfs._native.library import library
+
+HANG_S = 60
+"""Longest time of one interrupted operation, after which the program dumps its threads and ends."""
+
+COUNT = 60
+SAMPLE_BYTES = 3000
+_PACKAGE = str(Path(dlfs.__file__).parent)
+_DESTROYERS = ("destroy", "release", "cancel", "close", "unmap", "free")
+
+Point = tuple[str, int, int]
+"""File, line, and how often the line was reached before; or the name of a function instead."""
+
+
+class Operations:
+    """The operations, each on the volume of a folder. Called by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.volume = str(folder / "volume.img")
+        self.service = f"unix:{folder / 's'}"
+
+    def prepare(self) -> None:
+        """Make the volume, unless it exists."""
+        if os.path.exists(self.volume):
+            return
+        dlfs.format_volume(self.volume, size_bytes=32 << 20, chunk_bytes=16 << 10)
+        with dlfs.open(self.volume) as volume, volume.writer("d") as writer:
+            for number in range(COUNT):
+                writer.add(f"{number:03}", _sample(number), attributes={"label": number})
+
+    def check(self) -> None:
+        """Use the volume as the next program would: read and write it."""
+        with dlfs.open(self.volume) as volume:
+            if all(info.name != "d" for info in volume.datasets()):
+                volume.rename("moved", "d")
+            with volume["d"] as dataset:
+                assert dataset.get("003") == _sample(3)
+            with volume.writer("check") as writer:
+                writer.add("a", b"a")
+            for info in volume.datasets():
+                if info.name != "d":
+                    volume.remove(info.name, info.version)
+
+    def format(self) -> None:
+        path = self.folder / "new.img"
+        path.unlink(missing_ok=True)
+        dlfs.format_volume(str(path), size_bytes=8 << 20, chunk_bytes=16 << 10)
+        path.unlink()
+
+    def open(self) -> None:
+        with dlfs.open(self.volume) as volume, volume["d"] as dataset:
+            assert len(dataset) == COUNT
+
+    def read(self) -> None:
+        with dlfs.open(self.volume) as volume, volume["d"] as dataset:
+            _read(dataset)
+
+    def epoch(self) -> None:
+        with dlfs.open(self.volume) as volume, volume["d"] as dataset:
+            _iterate(dataset)
+
+    def views(self) -> None:
+        with dlfs.open(self.volume) as volume, volume["d"] as dataset:
+            first, second = dlfs.split(dataset, 0.5)
+            for batch in dlfs.concat([first, second]).batches(16, seed=1):
+                batch.release()
+
+    def columns(self) -> None:
+        with dlfs.open(self.volume) as volume, volume["d"] as dataset:
+            assert dataset.column("label")[3] == 3
+
+    def write(self) -> None:
+        with dlfs.open(self.volume) as volume, volume.writer("w") as writer:
+            for number in range(20):
+                writer.add(f"{number:03}", _sample(number), attributes={"x": number})
+
+    def remove(self) -> None:
+        with dlfs.open(self.volume) as volume:
+            with volume.writer("r") as writer:
+                writer.add("a", b"a")
+            volume.remove("r")
+
+    def rename(self) -> None:
+        with dlfs.open(self.volume) as volume:
+            volume.rename("d", "moved")
+            volume.rename("moved", "d")
+
+    def connect(self) -> None:
+        with dlfs.connect(self.service) as volume, volume["d"] as dataset:
+            _read(dataset)
+            _iterate(dataset)
+
+    def loader(self) -> None:
+        from torch.utils.data import DataLoader
+
+        from dlfs.adapters.torch import SampleDataset
+
+        with dlfs.open(self.volume) as volume, volume["d"] as dataset:
+            for _ in DataLoader(SampleDataset(dataset), batch_size=16, collate_fn=list):
+                pass
+
+
+def _sample(number: int) -> bytes:
+    return random.Random(number).randbytes(SAMPLE_BYTES)
+
+
+def _read(dataset: dlfs.Dataset) -> None:
+    assert dataset.get("003") == _sample(3)
+    assert dataset[4] == _sample(4)
+    with dataset.read([1, 2, 5]) as batch:
+        assert bytes(batch[2]) == _sample(5)
+
+
+def _iterate(dataset: dlfs.Dataset) -> None:
+    seen = 0
+    for batch in dataset.batches(16, seed=1, shuffle="global"):
+        with batch:
+            seen += len(batch)
+    assert seen == COUNT
+
+
+# ---- points --------------------------------------------------------------------------------------
+
+
+class Tracer:
+    """Counts the points that an operation reaches in this thread, and raises at one of them."""
+
+    def __init__(self, *, returns: bool) -> None:
+        self._returns = returns
+        self.reached: Counter[tuple[str, Any]] = Counter()
+        self._target: Point | None = None
+        self.raised = False
+
+    def run(self, call: Callable[[], None], target: Point | None) -> None:
+        """Run a function, and raise KeyboardInterrupt at a point."""
+        self.reached.clear()
+        self._target, self.raised = target, False
+        (sys.setprofile if self._returns else sys.settrace)(self._trace)  # type: ignore[arg-type]
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+            sys.settrace(None)
+
+    def points(self, most: int) -> list[Point]:
+        """Return the points that the last run reached, each place at most some times."""
+        return [
+            (*place, number)
+            for place, count in self.reached.items()
+            for number in range(min(count, most))
+        ]
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            return None
+        if self._returns:
+            if event == "c_return":
+                self.reach(frame.f_code.co_filename[len(_PACKAGE) :], argument.__name__)
+        elif event == "line" and not _leaks(frame):
+            self.reach(frame.f_code.co_filename[len(_PACKAGE) :], frame.f_lineno)
+        return self._trace
+
+    def reach(self, file: str, place: Any) -> None:
+        """Count a point; raise if it is the one."""
+        number = self.reached[file, place]
+        self.reached[file, place] += 1
+        if (file, place, number) == self._target and not self.raised:
+            self.raised = True
+            raise KeyboardInterrupt
+
+
+def _leaks(frame: FrameType) -> bool:
+    """Return True if CPython 3.11 leaks the frame when a trace function raises at this line.
+
+    Nothing is raised there otherwise: signal handlers do not run at this instruction.
+    """
+    return frame.f_code.co_code[frame.f_lasti] == dis.opmap["POP_EXCEPT"]
+
+
+def trace_natives(tracer: Tracer) -> None:
+    """Have functions of libdlfs count as points when they return in the main thread."""
+    loaded = library()
+
+    def wrap(name: str, function: Any) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            if threading.current_thread() is threading.main_thread():
+                tracer.reach("libdlfs", name)
+            return result
+
+        return call
+
+    for name, function in list(vars(loaded).items()):
+        if isinstance(function, ctypes._CFuncPtr) and not name.endswith(_DESTROYERS):  # type: ignore[attr-defined]
+            setattr(loaded, name, wrap(name, function))
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+class Checks:
+    """What must hold after each interruption."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self.problems: Counter[str] = Counter()
+        self.interruptions = 0
+        self._ignored: list[str] = []
+        sys.unraisablehook = self._note_ignored
+        self._descriptors = _descriptors()
+
+    def _note_ignored(self, unraisable: Any) -> None:
+        code: CodeType | None = getattr(unraisable.object, "__code__", None)
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        self._ignored.append(
+            f"{unraisable.exc_type.__name__} ignored in {unraisable.object}{where}"
+        )
+
+    def interrupt(self, name: str, run: Callable[[], None], was_raised: Callable[[], bool]) -> None:
+        """Run an operation that is interrupted, and check what is left of it.
+
+        Args:
+            name: names the moment, in messages.
+            run: the operation.
+            was_raised: returns True if the interruption took place.
+        """
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        outcome = "ended without an exception"
+        self._ignored.clear()
+        try:
+            run()
+        except KeyboardInterrupt:
+            outcome = ""
+        except BaseException as error:  # noqa: BLE001 - any other outcome is a problem
+            outcome = f"raised {type(error).__name__}: {error}"
+        self.interruptions += 1
+        if outcome and was_raised():
+            self.problems[f"{name}: {outcome} {' '.join(self._ignored)}"] += 1
+        gc.collect()
+        left = _descriptors() - self._descriptors
+        if left > 0:
+            self.problems[f"{name}: {left} descriptors left"] += 1
+            self._descriptors = _descriptors()
+        try:
+            self._operations.check()
+        except BaseException as error:  # noqa: BLE001 - as above
+            self.problems[f"{name}: then the volume: {type(error).__name__}: {error}"] += 1
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def run_points(
+    operations: Operations, name: str, seed: int, count: int, *, returns: bool
+) -> Checks:
+    """Interrupt an operation at points that it reaches."""
+    operation = getattr(operations, name)
+    tracer = Tracer(returns=returns)
+    if returns:
+        trace_natives(tracer)
+    operation()
+    tracer.run(operation, None)
+    points = tracer.points(2)
+    operations.check()
+    gc.collect()
+    checks = Checks(operations)
+    chosen = random.Random(seed).sample(points, min(count, len(points)))
+    for point in chosen:
+        where = f"{name} at {point[0]}:{point[1]} #{point[2]}"
+        checks.interrupt(
+            where, lambda point=point: tracer.run(operation, point), lambda: tracer.raised
+        )  # type: ignore[misc]
+    print(f"{name}: {len(chosen)} of {len(points)} points", flush=True)
+    return checks
+
+
+def run_signals(operations: Operations, name: str, seed: int, count: int) -> Checks:
+    """Interrupt an operation at random moments, by a timer."""
+    operation = getattr(operations, name)
+    randoms = random.Random(seed)
+    came = [0]
+
+    def handle(*_: object) -> None:
+        came[0] += 1
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, handle)
+    operation()
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    operation()
+    took_s = 1000 - signal.setitimer(signal.ITIMER_REAL, 0)[0]
+    operations.check()
+    gc.collect()
+    checks = Checks(operations)
+
+    def run() -> None:
+        came[0] = 0
+        try:
+            signal.setitimer(signal.ITIMER_REAL, randoms.uniform(1e-5, took_s))
+            operation()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    for _ in range(count):
+        checks.interrupt(f"{name} by signals", run, lambda: bool(came[0]))
+    return checks
+
+
+def main() -> int:
+    """Run the program."""
+    mode, name, folder, seed, count = sys.argv[1:]
+    print(f"seed {seed}", flush=True)
+    operations = Operations(Path(folder))
+    operations.prepare()
+    if mode == "prepare":
+        return 0
+    if mode == "signals":
+        checks = run_signals(operations, name, int(seed), int(count))
+    else:
+        checks = run_points(operations, name, int(seed), int(count), returns=mode == "returns")
+    for problem, times in sorted(checks.problems.items()):
+        print(f"{times} times: {problem}", flush=True)
+    print(f"{checks.interruptions} interruptions", flush=True)
+    return 1 if checks.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
