@@ -54,6 +54,18 @@ class CatalogChanges(ABC):
     def _transaction(self, holder: str) -> Transaction:
         """Lock the volume for a writer."""
 
+    def _choose(self, transaction: Transaction, requested: DatasetName) -> list[DatasetRecord]:
+        """Return the records that a name refers to in the locked volume; at least one.
+
+        Raises:
+            NotFoundError: another writer removed or renamed them before the volume was locked.
+        """
+        records = transaction.base.catalog.datasets
+        chosen = [record for record in records if matches(record, requested)]
+        if not chosen:
+            raise no_such_dataset(records, requested.name, requested.version, where=self.uri)
+        return chosen
+
     def _refresh_after(self, transaction: Transaction) -> None:
         """See the newest generation; an error of this says that the change was made."""
         with after_commit(transaction.committed):
@@ -75,8 +87,9 @@ class CatalogChanges(ABC):
         self._find(name, version)
         requested = self._parse_request(name, version)
         with self._transaction(f"dlfs removing dataset {requested}") as transaction:
+            uuids = {record.uuid for record in self._choose(transaction, requested)}
             records = transaction.base.catalog.datasets
-            transaction.commit([record for record in records if not matches(record, requested)])
+            transaction.commit([record for record in records if record.uuid not in uuids])
         self._refresh_after(transaction)
 
     def prune(
@@ -107,7 +120,7 @@ class CatalogChanges(ABC):
             raise UsageError(f"{action}: expected the name of a dataset without a version")
         with self._transaction(f"dlfs pruning dataset {requested}") as transaction:
             records = transaction.base.catalog.datasets
-            doomed = [record for record in records if record.name == requested.name][:-count]
+            doomed = self._choose(transaction, requested)[:-count]
             uuids = {record.uuid for record in doomed}
             if expected is not None and uuids != set(expected):
                 versions = ", ".join(str(record.version) for record in doomed) or "none"
@@ -144,11 +157,7 @@ class CatalogChanges(ABC):
         requested = self._parse_request(name, None)
         with self._transaction(f"dlfs renaming dataset {requested}") as transaction:
             base = transaction.base
-            chosen = [r for r in base.catalog.datasets if matches(r, requested)]
-            if not chosen:  # another writer removed it meanwhile
-                raise no_such_dataset(
-                    base.catalog.datasets, requested.name, requested.version, where=self.uri
-                )
+            chosen = self._choose(transaction, requested)
             transaction.commit(rename_records(base.catalog, base.superblock, chosen, raw))
         self._refresh_after(transaction)
         return self.versions(raw)

@@ -227,3 +227,39 @@ def test_versions_that_were_appended_to_share_chunks(volume):
         assert volume.prune("grown", keep=1) == []
         assert len(grown) == len(SAMPLES) + 1
     assert not list(volume.verify())
+
+
+# ---- other writers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ["remove", "rename"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda volume: volume.remove("ds"),
+        lambda volume: volume.remove("ds@1"),
+        lambda volume: volume.rename("ds", "new"),
+        lambda volume: volume.rename("ds@1", "new"),
+        lambda volume: volume.prune("ds", keep=1),
+        lambda volume: volume.append("ds").seal(),
+    ],
+    ids=["rm", "rm version", "mv", "mv version", "prune", "append"],
+)
+def test_a_change_of_what_another_writer_took_commits_nothing(volume, monkeypatch, change, other):
+    """The other writer comes between the look at the volume and its lock."""
+    lock = volume._transaction
+
+    def after_the_other(holder):
+        monkeypatch.setattr(volume, "_transaction", lock)
+        with dlfs.open(volume.uri.split(",")) as another:
+            another.remove("ds") if other == "remove" else another.rename("ds", "elsewhere")
+        return lock(holder)
+
+    write(volume, "kept", {b"a": b"a"})
+    generation = volume.generation
+    monkeypatch.setattr(volume, "_transaction", after_the_other)
+    with pytest.raises(dlfs.NotFoundError, match="'ds'"):
+        change(volume)
+    volume.refresh()
+    assert volume.generation == generation + 1
+    assert names(volume) == (["kept@1"] if other == "remove" else ["elsewhere@1", "kept@1"])
