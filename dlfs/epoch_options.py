@@ -14,7 +14,7 @@ Threads: any; both are immutable. The arrays in the options belong to the caller
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 from uuid import UUID
 
@@ -27,13 +27,14 @@ from dlfs.arguments import (
     OnError,
     ReadPlan,
     Shuffle,
+    as_integer,
     check_choice,
     check_integer,
     check_on_error,
 )
 from dlfs.errors import UsageError
 from dlfs.ranks import Placement, find_placement
-from dlfs.wording import show_value
+from dlfs.wording import join_words, show_value
 
 Weights = str | ArrayLike | Callable[[int], str | ArrayLike]
 """Weights of samples: a column's name, a number for each, or a function that returns either."""
@@ -238,9 +239,13 @@ class EpochState:
     selection: str | None = None
 
     def __post_init__(self) -> None:
-        _check_shuffle(self.shuffle)
+        action = "resume an epoch"
+        _check_text(self.dataset, option="dataset", action=action)
+        if self.selection is not None:
+            _check_text(self.selection, option="selection", action=action)
+        _check_shuffle(self.shuffle, action)
         ranges = (*_ORDER_RANGES, ("position", 0, _UINT64_MAX))
-        _check_integers(self, ranges, action="order an epoch")
+        _check_integers(self, ranges, action=action)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint (JSON, pickle, ``torch.save``)."""
@@ -260,21 +265,31 @@ class EpochState:
             raise UsageError(
                 f"resume an epoch: expected an epoch's state, got {show_value(values)}"
             )
-        if values["version"] != STATE_VERSION:
+        if as_integer(values["version"]) != STATE_VERSION:
             raise UsageError(
                 f"resume an epoch: expected a state of version {STATE_VERSION}, got version "
                 f"{show_value(values['version'])}, of another release"
             )
-        try:
-            return cls(**values)
-        except TypeError as error:
+        names = {field.name for field in fields(cls)}
+        missing = [name for name in names - {"selection"} if name not in values]
+        unknown = [key for key in values if key not in names]
+        if missing or unknown:
+            problem = f"without {missing[0]}" if missing else f"with {show_value(unknown[0])}"
+            expected = join_words(sorted(names), "and")
             raise UsageError(
-                f"resume an epoch: expected an epoch's state, got {show_value(values)}"
-            ) from error
+                f"resume an epoch: expected an epoch's state with {expected}, got one {problem}: "
+                f"{show_value(values)}"
+            )
+        return cls(**{**values, "version": STATE_VERSION})
 
 
-def _check_shuffle(shuffle: object) -> None:
-    check_choice(shuffle, (*SHUFFLES, None), option="shuffle", action="order an epoch")
+def _check_shuffle(shuffle: object, action: str = "order an epoch") -> None:
+    check_choice(shuffle, (*SHUFFLES, None), option="shuffle", action=action)
+
+
+def _check_text(value: object, *, option: str, action: str) -> None:
+    if not isinstance(value, str):
+        raise UsageError(f"{action}: expected {option} as text, got {show_value(value)}")
 
 
 def _check_integers(

@@ -171,11 +171,42 @@ def test_numbers_of_a_state_have_ranges(field, low, high):
 
 
 @pytest.mark.parametrize(
-    "values", [None, [], ["version"], {}, {"version": 1}, {**STATE.to_dict(), "more": 1}]
+    "values",
+    [
+        None,
+        [],
+        ["version"],
+        {},
+        {"version": 1},
+        {**STATE.to_dict(), "more": 1},
+        {**STATE.to_dict(), 7: 1},
+        {name: 1 for name in STATE.to_dict() if name != "seed"},
+    ],
 )
 def test_other_values_are_no_state(values):
     with pytest.raises(UsageError, match="expected an epoch's state"):
         EpochState.from_dict(values)
+
+
+WRONG = [None, True, 1.5, -1, "4", b"x", [1], {"a": 1}, object(), np.arange(2), np.float64(2)]
+
+
+@pytest.mark.parametrize("field", [*STATE.to_dict(), "selection"])
+@pytest.mark.parametrize("value", WRONG, ids=[type(value).__name__ for value in WRONG])
+def test_a_value_of_a_wrong_type_is_named(field, value):
+    """Checkpoints are edited by hand, and come from other programs."""
+    text = isinstance(value, str) and field in ("dataset", "selection")
+    if text or (value is None and field in ("shuffle", "selection")):
+        return
+    with pytest.raises(UsageError, match=rf"resume an epoch: expected .*{field}.* got "):
+        EpochState.from_dict({**STATE.to_dict(), field: value})
+
+
+def test_a_state_takes_numpys_integers():
+    numbers = {name: np.int64(getattr(STATE, name)) for name in ("seed", "epoch", "position")}
+    found = EpochState.from_dict({**STATE.to_dict(), **numbers, "version": np.uint8(1)})
+    assert found == STATE
+    assert found.to_dict() == STATE.to_dict()
 
 
 def test_the_order_of_packing_never_changes():

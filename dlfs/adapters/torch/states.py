@@ -14,13 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dlfs.arguments import as_integer, check_integer
+from dlfs.epoch_options import EpochState
 from dlfs.errors import UsageError
+from dlfs.wording import show_value
 
 State = dict[str, Any]
 
 INDEX_ORDER = "index_order"
 """Key in the state of a sampler in index order. A ``Loader`` with ``shuffle=None`` has storage
 order instead, and no such key."""
+DEALT = "dealt"
+"""Key in the state of a sampler or worker: where it continues."""
+_DEALT_KEYS = ({"step"}, {"step", "worker", "workers", "next"})
 _DEPTH_MAX = 16
 """Most levels of nested dictionaries that are searched."""
 
@@ -34,15 +40,20 @@ def plain_state(state: State, total: int) -> State:
         total: samples of the epoch.
 
     Raises:
-        UsageError: it contains no such state.
+        UsageError: it contains no such state, or one with a value of another type.
     """
-    found = list(_search(state, 0))
+    found = [_check(one) for one in _search(state, 0)]
     if not found:
         raise UsageError(f"resume an epoch: expected a loader's state, got {state!r:.200}")
     newest = max(found, key=lambda one: (one["epoch"], one["position"]))
     plain = {key: value for key, value in newest.items() if key != "dealt"}
     # Batches that were given since the workers were last asked (snapshot_every_n_steps).
-    steps = state.get("_steps_since_snapshot", 0)
+    steps = check_integer(
+        state.get("_steps_since_snapshot", 0),
+        0,
+        option="_steps_since_snapshot",
+        action="resume an epoch",
+    )
     if steps:
         plain["position"] = min(total, plain["position"] + steps * _step(newest))
     if state.get("_iterator_finished") and plain["position"] > 0:
@@ -63,6 +74,25 @@ def _search(state: object, depth: int) -> Iterator[State]:
         return
     for value in state.values():
         yield from _search(value, depth + 1)
+
+
+def _check(state: State) -> State:
+    """Return a state whose values have the right types.
+
+    Raises:
+        UsageError: one has not; the message names it.
+    """
+    EpochState.from_dict({key: state[key] for key in state if key not in (DEALT, INDEX_ORDER)})
+    dealt = state.get(DEALT, {"step": 0})
+    keys = set(dealt) if isinstance(dealt, dict) else set()
+    numbers = map(as_integer, dealt.values()) if keys else ()
+    integers = all(number is not None and number >= 0 for number in numbers)
+    if keys not in _DEALT_KEYS or not integers:
+        raise UsageError(
+            "resume an epoch: expected dealt as integers by the names step, or next, step, worker "
+            f"and workers, got {show_value(dealt)}"
+        )
+    return state
 
 
 def _step(state: State) -> int:
