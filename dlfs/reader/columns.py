@@ -86,7 +86,7 @@ class ColumnAccess(ABC):
             UsageError: pyarrow is not installed.
             DlfsError: as ``column``.
         """
-        return self.attributes.to_arrow()
+        return follow(lambda: self.attributes, lambda table: table.to_arrow())
 
     # ---- fields ----------------------------------------------------------------------------------
 
@@ -100,7 +100,9 @@ class ColumnAccess(ABC):
             FormatError: the column of the fields is malformed.
             DlfsError: as ``column``.
         """
-        return name_types(find_fields(self.attributes, np.empty(0, np.uint64), self.name))
+        none = np.empty(0, np.uint64)
+        found = follow(lambda: self.attributes, lambda table: find_fields(table, none, self.name))
+        return name_types(found)
 
     def field_lengths(self, name: str, indices: ArrayLike) -> NDArray[np.int64]:
         """Return the length of a field of some samples in bytes, ``int64[n_samples]``.

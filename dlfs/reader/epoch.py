@@ -227,11 +227,11 @@ class Epoch(Closing, Iterator[Batch]):
     def _take_batch(self, left: int) -> Batch:
         """Return the next batch; if its samples were moved, from a reader that finds them."""
         for attempt in count():
-            stream, reader = self._open_stream()
-            native = stream.next(min(self._options.batch_size, left))
-            if native is None:
-                raise ClosedError("take the next batch: the epoch's stream ended early")
             try:
+                stream, reader = self._open_stream()
+                native = stream.next(min(self._options.batch_size, left))
+                if native is None:
+                    raise ClosedError("take the next batch: the epoch's stream ended early")
                 batch: Batch = reader.build_batch(native, self._options.on_error)
             except MovedError:
                 if attempt == MOVES_MAX:

@@ -17,7 +17,7 @@ from dlfs.directory import check_indices, check_position
 from dlfs.epoch_options import FOUND_RANK, EpochOptions
 from dlfs.errors import UsageError
 from dlfs.forks import cached_property
-from dlfs.reader import Batch, Epoch, pick_fields
+from dlfs.reader import Batch, Epoch, follow, pick_fields
 from dlfs.selection import Selection, select
 from dlfs.units import format_count
 from dlfs.views.order import Division, Interleaving, Succession, ViewOrder
@@ -111,7 +111,10 @@ class DatasetView:
             DlfsError: as ``Dataset.read``.
         """
         self._check_policy(on_error)
-        batch = self.open_reader(fields).read(self._check(indices), on_error)
+        chosen = self._check(indices)
+        batch = follow(
+            lambda: self.open_reader(fields), lambda reader: reader.read(chosen, on_error)
+        )
         return batch.with_fields(fields)
 
     def __getitem__(self, index: int) -> bytes:

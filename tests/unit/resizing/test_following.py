@@ -6,8 +6,9 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,68 @@ def test_reads_follow(files: list[str], end: Callable[[str], None]) -> None:
         assert other.read_into(COUNT, buffer) == len(LARGE)
         assert buffer == LARGE
         assert b"".join(other.read_pieces(COUNT)) == LARGE
+
+
+VIEWS: dict[str, Callable[[dlfs.Dataset], dlfs.DatasetView]] = {
+    "concat": lambda dataset: dlfs.concat([dataset, dataset]),
+    "split": lambda dataset: dlfs.split(dataset, 0.999)[0],
+    "mix": lambda dataset: dlfs.mix({dataset: 2.0, dlfs.split(dataset, 0.5)[0]: 1.0}),
+    "view of views": lambda dataset: dlfs.concat([dlfs.concat([dataset]), dataset]),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+@pytest.mark.parametrize("end", [overwrite, lose])
+def test_views_follow(files: list[str], end: Callable[[str], None], kind: str) -> None:
+    with dlfs.open(files[0]) as volume, volume["data"] as dataset:
+        view = VIEWS[kind](dataset)
+        paths = [view.path(index) for index in range(10)]
+        assert len(view.read([0, 1])) == 2
+        move(files, end)
+        with view.read(range(10)) as batch:
+            assert batch.to_list() == [dataset.get(path) for path in paths]
+        assert view[3] == dataset.get(paths[3])
+        assert view.column("number", range(10)).tolist() == [int(path) for path in paths]
+        for batch in view.batches(4, seed=1):
+            with batch:
+                assert batch.to_list() == [view[index] for index in batch.indices.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "lengths", "concat"])
+def test_epochs_of_lists_are_exact_while_their_dataset_moves(files: list[str], kind: str) -> None:
+    def start(dataset: dlfs.Dataset) -> Iterator[Any]:
+        if kind == "tokens":
+            return dlfs.token_batches(dataset, 500, batch_size=7, dtype="u1", seed=3)
+        if kind == "lengths":
+            return dlfs.length_batches(dataset, 400_000, seed=3)
+        return dlfs.concat([dataset, dataset]).batches(5, seed=3)
+
+    def content(batch: Any) -> list[bytes]:
+        return [bytes(row) for row in (batch.tokens if kind == "tokens" else batch)]
+
+    with dlfs.open(files[0], memory_bytes=1 * MIB) as volume, volume["data"] as dataset:
+        expected = [content(batch) for batch in start(dataset)]
+        epoch = start(dataset)
+        seen = [content(next(epoch)) for _ in range(2)]
+        move(files, overwrite)
+        seen += [content(batch) for batch in epoch]
+        assert seen == expected
+
+
+def test_columns_follow_at_their_first_use(files: list[str]) -> None:
+    with dlfs.open(files[0]) as volume:
+        uses: list[Callable[[dlfs.Dataset], object]] = [
+            lambda dataset: dataset.attributes_to_arrow().column("number").to_pylist()[:3],
+            lambda dataset: dataset.fields,
+            lambda dataset: dataset.columns,
+            lambda dataset: dataset.column("number")[:3].tolist(),
+        ]
+        datasets = [volume["data"] for _ in uses]
+        move(files, overwrite)
+        expected = [[0, 1, 2], {}, {"number": np.dtype(np.int64)}, [0, 1, 2]]
+        for use, dataset, value in zip(uses, datasets, expected, strict=True):
+            with dataset:
+                assert use(dataset) == value
 
 
 @pytest.mark.parametrize("plan", ["direct", "chunks"])
