@@ -69,6 +69,8 @@ class _Entry:
     volume_uuid: UUID
     identity: DatasetIdentity
     opening: Lock = field(default_factory=Lock)
+    loading: Lock = field(default_factory=Lock)
+    """Held while ``attributes`` is read from the devices, by those that wait for it alone."""
     dataset: CachedDataset | None = None
     attributes: Part | None = None
     memory: dict[object, int] = field(default_factory=dict)
@@ -135,7 +137,7 @@ class DatasetCache:
         """
         with self._mutex:
             entry = self._places[uuid]
-        with entry.opening:
+        with entry.loading:
             if entry.attributes is None and entry.dataset is not None:
                 dataset = entry.dataset
                 entry.attributes = follow(lambda: dataset.session, _load_attributes)

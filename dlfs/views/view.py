@@ -112,7 +112,7 @@ class DatasetView:
         """
         self._check_policy(on_error)
         chosen = self._check(indices)
-        batch = follow(
+        batch: Batch = follow(
             lambda: self.open_reader(fields), lambda reader: reader.read(chosen, on_error)
         )
         return batch.with_fields(fields)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ import dlfs
 from dlfs import connection
 from dlfs.connection import OpenOptions
 from dlfs.errors import DeviceError
+from dlfs.service import dataset_cache
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.units import MIB
 from tests.unit.resizing.test_following import overwrite
@@ -66,3 +70,36 @@ def test_a_move_gives_back_the_memory_of_readers_of_fields(path: str, tmp_path: 
         overwrite(path)
         assert len(dataset.read([3])[0]) > 50_000
         assert cache.statistics()[0]["cache_bytes"] == before["cache_bytes"]
+
+
+def test_a_dataset_is_acquired_while_its_attributes_are_read(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device may take its whole timeout for the attributes; they alone wait for it."""
+    load = dataset_cache._load_attributes
+    reading, go_on = threading.Event(), threading.Event()
+    loads: list[object] = []
+
+    def load_slowly(session: Any) -> Any:
+        loads.append(session)
+        reading.set()
+        assert go_on.wait(100)
+        return load(session)
+
+    monkeypatch.setattr(dataset_cache, "_load_attributes", load_slowly)
+    with (
+        closing(DatasetCache()) as cache,
+        ServedVolume(path, cache, OpenOptions()) as served,
+        served.dataset("d", 1) as dataset,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        waiting = [pool.submit(served.attributes, dataset.uuid) for _ in range(2)]
+        try:
+            assert reading.wait(100)
+            pool.submit(lambda: served.acquire(dataset.uuid).close()).result(timeout=100)
+            assert not any(one.done() for one in waiting)
+        finally:
+            go_on.set()
+        first, second = (one.result() for one in waiting)
+        assert first is second
+        assert len(loads) == 1
