@@ -111,8 +111,10 @@ static bool header_matches(const struct channel_header *header, uint64_t arena_b
 {
     return header->magic == CHANNEL_MAGIC && header->layout == CHANNEL_LAYOUT &&
            header->version == DLFS_VERSION && header->failure_bytes == sizeof(dlfs_failure) &&
-           header->stats_bytes == sizeof(dlfs_reader_stats) && header->arena_bytes == arena_bytes &&
-           header->samples_max > 0 && header->samples_max <= DLFS_CHANNEL_SAMPLES_MAX &&
+           header->stats_bytes == sizeof(dlfs_reader_stats) &&
+           header->member_stats_bytes == sizeof(dlfs_member_stats) &&
+           header->arena_bytes == arena_bytes && header->samples_max > 0 &&
+           header->samples_max <= DLFS_CHANNEL_SAMPLES_MAX &&
            header->submission_count <= 2 * (DLFS_CHANNEL_BATCHES_MAX + SUBMISSIONS_SPARE) &&
            header->submission_count == power_of_two(header->submission_count) &&
            header->copied_bytes <= COPIED_BYTES_MAX;

@@ -135,7 +135,6 @@ static void free_command_entry(struct nvme_queue *queue, uint32_t number)
     struct nvme_command *command = &queue->commands[number];
     queue->small_count -= nvme_command_is_small(command);
     queue->write_count -= command->kind == DLFS_OP_WRITE;
-    nvme_note_changes_ended(queue, command->kind != DLFS_OP_READ);
     command->in_flight = false;
     command->next = queue->free_command;
     queue->free_command = number;
@@ -146,6 +145,7 @@ void nvme_command_end(struct nvme_queue *queue, uint32_t number, uint16_t status
 {
     uint32_t operation_number = queue->commands[number].operation;
     struct nvme_operation *operation = &queue->operations[operation_number];
+    bool changes = queue->commands[number].kind != DLFS_OP_READ;
     free_command_entry(queue, number);
     operation->commands_in_flight--;
     if (operation->kind == NVME_OP_PASSTHROUGH) {
@@ -164,6 +164,9 @@ void nvme_command_end(struct nvme_queue *queue, uint32_t number, uint16_t status
     if (operation->commands_in_flight == 0 && !operation->waiting) {
         nvme_operation_end(queue, operation_number);
     }
+    /* Last: a move to another path begins when no change is in flight, and then must see that this
+     * write is not flushed yet. Otherwise the next flush would report it as lost. */
+    nvme_note_changes_ended(queue, changes);
 }
 
 void nvme_sendable_append(struct nvme_queue *queue, uint32_t number)

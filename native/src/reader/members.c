@@ -8,7 +8,7 @@
  * read without an answer for the whole timeout.
  *
  * Threads: all threads of a reader share this state. Each field is atomic by itself, and no code
- * relies on two fields being consistent with each other.
+ * relies on two fields being consistent with each other, but for the bits of lost_members.
  */
 #include "reader/members.h"
 
@@ -48,6 +48,25 @@ void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, u
     chunk_map_locate(reader->map, address, copy, member, offset_bytes);
 }
 
+/*
+ * Makes the member's bit in lost_members what lost_until_ns says. Every change of that is followed
+ * by a call. The bit is compared again after it was written: then the last thread to write it
+ * leaves it right, however the changes of several threads overlap.
+ */
+static void publish_loss(dlfs_reader *reader, uint32_t number)
+{
+    uint64_t bit = UINT64_C(1) << number;
+    bool lost;
+    do {
+        lost = atomic_load(&reader->members[number].lost_until_ns) != 0;
+        if (lost) {
+            atomic_fetch_or(&reader->lost_members, bit);
+        } else {
+            atomic_fetch_and(&reader->lost_members, ~bit);
+        }
+    } while (lost != (atomic_load(&reader->members[number].lost_until_ns) != 0));
+}
+
 void member_succeeded(dlfs_reader *reader, uint32_t number)
 {
     struct member *member = &reader->members[number];
@@ -59,7 +78,7 @@ void member_succeeded(dlfs_reader *reader, uint32_t number)
     }
     atomic_store(&member->probes, 0);
     atomic_store(&member->lost_until_ns, 0);
-    atomic_fetch_and(&reader->lost_members, ~(UINT64_C(1) << number));
+    publish_loss(reader, number);
 }
 
 void member_failed(dlfs_reader *reader, uint32_t number, int code)
@@ -83,7 +102,7 @@ void member_set_lost(dlfs_reader *reader, uint32_t number, int code)
     }
     atomic_store(&member->code, code);
     atomic_store(&member->hung, false);
-    atomic_fetch_or(&reader->lost_members, UINT64_C(1) << number);
+    publish_loss(reader, number);
 }
 
 void member_set_hung(dlfs_reader *reader, uint32_t number)

@@ -5,6 +5,8 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "channel/channel.h"
 #include "channel/channel_tests.h"
@@ -272,6 +274,36 @@ static void counts_that_make_no_sense(void)
     service_stop(&service);
 }
 
+/* A header of another build is refused, whichever record differs in size. */
+static void other_builds(void)
+{
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    dlfs_channel_config config = channel_config(&service);
+    dlfs_channel *channel;
+    int memory, wake;
+    CHECK_EQ(dlfs_channel_create(&config, &channel, &memory, &wake), 0);
+    void *base = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    CHECK(base != MAP_FAILED);
+    struct channel_header *header = base;
+    uint64_t arena_bytes = header->arena_bytes;
+    uint32_t *const sizes[] = {&header->layout, &header->version, &header->failure_bytes,
+                               &header->stats_bytes, &header->member_stats_bytes};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct channel_memory mapped;
+        *sizes[i] += 8;
+        CHECK_EQ(channel_memory_open(&mapped, memory, arena_bytes), DLFS_E_FORMAT);
+        *sizes[i] -= 8;
+        CHECK_EQ(channel_memory_open(&mapped, memory, arena_bytes), 0);
+        channel_memory_unmap(&mapped);
+    }
+    CHECK_EQ(munmap(base, 4096), 0);
+    CHECK_EQ(close(memory), 0);
+    CHECK_EQ(close(wake), 0);
+    dlfs_channel_destroy(channel);
+    service_stop(&service);
+}
+
 /* A header that does not match the directory is refused. */
 static void wrong_directories(void)
 {
@@ -335,6 +367,7 @@ int main(void)
     lost_members_are_known();
     service_ends();
     counts_that_make_no_sense();
+    other_builds();
     wrong_directories();
     wrong_indices();
     return 0;
