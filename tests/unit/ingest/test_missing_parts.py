@@ -310,6 +310,16 @@ def test_zarr_entries_that_are_no_files(tmp_path: Path, key: str) -> None:
         open_source(path)
 
 
+def test_zarr_grids_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    write_zarr(path, {"x": VALUES})
+    array = json.loads((path / "x/zarr.json").read_text())
+    array["shape"] = [1 << 40, 7]
+    (path / "x/zarr.json").write_text(json.dumps(array))
+    with pytest.raises(FormatError, match=r"a\.zarr: .*x: expected a grid of at most \d+ chunks"):
+        open_source(path)
+
+
 # ---- nothing outside is opened -------------------------------------------------------------------
 
 
@@ -324,6 +334,10 @@ def test_no_file_that_a_source_names_is_opened(tmp_path: Path, h5py: Any) -> Non
         file["link"] = h5py.ExternalLink("../outside.h5", "/d")
         file["own"] = VALUES
     virtual(h5py, folder / "b.h5", ["../outside.h5", str(tmp_path / "outside.h5")])
+    with h5py.File(folder / "way.h5", "w") as file:
+        file["d"] = h5py.ExternalLink("../outside.h5", "/d")
+        file["g"] = h5py.ExternalLink("../outside.h5", "/")
+    virtual(h5py, folder / "c.h5", ["way.h5"], 60)
     script = (
         "import sys\n"
         "from dlfs.errors import DlfsError\n"
@@ -351,7 +365,7 @@ def test_no_file_that_a_source_names_is_opened(tmp_path: Path, h5py: Any) -> Non
         script,
     ]
     done = subprocess.run(
-        [*command, str(folder / "a.h5"), str(folder / "b.h5")],
+        [*command, *(str(folder / name) for name in ("a.h5", "b.h5", "c.h5"))],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -360,5 +374,6 @@ def test_no_file_that_a_source_names_is_opened(tmp_path: Path, h5py: Any) -> Non
     assert done.stdout.count("own") == 1
     opened = log.read_text()
     assert "a.h5" in opened
-    assert "b.h5" in opened
+    assert "c.h5" in opened
+    assert "way.h5" in opened
     assert "outside" not in opened

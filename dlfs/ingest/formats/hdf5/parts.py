@@ -43,6 +43,9 @@ FILTERS = {
 }
 """Filters that the package hdf5plugin has, by the number that the HDF Group gave them."""
 
+_NUMBER_MAX = 100_000
+"""Largest number in the names of virtual sources."""
+
 _NUMBERED = re.compile(r"%b")
 
 
@@ -244,7 +247,9 @@ def _missing_sources(dataset: h5py.Dataset, path: str, depth: int) -> Missing | 
 
 def _source_files(name: str, path: str) -> list[str]:
     """Return the names of the files that a source's name stands for; ``%b`` is a number."""
-    if name == "." or not _NUMBERED.search(name):
+    if "%" in _NUMBERED.sub("", name):
+        raise ValueError(f"expected a name without % but %b, got {name!r}")
+    if not _NUMBERED.search(name):
         return [name]
     folder, pattern = os.path.split(name)
     parts = [re.escape(part) for part in _NUMBERED.split(pattern)]
@@ -256,6 +261,8 @@ def _source_files(name: str, path: str) -> list[str]:
         if (match := expression.fullmatch(entry))
     )
     last = numbers[-1] if numbers else -1
+    if last > _NUMBER_MAX:
+        raise ValueError(f"expected numbers up to {_NUMBER_MAX} in {name!r}, got {last}")
     return [_NUMBERED.sub(str(number), name) for number in range(last + 1)]
 
 
@@ -269,10 +276,8 @@ def _source_problem(name: str, source: Any, path: str, depth: int) -> str | None
             raise ValueError(f"expected {name!r} in the folder of the file, got one elsewhere")
         return f"the file {name!r}"
     with h5py.File(file, "r") as opened:
-        found = opened.get(source.dset_name) if "%b" not in source.dset_name else None
-        if "%b" in source.dset_name:
-            return None
-        if not isinstance(found, h5py.Dataset):
+        found = _own_dataset(opened, source.dset_name)
+        if found is None:
             return f"the dataset {source.dset_name!r} of {name!r}"
         inner = find_missing(found, file, depth + 1)
         if inner is not None:
@@ -281,6 +286,27 @@ def _source_problem(name: str, source: Any, path: str, depth: int) -> str | None
         if any(have < want for have, want in zip(found.shape, wanted, strict=False)):
             return f"rows of {source.dset_name!r} of {name!r}, which is {found.shape}"
     return None
+
+
+def _own_dataset(file: h5py.File, name: str) -> h5py.Dataset | None:
+    """Return a dataset that is in a file itself, or None; a link may lead to another file.
+
+    Raises:
+        ValueError: the name has a link or a pattern.
+    """
+    import h5py
+
+    if "%" in name:
+        raise ValueError(f"expected the name of one dataset, got {name!r}")
+    found: Any = file
+    for part in filter(None, name.split("/")):
+        link = found.get(part, getlink=True) if isinstance(found, h5py.Group) else None
+        if link is None:
+            return None
+        if not isinstance(link, h5py.HardLink):
+            raise ValueError(f"expected a dataset in the file itself, got a link in {name!r}")
+        found = found[part]
+    return found if isinstance(found, h5py.Dataset) else None
 
 
 def _uncovered(dataset: h5py.Dataset, sources: Sequence[Any]) -> Missing | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     import zarr
     from zarr.abc.store import Store
 
+_CHUNKS_MAX = 1 << 22
+"""Most chunks that are looked for, unless the store has more than half of them."""
+
 _NO_CHUNK = (1 << 64) - 1
 _ENTRY_BYTES = 16
 _CRC_BYTES = 4
 
 
-def find_missing(array: zarr.Array[Any], keys: Container[str], store: Store) -> Missing | None:
+def find_missing(array: zarr.Array[Any], keys: Collection[str], store: Store) -> Missing | None:
     """Return the chunks of an array that a store lacks, or None.
 
     Args:
@@ -37,6 +40,8 @@ def find_missing(array: zarr.Array[Any], keys: Container[str], store: Store) -> 
     """
     prefix = f"{array.path}/" if array.path else ""
     steps = array.shards or array.chunks
+    if math.prod(_grid_shape(array.shape, steps)) > max(_CHUNKS_MAX, 2 * len(keys)):
+        raise ValueError(f"{array.path}: expected a grid of at most {_CHUNKS_MAX} chunks, got more")
     count = total = 0
     first = ""
     inner_total = math.prod(_grid_shape(steps, array.chunks)) if array.shards else 1

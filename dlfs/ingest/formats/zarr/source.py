@@ -102,8 +102,8 @@ class ZarrFile(ArrayFile):
         return item
 
     def _describe(self, name: str, item: zarr.Array[Any]) -> ArrayInfo:
-        missing = find_missing(item, self._listing.keys, self._store)
         problem = self._listing.contradiction(name) if name in self._listing.arrays else ""
+        missing = None if problem else find_missing(item, self._listing.keys, self._store)
         return replace(_describe(name, item), missing=missing, problem=problem)
 
 
