@@ -29,7 +29,7 @@ from dlfs.directory import (
     find_outside,
     near_paths,
 )
-from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions
+from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, Weights
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 from dlfs.forks import Lock, OwnerProcess
 from dlfs.format.geometry import DataSpace
@@ -45,8 +45,6 @@ from dlfs.wording import quote, show_value
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from dlfs.epoch_options import Weights
 
 T = TypeVar("T")
 
@@ -397,8 +395,7 @@ class Dataset(ColumnAccess, Closing):
                 one is enough for samples that were packed in a random order, as imports do. For
                 samples packed class by class, take as many chunks as a global batch has samples.
             where: samples to take, each once, as ``bool[n_samples]`` or indices.
-            weights: weight of each sample, ``[n_samples]``, or a column's name; or a function that
-                returns either, given the number of the epoch. Draws repeat.
+            weights: weight of each sample, a column's name, or a function of the epoch. Draws repeat.
             draws: samples of a weighted epoch; by default as many as there are to draw from.
             order: indices of the epoch's samples in their order, such as ``range(len(dataset))``.
             drop_last: True to leave out a last global batch that is not full.
