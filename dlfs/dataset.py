@@ -395,8 +395,8 @@ class Dataset(ColumnAccess, Closing):
                 one is enough for samples that were packed in a random order, as imports do. For
                 samples packed class by class, take as many chunks as a global batch has samples.
             where: samples to take, each once, as ``bool[n_samples]`` or indices.
-            weights: weight of each sample, a column's name, or a function of the epoch. Draws repeat.
-            draws: samples of a weighted epoch; by default as many as there are to draw from.
+            weights: weight of each sample, a column's name, or a function of the epoch.
+            draws: samples of a weighted epoch, which repeat; by default those that are drawn from.
             order: indices of the epoch's samples in their order, such as ``range(len(dataset))``.
             drop_last: True to leave out a last global batch that is not full.
             on_error: policy for samples that cannot be read; see ``read``.
