@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlfs.block.uri import FileUri, describe_schemes, format_path, parse_uri, split_members
+from dlfs.block.uri import FileUri, format_path, parse_uri, split_members
+from dlfs.block.uri_help import describe_schemes
 from dlfs.errors import UsageError
 from tests.unit.block.uris import ACCEPTED, REFUSED, SECRETS
 
