@@ -83,7 +83,11 @@ DLFS_API int dlfs_device_flush(dlfs_device *device);
  * (io_uring, threads), the errors named in nvme.h, DLFS_E_LOST.
  */
 DLFS_API int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
-/* Waits for the operations in flight, then destroys the queue pair. */
+/*
+ * Waits for the operations in flight, then destroys the queue pair. Reads of a kind of device that
+ * can drop them (NVMe/TCP) are waited for until nothing is answered for a tenth of a second. No
+ * buffer is written to afterwards.
+ */
 DLFS_API void dlfs_queue_destroy(dlfs_queue *queue);
 DLFS_API uint32_t dlfs_queue_depth(const dlfs_queue *queue);
 /* Returns the number of operations that were submitted and not yet returned by dlfs_queue_poll. */

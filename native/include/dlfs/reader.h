@@ -55,8 +55,7 @@ typedef struct dlfs_reader_config {
     uint32_t retry_count; /* attempts after a failed or short read, before the sample is reported as
                              failed */
     uint32_t timeout_ms;  /* upper bound of one read or one batch of a stream, with all retries and
-                             copies; then DLFS_E_TIMEOUT. 4 s are added for each MiB that arrives
-                             slowly */
+                             copies; then DLFS_E_TIMEOUT. Each MiB that has arrived adds 4 s */
     uint32_t flags;       /* DLFS_READER_* */
     uint32_t replicas;    /* copies of each chunk, 1..DLFS_REPLICAS_MAX, at most member_count */
     uint64_t band_rows; /* rows of the band that holds one copy of each chunk; unused with one copy,
@@ -72,9 +71,9 @@ typedef struct dlfs_reader_config {
  * With replicas, a sample that one member does not return, or returns with a wrong checksum, is
  * read from another member. A member counts as lost after DLFS_E_LOST, DLFS_E_TIMEOUT, a sixteenth
  * of timeout_ms without an answer, or many failures in a row. The reader then avoids it except for
- * an occasional probe. If a lost member is the only one that has a sample and left a read
- * unanswered for its whole timeout_ms, reads of its samples end at once with DLFS_E_TIMEOUT until
- * the next probe is due.
+ * an occasional probe. A member that left a read unanswered to its end, through all retries, is
+ * hung: a thread of the reader asks it. Until it answers, reads of samples that no other member has
+ * end at once with DLFS_E_TIMEOUT.
  */
 typedef struct dlfs_reader dlfs_reader;
 /*

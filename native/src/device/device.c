@@ -11,6 +11,8 @@
 #include <errno.h>
 #include <pthread.h>
 
+/* Silence after which reads in flight are dropped when their queue pair is destroyed. */
+#define DROP_AFTER_MS 100
 #define TRANSFER_BATCH 64u
 
 static _Atomic uint32_t process_generation;
@@ -113,13 +115,16 @@ static bool queue_is_foreign(const dlfs_queue *queue)
     return queue->generation != dlfs_generation();
 }
 
+/* Waits for the operations in flight: for reads that the kind can drop, as long as any answer
+ * comes. */
 static void queue_drain(dlfs_queue *queue)
 {
     dlfs_completion completions[TRANSFER_BATCH];
     while (queue->in_flight > 0) {
-        int got = dlfs_queue_poll(queue, completions, TRANSFER_BATCH, -1);
-        if (got < 0) {
-            return; /* the kind can complete no more operations */
+        bool drops = queue->ops->drops_operations != NULL && queue->ops->drops_operations(queue);
+        int got = dlfs_queue_poll(queue, completions, TRANSFER_BATCH, drops ? DROP_AFTER_MS : -1);
+        if (got < 0 || (got == 0 && drops)) {
+            return; /* the kind can complete no more operations, or ends them */
         }
     }
 }

@@ -65,8 +65,11 @@ struct dlfs_queue_ops {
      * Implements dlfs_queue_register, with no operation in flight. NULL: the kind does not need it.
      */
     int (*register_range)(dlfs_queue *queue, void *base, size_t bytes);
-    /* Destroys a queue pair. No operation is in flight, unless a poll failed permanently. */
+    /* Destroys a queue pair. No operation is in flight, unless a poll failed permanently, or
+     * drops_operations allows it. */
     void (*destroy)(dlfs_queue *queue);
+    /* Returns true if destroy ends the operations in flight, all of which read. NULL: never. */
+    bool (*drops_operations)(const dlfs_queue *queue);
     /*
      * Frees a forked child's copy of a queue pair, without waiting for or touching resources that
      * the parent shares.

@@ -48,6 +48,13 @@ static int own_association(struct nvme_device *device, struct nvme_association *
 
 /* ---- queue pairs ----------------------------------------------------------------------------- */
 
+/* A read whose connection is closed ends there. A write may still be executed: its end is waited
+ * for, as the writer's promises demand. */
+static bool queue_drops_operations(const dlfs_queue *base)
+{
+    return nvme_queue_only_reads((const struct nvme_queue *)base);
+}
+
 static void queue_destroy(dlfs_queue *base)
 {
     nvme_queue_free((struct nvme_queue *)base);
@@ -59,6 +66,7 @@ static const struct dlfs_queue_ops nvme_queue_ops = {
     .descriptor = nvme_queue_descriptor,
     .register_range = NULL,
     .destroy = queue_destroy,
+    .drops_operations = queue_drops_operations,
     .abandon = queue_destroy,
 };
 

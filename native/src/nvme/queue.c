@@ -362,6 +362,25 @@ int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32
     return 0;
 }
 
+bool nvme_queue_only_reads(const struct nvme_queue *queue)
+{
+    const struct nvme_list *lists[2] = {&queue->waiting, &queue->delayed};
+    for (uint32_t i = 0; i < queue->command_count && queue->in_flight_count > 0; i++) {
+        if (queue->commands[i].in_flight && queue->commands[i].kind != DLFS_OP_READ) {
+            return false;
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t number = lists[i]->first; number != NVME_NONE;
+             number = queue->operations[number].next) {
+            if (queue->operations[number].kind != DLFS_OP_READ) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 void nvme_queue_free(struct nvme_queue *queue)
 {
     if (queue == NULL) {

@@ -18,6 +18,8 @@
  */
 int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32_t block_bytes,
                     struct nvme_queue **out);
+/* Returns true if all operations of a queue pair read. */
+bool nvme_queue_only_reads(const struct nvme_queue *queue);
 void nvme_queue_free(struct nvme_queue *queue);
 int nvme_queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count);
 int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms);

@@ -141,6 +141,7 @@ static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_me
         }
         if (!span->begun) {
             span->deadline_ns = span_deadline_ns(fetch);
+            span->begun_ns = fetch->now_ns;
         }
         span->begun = true;
     }
@@ -238,10 +239,10 @@ static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
     if (count != 0) {
         fetch_add_time(fetch, &fetch->stats.device_ns);
     }
-    if (count > 0) {
-        fetch->answered_ns[member] = fetch->now_ns;
-    }
     for (int i = 0; i < count; i++) {
+        if (fetch->completions[i].result != DLFS_E_TIMEOUT) {
+            fetch->answered_ns[member] = fetch->now_ns;
+        }
         request_complete(fetch, fetch->completions[i].tag, fetch->completions[i].result);
     }
     if (count < 0) {
@@ -317,6 +318,7 @@ static void move_deadlines(struct fetch *fetch, uint64_t gap_ns)
     }
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         fetch->spans[number].deadline_ns += gap_ns;
+        fetch->spans[number].begun_ns += gap_ns;
     }
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         fetch->requests[number].begun_ns += gap_ns;
@@ -344,7 +346,9 @@ static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_u
     }
     if (late && !over && fetch->reader->config.replicas > 1) {
         span_redirect(fetch, span);
-    } else if (late || over || (span->state == SPAN_WAITING && span_is_unreachable(fetch, span))) {
+    } else if (late || over ||
+               (span->state == SPAN_WAITING ? span_is_unreachable(fetch, span)
+                                            : span_waits_for_hung(fetch, span))) {
         span_abandon(fetch, span);
     }
 }
@@ -356,7 +360,7 @@ static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_u
 static void redirect_spans(struct fetch *fetch)
 {
     uint32_t before = fetch->redirected;
-    uint64_t whole_ns = reader_timeout_ns(fetch->reader, 0);
+    uint64_t whole_ns = reader_timeout_ns(fetch->reader);
     if (fetch->now_ns - fetch->redirected_ns > whole_ns) {
         fetch->redirect_rounds = 0;
     }

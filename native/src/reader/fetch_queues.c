@@ -60,7 +60,8 @@ int fetch_prepare(struct fetch *fetch, struct busy_wait *busy_wait)
     int code = 0;
     for (uint32_t member = 0; code == 0 && member < reader->config.member_count; member++) {
         if (fetch->queues[member] != NULL ||
-            (member_is_lost(reader, member) && reader->config.replicas > 1)) {
+            (member_is_lost(reader, member) && reader->config.replicas > 1) ||
+            member_is_hung(reader, member)) {
             continue;
         }
         const dlfs_device *device = reader->devices[member];

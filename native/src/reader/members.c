@@ -5,7 +5,8 @@
  * in a row fail while another copy can be read. A lost member gets no requests but one probe now
  * and then, at intervals that double. One successful answer makes it a normal member again. Where
  * there is no other copy, a lost member gets requests all the same, unless it is hung: it left a
- * read without an answer for the whole timeout.
+ * read without an answer for the whole timeout. Only a thread of the reader asks a hung member
+ * (prober.c).
  *
  * Threads: all threads of a reader share this state. Each field is atomic by itself, and no code
  * relies on two fields being consistent with each other, but for the bits of lost_members.
@@ -108,7 +109,14 @@ void member_set_lost(dlfs_reader *reader, uint32_t number, int code)
 void member_set_hung(dlfs_reader *reader, uint32_t number)
 {
     member_set_lost(reader, number, DLFS_E_TIMEOUT);
-    atomic_store(&reader->members[number].hung, true);
+    if (!atomic_exchange(&reader->members[number].hung, true)) {
+        atomic_store(&reader->prober.wanted, true);
+    }
+}
+
+void member_answered_error(dlfs_reader *reader, uint32_t number)
+{
+    atomic_store(&reader->members[number].hung, false);
 }
 
 bool member_take_probe(dlfs_reader *reader, uint32_t number)
@@ -116,7 +124,7 @@ bool member_take_probe(dlfs_reader *reader, uint32_t number)
     struct member *member = &reader->members[number];
     uint64_t until = atomic_load(&member->lost_until_ns);
     uint64_t now = monotonic_ns();
-    if (until == NEVER || now < until) {
+    if (until == NEVER || now < until || atomic_load(&member->hung)) {
         return false;
     }
     /* Without another copy every read waits for the probe, so the interval stays short. */

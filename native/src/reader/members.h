@@ -15,9 +15,11 @@ void member_succeeded(dlfs_reader *reader, uint32_t member);
 void member_failed(dlfs_reader *reader, uint32_t member, int code);
 /* Marks a member as lost, for the reason that the code gives. */
 void member_set_lost(dlfs_reader *reader, uint32_t member, int code);
-/* Marks a member as hung: it left a read without an answer for the whole timeout. Until it answers,
- * or a probe is due, reads that need it fail at once. */
+/* Marks a member as hung: it left a read without an answer for the whole timeout. Until it answers
+ * the thread of prober.c, reads that need it fail at once. */
 void member_set_hung(dlfs_reader *reader, uint32_t member);
+/* Notes that a member answered with an error: it is lost still, but not hung. */
+void member_answered_error(dlfs_reader *reader, uint32_t member);
 /* Claims the next probe of a lost member for the caller. Returns false if none is due. */
 bool member_take_probe(dlfs_reader *reader, uint32_t member);
 
@@ -30,12 +32,6 @@ static inline bool member_is_hung(const dlfs_reader *reader, uint32_t member)
 {
     return member_is_lost(reader, member) &&
            atomic_load_explicit(&reader->members[member].hung, memory_order_relaxed);
-}
-
-/* Returns true if it is time to probe a lost member. */
-static inline bool member_probe_is_due(const dlfs_reader *reader, uint32_t member)
-{
-    return monotonic_ns() >= atomic_load(&reader->members[member].lost_until_ns);
 }
 
 #endif

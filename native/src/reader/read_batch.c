@@ -213,12 +213,12 @@ static void set_deadline(struct read *read)
 {
     struct fetch *fetch = read->fetch;
     struct read_terms *terms = read->terms;
-    uint64_t bytes = 0;
-    for (uint64_t i = 0; terms->deadline_ns == 0 && i < read->miss_count; i++) {
-        bytes += read->misses[i].length;
+    fetch->slow_bytes = 0;
+    for (uint64_t i = 0; i < read->miss_count; i++) {
+        fetch->slow_bytes += read->misses[i].length;
     }
     if (terms->deadline_ns == 0) {
-        terms->deadline_ns = fetch->now_ns + reader_timeout_ns(read->reader, bytes);
+        terms->deadline_ns = fetch->now_ns + reader_timeout_ns(read->reader);
     }
     fetch->deadline_ns = terms->deadline_ns;
     fetch->stop = terms->stop;
@@ -312,6 +312,9 @@ static int complete(struct read *read, int code, dlfs_batch **out)
         code = -EAGAIN;
     }
     read->terms->redirect_rounds = fetch->redirect_rounds;
+    if (read->terms->deadline_ns > 0) {
+        read->terms->deadline_ns = fetch->deadline_ns; /* for further attempts */
+    }
     if (code == 0) {
         complete_batch(fetch, batch);
     } else {

@@ -56,7 +56,8 @@ static int read_window(struct fetch *fetch, const struct window *window, uint8_t
     dlfs_reader *reader = fetch->reader;
     uint64_t mask = reader->config.block_bytes - 1;
     int code = DLFS_E_TIMEOUT;
-    fetch->deadline_ns = monotonic_ns() + reader_timeout_ns(reader, window->length);
+    fetch->deadline_ns = monotonic_ns() + reader_timeout_ns(reader);
+    fetch->slow_bytes = window->length;
     for (uint32_t tries = 0; code == DLFS_E_TIMEOUT && tries < reader->config.replicas; tries++) {
         struct private_memory *private_memory;
         if (private_memory_take(reader, window->length + 2 * (mask + 1), NULL, &private_memory) <

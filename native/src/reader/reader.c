@@ -100,6 +100,7 @@ static void reader_free(dlfs_reader *reader)
     }
     private_memory_free_all(reader);
     arena_free(reader);
+    pthread_cond_destroy(&reader->prober.wake);
     pthread_cond_destroy(&reader->fill.work);
     pthread_cond_destroy(&reader->released);
     pthread_mutex_destroy(&reader->lock);
@@ -123,6 +124,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
     pthread_mutex_init(&reader->lock, NULL);
     (void)condition_init(&reader->released);
     pthread_cond_init(&reader->fill.work, NULL);
+    (void)condition_init(&reader->prober.wake);
     reader->arena_descriptor = -1;
     cache_init(&reader->cache);
     code = copy_config(reader, config);
@@ -156,6 +158,7 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
         return -EBUSY;
     }
     fill_end(reader);
+    prober_end(reader);
     free_fetches(reader);
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
         if (reader->devices[member] != NULL) {
@@ -252,6 +255,7 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
     int code = fetch != NULL ? 0 : fetch_create(reader, &fetch);
     if (code == 0) {
         fetch->deadline_ns = UINT64_MAX;
+        fetch->slow_bytes = 0;
         fetch->redirected = 0;
         fetch->redirect_rounds = 0;
         *out = fetch;
@@ -304,6 +308,7 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
 
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
 {
+    prober_begin(reader);
     fetch_release_queues(fetch);
     fetch->stop = NULL; /* the caller's, while other threads may still drain the fetch */
     pthread_mutex_lock(&reader->lock);

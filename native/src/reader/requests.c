@@ -32,12 +32,9 @@ int requests_create(struct fetch *fetch)
     fetch->unused_requests = 0;
     fetch->resend_requests = REQUEST_NONE;
     uint32_t block_bytes = fetch->reader->config.block_bytes;
-    if (fetch->reader->config.replicas > 1) {
-        size_t bytes = (size_t)block_bytes * fetch->reader->config.member_count;
-        fetch->probe_memory = aligned_alloc(block_bytes, bytes);
-        return fetch->probe_memory != NULL ? 0 : -ENOMEM;
-    }
-    return 0;
+    size_t bytes = (size_t)block_bytes * fetch->reader->config.member_count;
+    fetch->probe_memory = aligned_alloc(block_bytes, bytes);
+    return fetch->probe_memory != NULL ? 0 : -ENOMEM;
 }
 
 static uint32_t request_number(const struct fetch *fetch, const struct request *request)
@@ -69,11 +66,7 @@ static void add_operation(struct fetch *fetch, uint32_t member, struct request *
     fetch->stats.read_bytes += request->length;
 }
 
-/*
- * Reads a block from a lost member without using its content. So no sample waits for the answer of
- * a member that may still be silent. One probe of a member is in flight at a time.
- */
-static void probe(struct fetch *fetch, uint32_t member, uint64_t offset_bytes)
+void member_probe(struct fetch *fetch, uint32_t member, uint64_t offset_bytes)
 {
     uint64_t bit = UINT64_C(1) << member;
     uint32_t block_bytes = fetch->reader->config.block_bytes;
@@ -100,7 +93,7 @@ static bool may_ask_lost_member(struct fetch *fetch, uint32_t member, uint64_t o
     *due = member_take_probe(reader, member);
     if (*due && reader->config.replicas > 1) {
         *due = false;
-        probe(fetch, member, offset_bytes);
+        member_probe(fetch, member, offset_bytes);
     }
     return *due || !member_is_hung(reader, member);
 }
@@ -275,15 +268,22 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
         member_failed(fetch->reader, member, (int)result);
     }
     if (request->span == SPAN_NONE) {
+        if (result < 0 && result != DLFS_E_TIMEOUT) {
+            member_answered_error(fetch->reader, member);
+        }
         fetch->probing &= ~(UINT64_C(1) << member);
         fetch->abandoned_requests--;
         request_recycle(fetch, request);
         return;
     }
-    const struct span *span = &fetch->spans[request->span];
+    struct span *span = &fetch->spans[request->span];
     if (result >= 0) {
+        fetch_credit(fetch, request->length);
         request_end(fetch, request, 0);
         return;
+    }
+    if (result == DLFS_E_TIMEOUT) {
+        span->silent_members |= UINT64_C(1) << member;
     }
     request->tried |= UINT32_C(1) << request->copy;
     if (span->abandoned || span->code < 0 || request->tried == copies_mask(fetch->reader)) {
@@ -313,24 +313,25 @@ void member_queue_failed(struct fetch *fetch, uint32_t member, int code)
 
 /* ---- members that do not answer -------------------------------------------------------------- */
 
-/* Returns for how long a member has answered nothing while it had this request. */
-static uint64_t silence_ns(const struct fetch *fetch, const struct request *request)
+/* Returns for how long a member has answered nothing that was asked since begun_ns. */
+static uint64_t silence_ns(const struct fetch *fetch, uint32_t member, uint64_t begun_ns)
 {
-    uint64_t answered = fetch->answered_ns[request->member];
-    return fetch->now_ns - (answered > request->begun_ns ? answered : request->begun_ns);
+    uint64_t answered = fetch->answered_ns[member];
+    return fetch->now_ns - (answered > begun_ns ? answered : begun_ns);
 }
 
 void span_mark_late_members(struct fetch *fetch, const struct span *span)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
-    uint64_t half_ns = reader_timeout_ns(fetch->reader, 0) / 2;
+    uint64_t half_ns = reader_timeout_ns(fetch->reader) / 2;
     uint32_t number_of_span = (uint32_t)(span - fetch->spans);
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         const struct request *request = &fetch->requests[number];
         if (request->member == MEMBER_NONE || request->span != number_of_span) {
             continue;
         }
-        if (silence_ns(fetch, request) >= half_ns) {
+        /* Also if it was asked several times: the device gave up in between. */
+        if (silence_ns(fetch, request->member, span->begun_ns) >= half_ns) {
             member_set_hung(fetch->reader, request->member);
         } else if (config->replicas > 1) {
             member_set_lost(fetch->reader, request->member, DLFS_E_TIMEOUT);
@@ -353,7 +354,7 @@ static bool request_has_other_copy(struct fetch *fetch, const struct request *re
         if (!member_is_lost(reader, member)) {
             found = true;
         } else if (member_take_probe(reader, member)) {
-            probe(fetch, member, offset);
+            member_probe(fetch, member, offset);
         }
     }
     return found;
@@ -368,7 +369,8 @@ void requests_redirect_silent(struct fetch *fetch, uint64_t silence_max_ns)
             continue;
         }
         struct span *span = &fetch->spans[request->span];
-        if (span->abandoned || silence_ns(fetch, request) < silence_max_ns) {
+        if (span->abandoned ||
+            silence_ns(fetch, request->member, request->begun_ns) < silence_max_ns) {
             continue;
         }
         member_set_lost(fetch->reader, request->member, DLFS_E_TIMEOUT);
@@ -376,15 +378,6 @@ void requests_redirect_silent(struct fetch *fetch, uint64_t silence_max_ns)
             span_redirect(fetch, span);
         }
     }
-}
-
-/* Returns true if waiting for a member is pointless: it is hung, and no probe of it is due or has
- * room in its queue. */
-static bool member_is_unreachable(const struct fetch *fetch, uint32_t member)
-{
-    bool stuck = fetch->queues[member] != NULL && !member_has_room(fetch, member);
-    return member_is_hung(fetch->reader, member) &&
-           (stuck || !member_probe_is_due(fetch->reader, member));
 }
 
 bool span_is_unreachable(const struct fetch *fetch, const struct span *span)
@@ -397,9 +390,26 @@ bool span_is_unreachable(const struct fetch *fetch, const struct span *span)
         uint32_t member;
         uint64_t offset;
         member_locate(reader, span->address + span->submitted_bytes, copy, &member, &offset);
-        if (!member_is_unreachable(fetch, member)) {
+        if (!member_is_hung(reader, member)) {
             return false;
         }
     }
     return true;
+}
+
+bool span_waits_for_hung(const struct fetch *fetch, const struct span *span)
+{
+    const dlfs_reader *reader = fetch->reader;
+    if (dlfs_reader_lost_members(reader) == 0 || reader->config.replicas > 1) {
+        return false;
+    }
+    uint32_t count = reader->config.member_count * reader->config.depth;
+    for (uint32_t number = 0; number < count; number++) {
+        const struct request *request = &fetch->requests[number];
+        if (request->member != MEMBER_NONE && request->span == span_number(fetch, span) &&
+            member_is_hung(reader, request->member)) {
+            return true;
+        }
+    }
+    return false;
 }

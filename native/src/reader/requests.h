@@ -24,5 +24,12 @@ void span_mark_late_members(struct fetch *fetch, const struct span *span);
 void requests_redirect_silent(struct fetch *fetch, uint64_t silence_max_ns);
 /* Returns true if only hung members have the rest of a span. */
 bool span_is_unreachable(const struct fetch *fetch, const struct span *span);
+/* Returns true if a span waits for a hung member, and there is no other copy. */
+bool span_waits_for_hung(const struct fetch *fetch, const struct span *span);
+/*
+ * Reads a block from a lost member without using its content. So no sample waits for the answer of
+ * a member that may still be silent. One probe of a member is in flight at a time.
+ */
+void member_probe(struct fetch *fetch, uint32_t member, uint64_t offset_bytes);
 
 #endif

@@ -14,22 +14,38 @@
 #include <string.h>
 
 #include "platform/clock.h"
+#include "reader/members.h"
 #include "reader/private_memory.h"
 #include "reader/state.h"
 
-/* Additional time for each byte of a read, since a slow answer is not a silent member: the time of
- * 256 KiB a second. */
+/* Additional time for each byte of a read that has arrived, since a slow answer is not a silent
+ * member: the time of 256 KiB a second. Bytes to come get none: a member that sends a few now and
+ * then moves the end by what these few are worth. */
 #define NS_PER_BYTE 3815u
 
-uint64_t reader_timeout_ns(const dlfs_reader *reader, uint64_t bytes)
+uint64_t reader_timeout_ns(const dlfs_reader *reader)
 {
-    uint64_t more_ns = bytes < UINT64_MAX / 2 / NS_PER_BYTE ? bytes * NS_PER_BYTE : UINT64_MAX / 2;
-    return (uint64_t)reader->config.timeout_ms * 1000000 + more_ns;
+    return (uint64_t)reader->config.timeout_ms * 1000000;
+}
+
+uint64_t reader_slow_ns(uint64_t bytes)
+{
+    return bytes < UINT64_MAX / 2 / NS_PER_BYTE ? bytes * NS_PER_BYTE : UINT64_MAX / 2;
+}
+
+void fetch_credit(struct fetch *fetch, uint64_t bytes)
+{
+    fetch->arrived_bytes += bytes;
+    uint64_t slow = bytes < fetch->slow_bytes ? bytes : fetch->slow_bytes;
+    fetch->slow_bytes -= slow;
+    if (fetch->deadline_ns < UINT64_MAX / 2) {
+        fetch->deadline_ns += reader_slow_ns(slow);
+    }
 }
 
 uint64_t span_timeout_ns(const dlfs_reader *reader)
 {
-    return reader_timeout_ns(reader, 0) / reader->config.replicas;
+    return reader_timeout_ns(reader) / reader->config.replicas;
 }
 
 uint64_t span_deadline_ns(const struct fetch *fetch)
@@ -97,6 +113,7 @@ void span_start(struct fetch *fetch, struct span *span)
 {
     span->submitted_bytes = 0;
     span->asked_members = 0;
+    span->silent_members = 0;
     span->code = 0;
     span->state = SPAN_WAITING;
     if (span->deadline_ns == 0) {
@@ -139,6 +156,16 @@ void span_release_memory(struct fetch *fetch, const struct span *span)
     pthread_mutex_unlock(&fetch->reader->lock);
 }
 
+/* Marks members as hung that left a span unanswered for good. */
+static void mark_hung(struct fetch *fetch, uint64_t members)
+{
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
+        if (members >> member & 1) {
+            member_set_hung(fetch->reader, member);
+        }
+    }
+}
+
 void span_end(struct fetch *fetch, struct span *span)
 {
     if (span->abandoned) {
@@ -158,6 +185,9 @@ void span_end(struct fetch *fetch, struct span *span)
         fetch->stats.retries++;
         span_start(fetch, span);
         return;
+    }
+    if (span->code == DLFS_E_TIMEOUT) {
+        mark_hung(fetch, span->silent_members);
     }
     span->state = SPAN_DONE;
     span_push(fetch, &fetch->done, span_number(fetch, span));

@@ -30,10 +30,12 @@ struct span {
     uint64_t length;
     uint8_t *memory;
     uint64_t deadline_ns;     /* 0 until the first request is queued */
+    uint64_t begun_ns;        /* when its first request was made, in whatever attempt */
     uint64_t submitted_bytes; /* of which requests were made */
     uint64_t asked_members;   /* members that requests were sent to, as bits */
     uint64_t suspect_members; /* members to avoid one after the other, as bits, since the bytes that
                                  came were corrupt */
+    uint64_t silent_members;  /* members that did not answer in time, as bits */
     uint64_t bad_address;     /* of the first request that failed */
     uint32_t in_flight;       /* requests */
     uint32_t attempts;        /* retries that were used up */
@@ -91,6 +93,8 @@ struct fetch {
     uint32_t requests_in_flight;
     uint32_t abandoned_requests;     /* of them, those of abandoned spans, and probes */
     uint64_t deadline_ns;            /* spans under way at this time end with DLFS_E_TIMEOUT */
+    uint64_t slow_bytes;             /* which may arrive slowly: they move the deadline */
+    uint64_t arrived_bytes;          /* since the fetch was created */
     const _Atomic bool *stop;        /* they also end when this is set; or NULL */
     uint64_t checked_ns;             /* time of the last check of deadlines */
     uint64_t *answered_ns;           /* [member_count] last answer of each member, 0: none */
@@ -98,7 +102,7 @@ struct fetch {
     uint32_t redirect_rounds;        /* recent checks that redirected spans */
     uint64_t redirected_ns;          /* time of the last of them */
     uint64_t probing;                /* members with a probe in flight, as bits */
-    uint8_t *probe_memory;           /* [member_count * block_bytes] where there are copies */
+    uint8_t *probe_memory;           /* [member_count * block_bytes] */
     dlfs_operation *operations;      /* [member_count * depth] not yet submitted */
     uint32_t *operation_counts;      /* [member_count] */
     uint64_t *bytes_in_flight;       /* [member_count] of its requests, submitted or not */
@@ -119,8 +123,12 @@ static inline bool fetch_is_stopped(const struct fetch *fetch)
 {
     return fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
 }
-/* Returns the time that a read of this many bytes may take, in nanoseconds. */
-uint64_t reader_timeout_ns(const dlfs_reader *reader, uint64_t bytes);
+/* Returns the time that a read may take of which nothing has arrived, in nanoseconds. */
+uint64_t reader_timeout_ns(const dlfs_reader *reader);
+/* Returns the time that a read is given in addition for bytes that have arrived, in nanoseconds. */
+uint64_t reader_slow_ns(uint64_t bytes);
+/* Moves the deadline of a fetch for bytes that have arrived. */
+void fetch_credit(struct fetch *fetch, uint64_t bytes);
 /* Makes room for this many spans, in addition to abandoned ones. No span may be under way. */
 int fetch_reserve_spans(struct fetch *fetch, uint32_t unused);
 /* Takes an unused span for the caller to fill in, or NULL if all are under way. */

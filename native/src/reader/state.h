@@ -11,6 +11,7 @@
 #include "reader/arena.h"
 #include "reader/cache_map.h"
 #include "reader/fill.h"
+#include "reader/prober.h"
 
 struct fetch;
 struct private_memory;
@@ -71,6 +72,7 @@ struct dlfs_reader {
     _Atomic uint32_t *resident_slots; /* [chunk_count] slot + 1 of each resident chunk, which other
                                          processes look up; NULL if chunks are not resident */
     struct fill fill;
+    struct prober prober;
     struct slot *slots; /* [slot_count] */
     uint32_t slot_count;
     uint32_t chunk_slot_count; /* slots that are LOADING or CHUNK */

@@ -122,13 +122,15 @@ struct dlfs_stream {
     uint64_t awaited;       /* positions from the head that the consumer waits for, or 0 */
     uint64_t awaited_ended; /* of them, those known to be ready or failed */
     bool stop;
-    bool paused;           /* the consumer reads on demand: nothing is planned */
-    bool helps;            /* no chunk is read until more of the arena is touched */
-    bool blocked;          /* no memory, and nothing under way that would free any */
-    bool overdue;          /* the consumer's deadline has passed: what it waits for fails */
-    uint64_t time_left_ns; /* for the batch at the head, without the time waited already; 0 if no
-                              call has waited for it */
-    uint64_t deadline_ns;  /* of the consumer, while it waits */
+    bool paused;            /* the consumer reads on demand: nothing is planned */
+    bool helps;             /* no chunk is read until more of the arena is touched */
+    bool blocked;           /* no memory, and nothing under way that would free any */
+    bool overdue;           /* the consumer's deadline has passed: what it waits for fails */
+    uint64_t time_left_ns;  /* for the batch at the head, without the time waited already; 0 if no
+                               call has waited for it */
+    uint64_t deadline_ns;   /* of the consumer, while it waits */
+    uint64_t slow_bytes;    /* of its batch, which may arrive slowly: they move the deadline */
+    uint64_t arrived_bytes; /* of the fetch, for which the deadline was moved already */
     dlfs_failure *failures;
     uint64_t failure_count;
     uint64_t failure_capacity;

@@ -132,6 +132,18 @@ static void collect_abandoned(dlfs_stream *stream)
     pthread_mutex_lock(&stream->reader->lock);
 }
 
+/* Moves the consumer's deadline for bytes that have arrived. The lock is held. */
+static void credit_arrived(dlfs_stream *stream)
+{
+    uint64_t bytes = stream->fetch->arrived_bytes - stream->arrived_bytes;
+    stream->arrived_bytes = stream->fetch->arrived_bytes;
+    if (stream->awaited > 0) {
+        bytes = bytes < stream->slow_bytes ? bytes : stream->slow_bytes;
+        stream->slow_bytes -= bytes;
+        stream->deadline_ns += reader_slow_ns(bytes);
+    }
+}
+
 /*
  * Fails what the consumer has waited for beyond its deadline, with all reads under way, since one
  * read may serve several batches. Entries of later batches are read again. The lock is held.
@@ -161,6 +173,7 @@ static void *stream_thread(void *argument)
     while (!stream->stop || !fetch_is_idle(stream->fetch)) {
         bool planned = false;
         stream->fetch->now_ns = monotonic_ns();
+        credit_arrived(stream);
         fail_overdue(stream);
         if (!stream->stop && !stream->paused) {
             fill_entries(stream);
@@ -188,6 +201,7 @@ static void *stream_thread(void *argument)
         while ((span = fetch_take_done(stream->fetch)) != NULL) {
             lookahead_finish(stream, span);
         }
+        prober_begin(reader);
         fetch_add_time(stream->fetch, &stream->fetch->stats.verify_ns);
         pthread_mutex_lock(&reader->lock);
         if (helps) {
@@ -375,9 +389,9 @@ static void begin_wait(dlfs_stream *stream, uint64_t count)
 {
     if (stream->time_left_ns == 0) {
         uint64_t mean = stream->need.mean_bytes;
-        uint64_t bytes = count < UINT32_MAX / mean ? count * mean : UINT32_MAX;
-        stream->time_left_ns =
-            reader_timeout_ns(stream->reader, bytes + stream->need.largest_bytes);
+        stream->slow_bytes = count < UINT32_MAX / mean ? count * mean : UINT32_MAX;
+        stream->slow_bytes += stream->need.largest_bytes;
+        stream->time_left_ns = reader_timeout_ns(stream->reader);
     }
     stream->deadline_ns = monotonic_ns() + stream->time_left_ns;
     stream->awaited = count;
