@@ -18,8 +18,9 @@ from typing import Protocol
 
 from dlfs.arguments import ENGINES, Engine, check_choice, check_integer
 from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
-from dlfs.block import BlockDevice, MissingDevice, open_device
+from dlfs.block import BlockDevice, MissingDevice, is_silent, open_device
 from dlfs.closing import Uses
+from dlfs.deadlines import is_over, limit_call, limit_device, share_for
 from dlfs.directory import FrozenDirectory, PartDirectory
 from dlfs.directory.sharing import SHARED_ROOT
 from dlfs.errors import (
@@ -246,9 +247,10 @@ class LocalConnection:
     def open_volume(self) -> LocalVolume:
         """Open the members and find the newest generation."""
         options = self.options
-        uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
-        options = replace(options, opener=opener_for(self.uris, uris, options.opener))
-        generation = LocalConnection(uris, options)._open_generation(uris)
+        with limit_call():
+            uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
+            options = replace(options, opener=opener_for(self.uris, uris, options.opener))
+            generation = LocalConnection(uris, options)._open_generation(uris)
         volume = LocalVolume(generation, options, watch_discovery(self.uris))
         _log.debug(
             "opened volume %s at generation %d: %s, %s",
@@ -287,6 +289,13 @@ class LocalConnection:
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
         """Open the members for this dataset alone, its directory and a reader."""
+        with limit_call():
+            return self._open_moving_dataset(identity, directory)
+
+    def _open_moving_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetSession:
+        """Open a dataset, again while it is moved, or a device cannot be opened for the moment."""
         deadline = time.monotonic() + REOPEN_TIMEOUT_S
         moves = 0
         while True:
@@ -297,7 +306,8 @@ class LocalConnection:
                 if moves == MOVES_MAX:
                     raise
             except DeviceError as error:
-                if not error.retryable or time.monotonic() > deadline:
+                over = is_over() or time.monotonic() > deadline
+                if over or not error.retryable or any(map(is_silent, self.uris)):
                     raise
                 time.sleep(REOPEN_PAUSE_S)
 
@@ -326,6 +336,7 @@ class LocalConnection:
             make_reader = partial(self._make_reader, generation, identity, record, placement)
             reader = make_reader(directory, options.memory_bytes)
             placement.lost_members = reader.native.lost_members
+            placement.member_code = reader.native.member_code
             _log.debug(
                 "opened dataset %s@%d: %s, at most %s of memory for them, %d operations in flight",
                 identity.name,
@@ -391,6 +402,7 @@ class LocalConnection:
         memory_bytes: int,
         span: FieldSpan = (),
     ) -> SampleReader:
+        timeout_ms = read_timeout_ms(generation.sources)
         native = make_native_reader(
             [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
             generation.geometry,
@@ -400,7 +412,7 @@ class LocalConnection:
                 memory_bytes=memory_bytes,
                 depth=self.options.depth,
                 gap_bytes=max(device.gap_bytes for device in generation.sources),
-                timeout_ms=read_timeout_ms(generation.sources),
+                timeout_ms=timeout_ms,
                 shared=self.options.shared,
                 parts=bool(span),
             ),
@@ -409,7 +421,9 @@ class LocalConnection:
             native,
             generation.geometry,
             directory,
-            Where(identity.name, tuple(device.uri for device in generation.devices), span),
+            Where(
+                identity.name, tuple(device.uri for device in generation.devices), span, timeout_ms
+            ),
             placement,
             lambda number, reason: _report(generation, number, reason),
         )
@@ -453,6 +467,13 @@ class LocalVolume:
     def refresh(self) -> None:
         """Load the newest generation, and open members that were missing and are back."""
         opened = self.generation
+        part = share_for(len(opened.members), opened.geometry.replicas)
+        with limit_call(), limit_device(part):
+            self._refresh(opened)
+        remember_members(opened.members, self.superblock, self.generation.members)
+        report_members(self.generation)
+
+    def _refresh(self, opened: Generation) -> None:
         before = opened.devices
         devices = [self._reopen(device) for device in before]
         try:
@@ -474,8 +495,6 @@ class LocalVolume:
             close_devices([device for device in devices if device not in before])
             raise
         close_departed(self.generation, devices)
-        remember_members(opened.members, self.superblock, self.generation.members)
-        report_members(self.generation)
 
     def _newest(self, devices: Sequence[BlockDevice]) -> Generation:
         """Load the newest generation of the same volume.

@@ -11,6 +11,9 @@ Once a second a thread looks at the open datasets of each volume, in the same wa
 where the members of a grown volume are, and has datasets opened anew when their members have left.
 So they are found although these members are detached soon, also by programs that pause.
 
+No lock is held while a device is read. Each call has a deadline (``dlfs.deadlines``), and members
+that the reader lost because they do not answer are not asked again.
+
 Threads: any at once; one thread of each volume that has open datasets. A forked child has none
 until it opens datasets of its own.
 """
@@ -25,8 +28,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
+from dlfs._native import abi
 from dlfs.arguments import Engine
+from dlfs.block import note_unanswered
 from dlfs.closing import Uses
+from dlfs.deadlines import limit_call, limit_device, share_for
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.forks import Lock
 from dlfs.format.catalog import DatasetRecord
@@ -62,6 +68,7 @@ class LocalPlacement:
     Attributes:
         moved: True once the dataset must be opened anew, since its chunks or members are others.
         lost_members: returns the members that the reader has lost, as bits.
+        member_code: returns the error code for which the reader lost a member.
         closed: True once the devices are closed.
     """
 
@@ -77,6 +84,7 @@ class LocalPlacement:
         self.volume_uuid = generation.superblock.volume_uuid
         self.moved = False
         self.lost_members: Callable[[], int] = lambda: 0
+        self.member_code: Callable[[int], int] = lambda _number: 0
         self._opened = generation
         self._record = record
         self._identity = identity
@@ -88,13 +96,15 @@ class LocalPlacement:
         self._seen: _Marks = {}  # when the thread looked last
         self.closed = False
         self._uses = uses
-        self._lock = Lock()
+        self._part = share_for(len(generation.members), generation.geometry.replicas)
+        self._lock = Lock()  # of the marks and `moved`; not held while a device is read
         _watch(self)
 
     def diagnose(self) -> DlfsError | None:
         """Return the error that explains failed reads: dataset removed or moved, device swapped."""
         found: DlfsError | None = None
-        with self._uses:
+        with self._uses, limit_call(), limit_device(self._part):
+            self._note_unanswered()
             with suppress(FormatError, DeviceError, NotFoundError, UsageError):
                 found = self.check()
             if found is None:  # it looks at some of the members
@@ -112,12 +122,11 @@ class LocalPlacement:
         Raises:
             DlfsError: the newest generation cannot be read.
         """
-        with self._uses, self._lock:
+        with self._uses, limit_call(), limit_device(self._part):
             if self.moved:
                 return self._identity.moved()
             marks = self._read_marks(self._members_of_part(address, length_bytes))
-            if self._are_right(marks):
-                self._note(marks)
+            if self._note_if_right(marks):
                 return None
             marks = self._read_marks(self._members_of_part(0, None))
             found = self._examine()
@@ -126,7 +135,8 @@ class LocalPlacement:
             if self.moved or found or self._is_foreign(marks):
                 self.moved = True
                 return self._identity.moved()
-            self._note(marks)
+            with self._lock:
+                self._note(marks)
             return None
 
     def look(self) -> None:
@@ -135,16 +145,24 @@ class LocalPlacement:
         A dataset that was moved is read on: the checksums of samples, or ``check``, say when it can
         no longer be read there.
         """
-        if self.moved or not self._lock.acquire(blocking=False):
-            return  # a check is under way
-        try:
-            with self._uses:
-                marks = self._read_marks(self._members)
-                if marks != self._seen and (self._seen or not self._are_opened(marks)):
-                    self._examine()
+        if self.moved:
+            return
+        seen = self._seen
+        with self._uses, limit_call(), limit_device(self._part):
+            marks = self._read_marks(self._members)
+            if marks != seen and (seen or not self._are_opened(marks)):
+                self._examine()
+        with self._lock:
+            if self._seen is seen:  # no check has seen newer ones meanwhile
                 self._seen = marks
-        finally:
-            self._lock.release()
+
+    def _note_unanswered(self) -> None:
+        """Note the members that do not answer the reader, so that they are not asked now."""
+        lost = self.lost_members()
+        for member in self._opened.members:
+            timed_out = lost >> member.number & 1 and self.member_code(member.number)
+            if timed_out == abi.E_TIMEOUT:
+                note_unanswered(member.device)
 
     def _examine(self) -> bool | None:
         """Compare the dataset with the newest generation.
@@ -176,6 +194,14 @@ class LocalPlacement:
             member.number: None if lost >> member.number & 1 else _read_slots(member)
             for member in members
         }
+
+    def _note_if_right(self, marks: _Marks) -> bool:
+        """Return True, and note the marks, if they say that the chunks are the dataset's."""
+        with self._lock:
+            right = self._are_right(marks)
+            if right:
+                self._note(marks)
+            return right
 
     def _are_right(self, marks: _Marks) -> bool:
         """Return True if the superblocks say that the chunks are the dataset's."""

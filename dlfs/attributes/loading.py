@@ -21,6 +21,7 @@ from dlfs._native.device import aligned_buffer
 from dlfs.attributes.table import AttributeTable
 from dlfs.block import BlockDevice
 from dlfs.closing import Uses
+from dlfs.deadlines import limit_call
 from dlfs.directory.sharing import LOADER_WAIT_S, SHARED_ROOT, Part, open_part
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.attributes import AttributeHead, decode_head
@@ -63,7 +64,7 @@ def load_attributes(
         return AttributeTable.empty(record.uuid, record.sample_count)
     segment = _Segment(sources, geometry, record, extent, diagnose)
     used = uses or nullcontext()
-    with used:
+    with used, limit_call():
         head, raw = segment.read_head()
     digest = hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()
     columns = _Columns(segment, head, f"{volume_uuid.hex}-{record.uuid.hex}-{digest}", root, used)
@@ -123,7 +124,8 @@ def load_attributes_whole(
     def fill(memory: memoryview) -> None:
         segment.fill_whole(np.frombuffer(memory, np.uint8))
 
-    return open_part(None, "", extent.segment_bytes, fill, LOADER_WAIT_S)
+    with limit_call():
+        return open_part(None, "", extent.segment_bytes, fill, LOADER_WAIT_S)
 
 
 class _Segment:
@@ -240,7 +242,7 @@ class _Columns:
             self.segment.fill_column(self.head, number, np.frombuffer(memory, np.uint8))
 
         name = f"{self.key}-column{number}"
-        with self.used:
+        with self.used, limit_call():
             part = open_part(self.root, name, length, fill, LOADER_WAIT_S)
         self.parts.append(part)
         return part.memory

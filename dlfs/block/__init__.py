@@ -16,6 +16,7 @@ from dlfs.block.memory import MemoryDevice
 from dlfs.block.missing import MissingDevice
 from dlfs.block.nvme_tcp import NvmeTcpAssociation, NvmeTcpDevice, open_nvme_devices
 from dlfs.block.shared import SharedNamespaceDevice
+from dlfs.block.silence import check_answers, is_silent, note_unanswered, timeout_error
 from dlfs.block.spdk import SpdkDevice
 from dlfs.block.uri import (
     FileUri,
@@ -50,14 +51,18 @@ __all__ = [
     "SpdkDevice",
     "SpdkUri",
     "aligned_buffer",
+    "check_answers",
     "describe_schemes",
     "format_path",
     "is_lock_record",
+    "is_silent",
+    "note_unanswered",
     "open_device",
     "open_nvme_devices",
     "operation_error",
     "parse_uri",
     "split_members",
+    "timeout_error",
 ]
 
 

@@ -16,11 +16,15 @@ devices that several hosts reach, the record itself is the lock: a lease (``dlfs
 from __future__ import annotations
 
 import abc
+import math
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
+from dlfs._native import abi
 from dlfs._native.device import (
     Kind,
     NativeDevice,
@@ -29,10 +33,19 @@ from dlfs._native.device import (
     as_bytes_array,
     operation_error,
 )
-from dlfs.block import lock
+from dlfs.block import lock, silence
 from dlfs.closing import Closing
-from dlfs.errors import ClosedError, DeviceError, DlfsError, LockedError, UsageError
+from dlfs.deadlines import Deadline, current_deadline
+from dlfs.errors import (
+    ClosedError,
+    DeviceError,
+    DeviceTimeoutError,
+    DlfsError,
+    LockedError,
+    UsageError,
+)
 from dlfs.forks import OwnerProcess
+from dlfs.threads import start_thread
 from dlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -50,6 +63,7 @@ __all__ = [
 _CONVENIENCE_DEPTH = 32
 _IDLE_QUEUES_MAX = 4
 _BOUNCE_BYTES = 16 * MIB
+_WAIT_SLICE_MS = 100  # after which a thread looks whether another one found the device silent
 
 
 class QueuePair(Protocol):
@@ -112,6 +126,10 @@ class BlockDevice(Protocol):
         """Upper bound of one operation with its retries, in milliseconds; 0: unbounded."""
 
     @property
+    def drops_reads(self) -> bool:
+        """True if closing a queue pair ends its reads; else it waits for them."""
+
+    @property
     def queue_pairs_max(self) -> int:
         """Most queue pairs that its target grants this process; 0: no limit."""
 
@@ -140,8 +158,11 @@ class BlockDevice(Protocol):
             offset_bytes: a multiple of ``block_bytes``.
             length_bytes: a multiple of ``block_bytes``.
 
+        In a call with a deadline (``dlfs.deadlines``), it waits no longer than that allows.
+
         Raises:
             UsageError: the range is misaligned or beyond the device's end.
+            DeviceTimeoutError: the device does not answer, or is known not to.
             DeviceError: the device failed.
             TruncatedError: the file behind the device ends too early.
             ClosedError: the device is closed.
@@ -202,6 +223,7 @@ class NativeBackedDevice(abc.ABC, Closing):
     """A block device over a ``NativeDevice``. Subclasses implement its lock."""
 
     gap_bytes = 16 * KIB
+    drops_reads = False
 
     def __init__(self, native: NativeDevice, *, uri: str, identity: str, writable: bool) -> None:
         self.uri = uri
@@ -212,6 +234,7 @@ class NativeBackedDevice(abc.ABC, Closing):
         self._native: NativeDevice | None = native
         self._idle: deque[NativeQueue] = deque()  # its operations are atomic
         self._idle_owner = OwnerProcess()
+        self._abandoned: list[threading.Thread] = []  # each closes a queue pair left by a read
         self._locked_by: OwnerProcess | None = None  # the process that took the lock
         self._recorded = False
 
@@ -291,8 +314,44 @@ class NativeBackedDevice(abc.ABC, Closing):
                 f"blocks of {self.block_bytes} bytes within {self.size_bytes} bytes"
             )
         buffer = aligned_buffer(length_bytes, self.block_bytes)
-        self._transfer(Kind.READ, buffer, offset_bytes)
+        deadline = current_deadline()
+        if deadline is None:
+            self._transfer(Kind.READ, buffer, offset_bytes)
+        else:
+            deadline.admit(self.operation_timeout_ms)
+            self._read_within(deadline, buffer, offset_bytes)
+            deadline.credit(length_bytes)
         return buffer.tobytes()
+
+    @property
+    def reopener(self) -> Callable[[], BlockDevice] | None:
+        """Function that opens the device again for reading; None if it cannot be opened again."""
+        return None
+
+    def _read_within(self, deadline: Deadline, buffer: BytesLike, offset_bytes: int) -> None:
+        """Read for as long as a deadline gives the device; note it if it does not answer."""
+        action = f"read {self.uri} at byte {offset_bytes}, {memoryview(buffer).nbytes} bytes"  # type: ignore[arg-type]
+        silence.check_answers(self.uri, action)
+        began_s = time.monotonic()
+        wait = _Wait(self, action, deadline.device_s)
+        queue = self._acquire_queue()
+        try:
+            wait.read(queue, buffer, offset_bytes)
+        except BaseException as error:
+            self._abandon(queue)
+            waited_s = time.monotonic() - began_s
+            if isinstance(error, DeviceTimeoutError):
+                silence.note_unanswered(self, waited_s=waited_s if wait.was_cut else None)
+            raise
+        self._release_queue(queue)
+
+    def _abandon(self, queue: NativeQueue) -> None:
+        """Close a queue pair whose reads need not end; if they are not dropped, a thread waits."""
+        if self.drops_reads or not queue.in_flight:
+            queue.close()
+            return
+        waiting = threading.Thread(target=queue.close, name="dlfs-abandoned", daemon=True)
+        self._abandoned.append(start_thread(waiting))
 
     def write(self, offset_bytes: int, data: BytesLike) -> None:
         """Write whole blocks; see ``BlockDevice.write``."""
@@ -399,9 +458,67 @@ class NativeBackedDevice(abc.ABC, Closing):
         native = self._native
         self._native = None
         self._close_idle()
-        self._close_native(native)
+        if any(thread.is_alive() for thread in self._abandoned):
+            start_thread(threading.Thread(target=self._close_later, args=[native], daemon=True))
+        else:
+            self._close_native(native)
         if failure is not None:
             raise failure
 
     def _close_native(self, native: NativeDevice) -> None:
         native.close()
+
+    def _close_later(self, native: NativeDevice) -> None:
+        """Free the device after the reads that it left unanswered."""
+        for thread in self._abandoned:
+            thread.join()
+        self._close_native(native)
+
+
+class _Wait:
+    """The wait of one read for a device, which has a limit.
+
+    Args:
+        device: the device.
+        action: the read, for errors.
+        limit_s: longest wait, in seconds.
+    """
+
+    def __init__(self, device: NativeBackedDevice, action: str, limit_s: float) -> None:
+        self._uri = device.uri
+        self._own_limit_s = device.operation_timeout_ms / 1000
+        self._action = action
+        self._limit_s = limit_s
+        self._until_s = time.monotonic() + limit_s
+        self.was_cut = False  # by the limit; else the device itself gave up
+
+    def read(self, queue: NativeQueue, buffer: BytesLike, offset_bytes: int) -> None:
+        """Read whole blocks of any length, a MiB at a time.
+
+        Raises:
+            DeviceTimeoutError: the device did not answer in time.
+            DeviceError: the device failed.
+        """
+        array = as_bytes_array(buffer)
+        for start in range(0, array.nbytes, MIB):
+            piece = array[start : start + MIB]
+            while not queue.submit(Kind.READ, piece, offset_bytes + start, piece.nbytes):
+                self._poll(queue, offset_bytes)
+        while queue.in_flight:
+            self._poll(queue, offset_bytes)
+
+    def _poll(self, queue: NativeQueue, offset_bytes: int) -> None:
+        left_ms = math.ceil((self._until_s - time.monotonic()) * 1000)
+        completions = queue.poll(max(0, min(left_ms, _WAIT_SLICE_MS)))
+        for length, result in completions:
+            if result == abi.E_TIMEOUT:
+                raise silence.timeout_error(self._action, self._own_limit_s)
+            if result < 0:
+                raise operation_error(self._uri, Kind.READ, offset_bytes, length, result)
+            if result < length:
+                raise operation_error(self._uri, Kind.READ, offset_bytes, length, abi.E_TRUNCATED)
+        if not completions and left_ms <= 0:
+            self.was_cut = True
+            raise silence.timeout_error(self._action, self._limit_s)
+        if not completions:
+            silence.check_answers(self._uri, self._action)

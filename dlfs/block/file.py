@@ -15,8 +15,9 @@ import os
 import pwd
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlfs._native.device import NativeDevice
 from dlfs._native.handle import Descriptor
@@ -26,6 +27,9 @@ from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
 from dlfs.closing import LiveObjects
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, write_error
+
+if TYPE_CHECKING:
+    from dlfs.block.device import BlockDevice
 
 SIZE_MULTIPLE_BYTES = 4096
 """Sizes of new files are rounded down to a multiple of this, which suits smaller blocks too."""
@@ -94,6 +98,7 @@ class FileDevice(NativeBackedDevice):
         buffered: bool = False,
     ) -> None:
         self.path = os.fsdecode(path)
+        self._buffered = buffered
         uri = format_path(self.path)
         try:
             status = os.stat(self.path)
@@ -144,6 +149,11 @@ class FileDevice(NativeBackedDevice):
                 if file.value >= 0:
                     Path(name).unlink(missing_ok=True)
                 raise
+
+    @property
+    def reopener(self) -> Callable[[], BlockDevice] | None:
+        """Function that opens the file again for reading."""
+        return partial(FileDevice, self.path, buffered=self._buffered)
 
     def _acquire(self, _: HolderRecord) -> bool:
         try:

@@ -34,6 +34,7 @@ class MissingDevice(Closing):
     operation_timeout_ms = 0
     queue_pairs_max = 0
     gap_bytes = 0
+    drops_reads = True
 
     def __init__(
         self, uri: str, reason: DlfsError, *, given: bool = True, refused: bool = False

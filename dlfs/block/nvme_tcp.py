@@ -7,8 +7,9 @@ connections, targets that do not answer, and several paths.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -38,6 +39,7 @@ from dlfs.forks import Lock
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
+    from dlfs.block.device import BlockDevice
 
 # Errors to which the last error of the association is added. Their subclasses name their cause.
 _EXPLAINED = (DeviceError, DeviceLostError, DeviceTimeoutError, AuthenticationError)
@@ -187,6 +189,8 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         DeviceError: the target refuses this host or violates the protocol.
     """
 
+    drops_reads = True
+
     def __init__(self, address: NvmeTcpUri, *, writable: bool = False) -> None:
         self.address = address
         uri = str(address)
@@ -227,6 +231,11 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         if self._native is None:
             raise ClosedError(f"use {self.uri}: the device is closed")
         return self._runner
+
+    @property
+    def reopener(self) -> Callable[[], BlockDevice] | None:
+        """Function that opens the namespace again for reading."""
+        return partial(NvmeTcpDevice, self.address)
 
     @property
     def operation_timeout_ms(self) -> int:

@@ -31,6 +31,9 @@ Source: SPDK, ``spdk_nvme_transport_id_parse``; NVM Express Base Specification 2
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dlfs._native.device import NativeDevice
@@ -50,6 +53,9 @@ from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import SpdkUri
 from dlfs.errors import ClosedError, UsageError
 from dlfs.forks import OwnerProcess
+
+if TYPE_CHECKING:
+    from dlfs.block.device import BlockDevice
 
 TIMEOUT_MS = 10_000
 CONNECT_MS = 5_000
@@ -113,6 +119,7 @@ class SpdkDevice(SharedNamespaceDevice):
         options = _options(uri, writable=writable)
         native, self._namespace = open_namespace(options, uri=str(uri))
         self.info = self._namespace.info
+        self._address = uri
         self._nsid = uri.nsid
         self._keep_alive_s = options.keepalive_ms / 1000
         self._operation_timeout_ms = options.timeout_ms + options.reconnect_ms
@@ -154,6 +161,11 @@ class SpdkDevice(SharedNamespaceDevice):
     def operation_timeout_ms(self) -> int:
         """Upper bound of one operation with its retries, in milliseconds."""
         return self._operation_timeout_ms
+
+    @property
+    def reopener(self) -> Callable[[], BlockDevice] | None:
+        """Function that opens the namespace again for reading."""
+        return partial(SpdkDevice, self._address)
 
 
 class _SpdkRunner:

@@ -50,6 +50,7 @@ from dlfs._native.device import aligned_buffer
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Descriptor
 from dlfs.closing import LiveObjects, Uses
+from dlfs.deadlines import limit_call, limit_wait
 from dlfs.directory.frozen import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.format.constants import DIRECTORY_BLOCK_BYTES
@@ -149,7 +150,7 @@ class _Loader:
         return self._load("entries", self.sizes.entries_bytes, self._fill_entries)
 
     def load_names(self) -> NDArray[np.uint8]:
-        with self.uses or contextlib.nullcontext():
+        with self.uses or contextlib.nullcontext(), limit_call():
             names = self._load("names", self.sizes.names_bytes, self._fill_names)
         self.readers = ()  # which keep devices open
         return names
@@ -267,6 +268,7 @@ def open_part(
         DlfsError: whatever ``fill`` raises.
     """
     place = None if root is None else _Place.open(root)
+    wait_s = limit_wait(wait_s)
     if place is not None:
         part = place.obtain(name, size, fill, time.monotonic() + wait_s)
         if part is not None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -321,8 +322,9 @@ def all_at_once(function: Callable[[_Item], _Result], items: Sequence[_Item]) ->
     """Apply a function that waits for the network to items, up to 16 at the same time."""
     if len(items) < 2:
         return [function(item) for item in items]
+    contexts = [copy_context() for _ in items]  # with the deadline of the caller
     with ThreadPool(min(len(items), AT_ONCE)) as pool:
-        return list(pool.map(function, items))
+        return list(pool.map(lambda context, item: context.run(function, item), contexts, items))
 
 
 # ---- connecting ----------------------------------------------------------------------------------

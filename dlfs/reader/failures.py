@@ -22,11 +22,22 @@ class Where:
         dataset: name of the dataset.
         members: device URIs of the members, in order.
         span: names of the consecutive fields that are read; empty for whole samples.
+        timeout_ms: time within which a read ends, in milliseconds; 0 if it is unknown.
     """
 
     dataset: str
     members: tuple[str, ...]
     span: FieldSpan = ()
+    timeout_ms: int = 0
+
+    @property
+    def silence(self) -> str:
+        """Reason of a read that its device left unanswered."""
+        within = f" within {self.timeout_ms / 1000:g} s" if self.timeout_ms else ""
+        return (
+            f"expected an answer of the device{within}, got none; until it answers, reads of it "
+            "fail at once"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +70,13 @@ class SampleFailure:
     span: FieldSpan = ()
 
     def __str__(self) -> str:
+        return f"{self._place()}: {self.reason}"
+
+    def _place(self) -> str:
         fields = f"{self._names()} of " if self.span else ""
         return (
             f"{fields}sample {self.index} {quote(self.path)} of dataset {quote(self.dataset)}: "
-            f"{self.member} at byte {self.offset_bytes}, {self.length_bytes} bytes: {self.reason}"
+            f"{self.member} at byte {self.offset_bytes}, {self.length_bytes} bytes"
         )
 
     def _names(self) -> str:
@@ -76,6 +90,8 @@ class SampleFailure:
             others: number of other samples of the same read that failed.
         """
         more = f" (and {others} more of this batch)" if others else ""
+        if self.code == abi.E_TIMEOUT:
+            return error_for(self.code, f"read {self._place()}{more}", reason=self.reason)
         return error_for(self.code, f"read {self}{more}")
 
 
@@ -98,6 +114,8 @@ def _describe(failure: NativeFailure, directory: FrozenDirectory, where: Where) 
     reason = describe(failure.code)
     if failure.code == abi.E_CHECKSUM:
         reason = f"expected CRC32C {failure.crc_expected:08x}, got {failure.crc_got:08x}"
+    elif failure.code == abi.E_TIMEOUT:
+        reason = where.silence
     return SampleFailure(
         dataset=where.dataset,
         path=_name(directory, failure.index),

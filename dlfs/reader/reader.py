@@ -9,6 +9,7 @@ Threads: any at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from dlfs.arguments import OnError, check_on_error
 from dlfs.attributes import AttributeTable
 from dlfs.block import BlockDevice
 from dlfs.closing import Closing
+from dlfs.deadlines import CALL_TIMEOUT_MS, call_timeout_ms, limit_call
 from dlfs.directory import FrozenDirectory, as_indices, find_outside
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import DlfsError, LimitError, UsageError
@@ -48,12 +50,6 @@ MEMORY_CHUNKS_MAX = (1 << 31) - 1
 DEPTH_MAX = 4096
 """Most operations in flight per member and thread (``DLFS_DEPTH_MAX``)."""
 
-TIMEOUT_MS = 30_000
-"""Timeout of one read with all its retries, in milliseconds, unless a device has longer ones."""
-
-GRACE_MS = 1_000
-"""Time added to the timeout of a device, so that the device reports first, in milliseconds."""
-
 REPLACEMENTS_MAX = 16
 """Most rounds of replacing failed samples before the read fails."""
 
@@ -71,8 +67,8 @@ class ReaderOptions:
             that a device transfers in the time of one more request.
         retry_count: retries of a read that failed or returned a wrong checksum.
         timeout_ms: timeout of one read, or of one batch of an epoch, with all its retries, in
-            milliseconds. With replicas, another copy is read after a sixteenth of it. A slow large
-            read gets 4 s more for each MiB. See ``read_timeout_ms``.
+            milliseconds. With replicas, another copy is read after a sixteenth of it. Each MiB that
+            has arrived adds 4 s. See ``dlfs.deadlines``.
         shared: True to allocate the sample memory in an unnamed file, for other processes.
         parts: True if the directory has parts of samples; whole chunks are then not kept in memory.
     """
@@ -81,19 +77,14 @@ class ReaderOptions:
     depth: int = 128
     gap_bytes: int = 16 * KIB
     retry_count: int = 2
-    timeout_ms: int = TIMEOUT_MS
+    timeout_ms: int = CALL_TIMEOUT_MS
     shared: bool = False
     parts: bool = False
 
 
 def read_timeout_ms(devices: Sequence[BlockDevice]) -> int:
-    """Return the timeout of a read in milliseconds: ``TIMEOUT_MS``, or more for slow devices.
-
-    A device that tries longer to reconnect to its target (``reconnect_ms`` of its URI) gets that
-    time and ``GRACE_MS``, so that its own error, which says more, is raised.
-    """
-    operation_timeout_ms = max((device.operation_timeout_ms for device in devices), default=0)
-    return max(TIMEOUT_MS, operation_timeout_ms + GRACE_MS if operation_timeout_ms else 0)
+    """Return the timeout of a read from some devices, in milliseconds: see ``dlfs.deadlines``."""
+    return call_timeout_ms([device.operation_timeout_ms for device in devices])
 
 
 def make_native_reader(
@@ -192,12 +183,16 @@ class SampleReader(Closing):
         """Read samples as one batch, in the order of the indices; see ``Dataset.read``."""
         check_on_error(on_error)
         wanted = as_indices(indices, option="indices", action="read samples")
+        asked = time.monotonic()
         try:
             native = self.native.read(wanted)
         except UsageError as error:
             problem = find_outside(indices, 0, len(self.directory), option="indices")
             raise UsageError(f"read samples: {problem}") if problem else error from error
-        return self.build_batch(native, on_error)
+        if not native.failures:
+            return self.build_batch(native, on_error)
+        with limit_call(time.monotonic() - asked):  # what is left explains the failures
+            return self.build_batch(native, on_error)
 
     def get(self, index: int) -> bytes:
         """Read one sample by its index, 0..N-1; raises the errors of ``read``."""
@@ -205,6 +200,7 @@ class SampleReader(Closing):
             raise UsageError(
                 f"read a sample: expected an index 0..{len(self.directory) - 1}, got {index}"
             )
+        asked = time.monotonic()
         found = self.native.get(index)
         if self.has_copies:
             self.watch_members()
@@ -212,7 +208,8 @@ class SampleReader(Closing):
             return found
         if parts.is_large(self, index):
             return parts.read_bytes(self, index)
-        with self.read([index]) as batch:  # a large or failed sample: this read has its error
+        # A large or failed sample: this read has its error. It does not wait for a silent member.
+        with limit_call(time.monotonic() - asked), self.read([index]) as batch:
             return batch.tobytes(0)
 
     def get_if_cached(self, index: int) -> bytes | None:

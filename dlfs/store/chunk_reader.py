@@ -4,6 +4,10 @@
 in order, window by window and ahead of the caller: verification and repair. Both report a failed
 read with the device and the byte at which it failed.
 
+Each call has a deadline, and ``scan_space`` one for each window (``dlfs.deadlines``). A member that
+is silent for the time that it gives one device counts as lost. This holds for devices
+that drop reads when their queue pair is closed: others could still write to the memory.
+
 A failed read is repeated in halves, down to one block, so that a bad block costs no other block.
 With replicas, bytes that one copy does not give are read from the next. Only the caller can verify
 the bytes. If they are wrong, it reads them again by the next of the ``copy_orders``.
@@ -13,6 +17,8 @@ Threads: one for each call. Memory: the windows.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +26,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dlfs.block import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
+from dlfs.block import (
+    BlockDevice,
+    Kind,
+    QueuePair,
+    aligned_buffer,
+    check_answers,
+    note_unanswered,
+    operation_error,
+    timeout_error,
+)
 from dlfs.closing import Closing
+from dlfs.deadlines import credit_call, current_deadline, limit_call, share_for
 from dlfs.errors import (
     AuthenticationError,
     DeviceError,
@@ -37,6 +53,9 @@ REQUEST_BYTES_MAX = 1 * MIB
 
 DEPTH = 32
 """Most reads in flight on one member."""
+
+WAIT_SLICE_MS = 100
+"""Time after which a wait looks at the deadline, in milliseconds."""
 
 WINDOW_BYTES = 4 * MIB
 """Size of a window of a scan in bytes, unless a chunk is larger."""
@@ -141,15 +160,17 @@ class Window:
 class _Fetcher(Closing):
     """Queue pairs of all members, and the requests in flight on them."""
 
-    def __init__(self, devices: Sequence[BlockDevice], choice: CopyOrder) -> None:
+    def __init__(self, devices: Sequence[BlockDevice], choice: CopyOrder, copies: int) -> None:
         self._devices = devices
         self._choice = choice
         self._queues: list[QueuePair | None] = []
         self._absences: dict[int, DeviceError] = {}
         self._in_flight: dict[int, _Request] = {}
         self._tag = 0
+        self._part = share_for(len(devices), 1 if choice.only else copies)
         for member, device in enumerate(devices):
             try:
+                self._check_silence(device)
                 self._queues.append(device.queue_pair(DEPTH))
             except DeviceError as error:
                 self._queues.append(None)
@@ -159,6 +180,17 @@ class _Fetcher(Closing):
         for queue in self._queues:
             if queue is not None:
                 queue.close()
+
+    def _check_silence(self, device: BlockDevice) -> None:
+        """Check that a device is not known to be silent, if this call has a deadline.
+
+        Raises:
+            DeviceTimeoutError: it is.
+        """
+        deadline = current_deadline()
+        if deadline is not None and device.drops_reads:
+            deadline.admit(device.operation_timeout_ms)
+            check_answers(device.uri, f"read {device.uri}")
 
     def start(self, space: DataSpace, address: int, memory: NDArray[np.uint8]) -> _Range:
         """Start reading from an address until the memory is full."""
@@ -242,24 +274,44 @@ class _Fetcher(Closing):
         queue = self._queues[member]
         assert queue is not None
         try:
-            completions = queue.poll(-1)
+            completions = self._wait(self._devices[member], queue)
         except DeviceError as error:
             self._drop_queue(member, queue, error)
             return
         for tag, result in completions:
             request = self._in_flight.pop(tag)
             request.target.pending[member] -= 1
-            if result < 0:
-                uri = self._devices[member].uri
-                length_bytes = request.memory.nbytes
-                problem = operation_error(
-                    uri, Kind.READ, request.offset_bytes, length_bytes, result
-                )
+            if result >= 0:
+                credit_call(request.memory.nbytes)
+            else:
+                problem = _problem(self._devices[member], request, result)
                 gone = isinstance(
                     problem, DeviceLostError | DeviceTimeoutError | AuthenticationError
                 )
                 request.unreadable |= not gone
                 self._read_next_copy(request, problem)
+
+    def _wait(self, device: BlockDevice, queue: QueuePair) -> list[tuple[int, int]]:
+        """Wait for completions of a member, for as long as the deadline gives one device.
+
+        Raises:
+            DeviceTimeoutError: the member does not answer.
+            DeviceError: the queue pair failed.
+        """
+        deadline = current_deadline()
+        if deadline is None or not device.drops_reads:
+            return queue.poll(-1)
+        limit_s = min(deadline.device_s, deadline.left_s * self._part)
+        until_s = time.monotonic() + limit_s
+        while True:
+            left_ms = math.ceil((until_s - time.monotonic()) * 1000)
+            completions = queue.poll(max(0, min(left_ms, WAIT_SLICE_MS)))
+            if completions:
+                return completions
+            check_answers(device.uri, f"read {device.uri}")
+            if left_ms <= 0:
+                note_unanswered(device, waited_s=limit_s)
+                raise timeout_error(f"read {device.uri}", limit_s)
 
     def _drop_queue(self, member: int, queue: QueuePair, error: DeviceError) -> None:
         """Close a failed queue pair and send its requests to other copies."""
@@ -271,6 +323,19 @@ class _Fetcher(Closing):
             request = self._in_flight.pop(tag)
             request.target.pending[member] -= 1
             self._read_next_copy(request, error)
+
+
+def _problem(device: BlockDevice, request: _Request, result: int) -> DlfsError:
+    """Return the error of a request that failed; note the device if it did not answer."""
+    length_bytes = request.memory.nbytes
+    problem = operation_error(device.uri, Kind.READ, request.offset_bytes, length_bytes, result)
+    if not isinstance(problem, DeviceTimeoutError):
+        return problem
+    note_unanswered(device)
+    return timeout_error(
+        f"read {device.uri} at byte {request.offset_bytes}, {length_bytes} bytes",
+        device.operation_timeout_ms / 1000,
+    )
 
 
 def read_into(
@@ -293,7 +358,10 @@ def read_into(
         DeviceError: a read failed in all copies.
         UsageError: the range leaves the space.
     """
-    with _Fetcher(devices, choice) as fetcher:
+    with (
+        limit_call(),
+        _Fetcher(devices, choice, space.geometry.replicas) as fetcher,
+    ):
         target = fetcher.start(space, address, memory)
         fetcher.finish(target)
     if target.failures:
@@ -335,7 +403,7 @@ def scan_space(
         aligned_buffer(window_bytes, max(4096, space.geometry.block_bytes))
         for _ in range(min(WINDOWS, len(addresses)))
     ]
-    with _Fetcher(devices, choice) as fetcher:
+    with _Fetcher(devices, choice, space.geometry.replicas) as fetcher:
         ahead: deque[tuple[int, _Range]] = deque()
         for number, address in enumerate(addresses):
             if len(ahead) == len(buffers):
@@ -348,5 +416,6 @@ def scan_space(
 
 
 def _finished(fetcher: _Fetcher, address: int, target: _Range) -> Window:
-    fetcher.finish(target)
+    with limit_call():
+        fetcher.finish(target)
     return Window(address, target.memory, tuple(target.failures))

@@ -21,6 +21,7 @@ from uuid import UUID
 
 from dlfs.arguments import Engine
 from dlfs.block import NvmeTcpDiscoverUri, open_device, parse_uri
+from dlfs.deadlines import OTHER_MEMBERS_PART, limit_device
 from dlfs.errors import AuthenticationError, DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.fabric.discovery import (
     Address,
@@ -103,13 +104,15 @@ def resolve_uris(
     if not controllers:
         return tuple(uris)
     single = [u for u, p in zip(uris, parsed, strict=True) if not isinstance(p, NvmeTcpDiscoverUri)]
-    given = [_identify_uri(uri, engine, opener) for uri in single]
+    with limit_device(OTHER_MEMBERS_PART):
+        given = [_identify_uri(uri, engine, opener) for uri in single]
     results = list(zip(controllers, all_at_once(_discover, controllers), strict=True))
     refusals = [result for _, result in results if isinstance(result, AuthenticationError)]
     if not single and len(refusals) == len(results):
         raise refusals[0]
     listed = [(uri, result) for uri, result in results if isinstance(result, Discovery)]
-    found = find_namespaces(listed, engine=engine, opener=opener)
+    with limit_device(OTHER_MEMBERS_PART):
+        found = find_namespaces(listed, engine=engine, opener=opener)
     choice = _VolumeChoice(
         given=[content.superblock for content in given if content.superblock is not None],
         found=found,

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice, NvmeTcpUri, open_device, parse_uri
+from dlfs.deadlines import limit_device, share_for
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -289,7 +290,8 @@ def _identify(devices: Sequence[BlockDevice]) -> tuple[list[Member], bool]:
     grown = False
     for device in devices:
         try:
-            found.append(identify(device))
+            with limit_device(share_for(len(devices), 1)):
+                found.append(identify(device))
         except DepartedError:
             grown = True
         except (DeviceError, FormatError):

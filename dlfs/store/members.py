@@ -36,6 +36,7 @@ from dlfs.block import (
     split_members,
 )
 from dlfs.closing import close_all
+from dlfs.deadlines import limit_device, share_for
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -341,7 +342,8 @@ def find_foreign(devices: Sequence[BlockDevice], volume_uuid: UUID) -> Member | 
         if isinstance(device, MissingDevice):
             continue
         try:
-            member = identify(device)
+            with limit_device(share_for(len(devices), 1)):
+                member = identify(device)
         except (DeviceError, FormatError):
             continue
         if member.newest.volume_uuid != volume_uuid:
@@ -410,7 +412,8 @@ def identify_all(
                 refused.append((device, device.reason))
             continue
         try:
-            found.append(identify(device))
+            with limit_device(share_for(len(devices), 1)):
+                found.append(identify(device))
         except (DeviceError, FormatError) as error:
             drop_tracebacks(error)
             refused.append((device, error))

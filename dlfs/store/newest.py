@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice
+from dlfs.deadlines import is_over
 from dlfs.errors import DeviceError, FormatError, NotFoundError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.store.located import open_located
@@ -103,7 +104,8 @@ def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Ite
             break
         except DeviceError:
             close_devices(devices[count:])
-            if not any(map(_may_return, devices[count:])) or time.monotonic() > deadline:
+            waits = any(map(_may_return, devices[count:])) and time.monotonic() < deadline
+            if not waits or is_over():
                 raise
             time.sleep(REOPEN_PAUSE_S)
         except BaseException:

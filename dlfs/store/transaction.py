@@ -29,6 +29,7 @@ from dlfs._native.checksums import crc32c
 from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.closing import Closing
+from dlfs.deadlines import limit_call
 from dlfs.errors import (
     ClosedError,
     DegradedError,
@@ -153,6 +154,11 @@ def load_generation(devices: Sequence[BlockDevice]) -> Generation:
         UsageError: a member is foreign, or given twice.
         DeviceError: a device failed.
     """
+    with limit_call():
+        return _load_generation(devices)
+
+
+def _load_generation(devices: Sequence[BlockDevice]) -> Generation:
     members, newest = assemble(devices)
     for _ in range(OPEN_ATTEMPTS):
         try:

@@ -105,6 +105,11 @@ class WrappingDevice(Closing):
         return self.inner.operation_timeout_ms
 
     @property
+    def drops_reads(self) -> bool:
+        """True if closing a queue pair ends its reads."""
+        return self.inner.drops_reads
+
+    @property
     def queue_pairs_max(self) -> int:
         """Most queue pairs of the inner device."""
         return self.inner.queue_pairs_max

@@ -1,0 +1,122 @@
+"""Targets of a volume whose disks hang or send a few bytes at a time, and calls that must end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import dlfs
+from dlfs import deadlines
+from dlfs.errors import DeviceTimeoutError
+from dlfs.units import KIB, MIB
+from tests.support.nvme import (
+    DEFAULT_NQN,
+    Event,
+    Fault,
+    FaultScript,
+    Fragments,
+    Namespace,
+    ScriptedTarget,
+    Subsystem,
+)
+from tests.support.nvme.faults import Drip, Omit
+
+BOUND_S = 3.0
+SLACK_S = 2.0
+WAIT_S = 60.0
+OPTIONS = {"timeout_ms": 500, "reconnect_ms": 500}
+LATE = {"timeout_ms": 60_000, "reconnect_ms": 0}  # the device itself does not give up in time
+COUNT = 60
+SAMPLES = {b"d%d/%03d" % (i % 3, i): bytes([i + 1]) * 9000 for i in range(COUNT)}
+ORDERED = [SAMPLES[path] for path in sorted(SAMPLES)]
+
+
+def hang() -> FaultScript:
+    return FaultScript([Fault(Event.READ, Omit(), times=None)])
+
+
+def drip(bytes_each: int) -> FaultScript:
+    return FaultScript([Fault(Event.READ, Drip(Fragments([bytes_each], 1000)), times=None)])
+
+
+@dataclass
+class World:
+    """Targets with one volume, which has a dataset ``ds``."""
+
+    targets: list[ScriptedTarget]
+    uuid: UUID | None = None
+    opened: int = 0
+
+    def uris(self, options: dict[str, int]) -> list[str]:
+        """Return other URIs at each call: nothing is known of them yet."""
+        self.opened += 1
+        distinct = options | {"keepalive_ms": 10_000 - self.opened}
+        return [target.uri(**distinct) for target in self.targets]
+
+    @property
+    def copies(self) -> int:
+        return len(self.targets)
+
+    def recover(self) -> None:
+        for target in self.targets:
+            target.play(None)
+
+
+@contextlib.contextmanager
+def make_world(copies: int) -> Iterator[World]:
+    with contextlib.ExitStack() as stack:
+        targets = [
+            stack.enter_context(
+                ScriptedTarget([Subsystem(f"{DEFAULT_NQN}{number}", [Namespace(8 * MIB)])])
+            )
+            for number in range(copies)
+        ]
+        world = World(targets)
+        uris = world.uris({})
+        world.uuid = dlfs.format_volume(uris, chunk_bytes=64 * KIB, replicas=copies).uuid
+        with dlfs.open(uris) as volume, volume.writer("ds") as writer:
+            for path, data in SAMPLES.items():
+                writer.add(path, data, attributes={"length": len(data)})
+        yield world
+
+
+def bound_s(options: dict[str, int]) -> float:
+    operation_ms = options["timeout_ms"] + options["reconnect_ms"]
+    return deadlines.call_timeout_ms([operation_ms]) / 1000
+
+
+def within(limit_s: float, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Return the result or the error of a call, which ends within a bound."""
+    began = time.monotonic()
+    result, failure = None, None
+    try:
+        result = call()
+    except Exception as error:  # noqa: BLE001  checked by the caller
+        failure = error
+    assert time.monotonic() - began < limit_s + SLACK_S, failure
+    return result, failure
+
+
+def check(world: World, found: tuple[Any, BaseException | None], expected: Any) -> None:
+    """With another copy, the call succeeds; without, its error is typed and names the device."""
+    result, failure = found
+    if world.copies > 1:
+        assert failure is None
+        assert result == expected
+        return
+    assert isinstance(failure, DeviceTimeoutError), repr(failure)
+    assert failure.retryable
+    assert f"127.0.0.1:{world.targets[0].port}" in str(failure)
+    assert "answer" in str(failure)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)

@@ -1,0 +1,203 @@
+"""Disks that hang: their target answers connects, keep-alive and admin commands, and never a read.
+
+Each call of a user ends within the bound of ``dlfs.deadlines``, with one copy and with two, also if
+the disk sends a few bytes now and then. What is known to be silent is not waited for again, until
+it answers. The tests shorten the bound of 30 s.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+import dlfs
+from dlfs import deadlines
+from dlfs.block import is_silent
+from tests.fault.silent_world import (
+    BOUND_S,
+    COUNT,
+    LATE,
+    OPTIONS,
+    ORDERED,
+    SAMPLES,
+    World,
+    bound_s,
+    check,
+    drip,
+    hang,
+    make_world,
+    wait_until,
+    within,
+)
+
+ROUNDS = int(os.environ.get("DLFS_HANG_ROUNDS", "3"))
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def made(request: pytest.FixtureRequest) -> Iterator[World]:
+    with make_world(request.param) as world:
+        yield world
+
+
+@pytest.fixture
+def world(made: World) -> Iterator[World]:
+    yield made
+    made.recover()
+
+
+@pytest.fixture(autouse=True)
+def short_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "CALL_TIMEOUT_MS", int(BOUND_S * 1000))
+
+
+def batches(dataset: dlfs.Dataset, count: int = 1) -> list[list[bytes]]:
+    with dataset.batches(8, seed=3) as epoch:
+        return [next(epoch).to_list() for _ in range(count)]
+
+
+def first_batch(dataset: dlfs.Dataset) -> list[bytes]:
+    return batches(dataset)[0]
+
+
+def find_in_vain(volume: dlfs.Volume) -> int:
+    """Verify a volume; return how many chunks' worth of defects there are, at least."""
+    return sum(1 for _ in volume.verify())
+
+
+# What users call, by name: given the URIs, an open volume and its dataset.
+CALLS: dict[str, tuple[Callable[[Sequence[str], dlfs.Volume, dlfs.Dataset], Any], Any]] = {
+    "get": (lambda _u, _v, ds: ds[7], ORDERED[7]),
+    "read": (lambda _u, _v, ds: ds.read([3, 50, 20]).to_list(), [ORDERED[i] for i in (3, 50, 20)]),
+    "epoch": (lambda _u, _v, ds: len(first_batch(ds)), 8),
+    "paths": (lambda _u, _v, ds: ds.paths(), sorted(SAMPLES)),
+    "column": (lambda _u, _v, ds: int(ds.column("length")[5]), 9000),
+    "refresh": (lambda _u, v, _ds: v.refresh(), None),
+    "dataset": (lambda _u, v, _ds: len(v["ds"].open()), COUNT),
+    "open": (lambda u, _v, _ds: dlfs.open(u).label, ""),
+    "info": (lambda u, _v, _ds: dlfs.open(u).info().dataset_count, 1),
+}
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Options of a device that does not give up by itself within the bound."""
+    for module in ("dlfs.deadlines", "dlfs.reader.reader"):
+        monkeypatch.setattr(f"{module}.call_timeout_ms", lambda _times: int(BOUND_S * 1000))
+    return LATE
+
+
+def check_call(world: World, call: str, options: dict[str, int]) -> None:
+    uris = world.uris(options)
+    function, expected = CALLS[call]
+    with dlfs.open(uris) as volume, volume["ds"] as dataset:
+        world.targets[0].play(hang())
+        check(world, within(bound_s(options), lambda: function(uris, volume, dataset)), expected)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_ends_within_the_bound(world: World, call: str) -> None:
+    check_call(world, call, OPTIONS)
+
+
+@pytest.mark.parametrize("call", ["get", "epoch", "open", "refresh", "paths"])
+def test_each_call_ends_though_the_device_waits(
+    world: World, call: str, late: dict[str, int]
+) -> None:
+    check_call(world, call, late)
+
+
+@pytest.mark.parametrize("bytes_each", [2, 200])
+def test_a_trickle_does_not_move_the_bound(world: World, bytes_each: int) -> None:
+    with dlfs.open(world.uris(OPTIONS)) as volume, volume["ds"] as dataset:
+        world.targets[0].play(drip(bytes_each))
+        limit_s = bound_s(OPTIONS)
+        check(world, within(limit_s, lambda: len(first_batch(dataset))), 8)
+        check(world, within(limit_s, lambda: dataset[7]), ORDERED[7])
+        check(world, within(limit_s, volume.refresh), None)
+
+
+def test_what_is_silent_is_not_waited_for_again(world: World) -> None:
+    uris = world.uris(OPTIONS)
+    with dlfs.open(uris) as volume, volume["ds"] as dataset:
+        world.targets[0].play(hang())
+        limit_s = bound_s(OPTIONS)
+        check(world, within(limit_s, lambda: dataset[0]), ORDERED[0])
+
+        def many() -> None:  # together they take no longer than one call may
+            for index in range(1, 50):
+                check(world, within(limit_s, lambda index=index: dataset[index]), ORDERED[index])
+            for _ in range(5):
+                check(world, within(limit_s, lambda: dlfs.open(uris).label), "")
+                check(world, within(limit_s, volume.refresh), None)
+
+        assert within(limit_s, many) == (None, None)
+        (device, *_others) = volume.uri.split(",")  # in the order of the members
+        assert is_silent(device)
+        world.recover()
+        wait_until(lambda: not is_silent(device))
+        wait_until(lambda: dataset.read(range(COUNT), on_error="skip").to_list() == ORDERED)
+        volume.refresh()
+        assert [member.state for member in volume.members] == ["current"] * world.copies
+
+
+def test_threads_share_the_outcome(world: World) -> None:
+    with dlfs.open(world.uris(OPTIONS)) as volume, volume["ds"] as dataset:
+        world.targets[0].play(hang())
+        found: list[tuple[Any, BaseException | None]] = []
+        calls: list[Callable[[], Any]] = [lambda: dataset[7], lambda: len(dataset.paths())] * 6
+        threads = [
+            threading.Thread(target=lambda call=call: found.append(within(bound_s(OPTIONS), call)))
+            for call in calls
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == len(calls)
+        for result, failure in found:
+            check(world, (result if failure else None, failure), None)
+
+
+def test_closing_does_not_wait(world: World, late: dict[str, int]) -> None:
+    volume = dlfs.open(world.uris(late))
+    dataset = volume["ds"]
+    world.targets[0].play(hang())
+    epoch = dataset.batches(8, seed=3)
+    within(BOUND_S, lambda: next(epoch))  # some of its reads are still in flight
+    assert within(0.0, lambda: (epoch.close(), dataset.close(), volume.close()))[1] is None
+
+
+def test_verification_ends(world: World) -> None:
+    with dlfs.open(world.uris(OPTIONS)) as volume:
+        world.targets[0].play(hang())
+        # Superblocks, catalog, directory, attributes and data of each copy: one wait for all.
+        findings, failure = within(2 * bound_s(OPTIONS), lambda: find_in_vain(volume))
+        assert failure is not None or findings > 0
+
+
+def test_a_hang_at_a_random_moment(world: World) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(ROUNDS):
+        world.recover()
+        uris = world.uris(OPTIONS)
+        with dlfs.open(uris) as volume, volume["ds"] as dataset:
+            names = draw.choices(list(CALLS), k=6)
+            delay_s = draw.random() * 0.05
+            print(names, delay_s)
+            timer = threading.Timer(delay_s, world.targets[0].play, [hang()])
+            timer.start()
+            for name in names:
+                function, expected = CALLS[name]
+                call = partial(function, uris, volume, dataset)
+                found = within(bound_s(OPTIONS), call)
+                if found[1] is not None or world.copies > 1:  # or it was before the hang
+                    check(world, found, expected)
+            timer.join()
