@@ -348,7 +348,7 @@ class ServiceConnection:
             native,
             geometry,
             directory,
-            Where(identity.name, state.members, state.fields),
+            Where(identity.name, state.members, state.fields, state.read_timeout_ms),
             ServicePlacement(control, identity),
             lambda number, reason: _report(self.uri, state.members[number], reason),
         )

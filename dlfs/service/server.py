@@ -67,6 +67,7 @@ class SampleServer:
             await self._serve_client(stream, listener.group)
 
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._state.wait_for_end)
             nursery.start_soon(self._state.keep_current)
             await trio.serve_listeners(handle, [accepting])
 

@@ -5,9 +5,10 @@ Threads: the trio loop.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -16,7 +17,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from dlfs._native.server_channel import Share
-from dlfs.errors import ClosedError, DlfsError, NotFoundError
+from dlfs.errors import ClosedError, DlfsError, NotFoundError, drop_tracebacks
 from dlfs.fields import FieldSpan
 from dlfs.service.dataset_cache import ServedVolume
 from dlfs.service.protocol import Attached
@@ -59,6 +60,42 @@ class Attachments(Protocol):
         """
 
 
+class Refreshes:
+    """The refreshes of one volume: one at a time, whose outcome waiting requests share.
+
+    A request needs what was committed before it came. So it takes the outcome of any refresh that
+    began after it came.
+    """
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+        self._begun = 0
+        self._error: Exception | None = None
+
+    async def run(self, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Refresh the volume, or share the outcome of a refresh that begins from now on.
+
+        Raises:
+            Exception: as ``refresh``.
+        """
+        begun_before = self._begun
+        async with self._lock:
+            if self._begun == begun_before:
+                self._begun += 1
+                self._error = None
+                try:
+                    await refresh()
+                except (DlfsError, OSError, MemoryError) as error:
+                    drop_tracebacks(error)
+                    self._error = error
+                except BaseException:  # cancelled: the next one refreshes
+                    self._begun -= 1
+                    raise
+            outcome = self._error
+        if outcome is not None:
+            raise outcome
+
+
 @dataclass(eq=False)
 class ServerState:
     """State that all sessions of a server share.
@@ -70,7 +107,7 @@ class ServerState:
         channel_counts: open channels of each client process and of each user.
         shares: bounds on pinned bytes, by process or user and by sample memory; with None in
             place of the sample memory, bounds on the service's other memory.
-        refresh_locks: lock of each volume that one request at a time takes to refresh it.
+        refreshes: the refreshes of each volume.
         volume_limiters: limiter of the worker threads of each volume.
         closing_limiter: limiter of the worker threads that close channels and datasets.
     """
@@ -82,11 +119,14 @@ class ServerState:
     shares: WeakValueDictionary[tuple[str | int, Arena | None], Share] = field(
         default_factory=WeakValueDictionary
     )
-    refresh_locks: dict[UUID, trio.Lock] = field(default_factory=dict)
+    refreshes: dict[UUID, Refreshes] = field(default_factory=dict)
     volume_limiters: dict[UUID, trio.CapacityLimiter] = field(default_factory=dict)
     closing_limiter: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(CLOSING_THREADS_MAX)
     )
+    _ending: bool = False
+    _waits: set[trio.CancelScope] = field(default_factory=set)
+    """Scopes of the calls in threads, which a cancellation does not reach before the end."""
 
     def volume(self, uuid: UUID) -> ServedVolume:
         """Return a volume by its UUID.
@@ -130,8 +170,11 @@ class ServerState:
 
     async def refresh(self, volume: ServedVolume) -> None:
         """Load a volume's newest generation."""
-        async with self.refresh_locks.setdefault(volume.uuid, trio.Lock()):
-            await self.run_for_volume(volume, volume.refresh)
+        await self._refresh(volume, volume.refresh)
+
+    async def _refresh(self, volume: ServedVolume, refresh: Callable[[], None]) -> None:
+        refreshes = self.refreshes.setdefault(volume.uuid, Refreshes())
+        await refreshes.run(functools.partial(self.run_for_volume, volume, refresh))
 
     async def keep_current(self) -> None:
         """Follow the volumes without requests, so that no device stays open that has left one.
@@ -146,8 +189,7 @@ class ServerState:
                     generation = volume.generation()
                     if failed.get(uuid) is generation:
                         continue
-                    async with self.refresh_locks.setdefault(uuid, trio.Lock()):
-                        await self.run_for_volume(volume, volume.keep_current)
+                    await self._refresh(volume, volume.keep_current)
                 except ClosedError:
                     continue  # it was detached meanwhile
                 except (DlfsError, OSError, MemoryError) as error:
@@ -165,7 +207,7 @@ class ServerState:
         limiter = self.volume_limiters.setdefault(
             volume.uuid, trio.CapacityLimiter(VOLUME_THREADS_MAX)
         )
-        return await trio.to_thread.run_sync(call, limiter=limiter)
+        return await self._run(call, limiter)
 
     def runs_for_volume(self, volume: UUID) -> bool:
         """Return True if a call of ``run_for_volume`` for a volume is waiting or running."""
@@ -177,4 +219,26 @@ class ServerState:
 
     async def close(self, close: Callable[[], None]) -> None:
         """Close a channel or dataset of a client in a worker thread."""
-        await trio.to_thread.run_sync(close, limiter=self.closing_limiter)
+        await self._run(close, self.closing_limiter)
+
+    async def _run(self, call: Callable[[], Result], limiter: trio.CapacityLimiter) -> Result:
+        """Run a call in a thread to its end, unless the service ends: then abandon it."""
+        with trio.CancelScope(shield=not self._ending) as scope:
+            self._waits.add(scope)
+            try:
+                return await trio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
+            finally:
+                self._waits.discard(scope)
+        raise AssertionError  # this scope is not cancelled itself
+
+    async def wait_for_end(self) -> None:
+        """Wait until the service is cancelled; then no longer wait for calls in threads.
+
+        These may wait for a device. The process ends without them.
+        """
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._ending = True
+            for scope in self._waits:
+                scope.shield = False

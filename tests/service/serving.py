@@ -104,6 +104,7 @@ class Service:
         volumes: URIs.
         socket: path to listen on.
         options: of the command line.
+        program: what Python runs as the command ``dlfs``.
 
     Attributes:
         uri: for ``dlfs.connect``.
@@ -113,11 +114,18 @@ class Service:
         pid: of it.
     """
 
-    def __init__(self, volumes: list[str], socket: Path, *options: str, **popen: Any) -> None:
+    def __init__(
+        self,
+        volumes: list[str],
+        socket: Path,
+        *options: str,
+        program: tuple[str, ...] = ("-m", "dlfs.cli"),
+        **popen: Any,
+    ) -> None:
         self.uri = f"unix:{socket}"
         self.socket = socket
         self.log = socket.with_suffix(".log")
-        command = [sys.executable, "-m", "dlfs.cli", "serve", *volumes, "--socket", str(socket)]
+        command = [sys.executable, *program, "serve", *volumes, "--socket", str(socket)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--json", *options],
