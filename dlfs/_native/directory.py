@@ -440,4 +440,5 @@ class NativeDirectory:
 
     def _check_names(self) -> None:
         if self._names is None:
+            _ = self.handle  # raises ClosedError if another thread has closed the directory
             raise UsageError(f"use the names of {self._label}: expected them attached first")

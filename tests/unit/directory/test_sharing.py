@@ -27,7 +27,7 @@ from dlfs.directory import (
     FrozenDirectory,
     load_directory,
 )
-from dlfs.errors import ChecksumError, DeviceError, FormatError, UsageError
+from dlfs.errors import ChecksumError, ClosedError, DeviceError, FormatError, UsageError
 
 PATHS = [b"d/%05d" % n for n in range(3000)]
 VOLUME, DATASET = uuid.UUID(int=1), uuid.UUID(int=2)
@@ -473,3 +473,12 @@ def test_a_lock_ends_although_a_child_has_a_copy_of_its_descriptor(
     os.close(outside)
     os.close(inside)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_names_that_another_thread_closes_are_a_closed_directory(tmp_path: Path) -> None:
+    """The thread that looks a path up has seen the names, and then they are gone."""
+    directory = Segment(tmp_path / "segment").open(None)
+    native = directory._named()
+    directory.close()
+    with pytest.raises(ClosedError, match="it is closed"):
+        native.find_one(PATHS[0])
