@@ -23,7 +23,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
@@ -31,7 +30,7 @@ from uuid import UUID
 from dlfs._native import abi
 from dlfs.arguments import Engine
 from dlfs.block import note_unanswered
-from dlfs.closing import Uses
+from dlfs.closing import LiveObjects, Uses
 from dlfs.deadlines import limit_call, limit_device, share_for
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.forks import Lock
@@ -263,7 +262,7 @@ def _newest_in(slots: bytes) -> tuple[UUID, int] | None:
 
 # ---- the thread of each volume -------------------------------------------------------------------
 
-_watched: dict[UUID, weakref.WeakSet[LocalPlacement]] = {}
+_watched: dict[UUID, LiveObjects[LocalPlacement]] = {}
 """Open datasets of each volume that has a thread."""
 
 _watched_lock = Lock()
@@ -275,17 +274,22 @@ def _watch(placement: LocalPlacement) -> None:
         if uuid in _watched:
             _watched[uuid].add(placement)
             return
-        _watched[uuid] = weakref.WeakSet([placement])
-    threading.Thread(target=_run, args=[uuid], name="dlfs-placement", daemon=True).start()
+        try:
+            _watched[uuid] = LiveObjects()
+            _watched[uuid].add(placement)
+            threading.Thread(target=_run, args=[uuid], name="dlfs-placement", daemon=True).start()
+        except BaseException:  # Ctrl-C: the next dataset starts a thread
+            _watched.pop(uuid, None)
+            raise
 
 
 def _run(uuid: UUID) -> None:
     while True:
         time.sleep(WATCH_S)
         with _watched_lock:
-            placements = [placement for placement in _watched[uuid] if not placement.closed]
+            placements = [each for each in _watched.get(uuid, ()) if not each.closed]
             if not placements:
-                del _watched[uuid]
+                _watched.pop(uuid, None)
                 return
         for placement in placements:
             with suppress(DlfsError):  # the next look may find the volume readable again
