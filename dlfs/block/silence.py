@@ -117,10 +117,12 @@ def note_unanswered(device: BlockDevice, *, waited_s: float | None = None) -> No
     Args:
         device: the device.
         waited_s: time for which it was waited for, in seconds; a short one is no silence. None if
-            the device itself gave up.
+            the device itself gave up, after ``operation_timeout_ms``.
     """
+    own_s = device.operation_timeout_ms / 1000
     if waited_s is None or waited_s >= NOTED_S:
-        note_silence(device.uri, getattr(device, "reopener", None), waited_s=waited_s or 0.0)
+        reopen = getattr(device, "reopener", None)
+        note_silence(device.uri, reopen, waited_s=own_s if waited_s is None else waited_s)
 
 
 def timeout_error(action: str, limit_s: float) -> DeviceTimeoutError:

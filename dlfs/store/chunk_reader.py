@@ -37,7 +37,7 @@ from dlfs.block import (
     timeout_error,
 )
 from dlfs.closing import Closing
-from dlfs.deadlines import credit_call, current_deadline, limit_call, share_for
+from dlfs.deadlines import OTHER_COPIES_PART, credit_call, current_deadline, limit_call
 from dlfs.errors import (
     AuthenticationError,
     DeviceError,
@@ -160,14 +160,13 @@ class Window:
 class _Fetcher(Closing):
     """Queue pairs of all members, and the requests in flight on them."""
 
-    def __init__(self, devices: Sequence[BlockDevice], choice: CopyOrder, copies: int) -> None:
+    def __init__(self, devices: Sequence[BlockDevice], choice: CopyOrder) -> None:
         self._devices = devices
         self._choice = choice
         self._queues: list[QueuePair | None] = []
         self._absences: dict[int, DeviceError] = {}
         self._in_flight: dict[int, _Request] = {}
         self._tag = 0
-        self._part = share_for(len(devices), 1 if choice.only else copies)
         for member, device in enumerate(devices):
             try:
                 self._check_silence(device)
@@ -274,7 +273,7 @@ class _Fetcher(Closing):
         queue = self._queues[member]
         assert queue is not None
         try:
-            completions = self._wait(self._devices[member], queue)
+            completions = self._wait(member, queue)
         except DeviceError as error:
             self._drop_queue(member, queue, error)
             return
@@ -291,17 +290,32 @@ class _Fetcher(Closing):
                 request.unreadable |= not gone
                 self._read_next_copy(request, problem)
 
-    def _wait(self, device: BlockDevice, queue: QueuePair) -> list[tuple[int, int]]:
-        """Wait for completions of a member, for as long as the deadline gives one device.
+    def _has_other_copies(self, member: int) -> bool:
+        """Return True if all that a member is asked for may be read from others."""
+        asked = [request for request in self._in_flight.values() if request.member == member]
+        return all(
+            any(
+                request.space.resolve(request.address, copy)[0] not in self._absences
+                for copy in request.copies
+            )
+            for request in asked
+        )
+
+    def _wait(self, member: int, queue: QueuePair) -> list[tuple[int, int]]:
+        """Wait for completions of a member: for what is left of the call, or only a part of it.
+
+        A part is enough if other members have the same.
 
         Raises:
             DeviceTimeoutError: the member does not answer.
             DeviceError: the queue pair failed.
         """
+        device = self._devices[member]
         deadline = current_deadline()
         if deadline is None or not device.drops_reads:
             return queue.poll(-1)
-        limit_s = min(deadline.device_s, deadline.left_s * self._part)
+        part = OTHER_COPIES_PART if self._has_other_copies(member) else 1.0
+        limit_s = deadline.left_s * part
         until_s = time.monotonic() + limit_s
         while True:
             left_ms = math.ceil((until_s - time.monotonic()) * 1000)
@@ -360,7 +374,7 @@ def read_into(
     """
     with (
         limit_call(),
-        _Fetcher(devices, choice, space.geometry.replicas) as fetcher,
+        _Fetcher(devices, choice) as fetcher,
     ):
         target = fetcher.start(space, address, memory)
         fetcher.finish(target)
@@ -403,7 +417,7 @@ def scan_space(
         aligned_buffer(window_bytes, max(4096, space.geometry.block_bytes))
         for _ in range(min(WINDOWS, len(addresses)))
     ]
-    with _Fetcher(devices, choice, space.geometry.replicas) as fetcher:
+    with _Fetcher(devices, choice) as fetcher:
         ahead: deque[tuple[int, _Range]] = deque()
         for number, address in enumerate(addresses):
             if len(ahead) == len(buffers):

@@ -24,7 +24,7 @@ from tests.support.nvme import (
     ScriptedTarget,
     Subsystem,
 )
-from tests.support.nvme.faults import Drip, Omit
+from tests.support.nvme.faults import Delay, Drip, Omit
 
 BOUND_S = 3.0
 SLACK_S = 2.0
@@ -42,6 +42,10 @@ def hang() -> FaultScript:
 
 def drip(bytes_each: int) -> FaultScript:
     return FaultScript([Fault(Event.READ, Drip(Fragments([bytes_each], 1000)), times=None)])
+
+
+def delay(seconds: float) -> FaultScript:
+    return FaultScript([Fault(Event.READ, Delay(seconds), times=None)])
 
 
 @dataclass

@@ -18,7 +18,7 @@ import pytest
 
 import dlfs
 from dlfs import deadlines
-from dlfs.block import is_silent
+from dlfs.block import is_silent, note_unanswered
 from tests.fault.silent_world import (
     BOUND_S,
     COUNT,
@@ -29,6 +29,7 @@ from tests.fault.silent_world import (
     World,
     bound_s,
     check,
+    delay,
     drip,
     hang,
     make_world,
@@ -162,6 +163,21 @@ def test_threads_share_the_outcome(world: World) -> None:
         assert len(found) == len(calls)
         for result, failure in found:
             check(world, (result if failure else None, failure), None)
+
+
+def test_the_last_copy_is_waited_for() -> None:
+    """A sixteenth of the bound is for a member while another one has the same."""
+    with (
+        make_world(2) as world,
+        dlfs.open(world.uris(OPTIONS)) as volume,
+        volume["ds"] as dataset,
+    ):
+        world.targets[0].play(hang())
+        note_unanswered(volume.session.generation.members[0].device)
+        world.targets[1].play(delay(0.3))
+        assert BOUND_S / 16 < 0.3
+        column = partial(dataset.column, "length")
+        assert within(bound_s(OPTIONS), lambda: int(column()[5])) == (9000, None)
 
 
 def test_closing_does_not_wait(world: World, late: dict[str, int]) -> None:
