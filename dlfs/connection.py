@@ -467,7 +467,7 @@ class LocalVolume:
     def refresh(self) -> None:
         """Load the newest generation, and open members that were missing and are back."""
         opened = self.generation
-        part = share_for(len(opened.members), opened.geometry.replicas)
+        part = share_for(len(opened.members), opened.copies_left)
         with limit_call(), limit_device(part):
             self._refresh(opened)
         remember_members(opened.members, self.superblock, self.generation.members)

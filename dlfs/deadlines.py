@@ -35,6 +35,10 @@ OTHER_MEMBERS_PART = 1 / 2
 OTHER_COPIES_PART = 1 / 16
 """Part of the time left that one device gets where other copies are known, as in libdlfs."""
 
+LEAST_S = 0.1
+"""Least time that a device gets, in seconds, so that no device fails without being asked: the time
+of a call may have gone to others, or to a process that was stopped."""
+
 _SECONDS_PER_BYTE = 1 / (256 << 10)
 
 
@@ -84,8 +88,22 @@ class Deadline:
 
     @property
     def device_s(self) -> float:
-        """Time for one device, in seconds: a part of the time left."""
-        return self.left_s * self.part
+        """Time for one device, in seconds: a part of the time left, at least ``LEAST_S``."""
+        return self.share_s(self.part)
+
+    def share_s(self, part: float) -> float:
+        """Return a part of the time left, at least ``LEAST_S``, in seconds."""
+        return max(LEAST_S, self.left_s * part)
+
+    def copy(self) -> Deadline:
+        """Return a deadline for a thread that works for this call."""
+        copied = Deadline()
+        copied._began_s, copied._ends_s, copied.part = self._began_s, self._ends_s, self.part
+        return copied
+
+    def extend(self, time_s: float) -> None:
+        """Move the deadline by a time that another process took for the same work, in seconds."""
+        self._ends_s += time_s
 
 
 _current: ContextVar[Deadline | None] = ContextVar("dlfs_deadline", default=None)
@@ -103,10 +121,22 @@ def credit_call(count: int) -> None:
         deadline.credit(count)
 
 
-def limit_wait(wait_s: float) -> float:
-    """Return the time that a call may wait for another process, at most half of what is left."""
+@contextmanager
+def waiting(wait_s: float) -> Iterator[float]:
+    """Yield the time that a call may wait for another process that does its work, in seconds.
+
+    It is at most what is left of the call, whose deadline moves by the time that the block takes:
+    the other process has a deadline too.
+    """
     deadline = _current.get()
-    return wait_s if deadline is None else min(wait_s, deadline.left_s / 2)
+    if deadline is None:
+        yield wait_s
+        return
+    began_s = time.monotonic()
+    try:
+        yield min(wait_s, deadline.left_s)
+    finally:
+        deadline.extend(time.monotonic() - began_s)
 
 
 def is_over() -> bool:
@@ -130,6 +160,17 @@ def limit_call(spent_s: float = 0.0) -> Iterator[Deadline]:
     token = _current.set(deadline)
     try:
         yield deadline
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def own_deadline() -> Iterator[None]:
+    """Give a thread that has the context of a call a deadline of its own, which ends with it."""
+    deadline = _current.get()
+    token = _current.set(None if deadline is None else deadline.copy())
+    try:
+        yield
     finally:
         _current.reset(token)
 

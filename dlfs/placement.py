@@ -95,7 +95,7 @@ class LocalPlacement:
         self._seen: _Marks = {}  # when the thread looked last
         self.closed = False
         self._uses = uses
-        self._part = share_for(len(generation.members), generation.geometry.replicas)
+        self._part = share_for(len(generation.members), generation.copies_left)
         self._lock = Lock()  # of the marks and `moved`; not held while a device is read
         _watch(self)
 

@@ -334,7 +334,11 @@ class NativeBackedDevice(abc.ABC, Closing):
         silence.check_answers(self.uri, action)
         began_s = time.monotonic()
         wait = _Wait(self, action, deadline.device_s)
-        queue = self._acquire_queue()
+        try:
+            queue = self._acquire_queue()
+        except DeviceTimeoutError:
+            silence.note_unanswered(self)
+            raise
         try:
             wait.read(queue, buffer, offset_bytes)
         except BaseException as error:

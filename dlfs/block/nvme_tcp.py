@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -235,7 +235,10 @@ class NvmeTcpDevice(SharedNamespaceDevice):
     @property
     def reopener(self) -> Callable[[], BlockDevice] | None:
         """Function that opens the namespace again for reading."""
-        return partial(NvmeTcpDevice, self.address)
+        (host, port), *others = self._paths
+        return partial(
+            NvmeTcpDevice, replace(self.address, host=host, port=port, alternatives=tuple(others))
+        )
 
     @property
     def operation_timeout_ms(self) -> int:

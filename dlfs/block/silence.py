@@ -135,18 +135,20 @@ def timeout_error(action: str, limit_s: float) -> DeviceTimeoutError:
 def _ask(uri: str, silence: _Silence, reopen: Callable[[], BlockDevice]) -> None:
     """Ask a silent device until it answers, or no call wants it any more."""
     device: BlockDevice | None = None
-    while time.monotonic() < silence.wanted_s + UNUSED_S:
-        try:
-            device = device or reopen()
-            device.read(0, device.block_bytes)
-            break
-        except DeviceTimeoutError:
-            time.sleep(PAUSE_S)
-        except DlfsError:
-            break  # which is an answer
-    if _silent.get(uri) is silence:
-        _silent.pop(uri, None)
-    _log.info("%s is no longer taken for silent", uri)
-    if device is not None:
-        with suppress(DlfsError):
-            device.close()
+    try:
+        while time.monotonic() < silence.wanted_s + UNUSED_S:
+            try:
+                device = device or reopen()
+                device.read(0, device.block_bytes)
+                break
+            except DeviceTimeoutError:
+                time.sleep(PAUSE_S)
+            except DlfsError:
+                break  # which is an answer
+    finally:
+        if _silent.get(uri) is silence:
+            _silent.pop(uri, None)
+        _log.info("%s is no longer taken for silent", uri)
+        if device is not None:
+            with suppress(DlfsError):
+                device.close()

@@ -50,7 +50,7 @@ from dlfs._native.device import aligned_buffer
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Descriptor
 from dlfs.closing import LiveObjects, Uses
-from dlfs.deadlines import limit_call, limit_wait
+from dlfs.deadlines import limit_call, waiting
 from dlfs.directory.frozen import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.format.constants import DIRECTORY_BLOCK_BYTES
@@ -268,9 +268,9 @@ def open_part(
         DlfsError: whatever ``fill`` raises.
     """
     place = None if root is None else _Place.open(root)
-    wait_s = limit_wait(wait_s)
     if place is not None:
-        part = place.obtain(name, size, fill, time.monotonic() + wait_s)
+        with waiting(wait_s) as longest_s:
+            part = place.obtain(name, size, fill, time.monotonic() + longest_s)
         if part is not None:
             return part
     return _load_privately(size, fill)

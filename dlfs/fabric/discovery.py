@@ -31,6 +31,7 @@ from typing import TypeVar
 
 from dlfs.block import NvmeTcpAssociation, NvmeTcpDiscoverUri, NvmeTcpUri, parse_uri
 from dlfs.block.uri import PATHS_MAX
+from dlfs.deadlines import own_deadline
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NotFoundError, UsageError
 from dlfs.fabric.identify import NamespaceInfo, list_namespaces
 from dlfs.fabric.log_page import DiscoveryRecord, RecordKind, read_log
@@ -323,8 +324,13 @@ def all_at_once(function: Callable[[_Item], _Result], items: Sequence[_Item]) ->
     if len(items) < 2:
         return [function(item) for item in items]
     contexts = [copy_context() for _ in items]  # with the deadline of the caller
+
+    def apply(item: _Item) -> _Result:
+        with own_deadline():
+            return function(item)
+
     with ThreadPool(min(len(items), AT_ONCE)) as pool:
-        return list(pool.map(lambda context, item: context.run(function, item), contexts, items))
+        return list(pool.map(lambda context, item: context.run(apply, item), contexts, items))
 
 
 # ---- connecting ----------------------------------------------------------------------------------

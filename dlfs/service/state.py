@@ -70,6 +70,8 @@ class Refreshes:
     def __init__(self) -> None:
         self._lock = trio.Lock()
         self._begun = 0
+        self._shared = 0
+        """Number of the last refresh whose outcome is shared; a cancelled one has none."""
         self._error: Exception | None = None
 
     async def run(self, refresh: Callable[[], Awaitable[None]]) -> None:
@@ -80,20 +82,18 @@ class Refreshes:
         """
         begun_before = self._begun
         async with self._lock:
-            if self._begun == begun_before:
+            if self._shared <= begun_before:
                 self._begun += 1
-                self._error = None
+                outcome: Exception | None = None
                 try:
                     await refresh()
                 except (DlfsError, OSError, MemoryError) as error:
                     drop_tracebacks(error)
-                    self._error = error
-                except BaseException:  # cancelled: the next one refreshes
-                    self._begun -= 1
-                    raise
-            outcome = self._error
-        if outcome is not None:
-            raise outcome
+                    outcome = error
+                self._shared, self._error = self._begun, outcome
+            shared = self._error
+        if shared is not None:
+            raise shared
 
 
 @dataclass(eq=False)

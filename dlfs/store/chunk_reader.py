@@ -172,6 +172,8 @@ class _Fetcher(Closing):
                 self._check_silence(device)
                 self._queues.append(device.queue_pair(DEPTH))
             except DeviceError as error:
+                if isinstance(error, DeviceTimeoutError):
+                    note_unanswered(device)
                 self._queues.append(None)
                 self._absences[member] = error
 
@@ -315,7 +317,7 @@ class _Fetcher(Closing):
         if deadline is None or not device.drops_reads:
             return queue.poll(-1)
         part = OTHER_COPIES_PART if self._has_other_copies(member) else 1.0
-        limit_s = deadline.left_s * part
+        limit_s = deadline.share_s(part)
         until_s = time.monotonic() + limit_s
         while True:
             left_ms = math.ceil((until_s - time.monotonic()) * 1000)

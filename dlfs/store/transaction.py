@@ -115,6 +115,11 @@ class Generation:
         return [member for member in self.members if member.reason is not None]
 
     @property
+    def copies_left(self) -> int:
+        """Least number of copies of a chunk on members that are present; 1 also if none may be."""
+        return max(1, self.geometry.replicas - len(self.absent))
+
+    @property
     def unproven(self) -> str | None:
         """Reason why members that were not read may hold a newer generation; None if none can.
 

@@ -78,6 +78,7 @@ void member_succeeded(dlfs_reader *reader, uint32_t number)
         return;
     }
     atomic_store(&member->probes, 0);
+    atomic_store(&member->hung, false); /* before another thread may mark it as lost again */
     atomic_store(&member->lost_until_ns, 0);
     publish_loss(reader, number);
 }
@@ -102,7 +103,6 @@ void member_set_lost(dlfs_reader *reader, uint32_t number, int code)
         return;
     }
     atomic_store(&member->code, code);
-    atomic_store(&member->hung, false);
     publish_loss(reader, number);
 }
 

@@ -89,6 +89,9 @@ static void *prober_thread(void *argument)
         fetch_destroy(fetch);
         pthread_mutex_lock(&reader->lock);
     }
+    if (code < 0) {
+        atomic_store(&reader->prober.wanted, true); /* the next read begins another thread */
+    }
     reader->prober.ended = true;
     pthread_mutex_unlock(&reader->lock);
     return NULL;
@@ -109,6 +112,9 @@ void prober_begin(dlfs_reader *reader)
     if (!prober->made && !prober->stop) {
         prober->ended = false;
         prober->made = thread_start(&prober->thread, NULL, prober_thread, reader) == 0;
+        if (!prober->made) {
+            atomic_store(&prober->wanted, true);
+        }
     }
     pthread_mutex_unlock(&reader->lock);
 }
