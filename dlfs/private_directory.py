@@ -41,8 +41,14 @@ def open_private_directory(path: str, action: str) -> int:
         text = f"{action}: make the directory {path}: {error.strerror or error}"
         raise DeviceError(text, error.errno or 0) from error
     try:
-        _check_own(os.fstat(descriptor), path, action)
-        os.fchmod(descriptor, OWNER_ONLY)
+        status = os.fstat(descriptor)
+        _check_own(status, path, action)
+        if stat.S_IMODE(status.st_mode) != OWNER_ONLY:
+            os.fchmod(descriptor, OWNER_ONLY)
+    except OSError as error:
+        os.close(descriptor)
+        text = f"{action}: make the directory {path} private: {error.strerror or error}"
+        raise DeviceError(text, error.errno or 0) from error
     except BaseException:
         os.close(descriptor)
         raise

@@ -66,7 +66,7 @@ def find_placement() -> Placement:
         rank, size = group.get_rank(), group.get_world_size()
         return Placement(rank, size, is_launched=size > 1)
     found = _find_torchrun() or _find_slurm() or _find_mpi()
-    if found is None and "LOCAL_RANK" in os.environ:
+    if found is None and os.environ.get("LOCAL_RANK", "0") not in ("", "0"):
         raise _incomplete(f"LOCAL_RANK={os.environ['LOCAL_RANK']}")
     return found or Placement(0, 1)
 
@@ -133,9 +133,13 @@ def check_placement(rank: object, world_size: object, source: str) -> Placement:
     return Placement(number, size, is_launched=size > 1)
 
 
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
 def _find_torchrun() -> Placement | None:
     """Find the placement that torchrun, Lightning or a launcher like them set."""
-    rank, size, local = map(os.environ.get, ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    # Empty ones are those of a container without ranks.
+    rank, size, local = (os.environ.get(name) or None for name in _TORCHRUN)
     if rank is not None and size is not None:
         return check_placement(rank, size, "the environment's RANK and WORLD_SIZE")
     if rank is None and size is None:

@@ -238,7 +238,24 @@ def files_of(paths: Sequence[str], format_name: str, *, noun: str) -> list[str]:
             if entry.is_file()
             and any(fnmatchcase(entry.name.lower(), pattern) for pattern in patterns)
         )
+        below = _first_below(path, patterns)
+        if below is not None:
+            raise UsageError(
+                f"import {path}: expected {noun} in the folder itself, got {below} in a folder "
+                f"below; name the folders, or the files by a pattern"
+            )
         if not inside:
             raise UsageError(f"import {path}: expected {noun} in the folder, got none")
         found.extend(inside)
     return found
+
+
+def _first_below(folder: str, patterns: Sequence[str]) -> str | None:
+    """Return the first file in folders below one whose name fits; hidden folders do not count."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if parent != folder:
+            for name in sorted(names):
+                if any(fnmatchcase(name.lower(), pattern) for pattern in patterns):
+                    return os.path.join(parent, name)
+    return None

@@ -217,18 +217,33 @@ def check_regular(path: str) -> None:
         DeviceError: it cannot be looked at.
     """
     pending = [path]
+    seen: set[tuple[int, int]] = set()  # links may lead to a folder again
     while pending:
         name = pending.pop()
         with file_errors(f"import {name}", "file or folder"):
-            kind = stat.S_IFMT(os.stat(name).st_mode)
+            try:
+                status = os.stat(name)
+            except OSError:
+                if name == path:
+                    raise
+                continue  # a reader that wants it says why not
+        kind = stat.S_IFMT(status.st_mode)
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
         if kind in _IRREGULAR:
             raise UsageError(
                 f"import {name}: expected a file or a folder, got {_IRREGULAR[kind]}; the source "
                 "'-' reads standard input"
             )
         if kind == stat.S_IFDIR:
-            with file_errors(f"import {name}", "folder"), os.scandir(name) as entries:
-                pending += [entry.path for entry in entries if not entry.is_file()]
+            with file_errors(f"import {name}", "folder"):
+                try:
+                    with os.scandir(name) as entries:
+                        pending += [entry.path for entry in entries if not entry.is_file()]
+                except OSError:
+                    if name == path:
+                        raise
 
 
 def read_ahead(

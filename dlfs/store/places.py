@@ -156,21 +156,26 @@ def _host(name: str) -> str:
 
 
 def _at_known_host(wanted: NvmeTcpUri, given: Sequence[DeviceUri]) -> str | None:
-    """Return a URI with the paths that are at hosts of given ones, and their options."""
+    """Return a URI with the options of a given one, and the paths at hosts with the same keys.
+
+    A host that has another key, or none, must not be asked to prove what this key proves.
+    """
     known = [uri for uri in given if isinstance(uri, NvmeTcpUri | NvmeTcpDiscoverUri)]
-    hosts = {host for uri in known for host in _hosts(uri)}
-    paths = [path for path in wanted.paths if _host(path[0]) in hosts]
-    if not paths:
-        return None
-    (host, port), *others = paths
-    like = [uri for uri in known if _host(host) in _hosts(uri)]
-    same = [
-        uri
-        for uri in like
-        if isinstance(uri, NvmeTcpUri) and uri.subsystem_nqn == wanted.subsystem_nqn
-    ]
-    options = (same or like)[0].options
-    return str(NvmeTcpUri(host, port, wanted.subsystem_nqn, wanted.nsid, options, tuple(others)))
+    known.sort(key=lambda uri: getattr(uri, "subsystem_nqn", None) != wanted.subsystem_nqn)
+    for uri in known:
+        if any(_host(host) in _hosts(uri) for host, _ in wanted.paths):
+            hosts = {
+                host for other in known if _keys(other) == _keys(uri) for host in _hosts(other)
+            }
+            (host, port), *others = (path for path in wanted.paths if _host(path[0]) in hosts)
+            nqn, nsid = wanted.subsystem_nqn, wanted.nsid
+            return str(NvmeTcpUri(host, port, nqn, nsid, uri.options, tuple(others)))
+    return None
+
+
+def _keys(uri: NvmeTcpUri | NvmeTcpDiscoverUri) -> tuple[str | None, ...]:
+    options = uri.options
+    return options.dhchap_key, options.dhchap_ctrl_key, options.tls_psk
 
 
 def _hosts(uri: NvmeTcpUri | NvmeTcpDiscoverUri) -> set[str]:

@@ -454,8 +454,13 @@ def _fields_bytes(units: Sequence[Unit], types: Mapping[str, FieldType]) -> int 
 
 
 def _sample_bytes(unit: Unit) -> int:
-    """Return the size of a unit's arrays that are read together for a sample, in bytes."""
-    return sum(array.row_bytes if unit.rows else array.size_bytes for array in unit.members)
+    """Return the bytes that libraries decode together for a sample of a unit: whole chunks."""
+    return sum(
+        min(array.size_bytes, max(1, array.chunk_rows) * array.row_bytes)
+        if unit.rows
+        else array.size_bytes
+        for array in unit.members
+    )
 
 
 # ---- NPZ archives --------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ def end_early() -> None:
 def _environment() -> dict[str, str]:
     """Return the environment of the process: nothing that a file names is looked for elsewhere."""
     found = {**os.environ, **_ENVIRONMENT}
+    # The packages of this process, which may have been found by sys.path alone.
+    found["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     if "HDF5_PLUGIN_PATH" in os.environ:  # the user says where filters are
         del found["HDF5_PLUGIN_PRELOAD"]
     return {name: value for name, value in found.items() if name not in _REMOVED}

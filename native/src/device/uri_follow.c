@@ -110,6 +110,18 @@ static void take_options(struct uri *out, const struct uri *given)
     out->has_host_id = given->has_host_id;
 }
 
+static bool is_same_text(const char *one, const char *other)
+{
+    return one == other || (one != NULL && other != NULL && strcmp(one, other) == 0);
+}
+
+static bool has_same_keys(const struct uri *one, const struct uri *other)
+{
+    return is_same_text(one->nvme.dhchap_key, other->nvme.dhchap_key) &&
+           is_same_text(one->nvme.dhchap_ctrl_key, other->nvme.dhchap_ctrl_key) &&
+           is_same_text(one->nvme.tls_psk, other->nvme.tls_psk);
+}
+
 /* Marks the paths of a URI that are at a host of a given one, as bits. */
 static uint32_t known_paths(const struct uri *out, const struct uri *given)
 {
@@ -170,26 +182,26 @@ static int follow_file(struct uri *out, const char *const *given, uint32_t count
 static int follow_nvme(struct uri *out, const char *const *given, uint32_t count, char *message,
                        uint32_t message_bytes)
 {
+    struct uri chosen;
     struct uri other;
     uint32_t known = 0;
+    bool found = false;
+    /* A given URI of the same subsystem; else the first at a host of the recorded one. */
+    for (uint32_t i = 0; i < 2 * count && !found; i++) {
+        found = uri_parse(given[i % count], &chosen, NULL, 0) >= 0 && known_paths(out, &chosen) &&
+                (i >= count || strcmp(chosen.subsystem_nqn, out->subsystem_nqn) == 0);
+    }
+    if (!found) {
+        return refuse(out, message, message_bytes);
+    }
+    /* A host that has another key, or none, must not be asked to prove what this key proves. */
     for (uint32_t i = 0; i < count; i++) {
-        if (uri_parse(given[i], &other, NULL, 0) >= 0) {
+        if (uri_parse(given[i], &other, NULL, 0) >= 0 && has_same_keys(&chosen, &other)) {
             known |= known_paths(out, &other);
         }
     }
-    if (known == 0) {
-        return refuse(out, message, message_bytes);
-    }
     keep_paths(out, known);
-    /* The options of a given URI of the same subsystem; else those of the first at such a host. */
-    bool taken = false;
-    for (uint32_t i = 0; i < 2 * count && !taken; i++) {
-        taken = uri_parse(given[i % count], &other, NULL, 0) >= 0 && known_paths(out, &other) &&
-                (i >= count || strcmp(other.subsystem_nqn, out->subsystem_nqn) == 0);
-        if (taken) {
-            take_options(out, &other);
-        }
-    }
+    take_options(out, &chosen);
     return 0;
 }
 

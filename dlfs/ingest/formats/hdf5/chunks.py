@@ -81,14 +81,24 @@ def _decode(
         if mask >> number & 1:
             continue
         if filters[number] == _DEFLATE:
-            data = _inflate(data, size, offset)
+            checksums = sum(
+                each == _FLETCHER32 and not mask >> n & 1 for n, each in enumerate(filters[:number])
+            )
+            data = _inflate(data, size + checksums * _CHECKSUM_BYTES, offset)
         elif filters[number] == _FLETCHER32:
             data = _without_checksum(data, offset)
-        elif len(data) == size:
-            data = np.frombuffer(data, np.uint8).reshape(item_bytes, -1).T.tobytes()
+        else:
+            data = _unshuffle(data, item_bytes)
     if len(data) != size:
         raise ValueError(f"chunk at {offset}: expected {size} bytes, got {len(data)}")
     return data
+
+
+def _unshuffle(data: bytes, item_bytes: int) -> bytes:
+    """Return bytes in the order of their elements; what is left of the last one stays behind."""
+    whole = len(data) // item_bytes * item_bytes
+    ordered = np.frombuffer(data[:whole], np.uint8).reshape(item_bytes, -1).T.tobytes()
+    return ordered + data[whole:]
 
 
 def _inflate(data: bytes, size: int, offset: tuple[int, ...]) -> bytes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlfs.ingest.arrays.file import Missing
+from dlfs.ingest.isolation.confines import note_location
 
 if TYPE_CHECKING:
     import zarr
@@ -25,6 +26,10 @@ _CHUNKS_MAX = 1 << 22
 _NO_CHUNK = (1 << 64) - 1
 _ENTRY_BYTES = 16
 _CRC_BYTES = 4
+
+
+_NOTED_CHUNKS = 1000
+"""Chunks that are counted between two notes that the work goes on."""
 
 
 def find_missing(array: zarr.Array[Any], keys: Collection[str], store: Store) -> Missing | None:
@@ -46,6 +51,8 @@ def find_missing(array: zarr.Array[Any], keys: Collection[str], store: Store) ->
     first = ""
     inner_total = math.prod(_grid_shape(steps, array.chunks)) if array.shards else 1
     for place in _places(array.shape, steps):
+        if not total % _NOTED_CHUNKS:
+            note_location(f"import {prefix}: its chunks are counted")
         key = prefix + array.metadata.encode_chunk_key(place)
         absent = 0
         if key not in keys:

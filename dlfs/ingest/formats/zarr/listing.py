@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlfs.ingest.isolation.confines import note_location
 from dlfs.units import MIB
 
 # fmt: off
@@ -93,6 +94,7 @@ def _walk(folder: str) -> Iterator[str]:
     pending, seen = [""], set()
     while pending:
         prefix = pending.pop()
+        note_location(f"import {os.path.join(folder, prefix)}")
         status = os.stat(os.path.join(folder, prefix))
         if (status.st_dev, status.st_ino) in seen:
             raise ValueError(f"expected each folder once, got {prefix!r} again by a link")
