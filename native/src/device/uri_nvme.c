@@ -125,7 +125,7 @@ static int take_authority(const struct uri_parser *parser, struct slice text)
     dlfs_nvme_config *nvme = &parser->out->nvme;
     uint32_t number = nvme->path_count;
     uint32_t port = PORT_DEFAULT;
-    struct slice host;
+    struct slice host = {NULL, 0};
     struct slice zone = {NULL, 0};
     struct slice tail;
     if (text.bytes && text.at[0] == '[') {
