@@ -245,6 +245,9 @@ class NativeQueue(Closing):
         # The end of the queue pair waits for operations in flight, which use buffers of the table.
         self._handle: Handle | None = Handle(library().dlfs_queue_destroy, owner, self._in_flight)
         code = library().dlfs_queue_create(owner, depth, byref(self._handle))
+        if code < 0:
+            self._handle = None
+            del owner  # or the traceback of the error would keep the device open
         check(code, f"make a queue pair of {device.uri}, depth {depth}")
         self.device = device
         self.depth = depth

@@ -308,20 +308,24 @@ class NvmeTcpDevice(SharedNamespaceDevice):
 
     # ---- errors with their causes --------------------------------------------------------------
 
-    def _explained(self, error: DeviceError, errnos: Sequence[int] = _TARGET_ERRNOS) -> DeviceError:
-        """Return the error with the association's last error as its cause, if that explains it."""
+    def _explained(
+        self, error: DeviceError, errnos: Sequence[int] = _TARGET_ERRNOS
+    ) -> DeviceError | None:
+        """Return the error with the association's last error, if that explains it; else None."""
         if type(error) not in _EXPLAINED or error.errno not in errnos:
-            return error
+            return None
         why = self.status().last_error
         if not why or why in str(error):
-            return error
+            return None
         return type(error)(f"{error}; {why}", error.errno or 0)
 
     def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
         try:
             super()._transfer(kind, buffer, offset_bytes)
         except DeviceError as error:
-            raise self._explained(error) from error
+            if (explained := self._explained(error)) is None:
+                raise
+            raise explained from error
 
     def queue_pair(self, depth: int) -> NativeQueue:
         """Create a queue pair with its own connection; see ``BlockDevice.queue_pair``."""
@@ -330,7 +334,9 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         except LimitError as error:
             raise self._too_few(error) from error
         except DeviceError as error:
-            raise self._explained(error) from error
+            if (explained := self._explained(error)) is None:
+                raise
+            raise explained from error
 
     def _too_few(self, error: LimitError) -> LimitError:
         """Return the error of a refused queue pair with the numbers that the target allows."""
@@ -346,4 +352,6 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         except LimitError as error:
             raise self._too_few(error) from error
         except DeviceError as error:
-            raise self._explained(error, (*_TARGET_ERRNOS, errno.EIO)) from error
+            if (explained := self._explained(error, (*_TARGET_ERRNOS, errno.EIO))) is None:
+                raise
+            raise explained from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -191,6 +192,26 @@ def test_fletcher32_is_the_library_s(tmp_path: Path, h5py: Any) -> None:
 
 
 # ---- NetCDF --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(("deflate", "shuffle", "fletcher32")))
+)
+@pytest.mark.parametrize("dtype", ["<f8", "<i2", "u1"])
+def test_hdf5_filters_in_any_order(
+    tmp_path: Path, h5py: Any, order: tuple[str, ...], dtype: str
+) -> None:
+    values = np.arange(40 * 7).reshape(40, 7).astype(dtype)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_chunk((9, 7))
+        for name in order:
+            getattr(plan, f"set_{name}")(*((4,) if name == "deflate" else ()))
+        space = h5py.h5s.create_simple(values.shape)
+        kind = h5py.h5t.py_create(values.dtype)
+        made = h5py.h5d.create(file.id, b"x", kind, space, plan)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+    assert take(open_source(tmp_path / "x.h5")) == rows_of("x", values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("filters", [{}, {"zlib": True}])
