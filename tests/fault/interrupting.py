@@ -13,6 +13,7 @@ with the number of interruptions; it exits with 1 if something was wrong.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dis
 import faulthandler
@@ -22,6 +23,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +36,8 @@ from dlfs._native.library import library
 HANG_S = 60
 """Longest time of one interrupted operation, after which the program dumps its threads and ends."""
 
+CLOSING_S = 10
+"""Longest wait for descriptors that other threads have open for a moment, in seconds."""
 COUNT = 60
 SAMPLE_BYTES = 3000
 _PACKAGE = str(Path(dlfs.__file__).parent)
@@ -248,6 +252,15 @@ class Checks:
             f"{unraisable.exc_type.__name__} ignored in {unraisable.object}{where}"
         )
 
+    def _left(self) -> list[str]:
+        """Return what is open in addition, once other threads have closed what is theirs."""
+        until_s = time.monotonic() + CLOSING_S
+        while len(found := _descriptors()) > len(self._descriptors) and time.monotonic() < until_s:
+            time.sleep(0.001)
+        if len(found) <= len(self._descriptors):
+            return []
+        return [each for number, each in found.items() if number not in self._descriptors]
+
     def interrupt(self, name: str, run: Callable[[], None], was_raised: Callable[[], bool]) -> None:
         """Run an operation that is interrupted, and check what is left of it.
 
@@ -269,9 +282,9 @@ class Checks:
         if outcome and was_raised():
             self.problems[f"{name}: {outcome} {' '.join(self._ignored)}"] += 1
         gc.collect()
-        left = _descriptors() - self._descriptors
-        if left > 0:
-            self.problems[f"{name}: {left} descriptors left"] += 1
+        left = self._left()
+        if left:
+            self.problems[f"{name}: descriptors left: {', '.join(left)}"] += 1
             self._descriptors = _descriptors()
         try:
             self._operations.check()
@@ -280,8 +293,13 @@ class Checks:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def _descriptors() -> dict[str, str]:
+    """Return what each open descriptor is of, by number."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing, or of another thread
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return found
 
 
 def run_points(
