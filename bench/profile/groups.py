@@ -22,7 +22,7 @@ _DLFS_FILES = (
     ("look-ahead", r"^stream/"),
     ("planning", r"^reader/plan"),
     ("cache and memory", r"^reader/(arena|cache|fill|private_memory)|^platform/memory"),
-    ("batches", r"^reader/|barrier|atomic|^platform/thread"),
+    ("batches", r"^(reader|handle)/|barrier|atomic|^platform/thread"),
 )
 _DLFS = tuple((f"libdlfs: {name}", re.compile(pattern)) for name, pattern in _DLFS_FILES)
 
