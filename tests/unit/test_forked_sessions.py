@@ -87,7 +87,7 @@ def test_two_threads_of_a_child_open_one_session(volume: dlfs.Volume, kind: str)
             assert in_two_threads(read) == [expected] * 2
             assert watched.count == 1
             used.close()
-            assert open_files() == before
+            assert open_files() <= before  # those of earlier tests may have been closed
 
         assert run_forked(use) == 0
 
@@ -131,6 +131,6 @@ def test_a_volume_closed_while_a_child_opens_it_stays_closed(volume: dlfs.Volume
         for _ in range(2):
             with pytest.raises(ClosedError):
                 volume.datasets()
-        assert open_files() == before
+        assert open_files() <= before  # those of earlier tests may have been closed
 
     assert run_forked(use) == 0
