@@ -185,9 +185,12 @@ def test_columns_are_what_arrow_reads(
             path = write(with_samples(array), place / f"x{suffix}", rows)
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
             assume(False)
-        is_float = any(isinstance(one, float) for one in want) or pa.types.is_floating(array.type)
+        kind = getattr(array.type, "value_type", array.type)
+        is_float = pa.types.is_floating(kind)
         if suffix == ".parquet" and ("timestamp[s" in str(array.type)):
             assume(False)  # Parquet has no seconds
+        if suffix == ".parquet" and "dictionary<values=duration" in str(array.type):
+            assume(False)  # Arrow itself reads such a column of Parquet as numbers
         nulls_at = [] if is_float else [i for i, one in enumerate(stored) if one is None]
         name = {".arrow": "arrow", ".arrows": "arrow", ".parquet": "parquet"}[suffix]
         if nulls == "error" and nulls_at:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dlfs.block import SharedNamespaceDevice, open_device
-from dlfs.block.host import host_id
+from dlfs.block.host import host_identity
 from dlfs.block.lease import LeaseTimes
 from dlfs.block.reservation import WRITE_EXCLUSIVE, Registrant, Reservation, reservation_key
 from dlfs.errors import LeaseLostError, LockedError
@@ -55,7 +55,7 @@ def namespace(
 ) -> Iterator[ReservedNamespace]:
     """The first host uses the initiator of the parameter; the second one always libdlfs's."""
     through_spdk = request.param == "spdk"
-    first_id = host_id() if through_spdk else HERE
+    first_id = host_identity(None, None)[1] if through_spdk else HERE
     with spdk_target.subsystem(NQN):
         if through_spdk:
             uri = spdk_target.spdk_uri(NQN, **LONG)
@@ -196,7 +196,7 @@ def test_a_writer_through_spdk_keeps_another_host_out(
         device.lock_exclusive("a writer through SPDK")
         found = holder(other)
         assert found is not None
-        assert found.host_identifier == host_id().bytes
+        assert found.host_identifier == host_identity(None, None)[1].bytes
         with pytest.raises(LockedError, match="a writer through SPDK on host"):
             other.lock_exclusive("another")
         with pytest.raises(LeaseLostError, match=FENCED):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from dlfs.block import SharedNamespaceDevice, open_device
-from dlfs.block.host import host_id
+from dlfs.block.host import host_identity
 from dlfs.block.lease import LeaseTimes
 from tests.fault.stopped import FIRST_BYTE, LAST_BYTE, THERE, Scene, play
 from tests.spdk.target import SpdkTarget
@@ -47,11 +47,12 @@ def test_a_stopped_writer_writes_nothing_when_it_goes_on(
             return device.read(FIRST_BYTE, LAST_BYTE - FIRST_BYTE)
 
     with target.subsystem(NQN):
+        here = host_identity(None, None)[1]
         uri_of = target.spdk_uri if initiator == "spdk" else target.tcp_uri
         scene = Scene(
             TIMES,
             uri_of(NQN, **OPTIONS),
-            target.tcp_uri(NQN, hostid=host_id() if host == "same host" else THERE, **OPTIONS),
+            target.tcp_uri(NQN, hostid=here if host == "same host" else THERE, **OPTIONS),
             contents,
         )
         play(scene, clock=clock, host=host)

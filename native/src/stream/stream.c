@@ -303,16 +303,16 @@ static void skip_entries(dlfs_stream *stream, uint64_t count)
     pthread_cond_broadcast(&stream->reader->released);
 }
 
-static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
+static int read_on_demand(dlfs_stream *stream, uint64_t count, const struct read_terms *terms,
+                          dlfs_batch **out)
 {
     uint64_t *indices = malloc(count * sizeof(*indices));
     if (indices == NULL) {
         return -ENOMEM;
     }
     int code = stream_indices(&stream->config, stream->head, count, indices);
-    struct read_terms terms = {.limit = stream->bounds.limit, .deadline_ns = stream->deadline_ns};
     if (code == 0) {
-        code = reader_read(stream->reader, indices, count, &terms, out);
+        code = reader_read(stream->reader, indices, count, terms, out);
     }
     free(indices);
     return code;
@@ -370,11 +370,12 @@ static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
     if (code == DLFS_E_LIMIT) {
         plan_memory_ran_out(stream);
     }
+    struct read_terms terms = {.limit = stream->bounds.limit, .deadline_ns = stream->deadline_ns};
     pthread_mutex_unlock(&reader->lock);
     batch_recycle(*batch);
     if (code == DLFS_E_LIMIT) {
         dlfs_batch *read;
-        code = read_on_demand(stream, count, &read);
+        code = read_on_demand(stream, count, &terms, &read);
         *batch = code == 0 ? (struct batch *)read : NULL;
     }
     pthread_mutex_lock(&reader->lock);
