@@ -79,10 +79,10 @@ typedef struct dlfs_nvme_config {
     const char *subsystem_nqn;
     const char *host_nqn;
     uint8_t host_id[16];
-    uint32_t digests;    /* DLFS_NVME_*_DIGEST; opening fails if the target refuses one */
-    uint32_t timeout_ms; /* longest wait for the answer to one command, > 0 */
-    uint32_t connect_ms; /* longest connection attempt on one path, > 0, not counting the resolution
-                            of the host name */
+    uint32_t digests;      /* DLFS_NVME_*_DIGEST; opening fails if the target refuses one */
+    uint32_t timeout_ms;   /* longest wait for the answer to one command, > 0 */
+    uint32_t connect_ms;   /* longest wait for the resolution of a path's host name, and longest
+                              connection attempt on each of its addresses, > 0 */
     uint32_t keepalive_ms; /* longest time without a message to the target; 0: no keep-alive */
     uint32_t reconnect_ms; /* longest time spent on reconnecting; 0: a device that fails is lost at
                               once */

@@ -2,7 +2,6 @@
 #include "nvme/controller.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
@@ -87,36 +86,6 @@ int nvme_paths_copy(const char *const *hosts, const uint32_t *ports, uint32_t pa
         to[i].port = (uint16_t)ports[i];
     }
     return 0;
-}
-
-int nvme_resolve(const struct nvme_path *path, struct nvme_address addresses[NVME_ADDRESSES_MAX],
-                 struct nvme_text *text)
-{
-    char port[8];
-    (void)snprintf(port, sizeof port, "%u", path->port);
-    struct addrinfo hints = {.ai_family = AF_UNSPEC,
-                             .ai_socktype = SOCK_STREAM,
-                             .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
-    struct addrinfo *found = NULL;
-    int error = getaddrinfo(path->host, port, &hints, &found);
-    if (error == EAI_NONAME) {
-        hints.ai_flags = AI_NUMERICSERV;
-        error = getaddrinfo(path->host, port, &hints, &found);
-    }
-    if (error != 0) {
-        nvme_text_format(text, "find the address of %s: %s", path->host, gai_strerror(error));
-        return error == EAI_NONAME ? DLFS_E_NOT_FOUND : DLFS_E_LOST;
-    }
-    int count = 0;
-    for (const struct addrinfo *one = found; one != NULL && count < NVME_ADDRESSES_MAX;
-         one = one->ai_next) {
-        struct nvme_address *address = &addresses[count++];
-        memset(address, 0, sizeof *address);
-        memcpy(&address->bytes, one->ai_addr, one->ai_addrlen);
-        address->length = one->ai_addrlen;
-    }
-    freeaddrinfo(found);
-    return count;
 }
 
 /* ---- the admin queue ------------------------------------------------------------------------- */

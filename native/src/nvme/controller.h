@@ -64,14 +64,18 @@ int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to);
 /* Copies and checks paths. Returns 0, or -EINVAL. */
 int nvme_paths_copy(const char *const *hosts, const uint32_t *ports, uint32_t path_count,
                     struct nvme_path *to);
+/* ---- resolve.c ---- */
+
 /*
- * Resolves the addresses of a path and returns their number. Numeric addresses take no time; a name
- * may block for as long as the resolver does. Errors: DLFS_E_NOT_FOUND, DLFS_E_LOST (no answer from
- * the resolver).
+ * Finds the addresses of a path and returns their number. The system's resolver may take longer
+ * than the deadline; it is then left to a thread of its own. Errors: DLFS_E_NOT_FOUND, DLFS_E_LOST
+ * (the resolver says that it got no answer), DLFS_E_TIMEOUT, DLFS_E_CLOSED, -errno.
  */
 #define NVME_ADDRESSES_MAX 4
-int nvme_resolve(const struct nvme_path *path, struct nvme_address addresses[NVME_ADDRESSES_MAX],
-                 struct nvme_text *text);
+int nvme_resolve(const struct nvme_path *path, const struct nvme_deadline *deadline,
+                 struct nvme_address addresses[NVME_ADDRESSES_MAX], struct nvme_text *text);
+
+/* ---- controller.c ---- */
 
 /* Connects and initializes a controller. On failure *out is unchanged and text has the reason. */
 int nvme_controller_open(const struct nvme_config *config, const struct nvme_address *address,

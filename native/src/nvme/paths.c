@@ -64,7 +64,8 @@ static int connect_path(struct nvme_association *association, const struct candi
 {
     const struct nvme_config *config = &association->config;
     struct nvme_address addresses[NVME_ADDRESSES_MAX];
-    int count = nvme_resolve(&config->paths[number], addresses, text);
+    struct nvme_deadline resolving = nvme_association_deadline(association, connect_ms);
+    int count = nvme_resolve(&config->paths[number], &resolving, addresses, text);
     int first_code = count < 0 ? count : 0;
     for (int i = 0; i < count; i++) {
         struct nvme_text why = {.bytes = ""};
