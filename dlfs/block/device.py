@@ -41,6 +41,7 @@ from dlfs.errors import (
     DeviceError,
     DeviceTimeoutError,
     DlfsError,
+    LimitError,
     LockedError,
     UsageError,
 )
@@ -64,6 +65,9 @@ _CONVENIENCE_DEPTH = 32
 _IDLE_QUEUES_MAX = 4
 _BOUNCE_BYTES = 16 * MIB
 _WAIT_SLICE_MS = 100  # after which a thread looks whether another one found the device silent
+
+_kept: list[NativeQueue] = []
+"""Queue pairs that nobody closes, because no thread could be started to wait for their reads."""
 
 
 class QueuePair(Protocol):
@@ -234,7 +238,6 @@ class NativeBackedDevice(abc.ABC, Closing):
         self._native: NativeDevice | None = native
         self._idle: deque[NativeQueue] = deque()  # its operations are atomic
         self._idle_owner = OwnerProcess()
-        self._abandoned: list[threading.Thread] = []  # each closes a queue pair left by a read
         self._locked_by: OwnerProcess | None = None  # the process that took the lock
         self._recorded = False
 
@@ -355,7 +358,10 @@ class NativeBackedDevice(abc.ABC, Closing):
             queue.close()
             return
         waiting = threading.Thread(target=queue.close, name="dlfs-abandoned", daemon=True)
-        self._abandoned.append(start_thread(waiting))
+        try:
+            start_thread(waiting)
+        except LimitError:
+            _kept.append(queue)
 
     def write(self, offset_bytes: int, data: BytesLike) -> None:
         """Write whole blocks; see ``BlockDevice.write``."""
@@ -462,21 +468,12 @@ class NativeBackedDevice(abc.ABC, Closing):
         native = self._native
         self._native = None
         self._close_idle()
-        if any(thread.is_alive() for thread in self._abandoned):
-            start_thread(threading.Thread(target=self._close_later, args=[native], daemon=True))
-        else:
-            self._close_native(native)
+        self._close_native(native)
         if failure is not None:
             raise failure
 
     def _close_native(self, native: NativeDevice) -> None:
         native.close()
-
-    def _close_later(self, native: NativeDevice) -> None:
-        """Free the device after the reads that it left unanswered."""
-        for thread in self._abandoned:
-            thread.join()
-        self._close_native(native)
 
 
 class _Wait:

@@ -5,7 +5,8 @@ in time: neither an answer nor ``Pending``. A lost connection stays lost; a new 
 timeout for a service that is being restarted. A forked child closes its copies of its parent's
 connections at once. Otherwise the service would not notice the end of the parent.
 
-Threads: any at once; a lock lets one request at a time use the connection.
+Threads: any at once; a lock lets one request at a time use the connection. A signal handler that
+interrupts a request cannot make another one: the answers would be mixed up.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class ControlConnection:
         self._path = path
         self._timeout_s = timeout_s
         self._lock = Lock()
+        self._under_way = False
         self._socket: OwnedSocket | None = None
         self.welcome = self._connect(
             time.monotonic() + (timeout_s if accept_s is None else min(accept_s, timeout_s))
@@ -118,11 +120,18 @@ class ControlConnection:
 
         Raises:
             ServiceLostError: the connection is lost, now or before.
+            UsageError: a signal handler makes it during another request of its thread.
             DlfsError: the service answers with this error.
         """
         frame = encode(message)
         with self._lock:
+            if self._under_way and not self.is_lost:
+                raise UsageError(
+                    f"ask the service at {self.uri}: expected one request at a time, got one of a "
+                    "signal handler during another; set a flag in the handler, and ask after it"
+                )
             try:
+                self._under_way = True
                 answer, descriptors = self._exchange(frame)
             except OSError as error:
                 self.close()
@@ -136,6 +145,8 @@ class ControlConnection:
             except BaseException:  # Ctrl-C: the answer may come yet, and is none to what follows
                 self.close()
                 raise
+            finally:
+                self._under_way = False
         if isinstance(answer, kind) and len(descriptors) == count:
             return answer, descriptors
         with descriptors:

@@ -5,7 +5,8 @@ its URIs. Opening any URI would let a file on a USB stick make this process conn
 storage node make a service of root open local paths. So a record is followed only to places like
 those of the devices that are open, which the caller gave:
 
-- to files in the same directory, and memory of this process that exists;
+- to files in the same directory, by its given name or the one that its links lead to, and memory
+  of this process that exists;
 - to namespaces at a host of a given URI, with the options of that URI: keys, host NQN, timeouts;
 - to subsystems that a discovery controller of the caller lists, at the addresses that it lists;
 - through SPDK over TCP or RDMA, to the address of a given URI, with the options of that URI.
@@ -186,8 +187,10 @@ def _hosts(uri: NvmeTcpUri | NvmeTcpDiscoverUri) -> set[str]:
 def _in_known_directory(recorded: str, wanted: FileUri, given: Sequence[DeviceUri]) -> str:
     path = os.path.abspath(wanted.path)
     directory = os.path.dirname(path)
-    known = (os.path.abspath(uri.path) for uri in given if isinstance(uri, FileUri))
-    if directory not in {os.path.dirname(other) for other in known}:
+    known = [
+        os.path.dirname(os.path.abspath(uri.path)) for uri in given if isinstance(uri, FileUri)
+    ]
+    if directory not in known and directory not in map(os.path.realpath, known):
         raise refuse(recorded, f"no given file is in the directory {quote(directory)}")
     return format_path(path)  # without "..", which a link in the path could lead elsewhere
 

@@ -38,8 +38,7 @@ def test_a_name_server_that_is_silent_is_waited_for_as_a_host_is(tmp_path: Path)
     settings = tmp_path / "resolv.conf"
     settings.write_text("nameserver 127.0.0.1\noptions timeout:10 attempts:2\n")
     script = (
-        'ip link set lo up; mount --bind "$1" "$(readlink -f /etc/resolv.conf)"; '
-        'exec "$2" -c "$3"'
+        'ip link set lo up; mount --bind "$1" "$(readlink -f /etc/resolv.conf)"; exec "$2" -c "$3"'
     )
     command = ["unshare", "--net", "--mount", "sh", "-ec", script, "sh"]
     done = subprocess.run(

@@ -255,6 +255,18 @@ PLACES = st.lists(
 ).map("".join)
 
 
+def both_follow(c: ctypes.CDLL, recorded: str, uris: tuple[str, ...]) -> None:
+    try:
+        expected: DeviceUri | None = parse_uri(follow(recorded, uris, open_device)[0])
+    except RefusedError:
+        expected = None
+    try:
+        found: DeviceUri | None = follow_in_c(c, recorded, uris)
+    except (RefusedError, UsageError, NotImplementedError):
+        found = None
+    assert found == expected
+
+
 @given(PLACES, st.permutations(GIVEN).map(tuple), st.integers(0, 3))
 @example(f"nvme-tcp://h/{NQN}?nsid=2&path=[0:0::1]&tls_psk=y", GIVEN, 3)
 @example("/data/x/../v1", GIVEN, 3)
@@ -262,16 +274,15 @@ PLACES = st.lists(
 def test_both_follow_a_device_to_the_same_places(
     c: ctypes.CDLL, recorded: str, given: tuple[str, ...], count: int
 ) -> None:
-    given = given[:count]
-    try:
-        expected: DeviceUri | None = parse_uri(follow(recorded, given, open_device)[0])
-    except RefusedError:
-        expected = None
-    try:
-        found: DeviceUri | None = follow_in_c(c, recorded, given)
-    except (RefusedError, UsageError, NotImplementedError):
-        found = None
-    assert found == expected
+    both_follow(c, recorded, given[:count])
+
+
+def test_both_follow_the_links_of_given_names_alone(c: ctypes.CDLL, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "root").symlink_to("/")
+    for name, uri in (("x", "link/v0"), ("link/x", "v0"), ("x", "root/v0"), ("x", "none/v0")):
+        both_follow(c, f"{tmp_path}/{name}", (f"{tmp_path}/{uri}",))
+    assert follow_in_c(c, "/x", (f"{tmp_path}/root/v0",)) == parse_uri("/x")
 
 
 # ---- the host ------------------------------------------------------------------------------------

@@ -3,12 +3,13 @@
  * like those that the caller gave. The rules are those of dlfs/store/places.py; libdlfs knows no
  * discovery, memory or SPDK, so files and NVMe/TCP are left.
  *
- * It touches no device, and resolves no name.
+ * It touches no device, and resolves no name of a host.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
@@ -60,13 +61,24 @@ static size_t folder_bytes(const char *path)
     return slash == NULL ? 0 : (size_t)(slash - path);
 }
 
-/* Returns true if a given file is in the folder of an absolute path. */
+/* Returns true if a given file is in the folder of an absolute path, by its name or where its links
+ * lead. */
 static bool is_known_folder(const char *path, const struct uri *given)
 {
     char other[URI_PATH_BYTES_MAX + 1];
     size_t bytes = folder_bytes(path);
-    return given->kind == URI_FILE && make_absolute(given->path, other) &&
-           folder_bytes(other) == bytes && memcmp(other, path, bytes) == 0;
+    if (given->kind != URI_FILE || !make_absolute(given->path, other)) {
+        return false;
+    }
+    other[folder_bytes(other)] = '\0';
+    if (strlen(other) == bytes && memcmp(other, path, bytes) == 0) {
+        return true;
+    }
+    char *linked = realpath(other[0] == '\0' ? "/" : other, NULL);
+    size_t linked_bytes = linked == NULL || linked[1] == '\0' ? 0 : strlen(linked); /* of "/": 0 */
+    bool same = linked != NULL && linked_bytes == bytes && memcmp(linked, path, bytes) == 0;
+    free(linked);
+    return same;
 }
 
 /* ---- hosts ----------------------------------------------------------------------------------- */

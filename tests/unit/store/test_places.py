@@ -47,6 +47,14 @@ def test_files_are_followed_within_a_directory() -> None:
             chosen(other, "/data/v0", f"nvme-tcp://10.0.0.1/{NAME}:a?nsid=1")
 
 
+def test_files_are_followed_to_where_the_links_of_a_given_name_lead(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    assert chosen(f"{tmp_path}/there/v1", f"{tmp_path}/link/v0") == f"{tmp_path}/there/v1"
+    with pytest.raises(RefusedError, match="no given file is in the directory"):
+        chosen(f"{tmp_path}/link/v1", f"{tmp_path}/there/v0")  # only the caller's links are
+
+
 def test_hosts_are_followed_with_the_options_of_the_given_uri() -> None:
     given = f"nvme-tcp://node1/{NAME}:a?nsid=1&dhchap_key=own&timeout_ms=7000"
     other = f"nvme-tcp://node1/{NAME}:b?nsid=1&dhchap_key=own-b"
