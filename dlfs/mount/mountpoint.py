@@ -20,6 +20,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,7 +204,7 @@ def resolve(directory: str | os.PathLike[str]) -> str:
     return absolute(os.path.realpath(path))
 
 
-def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
+def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> tuple[str, list[str]]:
     """Unmount a DLFS mount, and the staging area that is mounted over its ``incoming``.
 
     Args:
@@ -211,14 +212,15 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
         lazy: unmount even if files on it are open; the server ends when the last one is closed.
 
     Returns:
-        The absolute path of the mount point.
+        The absolute path of the mount point, and processes of other mount namespaces that still
+        have the mount (``holders``).
 
     Raises:
         UsageError: DLFS is not mounted there.
         DeviceError: the system refuses (EBUSY: files are open, EPERM: another user mounted it), or
             the mount does not answer.
     """
-    path, _ = find_dlfs(directory, "unmount")
+    path, device = find_dlfs(directory, "unmount")
     incoming = os.path.join(path, INCOMING)
     above = record_of(incoming)
     if not lazy and above is not None and above.file_system_type == INCOMING_TYPE:
@@ -226,7 +228,29 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
         if not lazy:
             _unmount(incoming, lazy=False)
     _unmount(path, lazy=lazy)
-    return path
+    return path, holders(device)
+
+
+def holders(device: str) -> list[str]:
+    """Return the processes whose mount namespaces have a DLFS mount, one for each namespace.
+
+    A container or a sandbox that starts while a directory is mounted gets a copy of the mount. The
+    server then serves on after the mount itself is gone.
+
+    Args:
+        device: number of the file system, as in a ``MountRecord``.
+
+    Returns:
+        Such as ``1234 (sh)``. Processes of other users are left out, unless root asks.
+    """
+    found: dict[str, str] = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended, or is another user's
+            records = parse_mountinfo((place / "mountinfo").read_bytes())
+            if any((r.device, r.file_system_type) == (device, FILE_SYSTEM_TYPE) for r in records):
+                name = (place / "comm").read_text(errors="replace").strip()
+                found.setdefault(os.readlink(place / "ns/mnt"), f"{place.name} ({name})")
+    return sorted(found.values())
 
 
 def find_dlfs(directory: str | os.PathLike[str], action: str) -> tuple[str, str]:

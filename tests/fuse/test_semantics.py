@@ -680,6 +680,24 @@ def test_rule_29_unmounting(own_mount: Mount, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+def test_rule_29_unmounting_says_who_else_has_the_mount(own_mount: Mount) -> None:
+    command = ["unshare", "--mount", "sh", "-c", "echo ready; exec sleep 60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"ready\n"
+            done = run_cli("umount", own_mount.directory)
+            assert done.returncode == 0
+            assert "its server serves on" in done.stderr
+            assert f"process {other.pid} (s" in done.stderr
+            seen = f"/proc/{other.pid}/root{own_mount.directory}/train/a"
+            assert Path(seen).read_bytes() == b"first" * 100
+        finally:
+            other.kill()
+    wait_for_exit(own_mount.pid)
+
+
+@pytest.mark.root
 @ALIKE_OVER_URING
 def test_rule_30_other_users(server: str, own_volume: Path, open_folder: Path) -> None:
     def read_as_nobody() -> bytes:

@@ -18,4 +18,10 @@ def umount(
     """Unmount a directory that 'dlfs mount' mounted."""
     from dlfs.mount.mountpoint import unmount
 
-    note(f"unmounted {unmount(directory, lazy=lazy)}")
+    path, holders = unmount(directory, lazy=lazy)
+    note(f"unmounted {path}")
+    if holders:
+        note(
+            f"its server serves on: other mount namespaces, such as those of containers, have a "
+            f"copy of the mount, which they got when they were made: process {', '.join(holders)}"
+        )
