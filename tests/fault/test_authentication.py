@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -293,3 +295,45 @@ def test_a_device_without_a_key_has_nothing_to_authenticate() -> None:
         assert isinstance(device, NvmeTcpDevice)
         with pytest.raises(DeviceError):
             device.authenticate()
+
+
+HOLDER = """
+import sys, time
+from dlfs.block import open_device
+with open_device(sys.argv[1]) as device:
+    while sys.stdin.readline():
+        device.authenticate()
+        device.read(0, 4096)
+        print(flush=True)
+"""
+
+
+def memory_of(pid: int) -> Iterator[bytes]:
+    """Yield the contents of a process's writable memory, a mapping at a time."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            where, rights, *_ = line.split()
+            start, end = (int(text, 16) for text in where.split("-"))
+            if rights.startswith("rw"):
+                memory.seek(start)
+                yield memory.read(end - start)
+
+
+@pytest.mark.root
+def test_keys_do_not_stay_in_memory_after_an_authentication(mutual: Authentication) -> None:
+    assert mutual.controller_key is not None
+    texts = [key.split(":")[2].encode() for key in (mutual.host_key, mutual.controller_key)]
+    secrets = [base64.b64decode(text)[:-4] for text in texts]
+    with target_of(mutual) as target:
+        uri = target.uri(dhchap_key="host", dhchap_ctrl_key="controller")
+        command = [sys.executable, "-c", HOLDER, uri]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+            for _ in range(3):
+                process.stdin.write("again\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "\n"
+            seen = b"".join(memory_of(process.pid))
+            process.stdin.close()
+        assert DEFAULT_NQN.encode() in seen  # it was looked at
+        assert not [piece for piece in (*texts, *secrets) if piece[:16] in seen]
