@@ -21,6 +21,8 @@ from dlfs.service.protocol import Attached, VolumeName
 from dlfs.service.session import Session
 
 _USE_POLL_S = 0.02
+_ENDING_S = 0.5
+"""Time for the ends of clients that closed just before, which the service sees a little later."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +101,9 @@ class VolumeAttachments:
 
     async def _end_use(self, volume: UUID, *, force: bool) -> None:
         """Take a volume out of the mount and wait until no client and no request uses it."""
+        with trio.move_on_after(0 if force else _ENDING_S):
+            while self._sessions_of(volume):
+                await trio.sleep(_USE_POLL_S)
         users = sorted({str(session.peer.pid) for session in self._sessions_of(volume)})
         if users and not force:
             raise DeviceError(
