@@ -44,7 +44,6 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   ranks           which share of an epoch this process takes; standard library only
 #   json_records    dataclasses and structs as JSON, with their types checked
 #   distinct        distinct values of arrays
-#   private_directory  directories of one user alone
 #   closing, deadlines, errors, extras, forks, threads, units, wording   standard library only
 
 TYPE_CHECKING = False  # as typing has it, which would have to be loaded

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from dlfs._native.handle import Descriptor
 from dlfs.block.uri import KEY_NAME_FORM, is_key_name
 from dlfs.errors import DlfsError, ExistsError, NotFoundError, UsageError, write_error
 
@@ -144,15 +145,17 @@ def write_key(name: str, text: str, *, replace: bool = False) -> Path:
     temporary = folder / f".{name}.{secrets.token_hex(4)}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(text)  # without a line feed, which SPDK's key files must not have
-                file.flush()
-                os.fsync(file.fileno())
-            _rename(temporary, path, replace=replace)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with Descriptor() as file:
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                file.fill(os.open, temporary, flags, 0o600)
+                # Without a line feed, which SPDK's key files must not have.
+                with open(file.value, "w", encoding="ascii", closefd=False) as stream:
+                    stream.write(text)
+                os.fsync(file.value)
+                _rename(temporary, path, replace=replace)
+            finally:
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         if isinstance(error, DlfsError):
             raise

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.files import FILE_DTYPE, read_files, stat_files
+from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
 from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, UsageError
@@ -85,7 +86,8 @@ class FilesSource(Source):
         self._folder = folder
         self._follow_links = follow_links
         self._table = FileTable()
-        self._directory = open_folder(folder)
+        self._opened = Descriptor()
+        open_folder(folder, self._opened)
         try:
             self._attributes = self._find_files()
             self._stat()
@@ -118,9 +120,7 @@ class FilesSource(Source):
 
     def close(self) -> None:
         """Close the folder."""
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
+        self._opened.close()
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every file once; see ``Source.blocks``.
@@ -149,7 +149,7 @@ class FilesSource(Source):
         files = table.files[chosen]
         files["buffer_offset"] = offsets[in_order]
         if read_files(
-            self._directory,
+            self._opened.value,
             table.names,
             files,
             buffer,
@@ -166,7 +166,7 @@ class FilesSource(Source):
         return [self._table.path(index) for index in indices.tolist()]
 
     def _stat(self) -> None:
-        bad = self._table.stat(self._directory, follow_links=self._follow_links)
+        bad = self._table.stat(self._opened.value, follow_links=self._follow_links)
         if bad is not None:
             path, code = self._table.path(bad), int(self._table.files["code"][bad])
             why = "the file may not be read" if code == -errno.EACCES else describe(code)
@@ -187,8 +187,12 @@ def join_shown(folder: str, path: bytes) -> str:
     return show(os.fsencode(folder).rstrip(b"/") + b"/" + path)
 
 
-def open_folder(folder: str) -> int:
+def open_folder(folder: str, descriptor: Descriptor) -> None:
     """Open a folder, so that files can be opened relative to it.
+
+    Args:
+        folder: path of the folder.
+        descriptor: gets the descriptor.
 
     Raises:
         NotFoundError: the folder does not exist.
@@ -197,7 +201,7 @@ def open_folder(folder: str) -> int:
     """
     try:
         with file_errors(f"import {folder}", "folder"):
-            return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor.fill(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except DeviceError as error:
         if error.errno == errno.ENOTDIR:
             raise UsageError(f"import {folder}: expected a folder") from error

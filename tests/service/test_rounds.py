@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from operator import le
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,10 @@ def test_rounds_of_everything_leave_nothing_behind(tmp_path: Path) -> None:
         before = held(service)
         for _ in range(4):
             do_everything(service, other)
-        wait_for(lambda: held(service) <= before, f"descriptors and threads as before: {before}")
+        wait_for(
+            lambda: all(map(le, held(service), before)),
+            f"descriptors and threads as before: {before}",
+        )
         service.stop()
     finally:
         service.close()

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.files import CUT_SHORT, FILE_DTYPE, read_ranges
+from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
 from dlfs.errors import DeviceError, DlfsError, TruncatedError
 from dlfs.ingest.source import THREADS, check_unchanged
@@ -89,19 +90,20 @@ class RangeReader:
         ranges: npt.NDArray[np.void],
         buffer: npt.NDArray[np.uint8],
     ) -> None:
-        descriptors: list[int] = []
+        files: list[Descriptor] = []
         try:
             for number in group.tolist():
                 with _device_errors(self._files[number]):
-                    descriptors.append(os.open(self._files[number], os.O_RDONLY | os.O_CLOEXEC))
-            opened = np.array(descriptors, np.int32)
+                    files.append(Descriptor())
+                    files[-1].fill(os.open, self._files[number], os.O_RDONLY | os.O_CLOEXEC)
+            opened = np.array([file.value for file in files], np.int32)
             ranges["descriptor"] = opened[np.searchsorted(group, numbers)]
             if read_ranges(ranges, buffer, threads=THREADS):
                 bad = int(np.flatnonzero(ranges["code"])[0])
                 raise self._failure(int(numbers[bad]), ranges[bad])
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            for file in files:
+                file.close()
 
     def _failure(self, number: int, failed: np.void) -> DlfsError:
         code, position = int(failed["code"]), int(failed["position"])

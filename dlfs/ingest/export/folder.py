@@ -11,6 +11,7 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
+from dlfs._native.handle import Descriptor
 from dlfs.errors import ExistsError
 from dlfs.ingest.export.samples import ExportedSamples, export_failure
 from dlfs.ingest.source import show
@@ -29,10 +30,10 @@ def write_folder(samples: ExportedSamples, path: str, *, force: bool) -> None:
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
-        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = _Folder(path, force=force)
     except OSError as error:
         raise export_failure(path, error) from error
-    with contextlib.closing(_Folder(path, root, force=force)) as folder:
+    with contextlib.closing(folder):
         if not force and folder.has_entries():
             raise ExistsError(
                 f"export to {path}: expected an empty folder, got one with entries; "
@@ -49,33 +50,34 @@ class _Folder:
     consecutive files may lie anywhere in the tree.
     """
 
-    def __init__(self, path: str, root: int, *, force: bool) -> None:
+    def __init__(self, path: str, *, force: bool) -> None:
         self._path = path
-        self._root = root
         self._force = force
-        self._open: OrderedDict[bytes, int] = OrderedDict()
+        self._open: OrderedDict[bytes, Descriptor] = OrderedDict()
+        self._root = Descriptor()
+        self._root.fill(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        for descriptor in [*self._open.values(), self._root]:
-            os.close(descriptor)
+        for directory in [*self._open.values(), self._root]:
+            directory.close()
 
     def has_entries(self) -> bool:
-        with os.scandir(self._root) as entries:
+        with os.scandir(self._root.value) as entries:
             return next(entries, None) is not None
 
     def write(self, path: bytes, data: memoryview) -> None:
         folder, _, name = path.rpartition(b"/")
         try:
             directory = self._directory(folder)
-            descriptor = self._create(name, directory)
-            try:
-                while data:
-                    data = data[os.write(descriptor, data) :]
-            except BaseException:
-                os.unlink(name, dir_fd=directory)  # no incomplete file is left
-                raise
-            finally:
-                os.close(descriptor)
+            with Descriptor() as file:
+                try:
+                    self._create(file, name, directory)
+                    while data:
+                        data = data[os.write(file.value, data) :]
+                except BaseException:
+                    if file.value >= 0:
+                        os.unlink(name, dir_fd=directory)  # no incomplete file is left
+                    raise
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
             raise ExistsError(
                 f"export to {self._path}: {show(path)}: another file or directory is in its way"
@@ -83,31 +85,32 @@ class _Folder:
         except OSError as error:
             raise export_failure(f"{self._path}: {show(path)}", error) from error
 
-    def _create(self, name: bytes, directory: int) -> int:
+    def _create(self, file: Descriptor, name: bytes, directory: int) -> None:
         try:
-            return os.open(name, _NEW_FILE, 0o666, dir_fd=directory)
+            file.fill(os.open, name, _NEW_FILE, 0o666, dir_fd=directory)
         except FileExistsError:
             if not self._force:
                 raise
-        os.unlink(name, dir_fd=directory)  # instead of writing through it: it may be a link
-        return os.open(name, _NEW_FILE, 0o666, dir_fd=directory)
+            os.unlink(name, dir_fd=directory)  # instead of writing through it: it may be a link
+            file.fill(os.open, name, _NEW_FILE, 0o666, dir_fd=directory)
 
     def _directory(self, path: bytes) -> int:
         """Return the descriptor of a directory under the root; makes missing directories."""
         known = path
         while known and known not in self._open:
             known = known.rpartition(b"/")[0]
-        descriptor = self._root
+        directory = self._root
         if known:
-            descriptor = self._open[known]
+            directory = self._open[known]
             self._open.move_to_end(known)
         rest = path[len(known) :].split(b"/") if path != known else []
         for name in filter(None, rest):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=descriptor)
-            descriptor = os.open(name, _DIRECTORY, dir_fd=descriptor)
+                os.mkdir(name, dir_fd=directory.value)
+            below = Descriptor()
+            below.fill(os.open, name, _DIRECTORY, dir_fd=directory.value)
             known = known + b"/" + name if known else name
-            self._open[known] = descriptor
+            self._open[known] = directory = below
             if len(self._open) > DIRECTORIES_OPEN_MAX:
-                os.close(self._open.popitem(last=False)[1])
-        return descriptor
+                self._open.popitem(last=False)[1].close()
+        return directory.value

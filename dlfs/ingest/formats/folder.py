@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs._native.handle import Descriptor
 from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 from dlfs.format.constants import PATH_BYTES_MAX
 from dlfs.ingest.files import FilesSource, join_shown
@@ -100,7 +101,7 @@ class FolderSource(FilesSource):
         Returns:
             The number of directories below it without a sample.
         """
-        root = os.stat(start or b".", dir_fd=self._directory)
+        root = os.stat(start or b".", dir_fd=self._opened.value)
         stack = [self._enter(start, frozenset([(root.st_dev, root.st_ino)]))]
         empty = 0
         while stack:
@@ -122,13 +123,10 @@ class FolderSource(FilesSource):
     def _enter(self, path: bytes, above: frozenset[tuple[int, int]]) -> _Frame:
         """List a directory in the order of the full paths under it: folders sort as ``name/``."""
         try:
-            descriptor = os.open(
-                path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory
-            )
-            try:
-                entries = self._list(path, descriptor)
-            finally:
-                os.close(descriptor)
+            with Descriptor() as folder:
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                folder.fill(os.open, path or b".", flags, dir_fd=self._opened.value)
+                entries = self._list(path, folder.value)
         except OSError as error:
             if isinstance(error, DlfsError):
                 raise

@@ -18,6 +18,7 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass
 
 from dlfs._native.checksums import crc32c
+from dlfs._native.handle import Descriptor
 from dlfs.errors import ChecksumError
 from dlfs.forks import Event, Lock
 from dlfs.ingest.progress import Meter
@@ -53,14 +54,16 @@ class _Open:
         self.lock = Lock()
         self.digests: Digests = dict(fetch.item.digests)
         self.pieces_left = 0
-        self.file = os.open(
-            fetch.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        self._owner = Descriptor()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._owner.fill(os.open, fetch.part, flags, 0o600)
+
+    @property
+    def file(self) -> int:
+        return self._owner.value
 
     def close(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
+        self._owner.close()
 
 
 _Task = tuple[_Open, int, int]

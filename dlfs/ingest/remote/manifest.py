@@ -18,6 +18,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from dlfs._native.handle import Descriptor
 from dlfs.forks import Lock
 
 
@@ -44,7 +45,8 @@ class Manifest:
         self._digests: dict[str, dict[str, str]] = {}
         self._lock = Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.open(path, flags, 0o600)
+        self._file = Descriptor()
+        self._file.fill(os.open, path, flags, 0o600)
         try:
             self._read()
         except BaseException:
@@ -83,27 +85,25 @@ class Manifest:
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._lock:
             line = json.dumps(record).encode() + b"\n"
-            if os.write(self._file, line) != len(line):
+            if os.write(self._file.value, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._take(record)
 
     def _read(self) -> None:
         position = 0
-        with os.fdopen(os.dup(self._file), "rb") as file:
+        with open(self._file.value, "rb", closefd=False) as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 position += len(line)
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     self._take(json.loads(line))
-        os.ftruncate(self._file, position)
+        os.ftruncate(self._file.value, position)
 
     def _take(self, record: dict[str, Any]) -> None:
         key = str(record["object"])

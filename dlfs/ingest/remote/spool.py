@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dlfs._native.handle import Descriptor
 from dlfs.errors import DlfsError, FormatError, LockedError, SpaceError
 from dlfs.ingest.patterns import expand_braces
 from dlfs.ingest.progress import Meter, ProgressCallback
@@ -37,9 +38,9 @@ from dlfs.ingest.remote.digests import file_crc
 from dlfs.ingest.remote.failures import disk_errors
 from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher
 from dlfs.ingest.remote.manifest import Manifest, object_key
+from dlfs.ingest.remote.private_directory import open_private_directory
 from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
-from dlfs.private_directory import open_private_directory
 from dlfs.threads import ThreadPool
 from dlfs.units import MIB
 from dlfs.wording import redact
@@ -81,11 +82,11 @@ class Spool:
         try:
             self._take_lock()
             for name in ("parts", "files"):
-                os.close(open_private_directory(f"{self.folder}/{name}", action))
+                open_private_directory(f"{self.folder}/{name}", action).close()
             with disk_errors(self.folder):
                 self._manifest = Manifest(f"{self.folder}/manifest.jsonl")
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     def fetch(self, progress: ProgressCallback | None = None) -> None:
@@ -126,11 +127,9 @@ class Spool:
     def close(self) -> None:
         """Unlock the folder, or delete it if it has nothing; closing it again does nothing."""
         self._manifest.close()
-        if self._lock >= 0:
-            if self._manifest.is_empty:
-                self.remove()
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock.value >= 0 and self._manifest.is_empty:
+            self.remove()
+        self._lock.close()
 
     @contextmanager
     def note_on_error(self) -> Iterator[None]:
@@ -161,7 +160,7 @@ class Spool:
 
     def _take_lock(self) -> None:
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock.value, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LockedError(
                 f"import {redact(self._urls[0])}: another import of the same source runs, in "
@@ -218,20 +217,18 @@ class Spool:
             return False
         if os.path.exists(fetch.part):  # killed between its record and its name
             os.rename(fetch.part, fetch.target)
-        try:
-            file = os.open(fetch.target, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            os.unlink(fetch.target)  # a link; the object is fetched again
-            return False
-        try:
-            size = os.fstat(file).st_size
-            return size == fetch.item.size_bytes and file_crc(file, 0, size) == expected
-        finally:
-            os.close(file)
+        with Descriptor() as file:
+            try:
+                file.fill(os.open, fetch.target, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                os.unlink(fetch.target)  # a link; the object is fetched again
+                return False
+            size = os.fstat(file.value).st_size
+            return size == fetch.item.size_bytes and file_crc(file.value, 0, size) == expected
 
     def _check_space(self, missing: Sequence[Fetch]) -> None:
         needed = sum(one.item.size_bytes for one in missing)

@@ -27,6 +27,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dlfs._native.handle import Descriptor
 from dlfs.errors import DeviceError, FormatError, TruncatedError, VersionError
 from dlfs.wording import quote
 
@@ -86,16 +87,14 @@ class PageFile:
         TruncatedError: the file ends before its last page.
         DeviceError: the file cannot be read.
 
-    Attributes:
-        descriptor: descriptor of the open file.
-
     Threads: one at a time.
     """
 
     def __init__(self, path: str, where: str) -> None:
         self._where = where
+        self._file = Descriptor()
         try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file.fill(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise DeviceError(f"{where}: {error.strerror}", error.errno or errno.EIO) from error
         try:
@@ -107,11 +106,14 @@ class PageFile:
             self.close()
             raise
 
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the open file; -1 after ``close``."""
+        return self._file.value
+
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._file.close()
 
     def find_tree(self, name: bytes) -> Tree | None:
         """Return a named database, or None if it does not exist."""

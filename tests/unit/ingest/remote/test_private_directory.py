@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dlfs.errors import DlfsError, UsageError
-from dlfs.private_directory import open_private_directory
+from dlfs.ingest.remote.private_directory import open_private_directory
 
 NOBODY = 65534
 
@@ -19,7 +19,7 @@ def mode(path: Path) -> int:
 
 
 def take(path: Path) -> None:
-    os.close(open_private_directory(str(path), "spool x"))
+    open_private_directory(str(path), "spool x").close()
 
 
 def test_directories_are_made_for_the_user_alone(tmp_path: Path) -> None:

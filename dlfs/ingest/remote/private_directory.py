@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import stat
 
+from dlfs._native.handle import Descriptor
 from dlfs.errors import DeviceError, UsageError
 
 OWNER_ONLY = 0o700
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def open_private_directory(path: str, action: str) -> int:
-    """Make a directory with mode 0700, or check the one that is there; return its descriptor.
+def open_private_directory(path: str, action: str) -> Descriptor:
+    """Make a directory with mode 0700, or check the one that is there; return it opened.
 
     Missing directories above it are made with the same mode. One of the user's own that others may
     read gets the mode 0700.
@@ -36,23 +37,24 @@ def open_private_directory(path: str, action: str) -> int:
         _check_parent(os.stat(os.path.dirname(path)), os.path.dirname(path), action)
         if os.path.islink(path) or not os.path.isdir(path):
             raise UsageError(f"{action}: expected a directory, got a link or a file: {path}")
-        descriptor = os.open(path, _FLAGS)
+        opened = Descriptor()
+        opened.fill(os.open, path, _FLAGS)
     except OSError as error:
         text = f"{action}: make the directory {path}: {error.strerror or error}"
         raise DeviceError(text, error.errno or 0) from error
     try:
-        status = os.fstat(descriptor)
+        status = os.fstat(opened.value)
         _check_own(status, path, action)
         if stat.S_IMODE(status.st_mode) != OWNER_ONLY:
-            os.fchmod(descriptor, OWNER_ONLY)
+            os.fchmod(opened.value, OWNER_ONLY)
     except OSError as error:
-        os.close(descriptor)
+        opened.close()
         text = f"{action}: make the directory {path} private: {error.strerror or error}"
         raise DeviceError(text, error.errno or 0) from error
     except BaseException:
-        os.close(descriptor)
+        opened.close()
         raise
-    return descriptor
+    return opened
 
 
 def _make(path: str) -> None:
