@@ -25,6 +25,8 @@ _URL = re.compile(
 )
 _WITH_QUERIES = ("http", "https")
 """Schemes whose URLs may have a signature in the query; in others, ``?`` may be any character."""
+_WITH_CONTAINERS = ("abfs", "abfss", "adl", "az", "wasb", "wasbs")
+"""Schemes of Azure whose URLs have the name of a container before the ``@``, and no user."""
 
 _SURROGATE = re.compile(r"\\udc([89a-f][0-9a-f])")
 
@@ -96,7 +98,9 @@ def redact(text: str) -> str:
 
 
 def _redact_url(match: re.Match[str]) -> str:
-    user = f"{HIDDEN}@" if match["user"] else ""
+    user = match["user"] or ""
+    if user and (match["scheme"].lower() not in _WITH_CONTAINERS or ":" in user):
+        user = f"{HIDDEN}@"
     query = match["query"] or ""
     if query and match["scheme"].lower() in _WITH_QUERIES:
         query = query[0] + HIDDEN

@@ -24,6 +24,9 @@ from dlfs.wording import redact
         ("a@b, c://d", "a@b, c://d"),
         ("import https://***@h/a?***: no", "import https://***@h/a?***: no"),
         ("https://h/x@y", "https://h/x@y"),
+        ("abfss://box@a.dfs.core.windows.net/x", "abfss://box@a.dfs.core.windows.net/x"),
+        ("ABFS://box:secret@a.net/x", "ABFS://***@a.net/x"),
+        ("sftp://box@a.net/x", "sftp://***@a.net/x"),
     ],
 )
 def test_secrets_of_urls_are_hidden(text: str, shown: str) -> None:
