@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Final
 from weakref import finalize
@@ -33,7 +34,55 @@ _ENVIRONMENT: Mapping[str, str] = {
 _REMOVED = ("HDF5_VDS_PREFIX", "HDF5_EXTFILE_PREFIX", "ADIOS2_PLUGIN_PATH")
 """Variables by which a library finds what a file names elsewhere."""
 
+TAIL_BYTES: Final = 4096
+"""Bytes that are kept of what the process writes to its stderr."""
+
+_PIPE_BYTES = 1 << 16
+_SHOWN_MAX = 200
+
 _early: list[IsolatedProcess] = []
+
+
+class StderrTail:
+    """The last bytes that a process wrote to its stderr, a pipe.
+
+    A process that writes more than a pipe holds waits until ``take`` is called.
+
+    Args:
+        descriptor: the end of the pipe to read from; this object closes it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._tail = b""
+        self.is_open = True
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def take(self) -> None:
+        """Read what is there, up to the size of a pipe; keep the last bytes."""
+        if not self.is_open:
+            return
+        with suppress(BlockingIOError):
+            data = os.read(self._descriptor, _PIPE_BYTES)
+            self._tail = (self._tail + data)[-TAIL_BYTES:]
+            self.is_open = bool(data)
+
+    def last_line(self) -> str:
+        """Return the last line that a process wrote, after its end."""
+        self.take()
+        lines = [one for one in self._tail.decode("utf-8", "replace").splitlines() if one.strip()]
+        return " ".join(lines[-1].split())[:_SHOWN_MAX] if lines else ""
+
+    def close(self) -> None:
+        """Close the descriptor; closing it again does nothing."""
+        self.is_open = False
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class IsolatedProcess:
@@ -44,19 +93,23 @@ class IsolatedProcess:
         process: the process.
         note: memory with the note of what it reads.
         buffers: memory of the blocks.
-        stderr: what it writes to its stderr.
+        stderr: the end of what it writes to its stderr.
         end: function that ends the process; calling it again does nothing.
     """
 
     def __init__(self) -> None:
         self.note = SharedMemory.create(NOTE_BYTES)
         self.buffers = [SharedMemory.create(1) for _ in range(BUFFERS)]
-        self.stderr = SharedMemory.create(0)
-        memories = [self.note, self.stderr, *self.buffers]
-        self.connection, self.process = self._start()
+        readable, writable = os.pipe()
+        self.stderr = StderrTail(readable)
+        try:
+            self.connection, self.process = self._start(writable)
+        finally:
+            os.close(writable)
+        memories: list[SharedMemory | StderrTail] = [self.note, self.stderr, *self.buffers]
         self.end = finalize(self, _end, self.connection, self.process, memories)
 
-    def _start(self) -> tuple[Connection, subprocess.Popen[bytes]]:
+    def _start(self, stderr: int) -> tuple[Connection, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair()
         passed = [theirs.fileno(), *(memory.descriptor for memory in (self.note, *self.buffers))]
         with theirs:
@@ -64,7 +117,7 @@ class IsolatedProcess:
                 [sys.executable, "-P", "-m", _WORKER, *map(str, passed)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=self.stderr.descriptor,
+                stderr=stderr,
                 pass_fds=passed,
                 env=_environment(),
             )
@@ -99,7 +152,9 @@ def _environment() -> dict[str, str]:
 
 
 def _end(
-    connection: Connection, process: subprocess.Popen[bytes], memories: Sequence[SharedMemory]
+    connection: Connection,
+    process: subprocess.Popen[bytes],
+    memories: Sequence[SharedMemory | StderrTail],
 ) -> None:
     """End a process, which has nothing to save."""
     connection.close()

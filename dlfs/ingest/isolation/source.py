@@ -14,16 +14,18 @@ Memory: two shared buffers of the size of the largest block, and what ``confines
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import time
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from multiprocessing.connection import wait
+from typing import TypeVar
 
-import dlfs.errors
+import msgspec
+
 from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, FormatError
-from dlfs.ingest.isolation.confines import NOTE_BYTES, read_note
+from dlfs.ingest.isolation.confines import read_note
+from dlfs.ingest.isolation.messages import Block, End, Facts, Failure, decode
 from dlfs.ingest.isolation.process import take_process
 from dlfs.ingest.registry import FormatOptions
 from dlfs.ingest.source import SampleBlock, Source
@@ -32,7 +34,7 @@ ANSWER_SECONDS = 300
 """Longest time without progress, in seconds. ADIOS2 waits forever for data that was cut off."""
 
 _POLL_SECONDS = 1.0
-_SHOWN_MAX = 200
+_T = TypeVar("_T")
 
 
 class IsolatedSource(Source):
@@ -53,7 +55,7 @@ class IsolatedSource(Source):
         self._connection, self._process = self._reader.connection, self._reader.process
         try:
             self._send(options, list(paths))
-            self._take(self._receive())
+            self._receive(Facts).take(self)
         except BaseException:
             self.close()
             raise
@@ -66,24 +68,26 @@ class IsolatedSource(Source):
         """
         self._send(layout, seed, self.buffer_bytes)
         try:
-            while (got := self._receive()) is not None:
-                number, size_bytes, paths, offsets, lengths, attributes = got
-                data = self._buffers[number].array(size_bytes)
-                yield SampleBlock(paths, data, offsets, lengths, attributes)
-                self._send(number)
+            while isinstance(got := self._receive(Block, End), Block):
+                yield self._block(got)
+                self._send(got.buffer)
         except GeneratorExit:
             self._process.kill()  # nobody takes the blocks that it makes
             raise
-        self._take(self._receive())
+        self._receive(Facts).take(self)
 
     def close(self) -> None:
         """End the process; closing the source again does nothing."""
         self._reader.end()
 
-    def _take(self, facts: Mapping[str, Any]) -> None:
-        """Take the attributes of the source in the process."""
-        for name, value in facts.items():
-            setattr(self, name, value)
+    def _block(self, got: Block) -> SampleBlock:
+        """Return the block that a message describes."""
+        try:
+            data = self._buffers[got.buffer].array(got.size_bytes)
+            offsets, lengths = got.offsets.array(), got.lengths.array()
+            return SampleBlock(got.paths, data, offsets, lengths, got.columns())
+        except (ValueError, TypeError, IndexError, SyntaxError) as error:
+            raise self._not_ours(error) from error
 
     def _send(self, *message: object) -> None:
         try:
@@ -91,23 +95,40 @@ class IsolatedSource(Source):
         except OSError as error:
             raise self._ended() from error
 
-    def _receive(self) -> Any:
+    def _receive(self, *kinds: type[_T]) -> _T:
         """Return the next message of the process, or raise the error in it."""
         try:
             self._wait()
-            kind, content = self._connection.recv()
+            message = decode(self._connection.recv_bytes())
+        except msgspec.MsgspecError as error:
+            raise self._not_ours(error) from error
         except (EOFError, OSError) as failure:
             if isinstance(failure, DlfsError):
                 raise
             raise self._ended() from failure
-        if kind == "error":
-            raise _error(*content)
-        return content
+        if isinstance(message, Failure):
+            raise message.error()
+        if not isinstance(message, kinds):
+            raise self._not_ours(TypeError(type(message).__name__))
+        return message
+
+    def _not_ours(self, error: Exception) -> FormatError:
+        """Return the error for a message that a sound process does not send."""
+        self._process.kill()
+        _, where = read_note(self._note.view())
+        return FormatError(
+            f"{where or f'import {self.name}'}: expected a readable file, got a process that reads "
+            f"it and sends what it should not: {error}"
+        )
 
     def _wait(self) -> None:
         """Wait for a message, as long as the process makes progress."""
         count, deadline = -1, 0.0
-        while not self._connection.poll(_POLL_SECONDS):
+        stderr = self._reader.stderr
+        while not self._connection.poll():
+            others = [stderr.fileno()] if stderr.is_open else []
+            wait([self._connection, *others], _POLL_SECONDS)
+            stderr.take()
             found, where = read_note(self._note.view())
             if found != count:
                 count, deadline = found, time.monotonic() + ANSWER_SECONDS
@@ -125,24 +146,8 @@ class IsolatedSource(Source):
         code = self._process.wait()
         _, where = read_note(self._note.view())
         how = signal.Signals(-code).name if code < 0 else f"code {code}"
-        said = self._last_line()
+        said = self._reader.stderr.last_line()
         return FormatError(
             f"{where or f'import {self.name}'}: expected a readable file, got the end of the "
             f"process that reads it, by {how}{f' ({said})' if said else ''}"
         )
-
-    def _last_line(self) -> str:
-        """Return the last line that the process wrote to its stderr."""
-        size = os.fstat(self._reader.stderr.descriptor).st_size
-        text = os.pread(self._reader.stderr.descriptor, NOTE_BYTES, max(0, size - NOTE_BYTES))
-        lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
-        return " ".join(lines[-1].split())[:_SHOWN_MAX] if lines else ""
-
-
-def _error(name: str, text: str, code: int | None, notes: Sequence[str]) -> DlfsError:
-    """Return the error of ``dlfs.errors`` that the process reports."""
-    kind: Any = getattr(dlfs.errors, name)
-    error: DlfsError = kind(text, code) if issubclass(kind, DeviceError) else kind(text)
-    for note in notes:
-        error.add_note(note)
-    return error

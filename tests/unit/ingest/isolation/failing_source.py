@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -60,9 +62,16 @@ class FailingSource(Source):
             raise error
         elif self._how == "odd":
             raise KeyError("a library's own")
-        elif self._how == "exit":
-            os.write(2, b"first\nlibrary: last words\n")
+        elif self._how in ("exit", "chatty"):
+            for number in range(200 if self._how == "chatty" else 1):
+                os.write(2, b"%d" % number * 10_000 + b"\n")
+            os.write(2, b"library: last words\n")
             os._exit(7)
+        elif self._how == "pickle":
+            for peer in gc.get_objects():
+                if isinstance(peer, Connection):
+                    peer.send(("ok", {}))
+            time.sleep(3600)
         elif self._how == "memory":
             np.empty(5 << 30, np.uint8)
         elif self._how == "allowed":

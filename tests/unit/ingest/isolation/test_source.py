@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from dlfs.cli.commands import app
-from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.isolation import source as isolation
-from dlfs.ingest.isolation.process import IsolatedProcess
+from dlfs.ingest.isolation.messages import Array, End, Failure, decode, encode
+from dlfs.ingest.isolation.process import TAIL_BYTES, IsolatedProcess, StderrTail
 from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.registry import FORMATS
 from dlfs.ingest.source import SampleBlock
@@ -72,6 +75,8 @@ def test_a_dataset_is_imported_whole(volume: Volume) -> None:
     [
         ("crash", FormatError, "expected a readable file, got the end of .*, by SIGSEGV"),
         ("exit", FormatError, "got the end of .*, by code 7 .library: last words"),
+        ("chatty", FormatError, "got the end of .*, by code 7 .library: last words"),
+        ("pickle", FormatError, "sends what it should not: "),
         ("error", DeviceError, "it failed"),
         ("odd", FormatError, "expected a readable file, got KeyError: .a library.s own"),
         ("memory", FormatError, "expected a readable file, got .*MemoryError.*Unable to allocate"),
@@ -96,6 +101,43 @@ def test_a_failure_names_file_and_part(
             import_dataset(volume, source, "n")
         finally:
             source.close()
+
+
+def test_messages_keep_texts_and_arrays_and_run_nothing() -> None:
+    arrays = [
+        np.arange(6, dtype=">i2").reshape(2, 3),
+        np.array(["a", "\udcff", ""], object),
+        np.array(["2020-01-01"], "M8[s]"),
+        np.array([], "U3"),
+    ]
+    for array in arrays:
+        made = Array.of(array).array()
+        assert made.dtype == array.dtype
+        assert np.array_equal(made, array)
+    error = Failure.of(LimitError("caf\udce9"), "here").error()
+    assert (type(error), str(error)) == (LimitError, "caf\udce9")
+    for data in (pickle.dumps(("ok", None)), encode(End())[:-1], b""):
+        with pytest.raises(msgspec.MsgspecError):
+            decode(data)
+    for dtype, shape, content in (("O", (1,), b"1"), ("i4", (2,), b"1234"), ("x", (), b"")):
+        with pytest.raises((ValueError, TypeError)):
+            Array(dtype, shape, content).array()
+
+
+def test_stderr_is_read_and_only_its_end_is_kept() -> None:
+    readable, writable = os.pipe()
+    tail = StderrTail(readable)
+    for number in range(100):
+        os.write(writable, b"%d\n" % number + b"x" * 50_000)
+        tail.take()
+    os.write(writable, b"\nlast\n\n")
+    os.close(writable)
+    assert tail.last_line() == "last"
+    assert len(tail._tail) == TAIL_BYTES
+    tail.take()
+    assert not tail.is_open
+    tail.close()
+    tail.close()
 
 
 def test_errors_keep_notes_and_codes() -> None:
