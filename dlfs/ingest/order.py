@@ -73,7 +73,8 @@ def indexed_blocks(
 
     Args:
         sizes: ``uint64[n]``, bytes that each sample takes in the buffer.
-        read: reads the samples of one block; a thread of this function calls it.
+        read: reads the samples of one block, and may leave some out; a thread of this function
+            calls it.
         layout: ``shuffled`` or ``path``.
         seed: seed of the order of packing.
         buffer_bytes: size of each of the two buffers; a larger sample gets a buffer of its size.
@@ -84,15 +85,17 @@ def indexed_blocks(
 
     def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
         nonlocal position
-        if position == len(order):
-            if finish is not None:
-                finish()
-            return None
-        indices, offsets = take_block(order, sizes, position, len(buffer))
-        position += len(indices)
-        needed = int(offsets[-1]) + int(sizes[indices[-1]])
-        if needed > len(buffer):
-            buffer = np.empty(needed, np.uint8)
-        return read(indices, offsets, buffer)
+        while position < len(order):
+            indices, offsets = take_block(order, sizes, position, len(buffer))
+            position += len(indices)
+            needed = int(offsets[-1]) + int(sizes[indices[-1]])
+            if needed > len(buffer):
+                buffer = np.empty(needed, np.uint8)
+            block = read(indices, offsets, buffer)
+            if block.paths:
+                return block
+        if finish is not None:
+            finish()
+        return None
 
     return read_ahead(fill, buffer_bytes=buffer_bytes)

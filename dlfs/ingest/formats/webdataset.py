@@ -15,10 +15,11 @@ members are left out, unless they are attributes.
 
 The name of an attribute gives its type: ``cls``, ``cls2``, ``class``, ``count``, ``index``, ``inx``
 and ``id`` are whole numbers. ``json.NAME`` is a field of the member ``json``; ``json.a.b`` is a
-field in another. Any other attribute is text in UTF-8. A key that lacks one is an error, and so are
-two members of one extension. As in webdataset's own reader, members without a key are left out: a
-name without a dot, or that begins with one (``README``, ``._0001.jpg``), and names such as
-``__meta__``. They are counted with their names.
+field in another. Any other attribute is text in UTF-8. A key that lacks one, or has null in its
+JSON, is an error, unless ``nulls`` says otherwise; and so are two members of one extension. As in
+webdataset's own reader, members without a key are left out: a name without a dot, or that begins
+with one (``README``, ``._0001.jpg``), and names such as ``__meta__``. They are counted with their
+names.
 
 Archives are streamed, in an order drawn from the seed for ``shuffled``. Members that are no files
 are left out. Archives are read as strictly as by ``tar``.
@@ -31,14 +32,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
+from dlfs.ingest.absent import HINT, AbsentError, AbsentOption, default_like, default_of_type
 from dlfs.ingest.archives.archive import AbsoluteOption, Archive
 from dlfs.ingest.fields import (
     Choices,
@@ -70,6 +73,8 @@ _META = re.compile(rb"__[^/]*__($|/)")
 
 _RULE = "a key ends at the first dot of a file's name, where its extension begins"
 
+_NO_TYPE = "no key before it has one, whose type the default would have: nulls=skip leaves it out"
+
 _NAMES_SHOWN_MAX = 20
 """Most names of members without a key that a report has."""
 
@@ -88,6 +93,7 @@ class WebDatasetOptions:
     ] = ()
     prefix_shards: Annotated[bool, "begin paths with the archive's name"] = False
     absolute: AbsoluteOption = "error"
+    nulls: AbsentOption = "error"
 
     def open(self, paths: Sequence[str]) -> WebDatasetSource:
         """Open archives, or folders of them; see ``WebDatasetSource``."""
@@ -136,6 +142,7 @@ class WebDatasetSource(ShardSource):
             )
         self._patterns: Choices = {name: None for name in self._fields if is_pattern(name)}
         self._field_records: FieldRecords | None = None
+        self._defaults: dict[str, Any] = {}
         self.skipped: Counter[str] = Counter()
         self._stdin = open_standard_input(archives)
 
@@ -163,9 +170,18 @@ class WebDatasetSource(ShardSource):
         prefix = archive_prefix(shard) if self._options.prefix_shards else b""
         for group in self._groups(shard):
             where = f"import {shard}: key {show(group.key)}"
-            values = {name: _value(group, name, where) for name in self._options.attributes}
-            if self._fields:
-                yield self._join(group, prefix, values, where)
+            try:
+                values = {
+                    name: self._value(group, name, where) for name in self._options.attributes
+                }
+                if self._fields:
+                    yield self._join(group, prefix, values, where)
+                    continue
+            except AbsentError as error:
+                if self._options.nulls != "skip":
+                    hint = HINT if self._options.nulls == "error" else _NO_TYPE
+                    raise FormatError(f"{error}; {hint}") from error
+                self.skipped["key that lacks a member"] += 1
                 continue
             for extension, (path, data) in group.members.items():
                 if extension in self._used:
@@ -174,6 +190,50 @@ class WebDatasetSource(ShardSource):
                     self.skipped[f"member of extension {extension!r}"] += 1
                     continue
                 yield Record(prefix + path, data, values)
+
+    def _value(self, group: _Group, name: str, where: str) -> Value:
+        """Return the value of an attribute, or its default if the key lacks it."""
+        default = None if "." in name else 0 if name.lower() in _NUMBERS else ""
+        found: Value = self._or_default(
+            f"attribute {name}", partial(_value, group, name, where), default
+        )
+        return found
+
+    def _field(self, group: _Group, name: str, declared: FieldType | None, where: str) -> Any:
+        """Return the value of a field, or its default if the key lacks it."""
+        read = partial(_field_value, group, name, declared, where)
+        kind = name.rpartition(".")[2]
+        default: Any = None
+        if declared is not None:
+            default = default_of_type(declared)
+        elif kind in _NUMBERS:
+            default = np.int64(0)
+        elif kind != "npy":
+            default = "" if kind in _TEXTS else b""
+        return self._or_default(f"field {name}", read, default)
+
+    def _or_default(self, name: str, read: Callable[[], Any], default: Any) -> Any:
+        """Return a value, or a default if the key lacks it.
+
+        Args:
+            name: name of the attribute or field.
+            read: function that returns the value.
+            default: its default; None if the first value gives its type.
+
+        Raises:
+            AbsentError: the key lacks it, and the option or the lack of a type forbids a default.
+        """
+        try:
+            value = read()
+        except AbsentError:
+            if default is None:
+                default = self._defaults.get(name)
+            if default is None or self._options.nulls != "default":
+                raise
+            return default
+        if default is None and name not in self._defaults:
+            self._defaults[name] = default_like(value)
+        return value
 
     def _join(
         self, group: _Group, prefix: bytes, attributes: dict[str, Value], where: str
@@ -193,7 +253,7 @@ class WebDatasetSource(ShardSource):
             )
         self.skipped.update(f"member of extension {name!r}, which is no field" for name in others)
         values = {
-            name: _field_value(group, name, kind, where) for name, kind in self._fields.items()
+            name: self._field(group, name, kind, where) for name, kind in self._fields.items()
         }
         return self._field_records.make(prefix + group.key, values, where, attributes)
 
@@ -250,16 +310,20 @@ def _value(group: _Group, name: str, where: str) -> Value:
         if field:
             return _field(json.loads(text), field)
         return int(text) if extension in _NUMBERS else text
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except LookupError as error:
+        raise AbsentError(
+            f"{where}: attribute {name}: expected a field of JSON: {error}"
+        ) from error
+    except (ValueError, TypeError, RecursionError) as error:
         kind = "a whole number" if extension in _NUMBERS else "text"
         raise FormatError(
             f"{where}: attribute {name}: expected {'a field of JSON' if field else kind}: {error}"
         ) from error
 
 
-def _lacking(group: _Group, extension: str, where: str) -> FormatError:
+def _lacking(group: _Group, extension: str, where: str) -> AbsentError:
     """Return the error for a key that has no member of an extension."""
-    return FormatError(
+    return AbsentError(
         f"{where}: expected a member of extension {extension!r}, got "
         f"{', '.join(show(path) for path, _ in group.members.values())}; {_RULE}"
     )
@@ -287,6 +351,8 @@ def _field(value: Any, name: str) -> Value:
     """Return a number, bool or text in a JSON object, by names joined by dots."""
     for part in name.split("."):
         value = value[part]
+    if value is None:
+        raise KeyError(name)
     if not isinstance(value, (int, float, str)):
         raise TypeError(f"got {type(value).__name__}")
     return value

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from dlfs.errors import FormatError
 from dlfs.fields import FieldType
+from dlfs.ingest.absent import AbsentError
 from dlfs.ingest.registry import load_package
 
 _PACKAGE = "dlfs.example"
@@ -33,6 +34,10 @@ _VALUE_TYPES = {"bytes": "TYPE_BYTES", "float": "TYPE_FLOAT", "int64": "TYPE_INT
 
 class ExampleError(FormatError):
     """A record is no tf.train.Example, or a feature of it does not fit."""
+
+
+class AbsentFeatureError(ExampleError, AbsentError):
+    """A record lacks a feature, or the feature has no value."""
 
 
 class ExampleReader:
@@ -120,15 +125,19 @@ def field_value(feature: Any, name: str, declared: FieldType | None = None) -> A
         values]`` too.
 
     Raises:
-        ExampleError: the feature has no kind, or not exactly one value of bytes; or its steps are
-            of bytes, of several kinds, or differ in their number of values.
+        AbsentFeatureError: the feature has no value, or no step.
+        ExampleError: the feature has several values of bytes; or its steps are of bytes, of several
+            kinds, or differ in their number of values.
     """
     if is_list(feature):
         return _steps(feature, name, declared)
     kind = feature.WhichOneof("kind")
-    if kind in _NUMBERS:
-        return np.array(getattr(feature, kind).value, _NUMBERS[kind])
-    return bytes_value(feature, name)
+    if kind not in _NUMBERS:
+        return bytes_value(feature, name)
+    values = np.array(getattr(feature, kind).value, _NUMBERS[kind])
+    if not values.size and declared is not None and not declared.varies and declared.length_bytes:
+        raise AbsentFeatureError(f"expected {declared} in feature {name}, got no value")
+    return values
 
 
 def _steps(feature: Any, name: str, declared: FieldType | None) -> str | npt.NDArray[Any]:
@@ -141,8 +150,12 @@ def _steps(feature: Any, name: str, declared: FieldType | None) -> str | npt.NDA
         return _json(rows, name)
     if not rows and declared is not None and declared.kind == "array":
         return np.empty([length or 0 for length in declared.shape], declared.dtype)
+    if not rows:
+        raise AbsentFeatureError(
+            f"expected steps in feature list {name}, got none; {name}:TYPE declares its type"
+        )
     if len(kinds) != 1 or not kinds <= _NUMBERS.keys():
-        shown = ", ".join(str(kind or "nothing") for kind in sorted(kinds, key=str)) or "no steps"
+        shown = ", ".join(str(kind or "nothing") for kind in sorted(kinds, key=str))
         raise ExampleError(
             f"expected steps of int64_list or of float_list in feature list {name}, got {shown}; "
             f"{name}:TYPE declares its type, {name}:text stores it as JSON, and fields names those "
@@ -176,7 +189,8 @@ def _single_value(feature: Any, name: str) -> tuple[str, int | float | bytes]:
     kind = feature.WhichOneof("kind")
     values: Sequence[int | float | bytes] = getattr(feature, kind).value if kind else ()
     if len(values) != 1:
-        raise ExampleError(f"expected one value in feature {name}, got {len(values)}")
+        error = ExampleError if values else AbsentFeatureError
+        raise error(f"expected one value in feature {name}, got {len(values)}")
     return kind.removesuffix("_list"), values[0]
 
 

@@ -14,7 +14,8 @@ is a field of bytes. One of numbers is a vector of any length, ``<i8[?]`` or ``<
 feature has no shape, the entry may give one: ``label:i8[]``, ``boxes:f4[?,4]``, or
 ``volume:i2[64,64,64]`` for raw bytes. A list of steps in a tf.train.SequenceExample is an array
 ``[?,?]``, of steps and their values; ``NAME:text`` takes any as JSON. Features that are neither
-field nor attribute are counted with their names.
+field nor attribute are counted with their names. ``nulls`` says what happens if a record lacks a
+feature, or the feature has no value; ``default`` takes the type from the first record that has it.
 
 Plain files are indexed first. An index file next to them, as ``tfrecord2idx`` writes it, has a line
 ``offset length`` for each record, and must cover the file without a gap. Without one, the lengths
@@ -36,7 +37,8 @@ import struct
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,9 +57,11 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
+from dlfs.ingest.absent import HINT, AbsentOption, default_like, default_of_type
 from dlfs.ingest.archives.ranges import RangeReader, make_ranges
 from dlfs.ingest.fields import FieldRecords, choose_fields, is_pattern, parse_choices
 from dlfs.ingest.formats.tfrecord.example import (
+    AbsentFeatureError,
     ExampleError,
     ExampleReader,
     bytes_value,
@@ -114,6 +118,7 @@ class TfRecordOptions:
     path: Annotated[str | None, "feature of the sample's path (needs column or fields)"] = None
     index: Annotated[str, "auto, none, or the folder of the index files"] = "auto"
     compression: Annotated[Compression, "compression of the files; auto: by their names"] = "auto"
+    nulls: AbsentOption = "error"
 
     def __post_init__(self) -> None:
         if self.column is not None and self.fields:
@@ -155,6 +160,7 @@ class TfRecordSource(ShardSource):
         check_attribute_names(options.attributes, f"import {self.name}")
         self.skipped: Counter[str] = Counter()
         self._maker: FieldRecords | None = None
+        self._defaults: dict[str, Any] | None = None
         self._has_examples = options.column is not None or bool(self._fields)
         if self._has_examples:
             self._examples = ExampleReader(f"import {self.name}")
@@ -163,7 +169,7 @@ class TfRecordSource(ShardSource):
         if set(self._compressions) == {"none"}:
             self._index = _Index(self.shards, options.index)
             self.gives_shuffled = True
-            self.sample_count = len(self._index.sizes)
+            self.sample_count = len(self._index.sizes) if options.nulls != "skip" else None
             if not self._has_examples:
                 data_bytes = self._index.sizes - np.uint64(_OVERHEAD_BYTES)
                 self.sample_bytes = int(data_bytes.sum())
@@ -196,7 +202,9 @@ class TfRecordSource(ShardSource):
     def _records(self, number: int) -> Iterator[Record]:
         shard = self.shards[number]
         for count, data in enumerate(_stream(shard, self._compressions[number])):
-            yield self._sample(number, count, memoryview(data))
+            record = self._sample(number, count, memoryview(data))
+            if record is not None:
+                yield record
 
     def _read(
         self,
@@ -217,6 +225,8 @@ class TfRecordSource(ShardSource):
             first = at + _HEADER.size
             last = at + size - _FOOTER.size
             record = self._sample(shard, number, memory[first:last])
+            if record is None:
+                continue
             if self._options.column is not None:  # the sample overwrites its record in the buffer
                 data = memory[first : first + len(record.data)]
                 data[:] = record.data
@@ -224,7 +234,7 @@ class TfRecordSource(ShardSource):
             records.append(record)
             firsts.append(first)
         where = f"import {self.name}"
-        if self._fields:
+        if self._fields and records:
             return make_block(records, where)
         columns = {
             name: attribute_array([record.attributes[name] for record in records], name, where)
@@ -238,46 +248,97 @@ class TfRecordSource(ShardSource):
             columns,
         )
 
-    def _sample(self, shard: int, number: int, record: memoryview) -> Record:
-        """Return the sample of a record."""
-        options, path = self._options, number_path(self._prefixes[shard], number)
+    def _sample(self, shard: int, number: int, record: memoryview) -> Record | None:
+        """Return the sample of a record; None if it lacks a feature and is left out."""
+        path = number_path(self._prefixes[shard], number)
         if self._examples is None:
             return Record(path, record)
         where = f"import {self.shards[shard]}: record {number}"
         try:
             found = self._examples.features(record)
-            if self._maker is None:
-                others = (*options.attributes, options.path)
-                able = [name for name in sorted(found) if name not in others]
-                self._fields = choose_fields(self._fields, able)
-                self._maker = FieldRecords(self._fields)
-            self._check_features(found)
-            if options.path is not None:
-                path = text_path(bytes_value(found[options.path], options.path), where)
-            values: dict[str, Value] = {
-                name: scalar(found[name], name) for name in options.attributes
-            }
-            if options.column is not None:
-                return Record(path, bytes_value(found[options.column], options.column), values)
-            fields = {
-                name: field_value(found[name], name, kind) for name, kind in self._fields.items()
-            }
+            if self._options.nulls == "default" and self._defaults is None:
+                self._defaults = self._find_defaults()
+            self._choose(found)
+            return self._make(found, path, where)
+        except AbsentFeatureError as error:
+            if self._options.nulls == "skip":
+                self.skipped["record that lacks a feature"] += 1
+                return None
+            hint = f"; {HINT}" if self._options.nulls == "error" else ""
+            raise FormatError(f"{where}: {error}{hint}") from error
         except ExampleError as error:
             raise FormatError(f"{where}: {error}") from error
-        return self._maker.make(path, fields, where, values)
 
-    def _check_features(self, found: Mapping[str, Any]) -> None:
-        """Check that a record has the features that are used; count the others.
+    def _choose(self, found: Mapping[str, Any]) -> None:
+        """Choose the fields among the features of the first record."""
+        if self._maker is None:
+            others = (*self._options.attributes, self._options.path)
+            able = [name for name in sorted(found) if name not in others]
+            self._fields = choose_fields(self._fields, able)
+            self._maker = FieldRecords(self._fields)
+
+    def _make(self, found: Mapping[str, Any], path: bytes, where: str) -> Record:
+        """Return the sample of a record with some features."""
+        options = self._options
+        self._check_features(found)
+        if options.path is not None:
+            path = text_path(_read(found, options.path, bytes_value), where)
+        attributes: dict[str, Value] = {
+            name: self._value(found, name, scalar) for name in options.attributes
+        }
+        if options.column is not None:
+            return Record(path, self._value(found, options.column, bytes_value), attributes)
+        fields = {
+            name: self._value(found, name, partial(field_value, declared=kind))
+            for name, kind in self._fields.items()
+        }
+        assert self._maker is not None
+        return self._maker.make(path, fields, where, attributes)
+
+    def _value(self, found: Mapping[str, Any], name: str, read: _Reader) -> Any:
+        """Return the value of a feature, or its default if the record lacks it."""
+        try:
+            return _read(found, name, read)
+        except AbsentFeatureError:
+            if self._defaults is None:
+                raise
+            return self._defaults[name]
+
+    def _find_defaults(self) -> dict[str, Any]:
+        """Return the default of each feature that is used: of its type in the first that has it.
 
         Raises:
-            ExampleError: it lacks one, or has others than the first and a pattern takes all.
+            ExampleError: no record has it.
+        """
+        options, found = self._options, {}
+        for number, shard in enumerate(self.shards):
+            for data in _stream(shard, self._compressions[number]):
+                assert self._examples is not None
+                features = self._examples.features(data)
+                self._choose(features)
+                readers: dict[str, _Reader] = dict.fromkeys(options.attributes, scalar)
+                if options.column is not None:
+                    readers[options.column] = bytes_value
+                for name, kind in self._fields.items():
+                    readers[name] = partial(field_value, declared=kind)
+                    if kind is not None:
+                        found[name] = default_of_type(kind)
+                for name in readers.keys() - found.keys():
+                    with suppress(AbsentFeatureError):
+                        found[name] = default_like(_read(features, name, readers[name]))
+                if readers.keys() <= found.keys():
+                    return found
+        missing = ", ".join(sorted(readers.keys() - found.keys()))
+        raise ExampleError(f"expected feature {missing} in a record, got none in all of them")
+
+    def _check_features(self, found: Mapping[str, Any]) -> None:
+        """Count the features of a record that are not used.
+
+        Raises:
+            ExampleError: it has others than the first and a pattern takes all.
         """
         options = self._options
         used = [options.column, *self._fields, *options.attributes, options.path]
-        for name in filter(None, used):
-            if name not in found:
-                known = ", ".join(sorted(found))
-                raise ExampleError(f"expected feature {name}, got {known or 'none'}")
         others = [name for name in found if name not in used]
         if others and self._has_pattern:
             self._check_pattern(others)
@@ -293,6 +354,22 @@ class TfRecordSource(ShardSource):
                 f"expected the features of the first record, {', '.join(self._fields)}, got "
                 f"{', '.join(sorted(names))} too; the option fields names those to take"
             )
+
+
+_Reader = Callable[[Any, str], Any]
+"""Function that returns the value of a feature of a name."""
+
+
+def _read(found: Mapping[str, Any], name: str, read: _Reader) -> Any:
+    """Return the value of a feature.
+
+    Raises:
+        AbsentFeatureError: the record lacks the feature, or it has no value.
+    """
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise AbsentFeatureError(f"expected feature {name}, got {known}")
+    return read(found[name], name)
 
 
 class _Index:
