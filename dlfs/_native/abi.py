@@ -495,4 +495,5 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_int, c_void_p, c_size_t, POINTER(POINTER(c_int)), c_uint32),
     ),
     "dlfs_ranges_read": (c_int, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
+    "dlfs_lzf_decompress": (c_int64, (c_char_p, c_uint64, c_void_p, c_uint64)),
 }

@@ -1,9 +1,9 @@
 /*
- * Writing datasets: packing samples into chunks, building their directory, sorting paths, and
- * reading many small source files.
+ * Writing datasets: packing samples into chunks, building their directory, sorting paths, reading
+ * many small source files, and decompressing.
  *
- * Used by the dataset writer and by imports (dlfs/_native/packing.py, directory.py and files.py);
- * readers do not need it. The conventions are those of dlfs.h.
+ * Used by the dataset writer and by imports (dlfs/_native/packing.py, directory.py, files.py and
+ * lzf.py); readers do not need it. The conventions are those of dlfs.h.
  */
 #ifndef DLFS_IMPORT_H
 #define DLFS_IMPORT_H
@@ -144,6 +144,17 @@ DLFS_API int dlfs_files_stat(int directory, const char *paths, uint64_t paths_by
  */
 DLFS_API int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer,
                               uint64_t buffer_bytes, uint32_t thread_count);
+
+/* ---- filters --------------------------------------------------------------------------------- */
+
+/*
+ * Decompresses a stream of LZF, as HDF5 files of h5py have it, into target. Returns the number of
+ * bytes. DLFS_E_FORMAT: the stream is cut or malformed; DLFS_E_LIMIT: it has more bytes than
+ * target_bytes; -EINVAL: target_bytes > INT64_MAX. A part may be written then. Allocates nothing.
+ * Any threads at once.
+ */
+DLFS_API int64_t dlfs_lzf_decompress(const uint8_t *source, uint64_t source_bytes, uint8_t *target,
+                                     uint64_t target_bytes);
 
 #ifdef __cplusplus
 }
