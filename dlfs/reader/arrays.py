@@ -21,7 +21,7 @@ DTYPE_COLUMN = "dlfs:dtype"
 SHAPE_COLUMN = "dlfs:shape"
 
 KINDS = "biufcmMSU"
-"""Kinds of numpy dtypes that arrays of samples can have."""
+"""Kinds of numpy dtypes that arrays of samples can have, besides bytes that numpy does not name."""
 
 DIMENSIONS_MAX = 32
 """Most dimensions of an array; numpy before 2 had no more."""
@@ -60,10 +60,10 @@ class ArrayForm:
             element = np.dtype(dtype)
         except (TypeError, ValueError, SyntaxError) as error:  # numpy evaluates some texts
             raise UsageError(f"describe arrays: expected a numpy dtype, got {dtype!r}") from error
-        if element.kind not in KINDS or not element.itemsize:
+        if not is_element(element):
             raise UsageError(
-                f"describe arrays: expected a dtype of bool, numbers, times or strings of a fixed "
-                f"length, got {element}"
+                f"describe arrays: expected a dtype of bool, numbers, times, or strings or bytes "
+                f"of a fixed length, got {element}"
             )
         if len(shape) > DIMENSIONS_MAX or any(length < 0 for length in shape):
             raise UsageError(
@@ -92,6 +92,16 @@ class ArrayForm:
         if not all(length.isascii() and length.isdigit() for length in lengths):
             raise UsageError(f"describe arrays: expected lengths with commas, got {shape!r}")
         return cls.of(dtype, tuple(map(int, lengths)))
+
+
+def is_element(dtype: np.dtype[Any]) -> bool:
+    """Return True if arrays of samples can have elements of a dtype.
+
+    Elements of a type that numpy lacks, such as bfloat16 in an NPY file, are bytes of a fixed
+    number (``|V2``), as numpy reads them; ``array.view(ml_dtypes.bfloat16)`` gives them a type.
+    """
+    is_opaque = dtype.type is np.void and dtype.names is None and dtype.subdtype is None
+    return (dtype.kind in KINDS or is_opaque) and dtype.itemsize > 0
 
 
 class FormColumns(Protocol):

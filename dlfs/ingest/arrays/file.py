@@ -210,10 +210,13 @@ def describe(array: ArrayInfo) -> str:
 def describe_missing(missing: Missing) -> str:
     """Return what an array lacks, for an error."""
     others = f" and {missing.count - 1} more" if missing.count > 1 else ""
+    hint = "--option missing=fill takes the fill value"
+    if missing.noun == "chunk":
+        hint = f"writers may leave out chunks of nothing but the fill value, as Zarr's do: {hint}"
     return (
         f"expected {missing.total} {missing.noun}{'s' if missing.total > 1 else ''}, got "
         f"{missing.total - missing.count}: {missing.first}{others} was never written, or is lost; "
-        "--option missing=fill takes the fill value"
+        f"{hint}"
     )
 
 

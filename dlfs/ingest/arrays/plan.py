@@ -34,6 +34,7 @@ from dlfs.ingest.arrays.file import (
     parse_references,
 )
 from dlfs.ingest.source import clean_path, file_state, show
+from dlfs.reader.arrays import is_element
 
 ROW_DIGITS_MIN = 8
 
@@ -155,16 +156,46 @@ class Plan:
         """Return the units in the order of their samples' paths, and the type of each attribute.
 
         Raises:
-            UsageError: no array was selected, or an attribute is text in one file and a number in
-                another.
+            UsageError: no array was selected, an attribute is text in one file and a number in
+                another, or two samples have one path.
         """
         if not self._units:
             raise UsageError(self._nothing())
+        self._check_paths()
         self._units.sort(key=lambda unit: unit.path + b"/" if unit.rows else unit.path)
         types: dict[str, np.dtype[Any]] = {}
         for name in self._references:
             types[name] = _common_type(name, [unit.attributes[name] for unit in self._units])
         return self._units, types
+
+    def _check_paths(self) -> None:
+        """Check that no path is that of two samples, or of a sample and a folder."""
+        known: dict[bytes, Unit] = {}
+        for unit in self._units:
+            if unit.path in known:
+                raise self._clash(unit, known[unit.path], "has this path too")
+            known[unit.path] = unit
+        for unit in self._units:
+            parts = unit.path.split(b"/")
+            for end in range(1, len(parts)):
+                other = known.get(b"/".join(parts[:end]))
+                if other is None:
+                    continue
+                if not other.rows:
+                    raise self._clash(unit, other, "is a sample and cannot have samples below it")
+                is_row = len(parts[end]) == row_digits(other.count) and parts[end].isdigit()
+                if is_row and int(parts[end]) < other.count:
+                    raise self._clash(unit, other, "has a row of this path")
+
+    def _clash(self, unit: Unit, other: Unit, reason: str) -> UsageError:
+        """Return the error for two units whose samples cannot be in one dataset."""
+        name, second = unit.members[0].name, other.members[0].name
+        of_other = f"{second or 'the array'} of {self._paths[other.file]}"
+        return UsageError(
+            f"import {self._paths[unit.file]}: {name or 'the array'}: expected samples of "
+            f"different paths, got {show(unit.path)}; {show(other.path)}, of {of_other}, {reason}; "
+            "option select chooses the arrays"
+        )
 
     def _selected(self, file: ArrayFile, path: str) -> Iterator[ArrayInfo]:
         """Yield the arrays that match the option ``select``, else all but those of attributes."""
@@ -210,7 +241,8 @@ class Plan:
             clean_path(path + b"/" + b"0" * ROW_DIGITS_MIN, where)
         unit = Unit(index, path, tuple(members), rows, {})
         for array in members:
-            if array.kind == "fixed" and array.dtype.kind == "V" and array.dtype.names is None:
+            has_form = array.kind != "fixed" or is_element(array.dtype)
+            if not has_form and self._samples != "groups":
                 self.skipped[_NO_TYPE.format(describe(array))] += 1
         self._check_whole(where, members)
         attributes = {
@@ -262,6 +294,11 @@ class Plan:
         seen = ", ".join(describe(array) for array in self._seen) or "none"
         more = f"; left out: {dict(self.skipped)}" if self.skipped else ""
         return f"import {self._paths[0]}: expected {wanted}, got {seen}{more}"
+
+
+def row_digits(count: int) -> int:
+    """Return the number of digits in the paths of an array's rows."""
+    return max(ROW_DIGITS_MIN, len(str(count - 1)))
 
 
 def _stem(path: str) -> bytes:

@@ -55,7 +55,7 @@ from dlfs.ingest.arrays.file import (
     Opener,
     reading,
 )
-from dlfs.ingest.arrays.plan import ROW_DIGITS_MIN, Plan, Unit
+from dlfs.ingest.arrays.plan import Plan, Unit, row_digits
 from dlfs.ingest.fields import FieldRecords
 from dlfs.ingest.isolation.confines import allow_memory
 from dlfs.ingest.order import packing_order
@@ -70,7 +70,7 @@ from dlfs.ingest.source import (
     show,
     source_name,
 )
-from dlfs.reader.arrays import DIMENSIONS_MAX, DTYPE_COLUMN, KINDS, SHAPE_COLUMN
+from dlfs.reader.arrays import DIMENSIONS_MAX, DTYPE_COLUMN, SHAPE_COLUMN, is_element
 from dlfs.units import GIB, MIB
 
 WINDOW_BYTES_MAX = 256 * MIB
@@ -356,7 +356,7 @@ class _UnitReader:
         unit = self._unit
         if not unit.rows:
             return [unit.path]
-        digits = max(ROW_DIGITS_MIN, len(str(unit.count - 1)))
+        digits = row_digits(unit.count)
         return [b"%b/%0*d" % (unit.path, digits, row) for row in range(first, first + count)]
 
     def _where(self, array: ArrayInfo, first: int, count: int) -> str:
@@ -507,7 +507,7 @@ def _npy_header(array: ArrayInfo) -> bytes:
 
 def _form(array: ArrayInfo, shape: tuple[int, ...], count: int) -> dict[str, npt.NDArray[Any]]:
     """Return the columns for type and shape; empty texts if the type cannot be recorded."""
-    if array.dtype.kind in KINDS and array.dtype.itemsize and len(shape) <= DIMENSIONS_MAX:
+    if is_element(array.dtype) and len(shape) <= DIMENSIONS_MAX:
         return array_attributes(array.dtype, shape, count)
     return {name: np.full(count, "", object) for name in (DTYPE_COLUMN, SHAPE_COLUMN)}
 

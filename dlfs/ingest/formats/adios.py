@@ -11,15 +11,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
-from dlfs.ingest.arrays.rows import ArraySource
-from dlfs.ingest.registry import load_package
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
+from dlfs.ingest.arrays.options import FileOptions
 
 _TYPES = {
     "char": np.int8,
@@ -36,16 +34,6 @@ _TYPES = {
     "float complex": np.complex64,
     "double complex": np.complex128,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdiosOptions(ArrayOptions):
-    """Options of ADIOS2 files."""
-
-    def open(self, paths: Sequence[str]) -> ArraySource:
-        """Open BP files or folders."""
-        load_package("adios2", extra="adios2", what=f"import {paths[0]}")
-        return ArraySource(paths, AdiosFile, self)
 
 
 class AdiosFile(ArrayFile):
@@ -141,3 +129,11 @@ class AdiosFile(ArrayFile):
             except ValueError:  # there is no such block
                 return
             yield shape
+
+
+class AdiosOptions(FileOptions):
+    """Options of ADIOS2 files."""
+
+    file_class = AdiosFile
+    packages = ("adios2",)
+    extra = "adios2"

@@ -16,8 +16,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,29 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import FormatError, TruncatedError
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
-from dlfs.ingest.arrays.rows import ArraySource
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
+from dlfs.ingest.arrays.options import FileOptions
 
 _SKIP_BYTES = 1 << 20
 """Bytes read at once to skip rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NpyOptions(ArrayOptions):
-    """Options of NPY files."""
-
-    def open(self, paths: Sequence[str]) -> ArraySource:
-        """Open NPY files."""
-        return ArraySource(paths, NpyFile, self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NpzOptions(ArrayOptions):
-    """Options of NPZ archives."""
-
-    def open(self, paths: Sequence[str]) -> ArraySource:
-        """Open NPZ archives."""
-        return ArraySource(paths, NpzFile, self)
 
 
 class NpyFile(ArrayFile):
@@ -79,6 +60,12 @@ class NpyFile(ArrayFile):
                 raise KeyError(name)
             self._open[name] = _Npy(str(path))
         return self._open[name]
+
+
+class NpyOptions(FileOptions):
+    """Options of NPY files."""
+
+    file_class = NpyFile
 
 
 class _Npy:
@@ -183,6 +170,12 @@ class NpzFile(ArrayFile):
             self._streams.pop(name).close()
         self._streams[name] = _Stream(self._archive.open(self._members[name]), self.arrays[name])
         return self._streams[name]
+
+
+class NpzOptions(FileOptions):
+    """Options of NPZ archives."""
+
+    file_class = NpzFile
 
 
 class _Stream:

@@ -98,7 +98,9 @@ def test_hdf5_values_that_are_no_plain_numbers(hdf5: Any) -> None:
     assert forms["pair/00000000"] == ""
     assert forms["wave/00000001"] == "<c16"
     assert source.skipped == {
-        "soft or external link": 2,
+        "soft link soft to /big": 1,
+        "external link away to /x of other.h5": 1,
+        "type and shape of pair ([('a', '>i2'), ('b', '<f8')], 2), which samples do not record": 1,
         "array of values without bytes": 2,
         "array without rows": 1,
     }
@@ -291,7 +293,7 @@ def test_zarr_chunks_of_blosc_that_end_early(tmp_path: Path, layout: int) -> Non
     whole = chunk.read_bytes()
     for size in range(0, len(whole), 50):
         chunk.write_bytes(whole[:size])
-        with pytest.raises(TruncatedError, match=rf"g/x, rows 0\.\.59: .* {size} bytes in g/x/"):
+        with pytest.raises(TruncatedError, match=rf"g/x, rows 0\.\.59: .* in g/x/.*: {size} bytes"):
             take(open_arrays(path))
 
 
@@ -412,15 +414,6 @@ def test_npy_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     os.truncate(path, 1000)
     with pytest.raises(TruncatedError, match=r"x\.npy, rows \d+\.\.\d+: .* more bytes at byte"):
         list(blocks)
-
-
-def test_a_type_that_is_not_recorded_is_reported(tmp_path: Path) -> None:
-    values = np.arange(12, dtype=np.uint16).reshape(3, 4).view("V2")  # as bfloat16 is saved
-    np.save(tmp_path / "x.npy", values)
-    source = open_arrays(tmp_path / "x.npy")
-    assert take(source) == rows_of("x", values)
-    reason = "type and shape of an array (|V2, 3x4), which samples do not record"
-    assert source.skipped == {reason: 1}
 
 
 def test_npz_members(tmp_path: Path) -> None:

@@ -1,38 +1,52 @@
 """Decodes the chunks of HDF5 datasets, for the filters whose result the library does not check.
 
-If a chunk has fewer bytes after deflate than it should, the library gives what lies behind them in
-memory. So chunks of deflate, shuffle and Fletcher32 are read as stored and decoded here, by zlib
-and numpy, at the speed of the library. Other filters have the sizes in their data.
+If a chunk has fewer bytes after its filters than it should, the library gives what lies behind them
+in memory. So chunks of deflate, LZF, shuffle and Fletcher32 are read as stored and decoded here, at
+the speed of the library. Where it converts the elements, it still reads them, after a check of the
+chunks' sizes. Other filters have the sizes in their data.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dlfs._native.lzf import decompress_lzf
+
 if TYPE_CHECKING:
     import h5py
 
-_DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
+_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
+_KNOWN = {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF}
 _CHECKSUM_BYTES = 4
+_COUNTS_BYTES = 8
+"""Size of the length and the index in the reference to a value of any length, in bytes."""
 _SUMMED_WORDS = 1 << 20
 
 
-def decodes(dataset: h5py.Dataset) -> bool:
-    """Return True if ``read_chunks`` reads a dataset: it has deflate or Fletcher32, and shuffle."""
+def has_known_filters(dataset: h5py.Dataset) -> bool:
+    """Return True if a dataset has filters, and all of them are decoded here."""
     import h5py
 
     layout = dataset.id.get_create_plist()
-    filters = {layout.get_filter(number)[0] for number in range(layout.get_nfilters())}
-    if layout.get_layout() != h5py.h5d.CHUNKED or not filters & {_DEFLATE, _FLETCHER32}:
-        return False
-    stored, wanted = dataset.id.get_type(), h5py.h5t.py_create(dataset.dtype, logical=True)
-    return filters <= {_DEFLATE, _SHUFFLE, _FLETCHER32} and bool(stored == wanted)
+    is_chunked = layout.get_layout() == h5py.h5d.CHUNKED
+    found = set(_filters(dataset))
+    has_members = dataset.dtype.hasobject and dataset.dtype.kind != "O"
+    return is_chunked and bool(found) and found <= _KNOWN and not has_members
+
+
+def is_stored_as_read(dataset: h5py.Dataset) -> bool:
+    """Return True if h5py reads the bytes of a dataset's elements as they are stored."""
+    import h5py
+
+    wanted = h5py.h5t.py_create(dataset.dtype, logical=True)
+    return not dataset.dtype.hasobject and bool(dataset.id.get_type() == wanted)
 
 
 def read_chunks(
@@ -41,31 +55,60 @@ def read_chunks(
     """Read rows of a dataset chunk by chunk.
 
     Args:
-        dataset: dataset for which ``decodes`` returns True.
+        dataset: dataset with known filters, whose elements are stored as they are read.
         first: number of the first row.
-        out: the rows.
+        out: the rows; elements that are arrays are further dimensions.
         lacks_some: True if some chunks do not exist; these leave ``out`` as it is.
 
     Raises:
-        ValueError: a chunk does not have its size, or is no stream of deflate.
+        ValueError: a chunk does not have its size, or cannot be decoded.
     """
-    layout, shape = dataset.id.get_create_plist(), dataset.shape
-    filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
-    chunk, last, read = layout.get_chunk(), first + len(out), dataset.id.read_direct_chunk
-    starts = [range(first - first % chunk[0], last, chunk[0])]
+    chunk = dataset.chunks
+    inner = dataset.dtype.shape
+    for offset, data in _chunks(dataset, first, len(out), lacks_some=lacks_some):
+        values = np.frombuffer(data, dataset.dtype.base).reshape(*chunk, *inner)
+        low, high = max(offset[0], first), min(offset[0] + chunk[0], first + len(out))
+        rest = [slice(at, at + step) for at, step in zip(offset[1:], chunk[1:], strict=True)]
+        target = out[(slice(low - first, high - first), *rest)]
+        used = [slice(0, length) for length in target.shape[1:]]
+        target[...] = values[(slice(low - offset[0], high - offset[0]), *used)]
+
+
+def check_chunks(dataset: h5py.Dataset, first: int, count: int, *, lacks_some: bool) -> None:
+    """Check the chunks of some rows of a dataset with known filters; see ``read_chunks``."""
+    for _ in _chunks(dataset, first, count, lacks_some=lacks_some):
+        pass
+
+
+def _filters(dataset: h5py.Dataset) -> list[int]:
+    """Return the numbers of a dataset's filters, in the order of writing."""
+    layout = dataset.id.get_create_plist()
+    return [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
+
+
+def _chunks(
+    dataset: h5py.Dataset, first: int, count: int, *, lacks_some: bool
+) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    """Yield the offset and the bytes of each chunk that has some rows of a dataset."""
+    filters, chunk, shape = _filters(dataset), dataset.chunks, dataset.shape
+    starts = [range(first - first % chunk[0], first + count, chunk[0])]
     starts += [range(0, length, step) for length, step in zip(shape[1:], chunk[1:], strict=True)]
-    size = math.prod(chunk) * out.dtype.itemsize
+    item_bytes = _item_bytes(dataset)
+    size = math.prod(chunk) * item_bytes
     for offset in product(*starts):
         if lacks_some and dataset.id.get_chunk_info_by_coord(offset).byte_offset is None:
             continue
-        mask, data = read(offset)
-        data = _decode(data, mask, filters, size, out.dtype.itemsize, offset)
-        values = np.frombuffer(data, out.dtype).reshape(chunk)
-        low, high = max(offset[0], first), min(offset[0] + chunk[0], last)
-        rest = [slice(at, at + step) for at, step in zip(offset[1:], chunk[1:], strict=True)]
-        target = out[(slice(low - first, high - first), *rest)]
-        inner = [slice(0, length) for length in target.shape[1:]]
-        target[...] = values[(slice(low - offset[0], high - offset[0]), *inner)]
+        mask, data = dataset.id.read_direct_chunk(offset)
+        yield offset, _decode(data, mask, filters, size, item_bytes, offset)
+
+
+def _item_bytes(dataset: h5py.Dataset) -> int:
+    """Return the size of an element in the file, in bytes."""
+    size: int = dataset.id.get_type().get_size()
+    if not dataset.dtype.hasobject:
+        return size
+    address_bytes: int = dataset.file.id.get_create_plist().get_sizes()[0]
+    return _COUNTS_BYTES + address_bytes  # a value of any length lies elsewhere
 
 
 def _decode(
@@ -80,11 +123,15 @@ def _decode(
     for number in reversed(range(len(filters))):
         if mask >> number & 1:
             continue
-        if filters[number] == _DEFLATE:
+        if filters[number] in (_DEFLATE, _LZF):
             checksums = sum(
                 each == _FLETCHER32 and not mask >> n & 1 for n, each in enumerate(filters[:number])
             )
-            data = _inflate(data, size + checksums * _CHECKSUM_BYTES, offset)
+            expected = size + checksums * _CHECKSUM_BYTES
+            if filters[number] == _LZF:
+                data = _unpack_lzf(data, expected, offset)
+            else:
+                data = _inflate(data, expected, offset)
         elif filters[number] == _FLETCHER32:
             data = _without_checksum(data, offset)
         else:
@@ -111,6 +158,14 @@ def _inflate(data: bytes, size: int, offset: tuple[int, ...]) -> bytes:
     if not stream.eof and len(found) <= size:
         raise ValueError(f"chunk at {offset}: expected {size} bytes, got {len(found)}, cut off")
     return found
+
+
+def _unpack_lzf(data: bytes, size: int, offset: tuple[int, ...]) -> bytes:
+    """Return the bytes of a stream of LZF."""
+    try:
+        return decompress_lzf(data, size)
+    except ValueError as error:
+        raise ValueError(f"chunk at {offset}: {error}") from error
 
 
 def _without_checksum(data: bytes, offset: tuple[int, ...]) -> bytes:

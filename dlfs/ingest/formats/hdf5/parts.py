@@ -144,24 +144,34 @@ def _grid(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[tuple[int, ...
 def find_file(name: str, path: str) -> str | None:
     """Return the path of a file that another file names, or None if it does not exist.
 
+    It may be in the folder of that file, and if this is a symbolic link, of the file that it leads
+    to. The library looks in these folders in the same order.
+
     Raises:
         ValueError: it is not in the other file's folder, or is no regular file.
     """
-    found = _resolve(name, path)
-    try:
-        is_regular = stat.S_ISREG(os.stat(found).st_mode)
-    except FileNotFoundError:
-        return None
-    if not is_regular:
-        raise ValueError(f"expected a regular file, got {name!r}")
-    return found
+    for other in _names_of(path):
+        found = _resolve(name, other)
+        try:
+            is_regular = stat.S_ISREG(os.stat(found).st_mode)
+        except FileNotFoundError:
+            continue
+        if not is_regular:
+            raise ValueError(f"expected a regular file, got {name!r}")
+        return found
+    return None
+
+
+def _names_of(path: str) -> list[str]:
+    """Return the path of a file, and if it is a symbolic link, also where this leads to."""
+    return list(dict.fromkeys((os.path.abspath(path), os.path.realpath(path))))
 
 
 def _resolve(name: str, path: str) -> str:
     """Return the path of a file or folder that must be in the folder of a file."""
+    found = os.path.join(os.path.dirname(os.path.abspath(path)), name)
     folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-    found = os.path.realpath(os.path.join(folder, name))
-    if os.path.commonpath([folder, found]) != folder:
+    if os.path.commonpath([folder, os.path.realpath(found)]) != folder:
         raise ValueError(
             f"expected files in the folder {folder}, got {name!r}, which is not opened; a dataset "
             "may name only files in the folder of its own file"
@@ -254,9 +264,10 @@ def _source_files(name: str, path: str) -> list[str]:
     folder, pattern = os.path.split(name)
     parts = [re.escape(part) for part in _NUMBERED.split(pattern)]
     expression = re.compile("([0-9]+)".join(parts))
-    where = Path(_resolve(folder or ".", path))
+    folders = [Path(_resolve(folder or ".", other)) for other in _names_of(path)]
     numbers = sorted(
         int(match[1])
+        for where in folders
         for entry in (os.listdir(where) if where.is_dir() else [])
         if (match := expression.fullmatch(entry))
     )

@@ -3,39 +3,37 @@
 An array is a dataset; its name is its path from the root. Vectors and strings of any length are
 rows of any length. Datasets behind soft and external links are left out. A dataset with several
 hard links is imported under the first of their names. The members of a dataset of a compound type
-can be fields and attributes: ``DATASET/MEMBER``, nested ``DATASET/MEMBER.INNER``. Parts without
-storage are an error, or the dataset's fill value.
+can be fields and attributes: ``DATASET/MEMBER``, nested ``DATASET/MEMBER.INNER``. The dimensions of
+elements that are arrays follow those of the dataset. Parts without storage are an error, or the
+dataset's fill value.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions, Kind, Missing
-from dlfs.ingest.arrays.rows import ArraySource
-from dlfs.ingest.formats.hdf5.chunks import decodes, read_chunks
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind, Missing
+from dlfs.ingest.arrays.options import FileOptions
+from dlfs.ingest.formats.hdf5.chunks import (
+    check_chunks,
+    has_known_filters,
+    is_stored_as_read,
+    read_chunks,
+)
 from dlfs.ingest.formats.hdf5.external import read_external
 from dlfs.ingest.formats.hdf5.parts import find_missing, segments_of
-from dlfs.ingest.registry import load_package
 
 if TYPE_CHECKING:
     import h5py
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hdf5Options(ArrayOptions):
-    """Options of HDF5 files."""
-
-    def open(self, paths: Sequence[str]) -> ArraySource:
-        """Open HDF5 files."""
-        load_package("h5py", extra="hdf5", what=f"import {paths[0]}")
-        return ArraySource(paths, Hdf5File, self)
+_LINKS_SHOWN_MAX = 20
+"""Most links that a report names."""
 
 
 class Hdf5File(ArrayFile):
@@ -52,7 +50,7 @@ class Hdf5File(ArrayFile):
         self.skipped: Counter[str] = Counter()
         try:
             self._file.visititems(self._add)
-            self._file.visititems_links(lambda _, link: self._note_link(link))
+            self._file.visititems_links(self._note_link)
         except BaseException:
             self.close()
             raise
@@ -69,7 +67,11 @@ class Hdf5File(ArrayFile):
         if array.name in self._steps:
             return list(np.reshape(self._read_member(array, first, count), count))
         dataset = self._file[array.name]
-        return list(dataset[first : first + count]) if array.shape else [dataset[()]]
+        if not array.shape:
+            return [dataset[()]]
+        if has_known_filters(dataset):
+            check_chunks(dataset, first, count, lacks_some=array.missing is not None)
+        return list(dataset[first : first + count])
 
     def _read_member(self, array: ArrayInfo, first: int, count: int) -> npt.NDArray[Any]:
         """Return a member of some rows of a compound type."""
@@ -79,11 +81,13 @@ class Hdf5File(ArrayFile):
             found = dataset.fields(steps[0])[np.s_[first : first + count] if dataset.shape else ()]
             steps = steps[1:]
         else:
-            found = np.zeros((count, *dataset.shape[1:]), dataset.dtype)
+            rows = count if dataset.shape else 1
+            found = np.zeros((rows, *dataset.shape[1:]), dataset.dtype)
             read_rows(dataset, replace(array, shape=dataset.shape), first, found, self._path)
         for member in steps:
             found = found[member]
-        return np.asarray(found)
+        is_one = not dataset.shape and array.shape  # an element that has several rows
+        return np.asarray(found[0][first : first + count] if is_one else found)
 
     def close(self) -> None:
         """Close the file; see ``ArrayFile``."""
@@ -124,11 +128,25 @@ class Hdf5File(ArrayFile):
             self.members[array] = _describe(array, dataset, kind.base, shape, missing)
             self._steps[array] = name, steps
 
-    def _note_link(self, link: object) -> None:
+    def _note_link(self, name: str, link: object) -> None:
         import h5py
 
-        if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
-            self.skipped["soft or external link"] += 1
+        if not isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+            return
+        reason = f"soft link {name} to {link.path}"
+        if isinstance(link, h5py.ExternalLink):
+            reason = f"external link {name} to {link.path} of {link.filename}"
+        if len(self.skipped) >= _LINKS_SHOWN_MAX:
+            reason = "other soft or external link"
+        self.skipped[reason] += 1
+
+
+class Hdf5Options(FileOptions):
+    """Options of HDF5 files."""
+
+    file_class = Hdf5File
+    packages = ("h5py",)
+    extra = "hdf5"
 
 
 def read_rows(
@@ -153,13 +171,28 @@ def read_rows(
     if layout.get_external_count():
         if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype, logical=True):
             raise ValueError(f"external data of the type {dataset.dtype}, which h5py converts")
-        read_external(segments_of(dataset, path), first * array.row_bytes, out)
-    elif array.shape and decodes(dataset):
+        row_bytes = out.nbytes // len(out)
+        read_external(segments_of(dataset, path), first * row_bytes, out)
+    elif not dataset.shape:
+        if array.missing is None:
+            value = dataset[()]
+            out[...] = value[first : first + len(out)] if array.shape else value
+    elif not has_known_filters(dataset):
+        _read(dataset, first, out)
+    elif is_stored_as_read(dataset):
         read_chunks(dataset, first, out, lacks_some=array.missing is not None)
-    elif array.shape:
-        dataset.read_direct(out, np.s_[first : first + len(out)])
-    elif array.missing is None:
-        out[0] = dataset[()]
+    else:
+        check_chunks(dataset, first, len(out), lacks_some=array.missing is not None)
+        _read(dataset, first, out)
+
+
+def _read(dataset: h5py.Dataset, first: int, out: npt.NDArray[Any]) -> None:
+    """Read rows by the library, which converts the elements if it must."""
+    part = np.s_[first : first + len(out)]
+    if dataset.dtype.shape:  # h5py reads elements that are arrays into none of the caller's
+        out[...] = dataset[part]
+    else:
+        dataset.read_direct(out, part)
 
 
 def _describe(
@@ -174,6 +207,7 @@ def _describe(
 
     if shape is None:
         return ArrayInfo(name, dtype, (), kind="other")
+    dtype, shape = dtype.base, (*shape, *dtype.shape)
     vector = h5py.check_vlen_dtype(dtype)
     if h5py.check_string_dtype(dtype) and dtype.hasobject:
         kind: Kind = "text" if len(shape) <= 1 else "other"

@@ -11,19 +11,18 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions, Missing
-from dlfs.ingest.arrays.rows import ArraySource
-from dlfs.ingest.formats.hdf5.chunks import decodes
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Missing
+from dlfs.ingest.arrays.options import FileOptions
+from dlfs.ingest.formats.hdf5.chunks import check_chunks, has_known_filters
 from dlfs.ingest.formats.hdf5.parts import find_missing
 from dlfs.ingest.formats.hdf5.source import read_rows
 from dlfs.ingest.formats.netcdf.classic import check_length
-from dlfs.ingest.registry import load_package
 
 if TYPE_CHECKING:
     import h5py
@@ -31,17 +30,6 @@ if TYPE_CHECKING:
 
 _NO_COORDINATE = "_nc4_non_coord_"
 """Beginning of the dataset's name, if a variable has the name of another dimension."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetcdfOptions(ArrayOptions):
-    """Options of NetCDF files."""
-
-    def open(self, paths: Sequence[str]) -> ArraySource:
-        """Open NetCDF files."""
-        for name in ("netCDF4", "h5py"):
-            load_package(name, extra="netcdf", what=f"import {paths[0]}")
-        return ArraySource(paths, NetcdfFile, self)
 
 
 class NetcdfFile(ArrayFile):
@@ -68,15 +56,20 @@ class NetcdfFile(ArrayFile):
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""
         variable, dataset = self._variables[array.name], self._dataset(array.name)
-        if dataset is not None and (array.missing is not None or decodes(dataset)):
+        if dataset is not None and (array.missing is not None or has_known_filters(dataset)):
             _read_stored(variable, dataset, array, first, out, self._path)
         else:
             out[...] = variable[first : first + len(out)] if array.shape else variable[...]
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
         """Read values; see ``ArrayFile``."""
-        variable = self._variables[array.name]
-        return list(variable[first : first + count]) if array.shape else [variable[...]]
+        variable, dataset = self._variables[array.name], self._dataset(array.name)
+        if not array.shape:
+            return [variable[...]]
+        if dataset is not None and has_known_filters(dataset):
+            rows = min(count, dataset.shape[0] - first)
+            check_chunks(dataset, first, rows, lacks_some=array.missing is not None)
+        return list(variable[first : first + count])
 
     def close(self) -> None:
         """Close the file; see ``ArrayFile``."""
@@ -105,6 +98,14 @@ class NetcdfFile(ArrayFile):
         if dataset.shape != described.shape and rows > 0:
             missing = Missing(rows, described.count, "row", f"row {dataset.shape[0]}")
         return replace(described, missing=missing)
+
+
+class NetcdfOptions(FileOptions):
+    """Options of NetCDF files."""
+
+    file_class = NetcdfFile
+    packages = ("netCDF4", "h5py")
+    extra = "netcdf"
 
 
 def _read_stored(

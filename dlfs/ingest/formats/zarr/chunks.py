@@ -24,6 +24,7 @@ _CHUNKS_MAX = 1 << 22
 """Most chunks that are looked for, unless the store has more than half of them."""
 
 _NO_CHUNK = (1 << 64) - 1
+_SHARDS = "sharding_indexed"
 _ENTRY_BYTES = 16
 _CRC_BYTES = 4
 
@@ -41,8 +42,9 @@ def find_missing(array: zarr.Array[Any], keys: Collection[str], store: Store) ->
         store: the store.
 
     Raises:
-        ValueError: the index of a shard cannot be read.
+        ValueError: the index of a shard cannot be read, or shards are encoded further.
     """
+    _check_shards(array)
     prefix = f"{array.path}/" if array.path else ""
     steps = array.shards or array.chunks
     if math.prod(_grid_shape(array.shape, steps)) > max(_CHUNKS_MAX, 2 * len(keys)):
@@ -66,6 +68,23 @@ def find_missing(array: zarr.Array[Any], keys: Collection[str], store: Store) ->
     return Missing(count, total, "chunk", first) if count else None
 
 
+def _check_shards(array: zarr.Array[Any]) -> None:
+    """Raise ValueError if an array has shards whose chunks cannot be counted."""
+    found = [codec.to_dict() for codec in getattr(array.metadata, "codecs", ())]
+    names = [codec["name"] for codec in found]
+    inner = [
+        codec["name"]
+        for outer in found
+        if outer["name"] == _SHARDS
+        for codec in outer["configuration"]["codecs"]
+    ]
+    if _SHARDS in inner or (_SHARDS in names and len(names) > 1):
+        raise ValueError(
+            f"expected shards that have chunks and no further codec, got the codecs {names} with "
+            f"{inner} in them: chunks that such shards lack are not found"
+        )
+
+
 def _grid_shape(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
     return tuple(-(-length // step) for length, step in zip(shape, steps, strict=True))
 
@@ -73,6 +92,26 @@ def _grid_shape(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
 def _places(shape: Sequence[int], steps: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the places of all chunks in the grid."""
     return itertools.product(*map(range, _grid_shape(shape, steps)))
+
+
+def find_damaged(array: zarr.Array[Any], first: int, count: int) -> Exception | None:
+    """Return the error of the first chunk of some rows that cannot be read, with its name."""
+    chunk, shape = array.chunks, array.shape
+    rows = range(first, first + count)
+    starts = [range(0, length, step) for length, step in zip(shape, chunk, strict=True)]
+    if starts:
+        starts[0] = range(rows[0] - rows[0] % chunk[0], rows[-1] + 1, chunk[0])
+    steps = array.shards or chunk
+    for offset in itertools.product(*starts):
+        try:
+            array[tuple(slice(at, at + step) for at, step in zip(offset, chunk, strict=True))]
+        except Exception as error:  # noqa: BLE001 - of any codec
+            place = tuple(at // step for at, step in zip(offset, steps, strict=True))
+            key = array.metadata.encode_chunk_key(place)
+            kind = EOFError if isinstance(error, EOFError) else ValueError
+            name = f"{array.path}/{key}" if array.path else key
+            return kind(f"the chunk at {offset}, in {name}: {error}")
+    return None
 
 
 def _absent_in_shard(

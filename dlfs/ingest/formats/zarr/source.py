@@ -3,43 +3,28 @@
 A store is a folder, or a zip archive of one. The name of an array is its path from the root. Rows
 are read in windows of whole chunks, so that each chunk is decompressed once. A missing chunk is an
 error, or has the array's fill value; see ``chunks``. ``listing`` says which codecs are allowed.
-
-Blosc decompresses a truncated chunk into the bytes behind it in memory. So the length in the
-chunk's header is compared with the chunk's size first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
-from dlfs.ingest.arrays.rows import ArraySource
-from dlfs.ingest.formats.zarr.chunks import find_missing
-from dlfs.ingest.formats.zarr.listing import METADATA, list_store
-from dlfs.ingest.registry import load_package
+from dlfs.errors import DlfsError
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
+from dlfs.ingest.arrays.options import FileOptions
+from dlfs.ingest.formats.zarr.blosc import check_sizes
+from dlfs.ingest.formats.zarr.chunks import find_damaged, find_missing
+from dlfs.ingest.formats.zarr.listing import list_store
 
 if TYPE_CHECKING:
     import zarr
     from zarr.abc.store import Store
-
-_BLOSC_HEADER_BYTES = 16
-"""Size of the header of a chunk; bytes 12..15 are the chunk's size. Source: the Blosc format."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZarrOptions(ArrayOptions):
-    """Options of Zarr stores."""
-
-    def open(self, paths: Sequence[str]) -> ArraySource:
-        """Open Zarr stores."""
-        load_package("zarr", extra="zarr", what=f"import {paths[0]}")
-        return ArraySource(paths, ZarrFile, self)
 
 
 class ZarrFile(ArrayFile):
@@ -49,10 +34,10 @@ class ZarrFile(ArrayFile):
         import zarr
         from zarr.storage import LocalStore, ZipStore
 
+        check_sizes()
         self._listing = list_store(path)
         store = LocalStore(path, read_only=True) if Path(path).is_dir() else ZipStore(path)
-        self._blosc: set[str] = set()
-        self._store = _checked(store, self._listing.keys, self._blosc)
+        self._store = _checked(store, self._listing.keys)
         self.skipped: Mapping[str, int] = {}
         try:
             self._arrays: dict[str, zarr.Array[Any]] = {}
@@ -61,7 +46,6 @@ class ZarrFile(ArrayFile):
             for name in sorted(self._listing.arrays):
                 self._arrays[name] = zarr.open_array(self._store, mode="r", path=name)
             self._add_consolidated()
-            self._blosc.update(name for name, item in self._arrays.items() if _uses_blosc(item))
             self.arrays = {name: self._describe(name, item) for name, item in self._arrays.items()}
         except BaseException:
             self.close()
@@ -70,7 +54,12 @@ class ZarrFile(ArrayFile):
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""
         item = self._item(array)
-        out[...] = item[first : first + len(out)] if array.shape else item[...]
+        try:
+            out[...] = item[first : first + len(out)] if array.shape else item[...]
+        except (MemoryError, DlfsError):
+            raise
+        except Exception as error:
+            raise find_damaged(item, first, len(out)) or error from error
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
         """Read values; see ``ArrayFile``."""
@@ -103,18 +92,24 @@ class ZarrFile(ArrayFile):
 
     def _describe(self, name: str, item: zarr.Array[Any]) -> ArrayInfo:
         problem = self._listing.contradiction(name) if name in self._listing.arrays else ""
-        missing = None if problem else find_missing(item, self._listing.keys, self._store)
+        missing = None
+        try:
+            missing = None if problem else find_missing(item, self._listing.keys, self._store)
+        except ValueError as error:
+            problem = str(error)
         return replace(_describe(name, item), missing=missing, problem=problem)
 
 
-def _uses_blosc(array: zarr.Array[Any]) -> bool:
-    """Return True if each file of the array in the store is a chunk that Blosc compressed."""
-    names = [type(codec).__name__ for codec in array.compressors]
-    return names[-1:] in (["Blosc"], ["BloscCodec"]) and array.shards is None
+class ZarrOptions(FileOptions):
+    """Options of Zarr stores."""
+
+    file_class = ZarrFile
+    packages = ("zarr",)
+    extra = "zarr"
 
 
-def _checked(store: Store, keys: Container[str], blosc: Container[str]) -> Store:
-    """Return a store that refuses lost files, and short Blosc chunks of the arrays in ``blosc``."""
+def _checked(store: Store, keys: Container[str]) -> Store:
+    """Return a store that refuses files which are lost since it was listed."""
     from zarr.storage import WrapperStore
 
     class Checked(WrapperStore[Any]):
@@ -122,24 +117,9 @@ def _checked(store: Store, keys: Container[str], blosc: Container[str]) -> Store
             data = await super().get(key, *arguments, **options)
             if data is None and key in keys:
                 raise EOFError(f"no file {key}, which was there")
-            if data is not None and any(parent in blosc for parent in _parents(key)):
-                header = data.as_numpy_array()[:_BLOSC_HEADER_BYTES].tobytes()
-                size = int.from_bytes(header[12:16], "little")
-                if len(header) < _BLOSC_HEADER_BYTES or len(data) < size:
-                    raise EOFError(f"{len(data)} bytes in {key}, which is {size} bytes of Blosc's")
             return data
 
     return Checked(store)
-
-
-def _parents(key: str) -> Iterator[str]:
-    """Yield the paths of the arrays whose chunk a key may name; nothing for metadata keys."""
-    parent, _, name = key.rpartition("/")
-    while name not in METADATA:
-        yield parent
-        if not parent:
-            return
-        parent = parent.rpartition("/")[0]
 
 
 def _describe(name: str, array: zarr.Array[Any]) -> ArrayInfo:
