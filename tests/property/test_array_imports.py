@@ -7,11 +7,13 @@ an error that names file and array. The same files are then damaged: cut, flippe
 and chunks removed. A damaged file may give an error that names it, or values; its process may not
 crash or hang, and never are there samples from other memory: two reads are equal.
 
-``DLFS_PROPERTY_EXAMPLES`` is the number of examples of each test; a run prints what repeats it.
+``DLFS_TEST_EXAMPLES`` is the number of examples of each test, 15 by default; a run prints what
+repeats it.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tempfile
@@ -33,7 +35,7 @@ from dlfs.ingest.registry import make_options, recognise
 from dlfs.ingest.source import Source
 from dlfs.reader.arrays import ArrayForm
 
-EXAMPLES = int(os.environ.get("DLFS_PROPERTY_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("DLFS_TEST_EXAMPLES", "15"))
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 few = settings(
@@ -273,6 +275,236 @@ def field_bytes(row: npt.NDArray[Any]) -> bytes:
         value = row.item()
         return value if isinstance(value, bytes) else value.encode()
     return np.ascontiguousarray(row).tobytes()
+
+
+# ---- parts that were never written, compound types, text, members of archives -------------------
+
+
+def hdf5_parts(path: Path, values: npt.NDArray[Any], fill: Any, rows: list[slice]) -> Any:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        options = {"chunks": chunks_of(values, 2), "fillvalue": fill}
+        made = file.create_dataset("x", values.shape, values.dtype, **options)
+        for part in rows:
+            made[part] = values[part]
+    with h5py.File(path) as file:
+        return file["x"][...]
+
+
+def netcdf_parts(path: Path, values: npt.NDArray[Any], fill: Any, rows: list[slice]) -> Any:
+    netcdf4 = pytest.importorskip("netCDF4")
+    with netcdf4.Dataset(path, "w") as file:
+        axes = [f"n{axis}" for axis in range(values.ndim)]
+        for number, (axis, length) in enumerate(zip(axes, values.shape, strict=True)):
+            file.createDimension(axis, length if number else None)
+        options = {"chunksizes": chunks_of(values, 2), "fill_value": fill, "zlib": True}
+        made = file.createVariable("x", values.dtype, axes, **options)
+        long = file.createVariable("long", "i1", axes[:1])
+        long[...] = np.zeros(len(values), "i1")
+        made.set_auto_maskandscale(False)
+        for part in rows:
+            made[part] = values[part]
+    with netcdf4.Dataset(path) as file:
+        file.set_auto_maskandscale(False)
+        return np.asarray(file["x"][...])
+
+
+def zarr_parts(layout: int, shards: int = 1) -> Callable[..., Any]:
+    def write(path: Path, values: npt.NDArray[Any], fill: Any, rows: list[slice]) -> Any:
+        package = pytest.importorskip("zarr")
+        chunks = chunks_of(values, 2)
+        options: dict[str, Any] = {"chunks": chunks, "fill_value": fill}
+        if shards > 1:
+            options["shards"] = tuple(shards * length for length in chunks)
+        root = package.open_group(path, mode="w", zarr_format=layout)
+        made = root.create_array("x", shape=values.shape, dtype=values.dtype, **options)
+        for part in rows:
+            made[part] = values[part]
+        return package.open_group(path, mode="r")["x"][...]
+
+    return write
+
+
+PARTIAL: dict[str, tuple[str, Callable[..., Any]]] = {
+    "hdf5": ("a.h5", hdf5_parts),
+    "netcdf": ("a.nc", netcdf_parts),
+    "zarr-2": ("a.zarr", zarr_parts(2)),
+    "zarr-3": ("a.zarr", zarr_parts(3)),
+    "zarr-shards": ("a.zarr", zarr_parts(3, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", PARTIAL)
+@few
+@given(data=st.data())
+def test_parts_that_were_never_written_are_refused_or_filled(
+    kind: str, data: st.DataObject
+) -> None:
+    types = TYPES.get(kind, TYPES["zarr-3"])
+    dtype = np.dtype(data.draw(st.sampled_from([one for one in types if one[1] in "biuf"])))
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 3)))
+    values = data.draw(hnp.arrays(dtype, shape))
+    fill = data.draw(hnp.from_dtype(dtype, allow_nan=False))
+    spans = st.builds(slice, st.integers(0, shape[0]), st.integers(0, shape[0]))
+    rows = data.draw(st.lists(spans, max_size=3))
+    buffer_bytes = data.draw(st.sampled_from([1, 30, 1 << 20]))
+    name, write = PARTIAL[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        own = write(path, values, fill, rows)
+        refusal = ""
+        try:
+            got = taken(opened(path, select="x"), buffer_bytes)
+        except DlfsError as error:
+            refusal = str(error)
+            got = taken(opened(path, select="x", missing="fill"), buffer_bytes)
+        if refusal:
+            assert f"import {path}: x (" in refusal
+            assert "--option missing=fill" in refusal
+        assert b"".join(content for content, _ in got.values()) == own.tobytes()
+
+
+COMPOUND = np.dtype([("a", "<i2"), ("b", ">f4", (2,)), ("c", [("d", "S3"), ("e", "u1")])])
+
+
+@few
+@given(data=st.data())
+def test_members_of_compound_types_are_fields(data: st.DataObject) -> None:
+    h5py = pytest.importorskip("h5py")
+    values = data.draw(hnp.arrays(COMPOUND, st.integers(1, 9)))
+    options: dict[str, Any] = data.draw(
+        st.sampled_from(
+            [
+                {},
+                {"chunks": (2,)},
+                {"chunks": (4,), "compression": "gzip", "shuffle": True},
+                {"chunks": (4,), "compression": "lzf", "fletcher32": True},
+            ]
+        )
+    )
+    buffer_bytes = data.draw(st.sampled_from([1, 100, 1 << 20]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.h5"
+        with h5py.File(path, "w") as file:
+            maxshape = (None,) if options else None
+            file.create_dataset("x", data=values, maxshape=maxshape, **options)
+        with h5py.File(path) as file:
+            own = file["x"][...]
+        got = taken(opened(path), buffer_bytes)
+        chosen = taken(opened(path, fields="e=x/c.e,b=x/b"), buffer_bytes)
+    assert len(got) == len(chosen) == len(own)
+    for row, (content, attributes) in zip(own, got.values(), strict=True):
+        fields = '{"a":"<i2[]","b":">f4[2]","c.d":"bytes","c.e":"|u1[]"}'
+        assert str(attributes["dlfs:fields"]) == fields
+        assert content[:2] == row["a"].tobytes()
+        assert content[4:12] == row["b"].tobytes()
+        assert content[12:] == row["c"]["d"] + row["c"]["e"].tobytes()
+    for row, (content, _) in zip(own, chosen.values(), strict=True):
+        assert content == row["c"]["e"].tobytes() + bytes(3) + row["b"].tobytes()
+
+
+TEXTS = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1
+)
+VECTORS = st.lists(hnp.arrays("<i4", st.integers(0, 4)), min_size=1, max_size=9)
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "netcdf", "zarr-2", "zarr-3"])
+@few
+@given(texts=TEXTS, side=st.integers(1, 4), packed=st.booleans())
+def test_texts_are_what_the_format_s_own_reader_gives(
+    kind: str, texts: list[str], side: int, packed: bool
+) -> None:
+    values = np.array(texts, object)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / FORMATS[kind][0]
+        if kind == "hdf5":
+            h5py = pytest.importorskip("h5py")
+            with h5py.File(path, "w") as file:
+                options = {"compression": "gzip", "shuffle": True} if packed else {}
+                chunks = (min(side, len(texts)),)
+                kept = h5py.string_dtype()
+                file.create_dataset("x", data=values, dtype=kept, chunks=chunks, **options)
+        elif kind == "netcdf":
+            netcdf4 = pytest.importorskip("netCDF4")
+            with netcdf4.Dataset(path, "w") as file:
+                file.createDimension("n", None if packed else len(texts))
+                file.createVariable("x", str, ("n",))[...] = values
+        else:
+            package = pytest.importorskip("zarr")
+            root = package.open_group(path, mode="w", zarr_format=int(kind[-1]))
+            config = {"write_empty_chunks": True}
+            made = root.create_array(
+                "x", shape=values.shape, dtype=str, chunks=(side,), config=config
+            )
+            made[...] = values
+        got = taken(opened(path), 100)
+        fields = taken(opened(path, fields="x"), 100)
+    expected = [text.encode() for text in texts]
+    assert [content for content, _ in got.values()] == expected
+    assert [content for content, _ in fields.values()] == expected
+
+
+@few
+@given(vectors=VECTORS, packed=st.booleans())
+def test_vectors_of_any_length_are_what_h5py_gives(
+    vectors: list[npt.NDArray[Any]], packed: bool
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.h5"
+        with h5py.File(path, "w") as file:
+            options = {"chunks": (2,), "compression": "lzf"} if packed else {}
+            kind = h5py.vlen_dtype(np.dtype("<i4"))
+            made = file.create_dataset("x", (len(vectors),), kind, **options)
+            for row, vector in enumerate(vectors):
+                made[row] = vector
+        got = [*taken(opened(path), 100).values()]
+    for vector, (content, attributes) in zip(vectors, got, strict=True):
+        assert content == vector.tobytes()
+        check_form(attributes, vector)
+
+
+MEMBERS = st.text("ab/. é_-", min_size=1, max_size=4)
+
+
+@few
+@given(data=st.data())
+def test_members_of_archives_are_what_numpy_reads(data: st.DataObject) -> None:
+    names = data.draw(st.lists(MEMBERS, min_size=1, max_size=4, unique=True))
+    values = {name: data.draw(arrays("npz")) for name in names}
+    if data.draw(st.booleans()):
+        values = {name: np.asfortranarray(array) for name, array in values.items()}
+    how: Any = data.draw(st.sampled_from(["rows", "arrays", "groups"]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.npz"
+        np.savez_compressed(path, **values)
+        with np.load(path) as file:
+            own = dict(file)
+        try:
+            got = taken(opened(path, samples=how), 100)
+        except DlfsError as error:
+            refusal = str(error)
+        else:
+            refusal = ""
+    if refusal:
+        assert f"import {path}" in refusal
+        return
+    if how == "rows":
+        assert len(got) == sum(map(len, own.values()))
+    elif how == "arrays":
+        assert sorted(content for content, _ in got.values()) == sorted(
+            np.ascontiguousarray(array).tobytes() for array in own.values()
+        )
+    else:
+        found: dict[str, npt.NDArray[Any]] = {}
+        for group, (content, _) in got.items():
+            with np.load(io.BytesIO(content)) as inner:
+                for name in inner.files:
+                    found[f"{group}/{name}"] = inner[name]
+        assert len(found) == len(own)
+        wanted = sorted((str(a.dtype), a.shape, a.tobytes()) for a in own.values())
+        assert sorted((str(a.dtype), a.shape, a.tobytes()) for a in found.values()) == wanted
 
 
 # ---- damage --------------------------------------------------------------------------------------
