@@ -1,4 +1,4 @@
-"""What a record gets where a feature, or a member of its key, is absent or empty.
+"""Gives a record a value where a feature, or a member of its key, is absent or empty.
 
 The option ``nulls`` of the record formats says it, as that of tables does: an error that names the
 record, the default of the type (0, False, empty text, bytes or vectors; NaN for floats), or the
