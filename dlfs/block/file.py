@@ -173,10 +173,12 @@ class FileDevice(NativeBackedDevice):
         return True
 
     def _release(self) -> None:
+        if self._lock_file.value >= 0:  # a child may have a copy, which closing does not unlock
+            fcntl.flock(self._lock_file.value, fcntl.LOCK_UN)
         self._lock_file.close()
 
     def _forget_lock_in_child(self) -> None:
-        self._release()  # closing the copy does not release the parent's lock
+        self._lock_file.close()  # which does not release the parent's lock
         self._locked_by = None
         self._recorded = False
 

@@ -28,7 +28,9 @@ LOCAL = (
     "write",
     "remove",
     "rename",
-    pytest.param("loader", marks=pytest.mark.torch),
+    "copy",
+    "files",
+    *(pytest.param(name, marks=pytest.mark.torch) for name in ("loader", "workers", "checkpoint")),
 )
 
 
@@ -62,6 +64,13 @@ def served(tmp_path: Path, seed: int) -> Iterator[Path]:
 @pytest.mark.parametrize("mode", ["lines", "returns", "signals"])
 def test_an_operation_is_interrupted(mode: str, operation: str, tmp_path: Path, seed: int) -> None:
     interrupt(mode, operation, tmp_path, seed)
+
+
+@pytest.mark.parametrize("operation", ["open", "epoch", "write"])
+def test_an_operation_is_interrupted_beside_threads_and_forks(
+    operation: str, tmp_path: Path, seed: int
+) -> None:
+    interrupt("busy", operation, tmp_path, seed)
 
 
 @pytest.mark.parametrize("mode", ["lines", "returns", "signals"])

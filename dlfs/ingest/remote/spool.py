@@ -127,8 +127,10 @@ class Spool:
     def close(self) -> None:
         """Unlock the folder, or delete it if it has nothing; closing it again does nothing."""
         self._manifest.close()
-        if self._lock.value >= 0 and self._manifest.is_empty:
-            self.remove()
+        if self._lock.value >= 0:
+            if self._manifest.is_empty:
+                self.remove()
+            fcntl.flock(self._lock.value, fcntl.LOCK_UN)  # a child may have a copy of it
         self._lock.close()
 
     @contextmanager

@@ -109,6 +109,17 @@ def test_a_shrunken_file_is_truncated(tmp_path: Path) -> None:
         assert device.read(0, 4096) == bytes(4096)
 
 
+def test_a_copy_of_the_lock_in_a_child_that_has_not_run_yet_keeps_no_writer_out(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a"
+    with FileDevice.create(path, 8 * MIB) as device:
+        device.lock_exclusive("one")
+        with open(os.dup(device._lock_file.value), "rb"):  # as a child has after fork and vfork
+            device.unlock()
+            device.lock_exclusive("another")
+
+
 def test_a_replaced_file_is_not_locked(tmp_path: Path) -> None:
     path = tmp_path / "a.img"
     with FileDevice.create(path, MIB) as device:
