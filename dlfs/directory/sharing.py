@@ -30,6 +30,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import mmap
 import os
@@ -555,25 +556,18 @@ def _before_fork() -> None:
     _forking.spares = [(part, _open_again(part)) for part in _locked_parts if part.descriptor >= 0]
 
 
-def _after_fork_in_parent() -> None:
-    """Close the child's descriptors in the parent; the child's locks stay."""
-    for _, file in _forking.spares:
-        file.close()
-    _forking.spares = []
-
-
 def _after_fork_in_child() -> None:
     """Switch to the child's locks, which closing the shared descriptors does not release."""
     for lock in _locks:
         lock.close()
     _locks.clear()
-    for part, file in _forking.spares:
+    for part, file in getattr(_forking, "spares", ()):
         if part.finalizer is not None and part.finalizer.detach() is not None:
             part.file.close()
             part.adopt(file)
         else:
             file.close()
-    _forking.spares = []
+    _forking.spares = ()
 
 
 def _open_again(part: Part) -> Descriptor:
@@ -592,6 +586,8 @@ def _open_again(part: Part) -> Descriptor:
 
 os.register_at_fork(
     before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
+    # The owners close the child's descriptors in the parent; the child's locks stay. No bytecode
+    # runs, in which Ctrl-C would be lost: exceptions of these hooks are ignored.
+    after_in_parent=functools.partial(setattr, _forking, "spares", ()),
     after_in_child=_after_fork_in_child,
 )
