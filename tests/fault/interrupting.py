@@ -157,12 +157,14 @@ class Operations:
 
         from dlfs.adapters.torch.checkpoint import StorageReader, StorageWriter
 
-        state = {"weights": torch.arange(5000.0)}
-        writer = StorageWriter(self.volume, "run", keep=1)
-        dcp.save(state, storage_writer=writer, checkpoint_id="1", no_dist=True)
-        state = {"weights": torch.zeros(5000)}
-        dcp.load(state, storage_reader=StorageReader(self.volume, "run"), no_dist=True)
-        assert state["weights"][7] == 7
+        saved, loaded = {"weights": torch.arange(5000.0)}, {"weights": torch.zeros(5000)}
+        try:
+            writer = StorageWriter(self.volume, "run", keep=1)
+            dcp.save(saved, storage_writer=writer, checkpoint_id="1", no_dist=True)
+            dcp.load(loaded, storage_reader=StorageReader(self.volume, "run"), no_dist=True)
+        except dcp.api.CheckpointException as error:  # of all ranks, also for KeyboardInterrupt
+            raise error.failures[0][0] from error
+        assert loaded["weights"][7] == 7
 
     def loader(self) -> None:
         from torch.utils.data import DataLoader
