@@ -40,6 +40,12 @@ def hang() -> FaultScript:
     return FaultScript([Fault(Event.READ, Omit(), times=None)])
 
 
+def hang_and_refuse() -> FaultScript:
+    """Answer no read, and no Connect of a new I/O queue."""
+    events = (Event.READ, Event.CONNECT_IO)
+    return FaultScript([Fault(event, Omit(), times=None) for event in events])
+
+
 def drip(bytes_each: int) -> FaultScript:
     return FaultScript([Fault(Event.READ, Drip(Fragments([bytes_each], 1000)), times=None)])
 

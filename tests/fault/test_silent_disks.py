@@ -32,10 +32,12 @@ from tests.fault.silent_world import (
     delay,
     drip,
     hang,
+    hang_and_refuse,
     make_world,
     wait_until,
     within,
 )
+from tests.support.nvme import Event
 
 ROUNDS = int(os.environ.get("DLFS_HANG_ROUNDS", "3"))
 
@@ -186,6 +188,20 @@ def test_closing_does_not_wait(world: World, late: dict[str, int]) -> None:
     world.targets[0].play(hang())
     epoch = dataset.batches(8, seed=3)
     within(BOUND_S, lambda: next(epoch))  # some of its reads are still in flight
+    assert within(0.0, lambda: (epoch.close(), dataset.close(), volume.close()))[1] is None
+
+
+def test_closing_does_not_wait_for_a_connection(world: World) -> None:
+    options = OPTIONS | {"connect_ms": 60_000}
+    volume = dlfs.open(world.uris(options))
+    dataset = volume["ds"]
+    target = world.targets[0]
+    before = target.counters.commands[Event.CONNECT_IO]
+    target.play(hang_and_refuse())
+    check(world, within(bound_s(options), lambda: dataset[7]), ORDERED[7])
+    epoch = dataset.batches(8, seed=3)
+    check(world, within(bound_s(options), lambda: len(next(epoch))), 8)
+    wait_until(lambda: target.counters.commands[Event.CONNECT_IO] > before)
     assert within(0.0, lambda: (epoch.close(), dataset.close(), volume.close()))[1] is None
 
 

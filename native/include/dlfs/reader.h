@@ -71,8 +71,9 @@ typedef struct dlfs_reader_config {
  * With replicas, a sample that one member does not return, or returns with a wrong checksum, is
  * read from another member. A member counts as lost after DLFS_E_LOST, DLFS_E_TIMEOUT, a sixteenth
  * of timeout_ms without an answer, or many failures in a row. The reader then avoids it except for
- * an occasional probe. A member that left a read unanswered to its end, through all retries, is
- * hung: a thread of the reader asks it. Until it answers, reads of samples that no other member has
+ * an occasional probe. A member that left a read unanswered to its end, through all retries, or
+ * that could not be connected in half of timeout_ms (an eighth with replicas), is hung: a thread of
+ * the reader asks it. Until it answers, reads of samples that no other member has
  * end at once with DLFS_E_TIMEOUT.
  */
 typedef struct dlfs_reader dlfs_reader;

@@ -154,7 +154,8 @@ static int64_t serve_part(dlfs_channel *channel, struct completion *answer)
     if (!area_reserve(channel, 0, bytes) || !charge(channel, bytes)) {
         return DLFS_E_LIMIT;
     }
-    int code = dlfs_reader_read_part(channel->reader, &part, channel->memory.result, &failure);
+    int code =
+        reader_read_part(channel->reader, &part, channel->memory.result, &channel->stop, &failure);
     discharge(channel, bytes);
     answer->number = failure.member;
     answer->base_offset = failure.offset_bytes;
@@ -263,8 +264,8 @@ static int64_t serve_open(dlfs_channel *channel)
         .group_stride = request.group_stride,
         .plan = request.plan,
     };
-    struct stream_bounds bounds = {limit_of(channel),
-                                   share_bytes_max(channel->share) / AHEAD_SHARE};
+    struct stream_bounds bounds = {limit_of(channel), share_bytes_max(channel->share) / AHEAD_SHARE,
+                                   &channel->stop};
     code = stream_create(channel->reader, &config, &bounds, &channel->stream);
     if (code == 0 && !charge_stream(channel)) {
         code = DLFS_E_LIMIT;

@@ -105,9 +105,10 @@ int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t un
     return device->ops->limit_writes(device, generation, until_ns);
 }
 
-int dlfs_queue_make(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+int dlfs_queue_make(dlfs_device *device, uint32_t depth, const struct dlfs_connect_limit *limit,
+                    dlfs_queue **out)
 {
-    return device->ops->queue_create(device, depth, out);
+    return device->ops->queue_create(device, depth, limit, out);
 }
 
 static bool queue_is_foreign(const dlfs_queue *queue)

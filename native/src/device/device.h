@@ -29,9 +29,19 @@
  */
 #define DLFS_INTERRUPTED_MAX 16u
 
+/* When to give up creating a queue pair. All zero: never. */
+struct dlfs_connect_limit {
+    const _Atomic bool *stop; /* soon after this is set; or NULL */
+    uint64_t until_ns;        /* at this time of the monotonic clock; or 0 */
+};
+
 struct dlfs_device_ops {
-    /* Creates a queue pair and calls dlfs_queue_init on it. depth is within 1..DLFS_DEPTH_MAX. */
-    int (*queue_create)(dlfs_device *device, uint32_t depth, dlfs_queue **out);
+    /*
+     * Creates a queue pair and calls dlfs_queue_init on it. depth is within 1..DLFS_DEPTH_MAX. A
+     * kind that waits for a network ends at the limit, which may be NULL, with DLFS_E_TIMEOUT.
+     */
+    int (*queue_create)(dlfs_device *device, uint32_t depth, const struct dlfs_connect_limit *limit,
+                        dlfs_queue **out);
     int (*flush)(dlfs_device *device);
     /* Returns the most queue pairs that the device allows at once. NULL: the kind has no limit. */
     uint32_t (*queues_max)(dlfs_device *device);
@@ -77,10 +87,12 @@ struct dlfs_queue_ops {
     void (*abandon)(dlfs_queue *queue);
 };
 
-/* A thread that waits for a queue pair of one device; all zero while it does not wait. */
+/* A thread that waits for a queue pair of one device; all zero while it does not wait, but for
+ * `limit`. */
 struct dlfs_queue_waiter {
     struct dlfs_queue_waiter *next;
-    dlfs_queue *queue; /* handed over by the thread that released it */
+    dlfs_queue *queue;               /* handed over by the thread that released it */
+    struct dlfs_connect_limit limit; /* of creating a queue pair */
     uint64_t tried_ns;
     uint32_t depth;
     _Atomic enum { DLFS_WAITER_NONE, DLFS_WAITER_QUEUED, DLFS_WAITER_SERVED } state;
@@ -129,10 +141,11 @@ void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_d
  */
 uint32_t dlfs_generation(void);
 /*
- * Creates a queue pair like dlfs_queue_create, without waiting: DLFS_E_LIMIT when the target has no
- * more.
+ * Creates a queue pair like dlfs_queue_create, without waiting in line: DLFS_E_LIMIT when the
+ * target has no more. Ends at the limit, which may be NULL, with DLFS_E_TIMEOUT.
  */
-int dlfs_queue_make(dlfs_device *device, uint32_t depth, dlfs_queue **out);
+int dlfs_queue_make(dlfs_device *device, uint32_t depth, const struct dlfs_connect_limit *limit,
+                    dlfs_queue **out);
 
 /*
  * Acquires an idle queue pair, a new one, or one that another thread has handed over. -EAGAIN:

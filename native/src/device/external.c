@@ -72,8 +72,10 @@ static const struct dlfs_queue_ops external_queue_ops = {
     .abandon = external_queue_abandon,
 };
 
-static int external_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
+static int external_queue_create(dlfs_device *base, uint32_t depth,
+                                 const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
+    (void)limit;
     struct external_device *device = (struct external_device *)base;
     struct external_queue *queue = calloc(1, sizeof *queue);
     if (queue == NULL) {

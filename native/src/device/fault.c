@@ -314,7 +314,8 @@ static const struct dlfs_queue_ops fault_queue_ops = {
     .abandon = fault_queue_destroy,
 };
 
-static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
+static int fault_queue_create(dlfs_device *base, uint32_t depth,
+                              const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
     struct fault_device *device = (struct fault_device *)base;
     if (is_lost(base)) {
@@ -324,7 +325,7 @@ static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **ou
     uint32_t *delayed = calloc(depth, sizeof *delayed);
     int error = queue == NULL || delayed == NULL ? -ENOMEM : 0;
     if (error == 0) {
-        error = dlfs_queue_make(device->inner, depth, &queue->inner);
+        error = dlfs_queue_make(device->inner, depth, limit, &queue->inner);
     }
     if (error < 0) {
         free(delayed);

@@ -18,8 +18,10 @@ struct dlfs_file_device {
 /* Returns 0 if this process may use io_uring with the features that the engine needs, else -errno.
  */
 int dlfs_uring_probe(void);
-int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
-int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
+int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth,
+                            const struct dlfs_connect_limit *limit, dlfs_queue **out);
+int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth,
+                              const struct dlfs_connect_limit *limit, dlfs_queue **out);
 /*
  * Converts the negative errno of a read or write into the result of a completion: DLFS_E_LOST if
  * the device has gone.

@@ -72,8 +72,10 @@ static const struct dlfs_queue_ops memory_queue_ops = {
     .abandon = memory_queue_free,
 };
 
-static int memory_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+static int memory_queue_create(dlfs_device *device, uint32_t depth,
+                               const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
+    (void)limit;
     struct memory_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->completions[0]);
     if (queue == NULL) {
         return -ENOMEM;

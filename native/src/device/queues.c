@@ -167,7 +167,7 @@ static int create_for(dlfs_device *device, uint32_t depth, struct dlfs_queue_wai
 {
     struct dlfs_queues *queues = &device->queues;
     bool alone = atomic_fetch_add(&queues->creating, 1) == 0 && has_none(device);
-    int code = dlfs_queue_make(device, depth, out);
+    int code = dlfs_queue_make(device, depth, &waiter->limit, out);
     alone = atomic_fetch_sub(&queues->creating, 1) == 1 && alone && has_none(device);
     if (code != DLFS_E_LIMIT || alone) {
         dlfs_queue_waiter_leave(device,

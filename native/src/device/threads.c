@@ -277,8 +277,10 @@ static int locks_init(struct threads_queue *queue)
     return condition_init(&queue->done);
 }
 
-int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth,
+                              const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
+    (void)limit;
     struct threads_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->entries[0]);
     if (queue == NULL) {
         return -ENOMEM;

@@ -361,8 +361,10 @@ int dlfs_uring_probe(void)
     return error;
 }
 
-int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth,
+                            const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
+    (void)limit;
     struct uring_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->entries[0]);
     if (queue == NULL) {
         return -ENOMEM;
@@ -389,8 +391,10 @@ int dlfs_uring_probe(void)
     return -ENOSYS;
 }
 
-int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth,
+                            const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
+    (void)limit;
     (void)device;
     (void)depth;
     (void)out;

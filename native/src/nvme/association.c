@@ -12,6 +12,8 @@
 
 /* Time after a loss until an operation may start another attempt to connect. */
 #define LOST_RETRY_NS UINT64_C(1000000000)
+/* Time between two looks at a flag that ends a wait. */
+#define STOP_POLL_NS UINT64_C(50000000)
 
 static void wake(int descriptor)
 {
@@ -289,11 +291,29 @@ static bool is_reconnecting(const struct nvme_association *association)
     return association->state == NVME_CONNECTING && association->connected_ns != 0;
 }
 
+/*
+ * Waits for a change like wait_changed, but returns false soon after *stop is set: the thread that
+ * sets it knows of no association to signal. stop may be NULL. With the lock held.
+ */
+static bool wait_changed_or_stop(struct nvme_association *association, uint64_t until_ns,
+                                 const _Atomic bool *stop)
+{
+    if (stop == NULL) {
+        return wait_changed(association, until_ns);
+    }
+    uint64_t look_ns = monotonic_ns() + STOP_POLL_NS;
+    return !atomic_load(stop) && wait_changed(association, look_ns < until_ns ? look_ns : until_ns);
+}
+
 int nvme_link_create(struct nvme_association *association, uint32_t command_count,
-                     struct nvme_link **out)
+                     const struct dlfs_connect_limit *limit, struct nvme_link **out)
 {
     uint64_t until_ns = budget_end_ns(&association->config);
+    const _Atomic bool *stop = limit != NULL ? limit->stop : NULL;
     struct nvme_link *link = NULL;
+    if (limit != NULL && limit->until_ns > 0 && limit->until_ns < until_ns) {
+        until_ns = limit->until_ns;
+    }
     (void)pthread_mutex_lock(&association->lock);
     int code = retry_lost(association) ? 0 : association->lost_code;
     if (code == 0) {
@@ -306,7 +326,7 @@ int nvme_link_create(struct nvme_association *association, uint32_t command_coun
     wake(association->wake);
     while (link->connection == NULL && link->code == 0 && code == 0 &&
            !is_reconnecting(association)) {
-        code = wait_changed(association, until_ns) ? 0 : DLFS_E_TIMEOUT;
+        code = wait_changed_or_stop(association, until_ns, stop) ? 0 : DLFS_E_TIMEOUT;
     }
     if (link->connection != NULL) {
         code = 0;

@@ -149,10 +149,11 @@ int nvme_association_run(struct nvme_association *association, struct nvme_admin
 
 /*
  * Creates a link and waits for its connection. Does not wait while the thread connects again after
- * a failure: then the link gets its connection later. Returns 0, or why there is no connection.
+ * a failure: then the link gets its connection later. Returns 0, or why there is no connection:
+ * DLFS_E_TIMEOUT at the limit, which may be NULL.
  */
 int nvme_link_create(struct nvme_association *association, uint32_t command_count,
-                     struct nvme_link **out);
+                     const struct dlfs_connect_limit *limit, struct nvme_link **out);
 /* Releases a link. in_child: the link belongs to the parent process. */
 void nvme_link_release(struct nvme_association *association, struct nvme_link *link, bool in_child);
 

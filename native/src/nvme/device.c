@@ -70,7 +70,8 @@ static const struct dlfs_queue_ops nvme_queue_ops = {
     .abandon = queue_destroy,
 };
 
-static int queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
+static int queue_create(dlfs_device *base, uint32_t depth, const struct dlfs_connect_limit *limit,
+                        dlfs_queue **out)
 {
     struct nvme_association *association;
     struct nvme_queue *queue;
@@ -79,7 +80,7 @@ static int queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
     }
     int code = own_association((struct nvme_device *)base, &association);
     if (code == 0) {
-        code = nvme_queue_make(association, depth, base->block_bytes, &queue);
+        code = nvme_queue_make(association, depth, base->block_bytes, limit, &queue);
     }
     if (code != 0) {
         return code;
@@ -97,7 +98,7 @@ static int run_passthrough(struct nvme_association *association,
                            uint32_t data_bytes, struct nvme_passthrough *done)
 {
     if (association->passthrough_queue == NULL) {
-        int code = nvme_queue_make(association, 1, 0, &association->passthrough_queue);
+        int code = nvme_queue_make(association, 1, 0, NULL, &association->passthrough_queue);
         if (code < 0) {
             return code;
         }

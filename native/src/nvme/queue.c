@@ -326,7 +326,7 @@ static int queue_allocate(struct nvme_queue *queue, uint32_t depth, uint32_t com
 }
 
 int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32_t block_bytes,
-                    struct nvme_queue **out)
+                    const struct dlfs_connect_limit *limit, struct nvme_queue **out)
 {
     const struct nvme_config *config = &association->config;
     uint32_t commands = depth < COMMANDS_MIN   ? COMMANDS_MIN
@@ -351,7 +351,7 @@ int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32
     nvme_list_clear(&queue->sendable);
     int code = queue_allocate(queue, depth, commands);
     if (code == 0) {
-        code = nvme_link_create(association, commands, &queue->link);
+        code = nvme_link_create(association, commands, limit, &queue->link);
     }
     if (code < 0) {
         nvme_queue_free(queue);

@@ -14,10 +14,10 @@
 
 /*
  * Creates a queue pair; the caller initializes queue->base. block_bytes is 0 for one that only runs
- * passthrough commands.
+ * passthrough commands. Ends at the limit, which may be NULL, with DLFS_E_TIMEOUT.
  */
 int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32_t block_bytes,
-                    struct nvme_queue **out);
+                    const struct dlfs_connect_limit *limit, struct nvme_queue **out);
 /* Returns true if all operations of a queue pair read. */
 bool nvme_queue_only_reads(const struct nvme_queue *queue);
 void nvme_queue_free(struct nvme_queue *queue);

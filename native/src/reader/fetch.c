@@ -53,13 +53,14 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     fetch->operations = calloc((size_t)members * depth, sizeof(dlfs_operation));
     fetch->operation_counts = calloc(members, sizeof(uint32_t));
     fetch->bytes_in_flight = calloc(members, sizeof(uint64_t));
+    fetch->arrived_from = calloc(members, sizeof(uint64_t));
     fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
     fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
     fetch->answered_ns = calloc(members, sizeof(uint64_t));
     if (fetch->queues != NULL && fetch->queue_waiters != NULL && fetch->queue_taken_ns != NULL &&
         fetch->waits != NULL && fetch->operations != NULL && fetch->operation_counts != NULL &&
-        fetch->bytes_in_flight != NULL && fetch->completions != NULL &&
-        fetch->member_stats != NULL && fetch->answered_ns != NULL) {
+        fetch->bytes_in_flight != NULL && fetch->arrived_from != NULL &&
+        fetch->completions != NULL && fetch->member_stats != NULL && fetch->answered_ns != NULL) {
         code = requests_create(fetch);
     }
     if (code < 0) {
@@ -92,6 +93,7 @@ void fetch_destroy(struct fetch *fetch)
     free(fetch->operations);
     free(fetch->operation_counts);
     free(fetch->bytes_in_flight);
+    free(fetch->arrived_from);
     free(fetch->completions);
     free(fetch->member_stats);
     free(fetch->answered_ns);
@@ -140,10 +142,8 @@ static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_me
             return false;
         }
         if (!span->begun) {
-            span->deadline_ns = span_deadline_ns(fetch);
-            span->begun_ns = fetch->now_ns;
+            span_begun(fetch, span);
         }
-        span->begun = true;
     }
     span->state = SPAN_IN_FLIGHT;
     if (span->in_flight == 0) {
@@ -309,12 +309,14 @@ static uint64_t all_answered_ns(const struct fetch *fetch)
     return oldest == UINT64_MAX ? 0 : oldest;
 }
 
-/* Moves all deadlines by the time for which fetch_step was not called. */
+/* Moves all deadlines by the time for which fetch_step was not called. That of the whole read
+ * includes the time of connecting devices. */
 static void move_deadlines(struct fetch *fetch, uint64_t gap_ns)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
-    if (fetch->deadline_ns < UINT64_MAX - gap_ns) {
-        fetch->deadline_ns += gap_ns;
+    uint64_t idle_ns = gap_ns > fetch->connect_ns ? gap_ns - fetch->connect_ns : 0;
+    if (fetch->deadline_ns < UINT64_MAX - idle_ns) {
+        fetch->deadline_ns += idle_ns;
     }
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         fetch->spans[number].deadline_ns += gap_ns;
@@ -339,16 +341,10 @@ void fetch_resume(struct fetch *fetch)
 /* Ends a span that is late, or any span if the whole read is `over`. */
 static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_until_ns, bool over)
 {
-    bool late =
-        fetch->now_ns >= span->deadline_ns && (span->begun || fetch->now_ns >= queued_until_ns);
-    if (late) {
-        span_mark_late_members(fetch, span);
-    }
+    bool late = span_is_late(fetch, span, queued_until_ns);
     if (late && !over && fetch->reader->config.replicas > 1) {
         span_redirect(fetch, span);
-    } else if (late || over ||
-               (span->state == SPAN_WAITING ? span_is_unreachable(fetch, span)
-                                            : span_waits_for_hung(fetch, span))) {
+    } else if (late || over || (span->state == SPAN_WAITING && span_is_unreachable(fetch, span))) {
         span_abandon(fetch, span);
     }
 }
@@ -374,6 +370,17 @@ static void redirect_spans(struct fetch *fetch)
     fetch->redirected_ns = fetch->now_ns;
 }
 
+/* Returns true if a span under way has outlived its deadline. */
+static bool any_late(const struct fetch *fetch, uint64_t queued_until_ns)
+{
+    bool late = false;
+    for (uint32_t number = 0; number < fetch->span_capacity && !late; number++) {
+        const struct span *span = &fetch->spans[number];
+        late = span_is_under_way(span) && span_is_late(fetch, span, queued_until_ns);
+    }
+    return late;
+}
+
 /* Ends the spans that are past their deadline. */
 static void check_spans(struct fetch *fetch)
 {
@@ -387,17 +394,22 @@ static void check_spans(struct fetch *fetch)
         move_deadlines(fetch, gap_ns - STEP_GAP_NS);
     }
     fetch->checked_ns = fetch->now_ns;
+    fetch->connect_ns = 0;
     if (reader->config.replicas > 1) {
         redirect_spans(fetch);
     }
     bool over = stopped || fetch->now_ns >= fetch->deadline_ns;
     uint64_t queued_until_ns = all_answered_ns(fetch) + span_timeout_ns(reader);
+    if (any_late(fetch, queued_until_ns)) {
+        requests_mark_late_members(fetch, queued_until_ns);
+    }
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
-        if (span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT) {
+        if (span_is_under_way(span)) {
             check_span(fetch, span, queued_until_ns, over);
         }
     }
+    requests_abandon_hung(fetch);
 }
 
 void fetch_step(struct fetch *fetch, int timeout_ms)

@@ -12,6 +12,19 @@
 
 #define SLICE_NS \
     UINT64_C(10000000) /* for which a queue pair is used while other threads wait for it */
+/* Divisors of a read's timeout: the time for connecting a queue pair, without and with copies. */
+#define CONNECT_SHARE 2u
+#define CONNECT_SHARE_COPIES 8u
+
+/* Returns when to give up connecting a device: other members wait meanwhile, and the read ends. */
+static uint64_t connect_until_ns(const struct fetch *fetch, uint64_t now_ns)
+{
+    bool has_copies = fetch->reader->config.replicas > 1;
+    uint64_t whole_ns = reader_timeout_ns(fetch->reader);
+    uint64_t until_ns = now_ns + whole_ns / (has_copies ? CONNECT_SHARE_COPIES : CONNECT_SHARE);
+    until_ns = until_ns < fetch->deadline_ns ? until_ns : fetch->deadline_ns;
+    return until_ns > 0 ? until_ns : 1; /* 0 is no limit */
+}
 
 int member_connect(struct fetch *fetch, uint32_t member)
 {
@@ -20,8 +33,14 @@ int member_connect(struct fetch *fetch, uint32_t member)
     if (!dlfs_queue_waiter_is_due(waiter, fetch->now_ns)) {
         return 0;
     }
+    uint64_t before_ns = monotonic_ns();
+    uint64_t until_ns = connect_until_ns(fetch, before_ns);
+    waiter->limit =
+        (struct dlfs_connect_limit){.stop = fetch_connect_stop(fetch), .until_ns = until_ns};
     int code = dlfs_queue_acquire(reader->devices[member], reader->config.depth, waiter,
                                   &fetch->queues[member]);
+    uint64_t after_ns = monotonic_ns();
+    fetch->connect_ns += after_ns - before_ns;
     fetch->queue_taken_ns[member] = fetch->now_ns;
     if (code == -EAGAIN) {
         return 0;
@@ -29,8 +48,12 @@ int member_connect(struct fetch *fetch, uint32_t member)
     if (code == -ENOMEM || code == -EMFILE || code == -ENFILE || code == DLFS_E_CLOSED) {
         return code;
     }
-    if (code < 0) {
-        member_set_lost(reader, member, code);
+    if (code < 0 && fetch_may_connect(fetch)) { /* a stop says nothing about the member */
+        if (code == DLFS_E_TIMEOUT && after_ns >= until_ns) {
+            member_set_hung(reader, member);
+        } else {
+            member_set_lost(reader, member, code);
+        }
     }
     return 0;
 }
@@ -38,7 +61,7 @@ int member_connect(struct fetch *fetch, uint32_t member)
 bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due)
 {
     bool in_line = fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
-    if (fetch->queues[member] == NULL && (due || in_line) && !fetch_is_stopped(fetch)) {
+    if (fetch->queues[member] == NULL && (due || in_line) && fetch_may_connect(fetch)) {
         (void)member_connect(fetch, member);
     }
     return fetch->queues[member] != NULL || fetch->queue_waiters[member].state != DLFS_WAITER_NONE;

@@ -14,11 +14,12 @@
 
 /*
  * Takes a queue pair of a member, or lines up for one. Returns a negative code if this process has
- * no resources for it. A member that fails is marked as lost instead, and its reads report that.
+ * no resources for it. A member that fails is marked as lost instead, and its reads report that;
+ * one that cannot be connected in time is marked as hung.
  */
 int member_connect(struct fetch *fetch, uint32_t member);
 /* Returns true if requests can be sent to a member, at once or later. A member without a queue pair
- * is connected only if it is `due` and the read is not stopped. */
+ * is connected only if it is `due` and fetch_may_connect. */
 bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due);
 /* Returns true if the member's queue takes another request now. */
 bool member_has_room(const struct fetch *fetch, uint32_t member);

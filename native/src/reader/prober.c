@@ -83,6 +83,7 @@ static void *prober_thread(void *argument)
         if (code < 0) {
             break;
         }
+        fetch->closing = &reader->prober.stop;
         ask_until_none(reader, fetch);
         pthread_mutex_unlock(&reader->lock);
         fetch_release_queues(fetch);

@@ -8,14 +8,14 @@
 
 #include "dlfs/dlfs.h"
 
-/* The thread that asks. Guarded by the reader's lock, but for `wanted`. */
+/* The thread that asks. Guarded by the reader's lock, but for `wanted`; `stop` is set under it. */
 struct prober {
     _Atomic bool wanted; /* a member is hung since the thread was last begun */
     pthread_t thread;
     pthread_cond_t wake; /* the thread is to end */
     bool made;           /* the thread was started, and not joined */
     bool ended;          /* it asks no more, and has released the lock or is about to */
-    bool stop;
+    _Atomic bool stop;   /* the thread ends, also while it connects to a device */
 };
 
 /* Has the thread ask the members that are hung since the last call. Takes the lock if there are

@@ -42,7 +42,7 @@ static int read_once(struct fetch *fetch, const struct window *window,
     fetch->now_ns = monotonic_ns();
     span_start(fetch, span);
     while ((span = fetch_take_done(fetch)) == NULL) {
-        fetch_step(fetch, -1);
+        fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
     }
     code = span->code;
     *bad_address = span->bad_address;
@@ -115,8 +115,8 @@ static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct lo
     return code;
 }
 
-DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
-                                   dlfs_failure *failure)
+int reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
+                     const _Atomic bool *stop, dlfs_failure *failure)
 {
     if (reader == NULL || part == NULL || failure == NULL ||
         (buffer == NULL && part->length_bytes > 0)) {
@@ -136,7 +136,14 @@ DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, v
     if (code < 0) {
         return code;
     }
+    fetch->stop = stop;
     code = copy_part(fetch, part, &location, buffer, failure);
     reader_return_fetch(reader, fetch);
     return code;
+}
+
+DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
+                                   dlfs_failure *failure)
+{
+    return reader_read_part(reader, part, buffer, NULL, failure);
 }

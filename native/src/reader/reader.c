@@ -311,6 +311,7 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
     prober_begin(reader);
     fetch_release_queues(fetch);
     fetch->stop = NULL; /* the caller's, while other threads may still drain the fetch */
+    fetch->closing = NULL;
     pthread_mutex_lock(&reader->lock);
     reader_fold_stats(reader, fetch);
     struct fetch **list =

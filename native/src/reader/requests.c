@@ -263,6 +263,7 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
     fetch->bytes_in_flight[member] -= request->length;
     count_answer(fetch, request, result);
     if (result >= 0) {
+        fetch->arrived_from[member] += request->length;
         member_succeeded(fetch->reader, member);
     } else {
         member_failed(fetch->reader, member, (int)result);
@@ -284,6 +285,8 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
     }
     if (result == DLFS_E_TIMEOUT) {
         span->silent_members |= UINT64_C(1) << member;
+    } else {
+        span->silent_members &= ~(UINT64_C(1) << member);
     }
     request->tried |= UINT32_C(1) << request->copy;
     if (span->abandoned || span->code < 0 || request->tried == copies_mask(fetch->reader)) {
@@ -320,21 +323,33 @@ static uint64_t silence_ns(const struct fetch *fetch, uint32_t member, uint64_t 
     return fetch->now_ns - (answered > begun_ns ? answered : begun_ns);
 }
 
-void span_mark_late_members(struct fetch *fetch, const struct span *span)
+/* Marks the member of a request as hung or lost, whose span is late. */
+static void mark_late_member(struct fetch *fetch, const struct request *request,
+                             const struct span *span)
+{
+    /* A device that gave up in between, and was asked again, has been silent since the first time.
+     */
+    bool gave_up = (span->silent_members >> request->member & 1) != 0;
+    uint64_t since_ns = gave_up ? span->begun_ns : request->begun_ns;
+    uint64_t half_ns = reader_timeout_ns(fetch->reader) / 2;
+    if (silence_ns(fetch, request->member, since_ns) >= half_ns) {
+        member_set_hung(fetch->reader, request->member);
+    } else if (fetch->reader->config.replicas > 1) {
+        member_set_lost(fetch->reader, request->member, DLFS_E_TIMEOUT);
+    }
+}
+
+void requests_mark_late_members(struct fetch *fetch, uint64_t queued_until_ns)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
-    uint64_t half_ns = reader_timeout_ns(fetch->reader) / 2;
-    uint32_t number_of_span = (uint32_t)(span - fetch->spans);
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         const struct request *request = &fetch->requests[number];
-        if (request->member == MEMBER_NONE || request->span != number_of_span) {
+        if (request->member == MEMBER_NONE || request->span == SPAN_NONE) {
             continue;
         }
-        /* Also if it was asked several times: the device gave up in between. */
-        if (silence_ns(fetch, request->member, span->begun_ns) >= half_ns) {
-            member_set_hung(fetch->reader, request->member);
-        } else if (config->replicas > 1) {
-            member_set_lost(fetch->reader, request->member, DLFS_E_TIMEOUT);
+        const struct span *span = &fetch->spans[request->span];
+        if (span_is_under_way(span) && span_is_late(fetch, span, queued_until_ns)) {
+            mark_late_member(fetch, request, span);
         }
     }
 }
@@ -397,19 +412,22 @@ bool span_is_unreachable(const struct fetch *fetch, const struct span *span)
     return true;
 }
 
-bool span_waits_for_hung(const struct fetch *fetch, const struct span *span)
+void requests_abandon_hung(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
     if (dlfs_reader_lost_members(reader) == 0 || reader->config.replicas > 1) {
-        return false;
+        return;
     }
     uint32_t count = reader->config.member_count * reader->config.depth;
     for (uint32_t number = 0; number < count; number++) {
         const struct request *request = &fetch->requests[number];
-        if (request->member != MEMBER_NONE && request->span == span_number(fetch, span) &&
-            member_is_hung(reader, request->member)) {
-            return true;
+        if (request->member == MEMBER_NONE || request->span == SPAN_NONE ||
+            !member_is_hung(reader, request->member)) {
+            continue;
+        }
+        struct span *span = &fetch->spans[request->span];
+        if (span->state == SPAN_IN_FLIGHT) {
+            span_abandon(fetch, span);
         }
     }
-    return false;
 }

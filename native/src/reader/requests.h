@@ -17,15 +17,15 @@ void requests_resend(struct fetch *fetch, uint64_t *full_members);
 void request_complete(struct fetch *fetch, uint64_t number, int64_t result);
 /* Destroys the queue pair of a member that failed as a whole, and redirects its requests. */
 void member_queue_failed(struct fetch *fetch, uint32_t member, int code);
-/* Marks members as lost or hung that have not answered a span in time. */
-void span_mark_late_members(struct fetch *fetch, const struct span *span);
+/* Marks members as lost or hung that have requests of spans that are late. */
+void requests_mark_late_members(struct fetch *fetch, uint64_t queued_until_ns);
 /* Marks members as lost that were silent for silence_max_ns, and redirects the spans that wait for
  * them if another copy can be read. */
 void requests_redirect_silent(struct fetch *fetch, uint64_t silence_max_ns);
 /* Returns true if only hung members have the rest of a span. */
 bool span_is_unreachable(const struct fetch *fetch, const struct span *span);
-/* Returns true if a span waits for a hung member, and there is no other copy. */
-bool span_waits_for_hung(const struct fetch *fetch, const struct span *span);
+/* Ends the spans in flight that wait for hung members, if there are no other copies. */
+void requests_abandon_hung(struct fetch *fetch);
 /*
  * Reads a block from a lost member without using its content. So no sample waits for the answer of
  * a member that may still be silent. One probe of a member is in flight at a time.

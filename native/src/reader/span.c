@@ -22,6 +22,9 @@
  * member: the time of 256 KiB a second. Bytes to come get none: a member that sends a few now and
  * then moves the end by what these few are worth. */
 #define NS_PER_BYTE 3815u
+/* Times that the bytes queued before a span may arrive until it is late: a device that works at
+ * many requests at once answers them in another order. */
+#define QUEUE_TURNS 2u
 
 uint64_t reader_timeout_ns(const dlfs_reader *reader)
 {
@@ -52,6 +55,45 @@ uint64_t span_deadline_ns(const struct fetch *fetch)
 {
     uint64_t at_ns = fetch->now_ns + span_timeout_ns(fetch->reader);
     return at_ns < fetch->deadline_ns ? at_ns : fetch->deadline_ns;
+}
+
+void span_begun(const struct fetch *fetch, struct span *span)
+{
+    span->begun = true;
+    span->begun_ns = fetch->now_ns;
+    span->deadline_ns = span_deadline_ns(fetch);
+    span->queued_member = MEMBER_NONE;
+    if (span->asked_members != 0) {
+        uint32_t member = (uint32_t)__builtin_ctzll(span->asked_members);
+        uint64_t queued = fetch->bytes_in_flight[member] + span->length;
+        span->queued_member = member;
+        span->queued_from = fetch->arrived_from[member];
+        span->queued_until = span->queued_from + QUEUE_TURNS * queued;
+    }
+}
+
+/*
+ * Returns true if the member of a span's first request answers what was queued before the span, or
+ * the span itself, no slower than a slow device may.
+ */
+static bool is_served_slowly(const struct fetch *fetch, const struct span *span)
+{
+    uint32_t member = span->queued_member;
+    if (member == MEMBER_NONE || fetch->arrived_from[member] >= span->queued_until) {
+        return false;
+    }
+    uint64_t timeout_ns = span_timeout_ns(fetch->reader);
+    uint64_t slow_ns = reader_slow_ns(fetch->arrived_from[member] - span->queued_from);
+    return fetch->now_ns < fetch->answered_ns[member] + timeout_ns &&
+           fetch->now_ns - span->begun_ns < timeout_ns + slow_ns;
+}
+
+bool span_is_late(const struct fetch *fetch, const struct span *span, uint64_t queued_until_ns)
+{
+    if (fetch->now_ns < span->deadline_ns) {
+        return false;
+    }
+    return span->begun ? !is_served_slowly(fetch, span) : fetch->now_ns >= queued_until_ns;
 }
 
 void span_push(struct fetch *fetch, struct span_list *list, uint32_t number)
@@ -113,7 +155,6 @@ void span_start(struct fetch *fetch, struct span *span)
 {
     span->submitted_bytes = 0;
     span->asked_members = 0;
-    span->silent_members = 0;
     span->code = 0;
     span->state = SPAN_WAITING;
     if (span->deadline_ns == 0) {
@@ -121,6 +162,7 @@ void span_start(struct fetch *fetch, struct span *span)
     }
     if (fetch_is_idle(fetch)) {
         fetch->checked_ns = fetch->now_ns;
+        fetch->connect_ns = 0;
     }
     span_push(fetch, &fetch->waiting, span_number(fetch, span));
 }

@@ -32,10 +32,13 @@ struct span {
     uint64_t deadline_ns;     /* 0 until the first request is queued */
     uint64_t begun_ns;        /* when its first request was made, in whatever attempt */
     uint64_t submitted_bytes; /* of which requests were made */
+    uint64_t queued_from;     /* bytes that had arrived from queued_member when it was begun */
+    uint64_t queued_until;    /* those that arrive from it until the span's own turn is over */
+    uint32_t queued_member;   /* the member of its first request, or MEMBER_NONE */
     uint64_t asked_members;   /* members that requests were sent to, as bits */
     uint64_t suspect_members; /* members to avoid one after the other, as bits, since the bytes that
                                  came were corrupt */
-    uint64_t silent_members;  /* members that did not answer in time, as bits */
+    uint64_t silent_members;  /* members whose devices gave up its last request, as bits */
     uint64_t bad_address;     /* of the first request that failed */
     uint32_t in_flight;       /* requests */
     uint32_t attempts;        /* retries that were used up */
@@ -96,7 +99,9 @@ struct fetch {
     uint64_t slow_bytes;             /* which may arrive slowly: they move the deadline */
     uint64_t arrived_bytes;          /* since the fetch was created */
     const _Atomic bool *stop;        /* they also end when this is set; or NULL */
+    const _Atomic bool *closing;     /* no device is connected once this is set; or NULL */
     uint64_t checked_ns;             /* time of the last check of deadlines */
+    uint64_t connect_ns;             /* time that connecting devices took since then */
     uint64_t *answered_ns;           /* [member_count] last answer of each member, 0: none */
     uint32_t redirected;             /* spans that were redirected since the read began */
     uint32_t redirect_rounds;        /* recent checks that redirected spans */
@@ -106,6 +111,7 @@ struct fetch {
     dlfs_operation *operations;      /* [member_count * depth] not yet submitted */
     uint32_t *operation_counts;      /* [member_count] */
     uint64_t *bytes_in_flight;       /* [member_count] of its requests, submitted or not */
+    uint64_t *arrived_from;          /* [member_count] bytes since the fetch was created */
     dlfs_completion *completions;    /* [group] */
     uint32_t group;                  /* completions taken at a time */
     uint64_t now_ns;                 /* time of the last reading of the clock */
@@ -123,6 +129,18 @@ static inline bool fetch_is_stopped(const struct fetch *fetch)
 {
     return fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
 }
+/* Returns the flag that ends the connecting of a device when it is set, or NULL. */
+static inline const _Atomic bool *fetch_connect_stop(const struct fetch *fetch)
+{
+    return fetch->stop != NULL ? fetch->stop : fetch->closing;
+}
+
+/* Returns true if devices may be connected. */
+static inline bool fetch_may_connect(const struct fetch *fetch)
+{
+    const _Atomic bool *stop = fetch_connect_stop(fetch);
+    return stop == NULL || !atomic_load_explicit(stop, memory_order_relaxed);
+}
 /* Returns the time that a read may take of which nothing has arrived, in nanoseconds. */
 uint64_t reader_timeout_ns(const dlfs_reader *reader);
 /* Returns the time that a read is given in addition for bytes that have arrived, in nanoseconds. */
@@ -133,6 +151,11 @@ void fetch_credit(struct fetch *fetch, uint64_t bytes);
 int fetch_reserve_spans(struct fetch *fetch, uint32_t unused);
 /* Takes an unused span for the caller to fill in, or NULL if all are under way. */
 struct span *span_take(struct fetch *fetch);
+/* Notes that the first request of a span was made. */
+void span_begun(const struct fetch *fetch, struct span *span);
+/* Returns true if a span has outlived its deadline. One that has no request yet may wait until
+ * queued_until_ns. */
+bool span_is_late(const struct fetch *fetch, const struct span *span, uint64_t queued_until_ns);
 /* Queues a span: its requests are made by the next steps. */
 void span_start(struct fetch *fetch, struct span *span);
 /*
@@ -161,6 +184,12 @@ void span_push(struct fetch *fetch, struct span_list *list, uint32_t number);
 struct span *span_pop(struct fetch *fetch, struct span_list *list);
 /* Returns the time after which a span is read from another copy, in nanoseconds. */
 uint64_t span_timeout_ns(const dlfs_reader *reader);
+
+/* Returns true if a span has neither ended nor been given up. */
+static inline bool span_is_under_way(const struct span *span)
+{
+    return span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT;
+}
 
 static inline uint32_t span_number(const struct fetch *fetch, const struct span *span)
 {

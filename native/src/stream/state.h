@@ -121,7 +121,7 @@ struct dlfs_stream {
     uint64_t filled;        /* every entry before it has its index */
     uint64_t awaited;       /* positions from the head that the consumer waits for, or 0 */
     uint64_t awaited_ended; /* of them, those known to be ready or failed */
-    bool stop;
+    _Atomic bool stop;
     bool paused;            /* the consumer reads on demand: nothing is planned */
     bool helps;             /* no chunk is read until more of the arena is touched */
     bool blocked;           /* no memory, and nothing under way that would free any */

@@ -538,7 +538,9 @@ int stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
     if (code == 0) {
         code = reader_take_fetch(reader, &stream->fetch);
         if (code == 0) {
+            stream->fetch->closing = bounds->stop;
             code = stream_prepare(stream);
+            stream->fetch->closing = &stream->stop;
         }
     }
     if (code == 0) {
@@ -568,7 +570,7 @@ DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
 DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
                                 dlfs_stream **out)
 {
-    const struct stream_bounds none = {{.private_bytes_max = UINT64_MAX}, UINT64_MAX};
+    const struct stream_bounds none = {{.private_bytes_max = UINT64_MAX}, UINT64_MAX, NULL};
     return stream_create(reader, config, &none, out);
 }
 

@@ -19,6 +19,7 @@ struct stream_bounds {
     uint64_t
         ahead_bytes_max; /* of samples read ahead, but for those that are needed soon. The chunks
                             plan and the chunk copy plan, whose samples stay, have no bound */
+    const _Atomic bool *stop; /* creating the stream ends soon after this is set; or NULL */
 };
 /* Creates a stream as dlfs_stream_create, with bounds. */
 int stream_create(dlfs_reader *reader, const dlfs_stream_config *config,

@@ -31,6 +31,7 @@ struct target {
     atomic_uint drop_each;   /* closes the connection instead of every n-th answer; 0: never */
     atomic_bool mute;        /* reads and writes are not answered */
     atomic_uint refuse_io;   /* status for Connect of I/O queues */
+    atomic_bool mute_io;     /* Connect of I/O queues is not answered */
     atomic_bool no_identify; /* closes the connection instead of answering Identify Namespace */
     atomic_bool stopping;
     pthread_t acceptor;
@@ -218,6 +219,9 @@ static inline bool peer_fabrics(struct peer *peer)
         uint16_t status = peer->admin ? 0 : (uint16_t)atomic_load(&peer->target->refuse_io);
         if (strcmp((const char *)data + 256, TARGET_NQN) != 0) {
             status = 0x4182;
+        }
+        if (!peer->admin && atomic_load(&peer->target->mute_io)) {
+            return true;
         }
         return peer_answer(peer, status, 1);
     }

@@ -7,6 +7,7 @@
 
 #include "device/device_tests.h"
 #include "nvme/nvme_target.h"
+#include "platform/clock.h"
 
 #define COUNT 64u
 
@@ -168,6 +169,36 @@ static void test_loss(void)
     target_free(target);
 }
 
+static void *stop_soon(void *stop)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    atomic_store((_Atomic bool *)stop, true);
+    return NULL;
+}
+
+/* A queue pair that is no longer wanted is not waited for, nor at the device's end. */
+static void test_stopped_queue(void)
+{
+    struct target *target = target_start(0, true, 65536);
+    dlfs_nvme_config config = target_config(target);
+    dlfs_device *device = target_open(&config);
+    _Atomic bool stop = false;
+    pthread_t thread;
+    dlfs_queue *queue;
+    atomic_store(&target->mute_io, true);
+    CHECK_EQ(pthread_create(&thread, NULL, stop_soon, &stop), 0);
+    uint64_t before_ns = monotonic_ns();
+    struct dlfs_connect_limit limit = {.stop = &stop};
+    CHECK_EQ(dlfs_queue_make(device, 4, &limit, &queue), DLFS_E_TIMEOUT);
+    CHECK_EQ(dlfs_queue_make(device, 4, &limit, &queue), DLFS_E_TIMEOUT);
+    limit = (struct dlfs_connect_limit){.until_ns = monotonic_ns() + UINT64_C(1000000)};
+    CHECK_EQ(dlfs_queue_make(device, 4, &limit, &queue), DLFS_E_TIMEOUT);
+    CHECK_EQ(dlfs_device_destroy(device), 0);
+    CHECK(monotonic_ns() - before_ns < config.connect_ms / 2 * UINT64_C(1000000));
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    target_free(target);
+}
+
 /* A refused queue pair does not affect the others. */
 static void test_refused_queue(void)
 {
@@ -243,6 +274,7 @@ int main(void)
     test_silence();
     test_loss();
     test_refused_queue();
+    test_stopped_queue();
     test_descriptor();
     return 0;
 }
