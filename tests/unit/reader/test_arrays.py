@@ -97,7 +97,7 @@ def test_samples_that_are_no_arrays_are_named(volume: dlfs.Volume) -> None:
     [
         ("O", "1"),
         ("i4,f4", "1"),
-        ("V3", "1"),
+        ("V0", "1"),
         ("S0", "1"),
         ("nonsense", "1"),
         ("<f4", "-1"),
