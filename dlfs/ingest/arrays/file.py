@@ -29,6 +29,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.ingest.isolation.confines import note_location
+from dlfs.wording import quote
 
 Samples = Literal["rows", "arrays", "groups"]
 
@@ -36,6 +37,9 @@ Kind = Literal["fixed", "ragged", "text", "other"]
 """Kind of an array's rows: of one size, vectors of any length, strings, or values without bytes."""
 
 _CAUSE_CHARACTERS_MAX = 300
+_VALUE_CHARACTERS_MAX = 40
+_PACKING = {"scale_factor": ("1", "1.0"), "add_offset": ("0", "0.0"), "_Unsigned": ("false",)}
+"""Attributes of packed numbers, and the values by which they change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class ArrayInfo:
     missing: Missing | None = None
     problem: str = ""
     """Reason why the array cannot be read; empty if it can."""
+    packing: str = ""
+    """Attributes that say how numbers are packed, which are not applied; see ``packing_of``."""
 
     @property
     def count(self) -> int:
@@ -87,6 +93,20 @@ class ArrayInfo:
     def size_bytes(self) -> int:
         """Size of the whole array, in bytes."""
         return self.count * self.row_bytes
+
+
+def packing_of(attributes: Mapping[str, Any]) -> str:
+    """Return the attributes of an array by which its readers compute other numbers, as text.
+
+    Source: CF conventions, packed data (``scale_factor``, ``add_offset``); NetCDF users guide,
+    appendix of attribute conventions (``_Unsigned``).
+    """
+    found = {name: str(attributes[name]) for name in _PACKING if name in attributes}
+    return ", ".join(
+        f"{name}={quote(value[:_VALUE_CHARACTERS_MAX])}"
+        for name, value in found.items()
+        if value.strip("[]").lower() not in _PACKING[name]
+    )
 
 
 class ArrayFile(Protocol):

@@ -42,6 +42,7 @@ _NO_ROWS = "array without rows"
 _NO_BYTES = "array of values without bytes"
 _NO_FIELD = "array that is no field"
 _NO_TYPE = "type and shape of {}, which samples do not record"
+_PACKED = "packing of {}, whose samples have the numbers as stored"
 _FILLED = "missing {}, taken as the fill value"
 _SHOWN_MAX = 10
 
@@ -97,6 +98,7 @@ class Plan:
                 )
         self.states: list[tuple[int, int]] = []
         self.skipped: Counter[str] = Counter()
+        self._packings = 0
 
     def add(self, index: int, file: ArrayFile) -> None:
         """Add the selected arrays of a file.
@@ -242,6 +244,8 @@ class Plan:
         unit = Unit(index, path, tuple(members), rows, {})
         for array in members:
             has_form = array.kind != "fixed" or is_element(array.dtype)
+            if array.packing:
+                self._note_packing(array)
             if not has_form and self._samples != "groups":
                 self.skipped[_NO_TYPE.format(describe(array))] += 1
         self._check_whole(where, members)
@@ -251,6 +255,13 @@ class Plan:
         }
         self._check_whole(where, attributes.values())
         return replace(unit, attributes=attributes)
+
+    def _note_packing(self, array: ArrayInfo) -> None:
+        reason = _PACKED.format(f"{describe(array)} by {array.packing}")
+        if reason not in self.skipped and self._packings >= _SHOWN_MAX:
+            reason = _PACKED.format("other arrays")
+        self._packings += reason not in self.skipped
+        self.skipped[reason] += 1
 
     def _check_whole(self, where: str, arrays: Iterable[ArrayInfo]) -> None:
         """Check that arrays can be read, and lack no part unless it is to be filled."""

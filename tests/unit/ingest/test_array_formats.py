@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -247,10 +248,40 @@ def test_netcdf_values_are_as_they_are_stored(tmp_path: Path) -> None:
         | rows_of("deep/er/x", stored)
         | {f"v/{row:08d}": np.arange(3 - row, dtype=np.int32).tobytes() for row in range(2)}
     )
-    assert source.skipped == {"array without rows": 1}
+    packing = "deep/er/x (int16, 2x3) by scale_factor='0.5', add_offset='100.0'"
+    said = f"packing of {packing}, whose samples have the numbers as stored"
+    assert source.skipped == {"array without rows": 1, said: 1}
 
 
 # ---- Zarr ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["netcdf", "hdf5", "zarr"])
+def test_packing_that_is_not_applied_is_said(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    stored = np.arange(6, dtype="i2")
+    names = ("t", "plain")
+    if kind == "zarr":
+        zarr = pytest.importorskip("zarr")
+        group = zarr.open_group(path, mode="w")
+        arrays = {name: group.create_array(name, data=stored) for name in names}
+        for name, packing in zip(names, ((0.5, 20), (1.0, 0)), strict=True):
+            scale, offset = packing
+            arrays[name].update_attributes({"scale_factor": scale, "add_offset": offset})
+    else:
+        netcdf = pytest.importorskip("netCDF4")
+        with netcdf.Dataset(path, "w") as file:
+            file.createDimension("x", 6)
+            for name, packing in zip(names, ((0.5, 20), (1.0, 0)), strict=True):
+                made = file.createVariable(name, "i2", ("x",))
+                made.set_auto_maskandscale(False)
+                made.scale_factor, made.add_offset = packing
+                made[:] = stored
+    with closing(open_arrays(path, select="*")) as source:
+        (said,) = (reason for reason in source.skipped if reason.startswith("packing"))
+        assert said.startswith("packing of t (int16, 6) by scale_factor='0.5', add_offset='20', ")
+        for block in source.blocks(layout="path", seed=0):
+            assert block.data.view("i2").tolist() == [*range(6), *range(6)]
 
 
 def test_zarr_array_that_is_the_store(tmp_path: Path) -> None:

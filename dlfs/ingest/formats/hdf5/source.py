@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind, Missing
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind, Missing, packing_of
 from dlfs.ingest.arrays.options import FileOptions
 from dlfs.ingest.formats.hdf5.chunks import (
     check_chunks,
@@ -99,12 +99,14 @@ class Hdf5File(ArrayFile):
         if isinstance(item, h5py.Dataset):
             try:
                 missing = find_missing(item, self._path)
+                packing = packing_of(item.attrs)
             except (ValueError, OSError, KeyError, RuntimeError) as error:
                 problem = " ".join(str(error).split())
                 nothing = ArrayInfo(name, np.dtype(np.uint8), (), kind="other", problem=problem)
                 self.arrays[name] = nothing
                 return
-            self.arrays[name] = _describe(name, item, item.dtype, item.shape, missing)
+            described = _describe(name, item, item.dtype, item.shape, missing)
+            self.arrays[name] = replace(described, packing=packing)
             if item.shape is not None:
                 self._add_members(name, item, item.dtype, missing)
 

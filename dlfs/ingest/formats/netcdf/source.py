@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Missing
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Missing, packing_of
 from dlfs.ingest.arrays.options import FileOptions
 from dlfs.ingest.formats.hdf5.chunks import check_chunks, has_known_filters
 from dlfs.ingest.formats.hdf5.parts import find_missing
@@ -87,7 +87,9 @@ class NetcdfFile(ArrayFile):
         return self._storage[other if other in self._storage else name]
 
     def _describe(self, name: str, variable: netCDF4.Variable[Any]) -> ArrayInfo:
-        described, dataset = _describe(name, variable), self._dataset(name)
+        packing = packing_of(variable.__dict__)
+        described = replace(_describe(name, variable), packing=packing)
+        dataset = self._dataset(name)
         if dataset is None:
             return described
         try:

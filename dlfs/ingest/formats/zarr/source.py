@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import DlfsError
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, packing_of
 from dlfs.ingest.arrays.options import FileOptions
 from dlfs.ingest.formats.zarr.blosc import check_sizes
 from dlfs.ingest.formats.zarr.chunks import find_damaged, find_missing
@@ -97,7 +97,8 @@ class ZarrFile(ArrayFile):
             missing = None if problem else find_missing(item, self._listing.keys, self._store)
         except ValueError as error:
             problem = str(error)
-        return replace(_describe(name, item), missing=missing, problem=problem)
+        described = replace(_describe(name, item), packing=packing_of(item.attrs))
+        return replace(described, missing=missing, problem=problem)
 
 
 class ZarrOptions(FileOptions):
