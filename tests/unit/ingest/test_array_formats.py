@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import zipfile
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -277,11 +276,11 @@ def test_packing_that_is_not_applied_is_said(tmp_path: Path, kind: str) -> None:
                 made.set_auto_maskandscale(False)
                 made.scale_factor, made.add_offset = packing
                 made[:] = stored
-    with closing(open_arrays(path, select="*")) as source:
-        (said,) = (reason for reason in source.skipped if reason.startswith("packing"))
-        assert said.startswith("packing of t (int16, 6) by scale_factor='0.5', add_offset='20', ")
-        for block in source.blocks(layout="path", seed=0):
-            assert block.data.view("i2").tolist() == [*range(6), *range(6)]
+    source = open_arrays(path, select="*")
+    (said,) = (reason for reason in source.skipped if reason.startswith("packing"))
+    assert said.startswith("packing of t (int16, 6) by scale_factor='0.5', add_offset='20', ")
+    expected = rows_of("t", stored) | rows_of("plain", stored)
+    assert expected.items() <= take(source).items()  # HDF5 has the dimension as an array too
 
 
 def test_zarr_array_that_is_the_store(tmp_path: Path) -> None:
