@@ -125,7 +125,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._reader: EpochReader | None = None
         self._owner = OwnerProcess()
         self._began: Placement | None = None  # placement that the first batch found
-        self._had_group = False  # torch.distributed was initialised then
+        self._watches_rank = options.rank is None  # until torch.distributed has said the rank
         self._closed = False
         self._ended = False  # a loop over it has taken the last batch
         self._tally = Tally()
@@ -183,7 +183,8 @@ class Epoch(Closing, Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._closed:
             raise ClosedError("take the next batch: the epoch is closed")
-        self._find_rank()
+        if self._watches_rank and (self._began is None or process_group() is not None):
+            self._find_rank()
         left = self._left()
         if left == 0:
             self._end_stream()
@@ -208,21 +209,18 @@ class Epoch(Closing, Iterator[Batch]):
         return batch
 
     def _find_rank(self) -> None:
-        """Find the rank of this process for the first batch; check it if it may have changed.
+        """Find the rank of this process for the first batch; later, check that it is still this.
 
         Raises:
             UsageError: it cannot be found, or is another one now.
         """
-        if self._began is None:
-            if self._options.rank is None:
-                self._began = find_placement()
-                self._options = self._options.placed(self._began)
-                self._had_group = process_group() is not None
-            return
-        if self._owner.is_current() and (self._had_group or process_group() is None):
-            return
-        check_same_placement(self._began, f"epoch {self._options.epoch}", "call resume(state())")
-        self._had_group = process_group() is not None
+        if self._began is not None:
+            what = f"epoch {self._options.epoch}"
+            check_same_placement(self._began, what, "call resume(state())")
+        elif self._options.rank is None:
+            self._began = find_placement()
+            self._options = self._options.placed(self._began)
+        self._watches_rank = self._began is not None and process_group() is None
 
     def _take_batch(self, left: int) -> Batch:
         """Return the next batch; if its samples were moved, from a reader that finds them."""
@@ -287,7 +285,7 @@ class Epoch(Closing, Iterator[Batch]):
             self._selection = self._choose(self._options)
         if self._began is not None:
             self._options = replace(self._options, **FOUND_RANK)
-            self._began = None
+            self._began, self._watches_rank = None, True
         self._ended = False
         self._total = total
         self._begin = resumed.position
@@ -329,7 +327,8 @@ class Epoch(Closing, Iterator[Batch]):
 
         The first use starts the reading.
         """
-        self._find_rank()
+        if self._began is None:
+            self._find_rank()
         return self._open_stream()[0].plan
 
     def close(self) -> None:
@@ -354,7 +353,9 @@ class Epoch(Closing, Iterator[Batch]):
 
     def _left(self) -> int:
         """Return the number of samples that this worker has still to take."""
-        options = self._options.placed()
+        options = self._options
+        if options.rank is None:
+            options = options.placed()
         assert options.rank is not None
         assert options.world_size is not None
         left = self._total - self._begin
@@ -370,6 +371,7 @@ class Epoch(Closing, Iterator[Batch]):
     def _open_stream(self) -> tuple[EpochStream, EpochReader]:
         if not self._owner.is_current():
             self._stream = self._reader = None  # the parent's; its own handles stay untouched
+            self._find_rank()
             self._owner = OwnerProcess()
         if self._reader is not None and self._reader.closing:
             self._end_stream()

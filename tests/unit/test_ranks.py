@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import dlfs
 from dlfs.errors import UsageError
-from dlfs.ranks import find_placement, is_launched
+from dlfs.ranks import Placement, find_placement, is_launched
 from dlfs.units import MIB
 
 COUNT = 20
@@ -117,6 +119,7 @@ def test_an_epoch_finds_the_rank_with_its_first_batch(monkeypatch, dataset):
         with monkeypatch.context() as patched:
             patched.setenv("RANK", str(rank))
             patched.setenv("WORLD_SIZE", "3")
+            assert all(f"rank {rank} of 3" in repr(epoch) for epoch in epochs)
             shares.append([[int(i) for batch in epoch for i in batch.indices] for epoch in epochs])
     for share in zip(*shares, strict=True):
         assert sorted(index for indices in share for index in indices) == list(range(COUNT))
@@ -152,3 +155,36 @@ def test_ranks_that_are_forked_during_an_epoch_are_refused(monkeypatch, dataset)
     assert "expected rank 0 of 1, with which epoch 0 began, got rank 1 of 2" in found
     assert found.endswith(f"then {(COUNT - 3) // 2}")
     assert sum(len(batch) for batch in epoch) == COUNT - 3  # the parent goes on
+
+
+def test_ranks_that_are_made_during_an_epoch_are_refused(monkeypatch, dataset):
+    epochs = made(dataset)
+    firsts = [[next(epoch), next(epoch)] for epoch in epochs]
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 1,
+        get_world_size=lambda: 2,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    for epoch in epochs:
+        for _ in range(2):
+            with pytest.raises(UsageError, match=r"began, got rank 1 of 2.*resume\(state\(\)\)"):
+                next(epoch)
+        again = epoch.resume(epoch.state())
+        assert sum(len(batch) for batch in again) == (COUNT - len(firsts[0])) // 2
+
+
+def test_the_rank_is_not_looked_for_at_each_batch(monkeypatch, dataset):
+    looked = []
+
+    def find() -> Placement:
+        looked.append(1)
+        return Placement(0, 1)
+
+    for module in ("dlfs.reader.epoch", "dlfs.epoch_options", "dlfs.ranks"):
+        monkeypatch.setattr(f"{module}.find_placement", find)
+    for epoch in made(dataset):
+        looked.clear()
+        assert sum(1 for _ in epoch) == COUNT
+        assert len(looked) == 1
