@@ -1,4 +1,4 @@
-"""What objects need to survive a fork: the process they belong to, and locks that a child can take.
+"""The parts of objects that survive a fork: their owner process, and locks that a child can take.
 
 A forked child gets a copy of every object, but not the threads, queue pairs and connections behind
 them. An object that owns such resources keeps an ``OwnerProcess`` from its construction and checks

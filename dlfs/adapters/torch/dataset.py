@@ -21,8 +21,8 @@ from dlfs.adapters.torch.worker_memory import WorkerMemory
 from dlfs.errors import UsageError
 from dlfs.forks import OwnerProcess
 
-_TOLD = -1
-"""Count of samples without an epoch once ``set_epoch`` was called, or the warning was given."""
+_NO_COUNT = -1
+"""Value of the count of samples without an epoch, after ``set_epoch`` or the warning."""
 
 
 class EpochIndex(int):
@@ -45,7 +45,7 @@ class EpochIndex(int):
 
 
 _with_context: weakref.WeakSet[SampleDataset] = weakref.WeakSet()
-"""Datasets of this process whose transforms are told the epoch."""
+"""Datasets of this process whose transforms need the epoch of each sample."""
 
 
 def with_epoch(indices: list[int], epoch: int) -> list[int]:
@@ -139,7 +139,7 @@ class SampleDataset(TorchDataset[Any]):
         """
         if epoch < 0:
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
-        self._epoch.words[:] = epoch, _TOLD
+        self._epoch.words[:] = epoch, _NO_COUNT
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -184,7 +184,7 @@ class SampleDataset(TorchDataset[Any]):
         if not self._recipe.with_context:
             return None
         epoch = int(self._epoch.words[0])
-        self._count_untold(sum(not isinstance(asked, EpochIndex) for asked in indices))
+        self._count_without_epoch(sum(not isinstance(asked, EpochIndex) for asked in indices))
         return [
             SampleContext(
                 seed=self._seed,
@@ -195,14 +195,14 @@ class SampleDataset(TorchDataset[Any]):
             for index, asked in zip(batch.indices.tolist(), indices, strict=True)
         ]
 
-    def _count_untold(self, count: int) -> None:
+    def _count_without_epoch(self, count: int) -> None:
         """Count samples that were taken without an epoch; warn once some must have come again."""
         words = self._epoch.words
-        if not count or words[1] == _TOLD:
+        if not count or words[1] == _NO_COUNT:
             return
         words[1] += count
         if words[1] > len(self):
-            words[1] = _TOLD
+            words[1] = _NO_COUNT
             warnings.warn(
                 "a SampleDataset with_context gives samples the same random numbers in every "
                 "epoch, because no epoch was set: call its set_epoch(epoch) before each epoch, or "

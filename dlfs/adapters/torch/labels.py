@@ -103,8 +103,8 @@ class SampleIndices(np.ndarray[Any, np.dtype[np.uint64]]):
 
 
 @dataclass(frozen=True)
-class _TellingLabels:
-    """A function of the caller, which is told the dataset or view of the indices.
+class _CallerLabels:
+    """A function of the caller, which gets indices that know their dataset or view.
 
     Attributes:
         function: maps indices to labels.
@@ -128,7 +128,7 @@ def bind_labels(labels: Labels | None, dataset: Dataset | DatasetView) -> Labels
         return None
     if isinstance(labels, DatasetLabels):
         return labels.bind(dataset)
-    return _TellingLabels(labels, dataset)
+    return _CallerLabels(labels, dataset)
 
 
 class DatasetLabels:

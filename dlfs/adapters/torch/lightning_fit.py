@@ -1,4 +1,4 @@
-"""What loaders do under Lightning's ``fit``, which counts the batches of an epoch by itself.
+"""Keeps loaders and Lightning's ``fit``, which counts the batches of an epoch itself, in step.
 
 A checkpoint of Lightning holds the number of batches that a rank got, next to the loader's state.
 At another number of devices or another batch size, this number stands for other samples, and

@@ -1,4 +1,4 @@
-"""What a ``Loader`` does in the worker processes of a ``DataLoader``.
+"""The behaviour of a ``Loader`` in the worker processes of a ``DataLoader``.
 
 Threads: the main thread of a worker.
 """
