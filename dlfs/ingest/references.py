@@ -65,8 +65,8 @@ def find_references(dataset: Dataset) -> References | None:
         return None
     if found.checkpoint_format != CHECKPOINT_FORMAT:
         raise FormatError(
-            f"read checkpoint {dataset.name!r}: expected format {CHECKPOINT_FORMAT}, "
-            f"got {found.checkpoint_format}"
+            f"read checkpoint {dataset.name!r}: expected format {CHECKPOINT_FORMAT}, got format "
+            f"{found.checkpoint_format}, which another release of DLFS loads"
         )
     return found
 
@@ -81,8 +81,9 @@ def read_references(dataset: Dataset) -> References:
     found = find_references(dataset)
     if found is None:
         raise FormatError(
-            f"read checkpoint {dataset.name!r}: it is none: expected a record of format "
-            f"{CHECKPOINT_FORMAT} as the sample {quote(REFERENCES_PATH)}"
+            f"read checkpoint {dataset.name!r}: it is none, or one of another release of DLFS: "
+            f"expected a record of format {CHECKPOINT_FORMAT} as the sample "
+            f"{quote(REFERENCES_PATH)}"
         )
     return found
 

@@ -156,16 +156,19 @@ def list_checkpoints(volume: dlfs.Volume, name: str) -> list[Checkpoint]:
     return sorted(found, key=lambda one: one.sequence)
 
 
-def _list_readable(volume: dlfs.Volume, name: str) -> tuple[list[Checkpoint], list[DlfsError]]:
-    """List the checkpoints that can be read, the oldest first, and the errors of the others."""
+def _list_readable(volume: dlfs.Volume, name: str) -> tuple[list[Checkpoint], dict[str, DlfsError]]:
+    """List the checkpoints that can be read, the oldest first, and the errors of the others.
+
+    Returns:
+        The checkpoints, and the error of each other one by its dataset, with the version.
+    """
     found: list[Checkpoint] = []
-    errors: list[DlfsError] = []
+    errors: dict[str, DlfsError] = {}
     for step, info in _newest(volume, name).items():
         try:
             found.append(_describe(volume, name, step, info))
         except DlfsError as error:
-            _log.warning("checkpoint %r of %r cannot be read and is skipped: %s", step, name, error)
-            errors.append(error)
+            errors[f"{info.name}@{info.version}"] = error
     return sorted(found, key=lambda one: one.sequence), errors
 
 
@@ -207,7 +210,9 @@ def find_checkpoint(volume: dlfs.Volume, name: str, step: str | None) -> Checkpo
     if step is None and newest:
         found, errors = _list_readable(volume, name)
         if not found:
-            raise errors[-1]
+            raise list(errors.values())[-1]
+        for dataset, error in errors.items():
+            _log.warning("checkpoint %s cannot be read and is skipped: %s", dataset, error)
         return found[-1]
     what = "a checkpoint" if step is None else f"checkpoint {step!r}"
     steps = ", ".join(sorted(newest, key=lambda one: newest[one].created)) or "none"
@@ -375,22 +380,36 @@ def remove_outdated(volume: dlfs.Volume, name: str, keep: int, *, timeout_s: flo
 def remove_unused(volume: dlfs.Volume, name: str, *, timeout_s: float) -> None:
     """Remove what no complete checkpoint needs: replaced metadata, and shards of killed saves.
 
-    No shards are removed while a checkpoint of the run cannot be read: it may need them.
+    No shards are removed while a checkpoint that may need them cannot be read, such as one in the
+    format of another release; a warning says how to go on.
 
     Raises:
         DlfsError: as ``Volume.remove``.
     """
     volume.refresh()
-    complete, errors = _list_readable(volume, name)
+    complete, unreadable = _list_readable(volume, name)
     for one in complete:
         for info in volume.versions(f"{name}:{one.step}")[:-1]:
             _remove(volume, info.name, info.version, timeout_s)
-    if errors:
-        return
     versions = _shard_versions(volume, name)
     used = {source for one in complete for source in one.sources}
-    if versions.keys() - used:
-        used |= _used_elsewhere(volume)
+    if not unreadable and versions.keys() - used:
+        elsewhere, unreadable = _find_used_elsewhere(volume)
+        used |= elsewhere
+    if unreadable:
+        dataset, error = next(iter(unreadable.items()))
+        _log.warning(
+            "shards of %s that no checkpoint needs stay on the volume, because %d datasets cannot "
+            "be read that may need them, such as %s: %s; remove it if it is of no use any more: "
+            "dlfs rm %s %s",
+            quote(name),
+            len(unreadable),
+            dataset,
+            error,
+            volume.uri,
+            dataset,
+        )
+        return
     partly_used = {info.name for uuid, info in versions.items() if uuid in used}
     for dataset in {info.name for info in versions.values()} - partly_used:
         _remove(volume, dataset, None, timeout_s)
@@ -399,19 +418,24 @@ def remove_unused(volume: dlfs.Volume, name: str, *, timeout_s: float) -> None:
             _remove(volume, info.name, info.version, timeout_s)
 
 
-def _used_elsewhere(volume: dlfs.Volume) -> set[UUID]:
+def _find_used_elsewhere(volume: dlfs.Volume) -> tuple[set[UUID], dict[str, DlfsError]]:
     """Return the sources of the checkpoints of all runs: datasets may have been renamed.
 
-    Raises:
-        DlfsError: as ``Dataset.get``.
+    Returns:
+        The UUIDs of the sources, and the errors of datasets that cannot be read.
     """
     used: set[UUID] = set()
+    errors: dict[str, DlfsError] = {}
     for info in volume.datasets():
         if info.sample_count == CHECKPOINT_SAMPLES:
-            with volume.dataset(info.name, info.version) as dataset:
-                references = find_references(dataset)
+            try:
+                with volume.dataset(info.name, info.version) as dataset:
+                    references = find_references(dataset)
+            except DlfsError as error:
+                errors[f"{info.name}@{info.version}"] = error
+                continue
             used.update(references.sources if references is not None else ())
-    return used
+    return used, errors
 
 
 def _remove(volume: dlfs.Volume, dataset: str, version: int | None, timeout_s: float) -> None:

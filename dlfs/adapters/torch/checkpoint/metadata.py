@@ -1,7 +1,7 @@
 """The metadata of a checkpoint as bytes: torch's ``Metadata`` in MessagePack, without pickle.
 
-torch's own form is a pickle, and whoever wrote it chooses what a program runs that loads it. A
-volume may come from anywhere, so this form holds names and numbers only. Decoding checks their
+torch's own form is a pickle: the writer of it chooses what a program runs that loads it. A volume
+may come from anywhere, so this form holds names and numbers only. Decoding checks their
 types, and that the pieces of each tensor have the bytes that its type and shape need.
 
 Not all of torch's ``Metadata`` can be stored: ``planner_data`` is that of torch's own planners, the
@@ -194,7 +194,10 @@ def decode(content: bytes, where: str) -> Metadata:
             f"{action}: expected format {CHECKPOINT_FORMAT}, got other bytes ({error})"
         ) from error
     if stored.format != CHECKPOINT_FORMAT:
-        raise FormatError(f"{action}: expected format {CHECKPOINT_FORMAT}, got {stored.format}")
+        raise FormatError(
+            f"{action}: expected format {CHECKPOINT_FORMAT}, got format {stored.format}, which "
+            "another release of DLFS loads"
+        )
     try:
         return _decode(stored)
     except FormatError as error:

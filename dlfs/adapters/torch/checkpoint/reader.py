@@ -41,6 +41,7 @@ from dlfs.adapters.torch.checkpoint.layout import (
     read_metadata,
 )
 from dlfs.adapters.torch.checkpoint.metadata import Piece
+from dlfs.adapters.torch.checkpoint.objects import load_restricted
 from dlfs.errors import FormatError, UsageError
 from dlfs.units import MIB
 
@@ -55,9 +56,6 @@ BATCH_BYTES = 32 * MIB
 
 BUFFERS_BYTES_MAX = 256 * MIB
 """Total length of buffers at which reads are completed before more are allocated, in bytes."""
-
-ERROR_CHARACTERS_MAX = 400
-"""Most characters of an error of torch in a message."""
 
 LOADS_MAX = 4096
 """Number of items at which reads are completed before more are prepared."""
@@ -237,7 +235,7 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
         def load_bytes() -> None:
             content = io.BytesIO(buffer.data)
             if self.weights_only:
-                content = _restricted(content, item.storage_index.fqn)
+                content = _restrict(content, item.storage_index.fqn)
             planner.load_bytes(item, content)
 
         return _Load(_reads(pieces, 0, buffer), load_bytes, buffer.nbytes)
@@ -277,7 +275,7 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
         raise FormatError(f"load {index.fqn!r}: the metadata has no shard at {index.offset}")
 
 
-def _restricted(content: io.BytesIO, name: str) -> io.BytesIO:
+def _restrict(content: io.BytesIO, name: str) -> io.BytesIO:
     """Return an object as torch stores it, without any code that the stored bytes name.
 
     torch's planners unpickle what they are given. So the object is loaded by torch's unpickler for
@@ -287,12 +285,11 @@ def _restricted(content: io.BytesIO, name: str) -> io.BytesIO:
         FormatError: the bytes name classes or functions beyond these, or are no stored object.
     """
     try:
-        value = torch.load(content, weights_only=True)
-    except Exception as error:  # torch names no classes of errors for damaged input
-        reason = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
+        value = load_restricted(content)
+    except FormatError as error:
         raise FormatError(
-            f"load {name!r}: expected tensors and plain values only: {reason}; if you trust all "
-            "writers of the volume, StorageReader(..., weights_only=False) loads any object"
+            f"load {name!r}: {error}; if you trust all writers of the volume, "
+            "StorageReader(..., weights_only=False) loads any object"
         ) from error
     again = io.BytesIO()
     torch.save(value, again)

@@ -13,6 +13,7 @@ Threads: one save at a time, from ``reset`` to the end of its thread; ``stage`` 
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import threading
@@ -43,10 +44,12 @@ from dlfs.adapters.torch.checkpoint.layout import (
     shards_dataset,
 )
 from dlfs.adapters.torch.checkpoint.metadata import Piece
+from dlfs.adapters.torch.checkpoint.objects import load_restricted
 from dlfs.adapters.torch.checkpoint.pieces import Item, ShardWriter, tensor_bytes
 from dlfs.adapters.torch.checkpoint.staging import StagedState, Stager
 from dlfs.arguments import check_integer
-from dlfs.errors import DlfsError, UsageError
+from dlfs.errors import DlfsError, FormatError, UsageError
+from dlfs.wording import quote
 
 LOCK_TIMEOUT_S = 600.0
 """Default time to wait for the volume's lock, which the ranks have one after the other."""
@@ -110,6 +113,8 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
         self._step: str | None = None
         self._written_step: str | None = None
         self._save_id = ""
+        self._checked: set[str] = set()
+        """Objects other than tensors that were checked to be loadable, by name."""
         self._saving = False
         self._saver: threading.Thread | None = None
         """Thread of the save in progress; also after its end, unless it committed."""
@@ -209,7 +214,7 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
                     self._known_pieces(volume),
                     timeout_s=self.lock_timeout_s,
                 )
-                found = writer.write(_item(item, planner) for item in plan.items)
+                found = writer.write(self._item(item, planner) for item in plan.items)
         finally:
             self._saving = False
         done: Any = Future()
@@ -291,14 +296,29 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
             _log.warning("nothing is shared with %s, which cannot be read: %s", last, error)
             return {}
 
+    def _item(self, item: Any, planner: Any) -> Item:
+        """Return an item of a plan for the ``ShardWriter``."""
 
-def _item(item: Any, planner: Any) -> Item:
-    """Return an item of a plan for the ``ShardWriter``."""
+        def load() -> Any:
+            data = planner.resolve_data(item)
+            if item.type == WriteItemType.BYTE_IO:
+                self._check_object(item.index.fqn, data)
+                return np.frombuffer(data.getbuffer(), np.uint8)
+            return tensor_bytes(data)
 
-    def load() -> Any:
-        data = planner.resolve_data(item)
-        if item.type == WriteItemType.BYTE_IO:
-            return np.frombuffer(data.getbuffer(), np.uint8)
-        return tensor_bytes(data)
+        return Item(item.index, load)
 
-    return Item(item.index, load)
+    def _check_object(self, name: str, content: io.BytesIO) -> None:
+        """Warn of an object that a load would refuse; at the first save that has it."""
+        if name in self._checked:
+            return
+        self._checked.add(name)
+        try:
+            load_restricted(io.BytesIO(content.getbuffer()))
+        except FormatError as error:
+            _log.warning(
+                "%s is saved, but can be loaded only by StorageReader(..., weights_only=False), or "
+                "with its classes in torch.serialization.add_safe_globals: %s",
+                quote(name),
+                error,
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import signal
@@ -517,6 +518,69 @@ def test_damage_to_one_checkpoint_leaves_the_others(
         check(StorageReader(volume), 4)
         assert shards <= set(names(volume))
     check(reader, 2, "2")
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged of checkpoints; torch logs its own steps."""
+    return [one.getMessage() for one in caplog.records if one.name == "dlfs.checkpoint"]
+
+
+def write_old_format(volume: str, dataset: str) -> None:
+    """Write the dataset of a checkpoint in format 1: a pickle, and references of names."""
+    with dlfs.open(volume) as opened, opened.writer(dataset, layout="path") as writer:
+        record = {"checkpoint_format": 1, "sequence": 1, "sources": [f"{dataset}:shards@1"]}
+        writer.add("metadata", pickle.dumps({}))
+        writer.add("references", json.dumps(record).encode())
+
+
+def write_newer_format(volume: str, dataset: str) -> None:
+    """Write the dataset of a checkpoint of which the next release may have another format."""
+    record = {"sequence": 1, "sample_bytes": 0, "written_bytes": 0, "sources": {}}
+    with dlfs.open(volume) as opened, opened.writer(dataset, layout="path") as writer:
+        writer.add("metadata", b"?")
+        writer.add("references", json.dumps({"checkpoint_format": 3, **record}).encode())
+
+
+@pytest.mark.parametrize(
+    ("write", "dataset"),
+    [
+        (write_old_format, "checkpoint:0"),
+        (write_newer_format, "checkpoint:0"),
+        (write_newer_format, "other:0"),  # of another run, whose shards may have been renamed
+    ],
+)
+def test_a_checkpoint_of_another_release_stops_no_save(
+    volume: str, caplog: pytest.LogCaptureFixture, write: Callable[[str, str], None], dataset: str
+) -> None:
+    write(volume, dataset)
+    writer, reader = StorageWriter(volume, keep=1), StorageReader(volume)
+    for step in (1, 2):
+        save(writer, step)
+        check(reader, step)
+    assert "checkpoint:1:shards@1" in names(volume)
+    said = [text for text in warnings_of(caplog) if f"dlfs rm {volume} {dataset}@1" in text]
+    assert "format 2" in said[0]
+    with dlfs.open(volume) as opened:
+        opened.remove(dataset)
+    caplog.clear()
+    save(writer, 3)
+    assert not {"checkpoint:1:shards@1", "checkpoint:2:shards@1"} & set(names(volume))
+    assert warnings_of(caplog) == []
+
+
+def test_an_object_that_cannot_be_loaded_is_warned_of_at_the_save(
+    volume: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = StorageWriter(volume)
+    content = {"step": 1, "where": Path("/"), "names": ["a", {"b": 2.5}]}
+    dcp.save(content, checkpoint_id=1, storage_writer=writer)
+    (warning,) = warnings_of(caplog)
+    assert "'where' is saved, but can be loaded only by StorageReader(..., weights_only" in warning
+    assert "PosixPath" in warning
+    dcp.save(content, checkpoint_id=2, storage_writer=writer)
+    assert warnings_of(caplog) == [warning]
+    with pytest.raises(CheckpointException, match="plain values only"):
+        dcp.load(dict(content), storage_reader=StorageReader(volume))
 
 
 def test_a_save_that_another_overtook_is_not_committed(
