@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from dlfs.views import (
         DatasetView,
         TokenBatch,
+        TokenSequences,
         concat,
         length_batches,
         mix,
@@ -143,6 +144,7 @@ __all__ = [
     "StaleError",
     "SuperblockInfo",
     "TokenBatch",
+    "TokenSequences",
     "TransformError",
     "TruncatedError",
     "UsageError",
@@ -190,6 +192,7 @@ _HOMES = {
     "Finding": "dlfs.verification",
     "DatasetView": "dlfs.views",
     "TokenBatch": "dlfs.views",
+    "TokenSequences": "dlfs.views",
     "concat": "dlfs.views",
     "length_batches": "dlfs.views",
     "mix": "dlfs.views",

@@ -154,6 +154,13 @@ class EpochOptions:
         """The options that a resume changes, and that determine the order with the choice."""
         return self.seed, self.epoch, self.shuffle, self.window_chunks
 
+    def has_order_of(self, other: EpochOptions) -> bool:
+        """Return True if other options give the same order, with the same arrays."""
+        chosen = ("where", "weights", "draws", "order")
+        return self.order_key == other.order_key and all(
+            getattr(self, name) is getattr(other, name) for name in chosen
+        )
+
     def whole(self) -> Self:
         """Return the options of the same epoch for one consumer of all samples, one in a batch."""
         return replace(
@@ -180,11 +187,11 @@ class EpochOptions:
 
         Adapters keep options for many epochs, which must not change with the caller's arrays.
         """
-        kept = isinstance(self.weights, str) or callable(self.weights)
+        is_same = isinstance(self.weights, str) or callable(self.weights)
         return replace(
             self,
             where=None if self.where is None else np.array(self.where),
-            weights=self.weights if kept or self.weights is None else np.array(self.weights),
+            weights=self.weights if is_same or self.weights is None else np.array(self.weights),
             order=None if self.order is None else np.array(self.order),
         )
 

@@ -11,12 +11,13 @@
 
 from dlfs.views.lengths import length_batches
 from dlfs.views.making import concat, mix, select, split
-from dlfs.views.tokens import TokenBatch, token_batches
+from dlfs.views.tokens import TokenBatch, TokenSequences, token_batches
 from dlfs.views.view import DatasetView
 
 __all__ = [
     "DatasetView",
     "TokenBatch",
+    "TokenSequences",
     "concat",
     "length_batches",
     "mix",

@@ -1,4 +1,4 @@
-"""``token_batches``: documents of tokens, packed one after the other into sequences of one length.
+"""``TokenSequences``: documents of tokens, packed one after the other into sequences of one length.
 
 The samples of a dataset are documents: arrays of tokens of one type. In the order of an epoch they
 are one long line of tokens, and sequence s has the tokens from s * length on. So the sequences do
@@ -18,20 +18,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from uuid import UUID, uuid5
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dlfs._native.reader import StreamOptions
 from dlfs.arguments import OnError, check_integer
 from dlfs.epoch_options import FOUND_RANK, EpochOptions
 from dlfs.errors import UsageError
 from dlfs.fields import FieldType
-from dlfs.reader import Epoch, EpochReader, SampleFailure, pick_fields
+from dlfs.reader import Epoch, EpochReader, SampleFailure, follow, pick_fields
 from dlfs.selection import Selection
 from dlfs.views.lists import ListStream, Readable, describe_order, open_reader
 from dlfs.wording import quote, show_value
@@ -125,7 +126,7 @@ class _TokenLine:
     def __init__(self, documents: _Documents, options: EpochOptions, form: _Format) -> None:
         self._documents = documents
         self._order = documents.dataset.order_epoch(options)
-        self._form = form
+        self.form = form
         self._block = lru_cache(maxsize=4)(self._read_block)
         self._starts = [0]
         for number in range(-(-len(self._order) // BLOCK_DOCUMENTS)):
@@ -134,7 +135,7 @@ class _TokenLine:
     @property
     def sequences(self) -> int:
         """Number of whole sequences; the tokens behind them are left out."""
-        return self._starts[-1] // self._form.length
+        return self._starts[-1] // self.form.length
 
     def _read_block(self, number: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the documents of a block, and the token count before each and behind all."""
@@ -142,16 +143,16 @@ class _TokenLine:
         count = min(BLOCK_DOCUMENTS, len(self._order) - first)
         indices = self._order.indices(first, count)
         sizes = self._documents.lengths(indices)
-        wrong = np.flatnonzero(sizes % self._form.dtype.itemsize)
+        wrong = np.flatnonzero(sizes % self.form.dtype.itemsize)
         if len(wrong):
             index = int(indices[wrong[0]])
             path = self._documents.dataset.path(index)
             raise UsageError(
-                f"pack tokens: expected documents of whole tokens of {self._form.dtype}, got "
+                f"pack tokens: expected documents of whole tokens of {self.form.dtype}, got "
                 f"{int(sizes[wrong[0]])} bytes in sample {index} {quote(path)}"
             )
         counts = np.zeros(count + 1, np.int64)
-        np.cumsum(sizes // self._form.dtype.itemsize + self._form.extra, out=counts[1:])
+        np.cumsum(sizes // self.form.dtype.itemsize + self.form.extra, out=counts[1:])
         return indices, counts
 
     def documents(self, sequence: int) -> Iterator[tuple[int, int, int, int]]:
@@ -161,8 +162,8 @@ class _TokenLine:
             position of the document in the order, its index, and the first and end token that the
             sequence has of it.
         """
-        at = sequence * self._form.length
-        end = at + self._form.length
+        at = sequence * self.form.length
+        end = at + self.form.length
         while at < end:
             number = bisect_right(self._starts, at) - 1
             indices, counts = self._block(number)
@@ -183,32 +184,30 @@ _Sequence = tuple[int, list[_Piece]]
 
 
 class _TokenStream:
-    """Reads the documents of one consumer's sequences ahead.
+    """Reads the documents of some sequences of an epoch ahead.
 
     The document at the end of a sequence is remembered for the next one, so that a long document is
     read once.
     """
 
     def __init__(
-        self, reader: _TokenReader, line: _TokenLine, form: _Format, part: StreamOptions
+        self, reader: _TokenReader, line: _TokenLine, numbers: NDArray[np.int64], plan: str
     ) -> None:
         self._reader = reader
         self._line = line
-        self._form = form
         self._sequences: deque[_Sequence] = deque()
-        self._taken = 0
         self._last: tuple[int, NDArray[Any]] | None = None
-        self._lists = ListStream(reader.samples, self._plan(part), part.plan)
+        self._lists = ListStream(reader.samples, self._plan(numbers), plan)
 
     @property
     def plan(self) -> str:
         """Plan by which documents are read ahead."""
         return self._lists.plan
 
-    def _plan(self, part: StreamOptions) -> Iterator[NDArray[np.uint64]]:
+    def _plan(self, numbers: NDArray[np.int64]) -> Iterator[NDArray[np.uint64]]:
         """Yield the documents that each sequence needs besides the last one of the one before."""
         last = -1
-        for number in part.positions().tolist():
+        for number in numbers.tolist():
             pieces: list[_Piece] = []
             needed = []
             for position, index, first, end in self._line.documents(number):
@@ -221,7 +220,7 @@ class _TokenStream:
 
     def next(self, count: int) -> TokenBatch:
         """Return the next sequences."""
-        form = self._form
+        form = self._line.form
         tokens = np.empty((count, form.length), form.dtype)
         documents = np.empty((count, form.length), np.int32)
         numbers = np.empty(count, np.int64)
@@ -249,9 +248,9 @@ class _TokenStream:
 class _TokenReader:
     """Reads sequences; the positions of an epoch are the numbers of its sequences."""
 
-    def __init__(self, source: _TokenSource) -> None:
-        self.samples = source.documents.open_reader()
-        self._source = source
+    def __init__(self, sequences: TokenSequences) -> None:
+        self.samples = sequences.documents.open_reader()
+        self._sequences = sequences
 
     @property
     def closing(self) -> bool:
@@ -259,30 +258,125 @@ class _TokenReader:
 
     def documents(self, native: Any) -> Iterator[memoryview]:
         """Return the bytes of each document that a stream of the samples has read."""
-        return self._source.documents.each(self.samples.build_batch(native, "raise"))
+        return self._sequences.documents.each(self.samples.build_batch(native, "raise"))
 
     def stream(
         self, options: EpochOptions, _selection: Selection | None, part: StreamOptions
     ) -> _TokenStream:
-        return _TokenStream(self, self._source.line(options), self._source.form, part)
+        return _TokenStream(self, self._sequences.line(options), part.positions(), part.plan)
 
     def build_batch(self, batch: TokenBatch, _on_error: OnError) -> TokenBatch:
         return batch
 
 
-class _TokenSource:
-    """Makes the lines of epochs and keeps the last one."""
+class TokenSequences:
+    """Documents of tokens, packed into sequences of one length.
 
-    def __init__(self, documents: _Documents, form: _Format) -> None:
-        self.documents = documents
-        self.form = form
-        self._last: tuple[tuple[Any, ...], _TokenLine] | None = None
+    In the order of an epoch, the documents follow one another and may cross the ends of sequences.
+    The tokens behind the last whole sequence are left out, so that epochs of another order may have
+    more or fewer sequences. ``dlfs.adapters.torch.Loader`` takes it as it takes a dataset.
+
+    Args:
+        dataset: dataset, or a view of several; each sample is an array of tokens.
+        length: tokens of a sequence.
+        dtype: type of a token; by default that of the field's arrays, else ``uint16``.
+        field: name of the field of the samples that has the tokens, of ``bytes`` or arrays, which
+            alone is read; by default a whole sample is the tokens.
+        separator: token to add behind each document, such as the end-of-text token.
+
+    Attributes:
+        name: name of the dataset, with ``, packed`` behind it.
+
+    Raises:
+        UsageError: an argument is out of range, or there is no such field.
+
+    Threads: any at once. It can be pickled and used in forked children.
+    """
+
+    def __init__(
+        self,
+        dataset: Readable,
+        length: int,
+        *,
+        dtype: DTypeLike | None = None,
+        field: str | None = None,
+        separator: int | None = None,
+    ) -> None:
+        kind = _token_dtype(dataset, field, dtype)
+        count = check_integer(length, 1, None, option="length", action="pack tokens")
+        if separator is not None:
+            low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+            check_integer(separator, low, high, option="separator", action="pack tokens")
+        self.name = f"{dataset.name}, packed"
+        self.documents = _Documents(dataset, field)
+        self._form = _Format(kind, count, separator)
+        self._last: tuple[EpochOptions, _TokenLine] | None = None
+
+    def __repr__(self) -> str:
+        form = self._form
+        return f"<TokenSequences of {form.length} tokens of {form.dtype}: {self.name!r}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Type of each value of a sequence by name, as ``Dataset.fields`` gives it."""
+        length = self._form.length
+        return {
+            "tokens": f"{self._form.dtype.str}[{length}]",
+            "documents": f"{np.dtype(np.int32).str}[{length}]",
+        }
+
+    def batches(self, batch_size: int, **options: Any) -> Epoch:
+        """Return one rank's batches of an epoch; see ``token_batches``."""
+        made = EpochOptions(batch_size=batch_size, **FOUND_RANK | options)
+        return self.start_epoch(made.with_copies())
+
+    def start_epoch(self, options: EpochOptions) -> Epoch:
+        """Return the batches of an epoch, as ``batches``; for callers that keep the options.
+
+        Raises:
+            UsageError: the options do not fit the dataset, or tokens.
+        """
+        if options.on_error != "raise":
+            raise UsageError(
+                f"pack tokens: expected no on_error, got {show_value(options.on_error)}: a document"
+                " that cannot be read raises an error, because others would move into its place"
+            )
+        if options.fields is not None:
+            raise UsageError("pack tokens: expected no fields; field= is the one with the tokens")
+        described = f"{describe_order(self.documents.dataset, options)} {self._form}"
+        field = self.documents.field
+        return Epoch(
+            self.open_reader,
+            options,
+            dataset=self.name,
+            dataset_uuid=uuid5(_NAMESPACE, described if field is None else f"{described} {field}"),
+            sample_count=lambda other: self.line(other).sequences,
+        )
+
+    def read(self, numbers: ArrayLike, options: EpochOptions) -> TokenBatch:
+        """Read sequences of an epoch by their numbers.
+
+        Args:
+            numbers: numbers of the sequences, 0..N-1, ``int64[n]``.
+            options: options of the epoch's order.
+        """
+        wanted = np.asarray(numbers, np.int64)
+
+        def take(reader: _TokenReader) -> TokenBatch:
+            with closing(_TokenStream(reader, self.line(options), wanted, options.plan)) as stream:
+                return stream.next(len(wanted))
+
+        return follow(self.open_reader, take)
 
     def line(self, options: EpochOptions) -> _TokenLine:
-        """Return the tokens of an epoch with these options."""
-        if self._last is None or self._last[0] != options.order_key:
-            self._last = options.order_key, _TokenLine(self.documents, options, self.form)
-        return self._last[1]
+        """Return the tokens of an epoch with these options; the last one is kept."""
+        last = self._last
+        if last is None or not last[0].has_order_of(options):
+            self._last = last = options, _TokenLine(self.documents, options, self._form)
+        return last[1]
 
     def open_reader(self) -> _TokenReader:
         """Return the reader of this process."""
@@ -301,17 +395,13 @@ def token_batches(
 ) -> Epoch:
     """Pack documents of tokens into sequences of one length; return one rank's batches of them.
 
-    The documents follow one another in the order of the epoch, and may cross the ends of sequences.
-    The tokens behind the last whole sequence are left out.
-
     Args:
         dataset: dataset, or a view of several; each sample is an array of tokens.
         length: tokens of a sequence.
         batch_size: sequences of this rank in a batch.
-        dtype: type of a token; by default that of the field's arrays, else ``uint16``.
-        field: name of the field of the samples that has the tokens, of ``bytes`` or arrays, which
-            alone is read; by default a whole sample is the tokens.
-        separator: token to add behind each document, such as the end-of-text token.
+        dtype: type of a token; see ``TokenSequences``.
+        field: name of the field of the samples that has the tokens; see ``TokenSequences``.
+        separator: token to add behind each document.
         options: order and share, as ``Dataset.batches`` takes them; without ``on_error``
             and ``fields``.
 
@@ -324,30 +414,8 @@ def token_batches(
             whole number of tokens.
         DlfsError: the directory cannot be read.
     """
-    kind = _token_dtype(dataset, field, dtype)
-    count = check_integer(length, 1, None, option="length", action="pack tokens")
-    if separator is not None:
-        limits = np.iinfo(kind)
-        check_integer(
-            separator, int(limits.min), int(limits.max), option="separator", action="pack tokens"
-        )
-    if "on_error" in options:
-        raise UsageError(
-            f"pack tokens: expected no on_error, got {show_value(options['on_error'])}: a document "
-            "that cannot be read raises an error, because others would move into its place"
-        )
-    if options.get("fields") is not None:
-        raise UsageError("pack tokens: expected no fields; field= is the one with the tokens")
-    made = EpochOptions(batch_size=batch_size, **FOUND_RANK | options).with_copies()
-    source = _TokenSource(_Documents(dataset, field), _Format(kind, count, separator))
-    described = f"{describe_order(dataset, made)} {source.form}"
-    return Epoch(
-        source.open_reader,
-        made,
-        dataset=f"{dataset.name}, packed",
-        dataset_uuid=uuid5(_NAMESPACE, described if field is None else f"{described} {field}"),
-        sample_count=lambda options: source.line(options).sequences,
-    )
+    sequences = TokenSequences(dataset, length, dtype=dtype, field=field, separator=separator)
+    return sequences.batches(batch_size, **options)
 
 
 def _token_dtype(dataset: Readable, field: str | None, dtype: DTypeLike | None) -> np.dtype[Any]:

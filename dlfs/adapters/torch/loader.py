@@ -30,11 +30,11 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from dlfs import Batch, Dataset, DatasetView, Epoch, OnError, ReadPlan, Shuffle
+from dlfs import Batch, Epoch, OnError, ReadPlan, Shuffle, TokenSequences
 from dlfs.adapters.torch.context import make_contexts
 from dlfs.adapters.torch.cursor import Cursor
 from dlfs.adapters.torch.forms import ElementType
-from dlfs.adapters.torch.labels import Labels, bind_labels
+from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.lightning_fit import (
     EpochSetter,
     count_batches,
@@ -45,6 +45,7 @@ from dlfs.adapters.torch.lookahead import LOOKAHEAD, Read, Work, begin_ahead
 from dlfs.adapters.torch.placement import PlacementFinder, refuse_second_sharding
 from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.shares import Share, Uneven, check_uneven, choose_uneven
+from dlfs.adapters.torch.sources import Source, as_batch, check_source, read_positions
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.adapters.torch.tensors import Pair, RankBatch, RankPair, TensorBatch, has_accelerator
 from dlfs.adapters.torch.worker_process import as_it_is, ignore_interrupts
@@ -89,11 +90,10 @@ class Loader(IterableDataset[Any]):
 
     The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
     ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
-    index order. ``Dataset.batches`` describes the arguments that are not
-    listed here.
+    index order. ``Dataset.batches`` describes the arguments that are not listed here.
 
     Args:
-        dataset: dataset to read from, or a view of several.
+        dataset: dataset to read from, a view of several, or ``TokenSequences``.
         batch_size: samples of this rank in a batch, >= 1.
         uneven: policy of ranks if the samples do not divide by their number. ``pad``: the first
             samples of the epoch are repeated, fewer than there are ranks, so that all ranks have as
@@ -159,7 +159,7 @@ class Loader(IterableDataset[Any]):
 
     def __init__(
         self,
-        dataset: Dataset | DatasetView,
+        dataset: Source,
         batch_size: int,
         *,
         shuffle: Shuffle | None = "global",
@@ -197,7 +197,7 @@ class Loader(IterableDataset[Any]):
         self._recipe = Recipe(
             transform=transform,
             with_context=with_context,
-            labels=bind_labels(labels, dataset),
+            labels=check_source(dataset, labels, dtype=dtype, shape=shape, arrays=arrays),
             collate=collate,
             dtype=dtype,
             shape=shape,
@@ -232,10 +232,10 @@ class Loader(IterableDataset[Any]):
         return {**self.__dict__, "_workers": None, "_source": None}
 
     def __repr__(self) -> str:
-        words = [f"{format_count(self._total, 'sample')} in batches of {self.batch_size}"]
+        stand = self._cursor.get()
+        words = [f"{format_count(self._count(stand), 'sample')} in batches of {self.batch_size}"]
         with suppress(UsageError):  # the environment lacks the rank
             words.append(f"rank {self.rank} of {self.world_size}")
-        stand = self._cursor.get()
         words += [f"{name} {stand[name]!r}" for name in ("shuffle", "seed", "epoch", "position")]
         return f"<Loader of dataset {self.dataset.name!r}: {', '.join(words)}>"
 
@@ -271,7 +271,7 @@ class Loader(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a whole epoch."""
-        return self._share(0).batches
+        return self._share({**self._stand(), "position": 0}).batches
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; no effect if it is the current epoch already.
@@ -319,7 +319,7 @@ class Loader(IterableDataset[Any]):
         Raises:
             UsageError: it is none of these, or of another dataset or selection.
         """
-        plain = plain_state(state, self._total)
+        plain = plain_state(state, self._count)
         if plain.get(INDEX_ORDER):
             raise UsageError(
                 "resume an epoch: expected a state of a Loader's order, got index order, that of a "
@@ -331,7 +331,7 @@ class Loader(IterableDataset[Any]):
             return
         begin = self._begin_of(plain)
         self._go_to(begin)
-        left = self._share(begin["position"]).batches
+        left = self._share(begin).batches
         self.is_resumed = count_batches(len(self), left, is_begun=begin["position"] > 0)
         self._is_used_up = self.is_resumed and is_used_up(begin["epoch"])
 
@@ -343,7 +343,7 @@ class Loader(IterableDataset[Any]):
 
     def _begin_of(self, state: State) -> State:
         """Return a plain state, or the next epoch's if no rank has any of its epoch left."""
-        left = self._share(state["position"], rank=0).batches
+        left = self._share(state, rank=0).batches
         return state if left or not state["position"] else next_epoch(state)
 
     def _go_to(self, state: State) -> None:
@@ -352,12 +352,18 @@ class Loader(IterableDataset[Any]):
         self._is_used_up, self._behind = False, None
         self._cursor.set(state)
 
-    def _share(self, first: int, rank: int | None = None) -> Share:
-        """Return this rank's share, or another's, of an epoch from a position on."""
+    def _count(self, state: State) -> int:
+        """Return the samples of the epoch of a state; epochs of tokens may have more or fewer."""
+        if not isinstance(self.dataset, TokenSequences):
+            return self._total
+        return len(self.dataset.start_epoch(self._options_at(state).whole()))
+
+    def _share(self, state: State, rank: int | None = None) -> Share:
+        """Return this rank's share, or another's, of an epoch from a state's position on."""
         placement = self._finder.current()
         return Share(
-            total=self._total,
-            first=first,
+            total=self._count(state),
+            first=state["position"],
             batch_size=self.batch_size,
             rank=placement.rank if rank is None else rank,
             world_size=placement.world_size,
@@ -394,7 +400,7 @@ class Loader(IterableDataset[Any]):
         # With workers, DataLoader pins in a thread.
         pin = self._pin_memory and not self._num_workers
         begin = self._begin()
-        left = whole = self._share(begin["position"]).batches
+        left = whole = self._share(begin).batches
         source = None
         try:
             source = self._source = self._start(begin)
@@ -479,7 +485,7 @@ class Loader(IterableDataset[Any]):
         ignore_interrupts()
         loaded, self._loaded = self._loaded, None
         self._iterations += 1
-        own = None if loaded is None else plain_state(loaded, self._total)
+        own = None if loaded is None else plain_state(loaded, self._count)
         begin = self._cursor.begin(seed, worker, workers, self._iterations, own)
         self._finder.begin(self, is_begun=False)
         step = self.batch_size * self.world_size
@@ -499,9 +505,10 @@ class Loader(IterableDataset[Any]):
 
     def _read_dealt(self, begin: State, me: dict[str, int], after: int) -> Iterator[TensorBatch]:
         """Yield every workers-th batch, from the one at position ``after`` on."""
-        own = {**begin, "position": min(self._total, after)}
+        total = self._count(begin)
+        own = {**begin, "position": min(total, after)}
         for batch in self._make(own, every=me["workers"]):
-            position = min(self._total, after + me["step"])
+            position = min(total, after + me["step"])
             after += me["workers"] * me["step"]
             # The same epoch, even behind the last batch: other workers are still in it.
             self._dealt = {**begin, "position": position, "dealt": {**me, "next": after}}
@@ -534,7 +541,7 @@ class Loader(IterableDataset[Any]):
 
     def _read(self, begin: State, every: int) -> Generator[Read]:
         """Yield every ``every``-th batch of this rank, the state behind it, and its contexts."""
-        share = self._share(begin["position"])
+        share = self._share(begin)
         with self._open_epoch(begin, workers=every) as epoch:
             for number in range(0, share.batches, every):
                 yield self._read_one(epoch, begin, share, number)
@@ -542,22 +549,15 @@ class Loader(IterableDataset[Any]):
     def _read_one(self, epoch: Epoch, begin: State, share: Share, number: int) -> Read:
         """Read one batch of this rank; return it, the state behind it, and its contexts."""
         if share.is_plain(number):
-            batch = next(epoch)
+            batch = as_batch(next(epoch))
         else:
-            batch = self._read_runs(begin, share.runs(number))
+            options, runs = self._options_at(begin), share.runs(number)
+            batch = as_batch(read_positions(self.dataset, options, runs, self.world_size))
         state = {**begin, "position": share.end(number)}
         contexts = None
         if self._recipe.with_context:
             contexts = make_contexts(batch, share.positions(number), begin)
         return batch, self._begin_of(state) if number + 1 == share.batches else state, contexts
-
-    def _read_runs(self, begin: State, runs: list[tuple[int, int]]) -> Batch:
-        """Read the samples at some positions of an epoch; see ``Share.runs``."""
-        order = self.dataset.order_epoch(self._options_at(begin))
-        indices = [order.indices(first, count, stride=self.world_size) for first, count in runs]
-        options = self._options
-        wanted = np.concatenate(indices)
-        return self.dataset.read(wanted, on_error=options.on_error, fields=options.fields)
 
     def _make(self, begin: State, *, every: int = 1) -> Iterator[TensorBatch]:
         # A for loop would keep each batch in memory while the next one is read; map does not.
@@ -589,7 +589,7 @@ class Loader(IterableDataset[Any]):
         )
 
 
-def _start_cursor(dataset: Dataset | DatasetView, options: EpochOptions) -> tuple[int, Cursor]:
+def _start_cursor(dataset: Source, options: EpochOptions) -> tuple[int, Cursor]:
     """Return the samples of an epoch, and a cursor at its beginning."""
     whole = dataset.start_epoch(options.whole())
     return len(whole), Cursor(whole.state())

@@ -20,11 +20,12 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from dlfs import Batch, Dataset, DatasetView
+from dlfs import Batch, TokenSequences
 from dlfs.adapters.torch.context import SampleContext
 from dlfs.adapters.torch.fields import field_samples, gather_fields
 from dlfs.adapters.torch.forms import ElementType, SampleForm
 from dlfs.adapters.torch.labels import Labels, label_samples
+from dlfs.adapters.torch.sources import Source
 from dlfs.adapters.torch.tensors import (
     SampleViews,
     make_jagged,
@@ -213,14 +214,14 @@ class TransformPool(Closing):
 
     Args:
         recipe: recipe with a transform.
-        dataset: dataset that errors name.
+        dataset: dataset, view or sequences that errors name.
 
     Threads: one at a time.
     """
 
     _at_exit = staticmethod(sys.is_finalizing)  # threads cannot be joined then
 
-    def __init__(self, recipe: Recipe, dataset: Dataset | DatasetView) -> None:
+    def __init__(self, recipe: Recipe, dataset: Source) -> None:
         self._recipe = recipe
         self._dataset = dataset
         self._executor = ThreadPoolExecutor(recipe.threads, thread_name_prefix="dlfs-transform")
@@ -280,13 +281,15 @@ class TransformPool(Closing):
             self._executor.shutdown(cancel_futures=True)
 
 
-def transform_error(dataset: Dataset | DatasetView, index: int, cause: Exception) -> TransformError:
+def transform_error(dataset: Source, index: int, cause: Exception) -> TransformError:
     """Return the error of a failed transform, which names the sample."""
-    try:
-        path = dataset.path(index)
-    except DlfsError:
-        path = b"?"  # the sample was read, but not its name
+    what = f"sequence {index}"
+    if not isinstance(dataset, TokenSequences):
+        try:
+            path = dataset.path(index)
+        except DlfsError:
+            path = b"?"  # the sample was read, but not its name
+        what = f"sample {index} {quote(path)}"
     return TransformError(
-        f"transform sample {index} {quote(path)} of dataset {quote(dataset.name)}: "
-        f"{type(cause).__name__}: {cause}"
+        f"transform {what} of dataset {quote(dataset.name)}: {type(cause).__name__}: {cause}"
     )

@@ -11,7 +11,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlfs.arguments import as_integer, check_integer
@@ -31,13 +31,13 @@ _DEPTH_MAX = 16
 """Most levels of nested dictionaries that are searched."""
 
 
-def plain_state(state: State, total: int) -> State:
+def plain_state(state: State, total: int | Callable[[State], int]) -> State:
     """Return the state of the whole epoch, from a loader's state or a ``StatefulDataLoader``'s.
 
     Args:
         state: state of a ``Loader`` or sampler in any process, or of a ``StatefulDataLoader`` over
             one.
-        total: samples of the epoch.
+        total: samples of the epoch, or a function that returns them for a plain state.
 
     Raises:
         UsageError: it contains no such state, or one with a value of another type.
@@ -55,7 +55,8 @@ def plain_state(state: State, total: int) -> State:
         action="resume an epoch",
     )
     if steps:
-        plain["position"] = min(total, plain["position"] + steps * _step(newest))
+        most = total if isinstance(total, int) else total(plain)
+        plain["position"] = min(most, plain["position"] + steps * _step(newest))
     if state.get("_iterator_finished") and plain["position"] > 0:
         plain = next_epoch(plain)
     return plain
