@@ -70,7 +70,8 @@ class ClientChannel:
         arena: owner of the mapped sample memory.
         descriptors: the channel's descriptors, which this object closes.
         timeout_ms: longest wait for one answer; 0: no limit.
-        directory: directory of the dataset, for samples of resident chunks.
+        directory: directory of the samples, or of the parts of them that are read.
+        parts: the directory is of parts, which are never resident.
         process: number of this process, the only one that may use the channel.
 
     Threads: one at a time.
@@ -82,6 +83,7 @@ class ClientChannel:
         descriptors: ChannelDescriptors,
         timeout_ms: int,
         directory: NativeDirectory | None,
+        parts: bool,
         process: int,
     ) -> None:
         locations = None if directory is None else directory.locations()
@@ -99,7 +101,8 @@ class ClientChannel:
             )
         check(code, "open a channel to the service")
         if directory is not None:
-            code = library().dlfs_client_attach(self.handle, directory.handle)
+            flags = channel_abi.CLIENT_PARTS if parts else 0
+            code = library().dlfs_client_attach(self.handle, directory.handle, flags)
             check(code, "read resident samples of the service with this directory")
 
     def stats(self) -> dict[str, int]:
@@ -134,11 +137,13 @@ class ClientReader:
         arena_bytes: length of the sample memory.
         open_channel: obtains the descriptors of a new channel from the service. Any thread calls it
             when all channels are in use by calls or streams. Its exceptions propagate.
-        timeout_ms: longest wait for one answer, after which the service counts as lost; 0: no
-            limit.
+        timeout_ms: longest wait for one answer, and 4 s for each MiB of its samples, after which
+            the service counts as lost; 0: no limit.
         service: name of the service in error messages.
-        directory: directory of the dataset, which must stay open while channels are made. With it,
-            samples of resident chunks are read without a request; see ``channel.h``.
+        directory: directory of the samples, or of the parts of them that are read. It must stay
+            open while channels are made. With that of samples, those of resident chunks are read
+            without a request; see ``channel.h``.
+        parts: the directory is of parts.
 
     Attributes:
         closing: True once ``close`` was called.
@@ -164,6 +169,7 @@ class ClientReader:
         timeout_ms: int = 0,
         service: str = "the service",
         directory: NativeDirectory | None = None,
+        parts: bool = False,
     ) -> None:
         self.process = process_number()
         self._arena: Handle | None = Handle(library().dlfs_arena_unmap, process=self.process)
@@ -174,6 +180,7 @@ class ClientReader:
         self._open_channel = open_channel
         self._timeout_ms = timeout_ms
         self._directory = directory
+        self._parts = parts
         self._owner = OwnerProcess()
         self.closing = False
         self._idle: deque[ClientChannel] = deque()  # its operations are atomic
@@ -318,7 +325,9 @@ class ClientReader:
             if self.closing:  # another thread closed the connection meanwhile
                 raise ClosedError("use a reader: it is closed") from error
             raise
-        return ClientChannel(arena, descriptors, self._timeout_ms, self._directory, self.process)
+        return ClientChannel(
+            arena, descriptors, self._timeout_ms, self._directory, self._parts, self.process
+        )
 
     def return_channel(self, channel: ClientChannel, code: int) -> None:
         """Return a channel for the next caller; close it if its last call lost it."""

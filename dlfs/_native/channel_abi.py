@@ -27,6 +27,7 @@ from dlfs._native.abi import (
 )
 
 CHANNEL_SAMPLES_MAX = 1 << 20
+CLIENT_PARTS = 1
 
 
 class ChannelConfig(Structure):
@@ -72,7 +73,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_arena_map": (c_int, (c_int, c_uint64, _OUT)),
     "dlfs_arena_unmap": (None, (c_void_p,)),
     "dlfs_client_create": (c_int, (c_void_p, c_int, POINTER(c_int), c_uint32, _OUT)),
-    "dlfs_client_attach": (c_int, (c_void_p, c_void_p)),
+    "dlfs_client_attach": (c_int, (c_void_p, c_void_p, c_uint32)),
     "dlfs_client_destroy": (None, (c_void_p,)),
     "dlfs_client_read": (c_int, (c_void_p, c_void_p, c_uint64, _OUT)),
     "dlfs_client_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),

@@ -10,7 +10,7 @@ client reads chunks that the service has loaded without a request (``channel.h``
 every millisecond that the service is alive.
 
 When the service ends, every call under way raises ``ServiceLostError`` at once. A service that runs
-but does not answer is given up after a timeout (``ANSWER_TIMEOUT_S``). The next use connects again
+but does not answer is given up after a timeout (``ANSWER_GRACE_S``). The next use connects again
 and waits up to ``timeout_s`` for a service that is being restarted. Datasets keep their directory,
 batches keep their bytes, and epochs continue with the next batch.
 
@@ -86,9 +86,9 @@ from dlfs.wording import quote, show_value
 ATTACH_TIMEOUT_S = 60.0
 """Default of the longest time without a message from a service that attaches or detaches a volume,
 in seconds."""
-ANSWER_TIMEOUT_S = 90.0
-"""Longest wait for one batch, in addition to the service's own read timeout with all retries, in
-seconds. A service that does not answer by then, for example in a debugger, counts as lost."""
+ANSWER_GRACE_S = 5.0
+"""Longest wait for an answer, in addition to the time within which the service ends the call, in
+seconds. A service that does not answer by then, for example one that is stopped, counts as lost."""
 
 _log = logging.getLogger("dlfs")
 
@@ -340,9 +340,10 @@ class ServiceConnection:
             arena,
             state.arena_bytes,
             lambda: _open_channel(control, identity),
-            timeout_ms=int(ANSWER_TIMEOUT_S * 1000) + state.read_timeout_ms,
+            timeout_ms=int(ANSWER_GRACE_S * 1000) + state.read_timeout_ms,
             service=self.uri,
-            directory=None if state.fields else directory.native,  # parts are never resident
+            directory=directory.native,
+            parts=bool(state.fields),
         )
         return SampleReader(
             native,

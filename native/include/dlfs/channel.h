@@ -158,20 +158,25 @@ DLFS_API void dlfs_arena_unmap(dlfs_arena *arena);
 typedef struct dlfs_client dlfs_client;
 /*
  * Creates the client's end. The caller keeps memory and may close it; the client takes wake, which
- * is -1 from now on, unless this call fails. timeout_ms is the longest wait for one answer, after
- * which the service counts as lost (DLFS_E_SERVICE); 0: no limit. Errors: -EINVAL, -ENOMEM, -errno,
- * DLFS_E_FORMAT (the memory is not a channel of this version for this arena).
+ * is -1 from now on, unless this call fails. timeout_ms is the longest wait for one answer, and 4 s
+ * for each MiB of its samples, after which the service counts as lost (DLFS_E_SERVICE); 0: no
+ * limit. Only with the directory (dlfs_client_attach) does it know how long the samples of a batch
+ * are. Errors: -EINVAL, -ENOMEM, -errno, DLFS_E_FORMAT (the memory is not a channel of this version
+ * for this arena).
  */
 DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int *wake, uint32_t timeout_ms,
                                 dlfs_client **out);
+#define DLFS_CLIENT_PARTS \
+    1u /* the directory is of parts of the samples, which are never resident */
 /*
- * Lets the client read samples of resident chunks without the service; it then checks every
- * millisecond that the service is still there. If no chunks are resident, nothing changes.
- * directory is the directory of the dataset. Its entries part must stay in memory until the client
- * is destroyed; the handle is not used after the call. No call may be under way. -EINVAL: the
- * directory is not of the channel's dataset.
+ * Gives the client the directory of the dataset, or of the parts of its samples that the channel
+ * reads. It lets the client read samples of resident chunks without the service; it then checks
+ * every millisecond that the service is still there. The directory's entries part must stay in
+ * memory until the client is destroyed; the handle is not used after the call. No call may be under
+ * way. flags: DLFS_CLIENT_*. -EINVAL: the directory is not of the channel's dataset.
  */
-DLFS_API int dlfs_client_attach(dlfs_client *client, const dlfs_directory *directory);
+DLFS_API int dlfs_client_attach(dlfs_client *client, const dlfs_directory *directory,
+                                uint32_t flags);
 /*
  * Closes the stream. The channel ends with the last of its batches; those already returned stay
  * valid. No call may be under way.

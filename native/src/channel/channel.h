@@ -360,7 +360,9 @@ struct dlfs_client {
     pthread_mutex_t call_lock;      /* held by a caller from its request to the answer */
     uint64_t tag;                   /* of the current request */
     struct resident_index resident; /* without locations: no sample is resident */
-    _Atomic uint64_t checked_ns;    /* time at which the service was last known to be alive */
+    const dlfs_location *locations; /* [location_count] for the lengths of samples; or NULL */
+    uint64_t location_count;
+    _Atomic uint64_t checked_ns; /* time at which the service was last known to be alive */
     _Atomic bool lost;
     _Atomic uint64_t requests;
     pthread_mutex_t state_lock; /* protects the members below */

@@ -90,17 +90,20 @@ static bool locate_all(const struct resident_index *residents, struct batch *bat
     return true;
 }
 
-DLFS_API int dlfs_client_attach(dlfs_client *client, const dlfs_directory *directory)
+DLFS_API int dlfs_client_attach(dlfs_client *client, const dlfs_directory *directory,
+                                uint32_t flags)
 {
-    if (client == NULL || directory == NULL) {
+    if (client == NULL || directory == NULL || (flags & ~DLFS_CLIENT_PARTS) != 0) {
         return -EINVAL;
     }
     const struct channel_header *header = client->memory.header;
     const dlfs_arena *arena = client->arena;
-    if (header->resident_count > 0 &&
+    if (header->resident_count > 0 && (flags & DLFS_CLIENT_PARTS) == 0 &&
         !index_open(&client->resident, header, arena->base, arena->bytes, directory)) {
         return -EINVAL;
     }
+    client->locations = dlfs_directory_locations(directory);
+    client->location_count = dlfs_directory_count(directory);
     return 0;
 }
 

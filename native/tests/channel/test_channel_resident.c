@@ -18,7 +18,7 @@
 static struct connection attach_to(const struct service *service)
 {
     struct connection to = connect_to(service);
-    CHECK_EQ(dlfs_client_attach(to.client, service->dataset.directory), 0);
+    CHECK_EQ(dlfs_client_attach(to.client, service->dataset.directory, 0), 0);
     return to;
 }
 
@@ -313,20 +313,20 @@ static void wrong_directories(void)
     const dlfs_directory *directory = service.dataset.directory;
     struct channel_header *header = to.client->memory.header;
     const struct channel_header right = *header;
-    CHECK_EQ(dlfs_client_attach(to.client, NULL), -EINVAL);
-    CHECK_EQ(dlfs_client_attach(NULL, directory), -EINVAL);
+    CHECK_EQ(dlfs_client_attach(to.client, NULL, 0), -EINVAL);
+    CHECK_EQ(dlfs_client_attach(NULL, directory, 0), -EINVAL);
     header->resident_count++;
-    CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
+    CHECK_EQ(dlfs_client_attach(to.client, directory, 0), -EINVAL);
     header->resident_count = right.resident_count;
     header->resident_offset = right.arena_bytes;
-    CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
+    CHECK_EQ(dlfs_client_attach(to.client, directory, 0), -EINVAL);
     header->resident_offset = right.resident_offset + 1;
-    CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
+    CHECK_EQ(dlfs_client_attach(to.client, directory, 0), -EINVAL);
     header->resident_offset = right.resident_offset;
     header->chunk_shift = 60;
-    CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
+    CHECK_EQ(dlfs_client_attach(to.client, directory, 0), -EINVAL);
     header->chunk_shift = right.chunk_shift;
-    CHECK_EQ(dlfs_client_attach(to.client, directory), 0);
+    CHECK_EQ(dlfs_client_attach(to.client, directory, 0), 0);
     read_everything(to.client);
     disconnect(to);
     service_stop(&service);
@@ -347,7 +347,7 @@ static void wrong_indices(void)
     CHECK(requests > 0);
     header->chunk_shift = 33; /* the end of that slot is 2^64, which is 0 */
     header->resident_count = 1;
-    CHECK_EQ(dlfs_client_attach(to.client, service.dataset.directory), 0);
+    CHECK_EQ(dlfs_client_attach(to.client, service.dataset.directory, 0), 0);
     atomic_store(&service.reader->resident_slots[0], UINT32_C(1) << 31);
     dlfs_batch *batch = read_from(to.client, 0, BATCH);
     check_batch(batch);
