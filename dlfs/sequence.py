@@ -1,4 +1,4 @@
-"""The order of an epoch, computed from a few numbers, and the order in which a writer packs.
+"""The order of an epoch, computed from a few numbers.
 
 A ``Sequence`` maps positions 0..N-1 of an epoch to sample indices. No list is stored: ``global`` is
 a keyed bijection, ``chunk`` permutes chunks and then the samples within each window of chunks, and
@@ -6,28 +6,21 @@ a keyed bijection, ``chunk`` permutes chunks and then the samples within each wi
 samples. Ranks take interleaved positions of the same order. The samples of a global batch therefore
 do not depend on the number of ranks, and any number of ranks resumes an epoch at a position.
 
-``packing_permutation`` is here so that one module keeps the packing order different from the order
-of every epoch.
+The order in which a writer packs (``dlfs._native.permutation``) has another key than every epoch.
 
 Threads: any; all objects are immutable.
 """
 
 from __future__ import annotations
 
-import struct
-from hashlib import blake2b
-
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.permutation import Permutation
 from dlfs._native.reader import NativeSequence
 from dlfs.directory import FrozenDirectory
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
 from dlfs.selection import Selection
-
-_PACKING = b"dlfs.packing"
 
 
 class Sequence:
@@ -125,22 +118,3 @@ def check_positions(total: int, first: int, count: int | None, stride: int) -> i
 def shard_count(total: int, first: int, stride: int) -> int:
     """Return how many of the positions ``first``, ``first + stride``, ... are below ``total``."""
     return len(range(first, total, stride)) if stride > 0 else 0
-
-
-def packing_permutation(size: int, seed: int, stage: int = 0) -> Permutation:
-    """Return the order in which a writer packs the samples of one stage.
-
-    Seed and stage are hashed to a key of 128 bits, which no epoch has. An epoch with the key of the
-    packing order would read the device from begin to end and shuffle nothing, and small numbers
-    such as seed 0 and epoch 0 are the defaults of both.
-
-    Args:
-        size: number of samples, 1..2^62.
-        seed: seed of the writer, 0..2^64-1.
-        stage: number of the writer's stage, 0..2^64-1.
-
-    Raises:
-        UsageError: the size is out of range.
-    """
-    key = blake2b(struct.pack("<QQ", seed, stage), digest_size=16, person=_PACKING).digest()
-    return Permutation(size, *struct.unpack("<QQ", key))

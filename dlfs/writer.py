@@ -36,6 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.device import as_bytes_array
 from dlfs._native.packing import Packer
+from dlfs._native.permutation import packing_permutation
 from dlfs.arguments import Layout, check_choice, check_integer
 from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts
@@ -47,7 +48,6 @@ from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.previous_version import PreviousVersion
 from dlfs.reader.reserved import check_reserved, has_reserved
-from dlfs.sequence import packing_permutation
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer

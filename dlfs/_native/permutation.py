@@ -8,7 +8,9 @@ Threads: any at once; a permutation never changes.
 
 from __future__ import annotations
 
+import struct
 from ctypes import byref
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ SIZE_MAX = 1 << 62
 """Largest size of a permutation."""
 
 _U64_END = 1 << 64
+_PACKING = b"dlfs.packing"
 
 
 class Permutation:
@@ -76,3 +79,22 @@ class Permutation:
             )
             check(code, what)
         return out
+
+
+def packing_permutation(size: int, seed: int, stage: int = 0) -> Permutation:
+    """Return the order in which a writer packs the samples of one stage.
+
+    Seed and stage are hashed to a key of 128 bits, which no epoch has. An epoch with the key of the
+    packing order would read the device from begin to end and shuffle nothing, and small numbers
+    such as seed 0 and epoch 0 are the defaults of both.
+
+    Args:
+        size: number of samples, 1..2^62.
+        seed: seed of the writer, 0..2^64-1.
+        stage: number of the writer's stage, 0..2^64-1.
+
+    Raises:
+        UsageError: the size is out of range.
+    """
+    key = blake2b(struct.pack("<QQ", seed, stage), digest_size=16, person=_PACKING).digest()
+    return Permutation(size, *struct.unpack("<QQ", key))

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.checksums import crc32c_blocks
-from dlfs.attributes.vectors import RESERVED_PREFIX, component_column
+from dlfs.attributes.vectors import component_column
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.attributes import (
     FIXED,
@@ -39,6 +39,7 @@ from dlfs.format.constants import (
     ATTRIBUTE_BLOCK_BYTES,
     ATTRIBUTE_COLUMNS_MAX,
     DICTIONARY_VALUES_MAX,
+    RESERVED_PREFIX,
 )
 
 Attributes = Mapping[str, ArrayLike]

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from dlfs.attributes.builder import Attributes
-from dlfs.attributes.vectors import RESERVED_PREFIX
 from dlfs.errors import UsageError
+from dlfs.format.constants import RESERVED_PREFIX
 from dlfs.format.paths import display
 from dlfs.wording import list_names
 

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from dlfs.format.attributes import ColumnForm
+from dlfs.format.constants import RESERVED_PREFIX
 
-RESERVED_PREFIX = "dlfs:"
-"""Prefix of the names that users cannot give to columns, vectors included."""
-
-VECTOR_PREFIX = "dlfs:vector:"
+VECTOR_PREFIX = f"{RESERVED_PREFIX}vector:"
 
 
 def component_column(name: str, number: int) -> str:

@@ -99,3 +99,6 @@ DIRECTORY_BLOCK_BYTES = 4096
 
 PATH_BYTES_MAX = 4095
 COMPONENT_BYTES_MAX = 255
+
+RESERVED_PREFIX = "dlfs:"
+"""Prefix of the names that users cannot give to columns."""

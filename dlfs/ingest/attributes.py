@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
+from dlfs.fields.arrays import ArrayForm
 from dlfs.ingest.source import (
     PATH_COLUMNS,
     SampleBlock,
@@ -38,7 +39,6 @@ from dlfs.ingest.tables.columns import Column, column_values
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.tables.files import open_ipc, open_parquet
 from dlfs.ingest.tables.values import is_scalar
-from dlfs.reader.arrays import ArrayForm
 
 Columns = Mapping[str, npt.NDArray[Any]]
 

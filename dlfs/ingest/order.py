@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator
 import numpy as np
 import numpy.typing as npt
 
+from dlfs._native.permutation import packing_permutation
 from dlfs.arguments import Layout
 from dlfs.ingest.source import SampleBlock, read_ahead
-from dlfs.sequence import packing_permutation
 
 BLOCK_SAMPLES_MAX = 1 << 17
 """Most samples of one block, however small they are.

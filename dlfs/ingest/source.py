@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.arguments import Layout
-from dlfs.attributes.vectors import RESERVED_PREFIX
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -31,10 +30,10 @@ from dlfs.errors import (
     NotFoundError,
     UsageError,
 )
-from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
+from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
+from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX, RESERVED_PREFIX
 from dlfs.format.paths import path_problem
 from dlfs.ingest.registry import STDIN
-from dlfs.reader.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
 from dlfs.threads import ThreadPool
 from dlfs.units import MIB
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dlfs.errors import ClosedError, UsageError
 from dlfs.fields import FieldColumns, FieldPlaces, Fields, FieldSpan, find_fields, place_fields
-from dlfs.reader.arrays import ArrayForm, forms_of
+from dlfs.fields.arrays import ArrayForm, forms_of
 from dlfs.reader.arrow import binary_views
 from dlfs.reader.failures import SampleFailure
 from dlfs.reader.fields import (

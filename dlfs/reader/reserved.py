@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs.attributes.builder import FIELD_PREFIX
-from dlfs.attributes.vectors import RESERVED_PREFIX
 from dlfs.errors import FormatError, NotFoundError, UsageError
 from dlfs.fields import FIELDS_COLUMN, fields_of_json, place_fields
-from dlfs.reader.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
+from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
+from dlfs.format.constants import RESERVED_PREFIX
 
 
 def has_reserved(attributes: Mapping[str, Any]) -> bool:

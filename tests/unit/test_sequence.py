@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlfs._native.permutation import packing_permutation
 from dlfs.block.memory import MemoryDevice
 from dlfs.epoch_options import WINDOW_CHUNKS_MAX, EpochOptions, EpochState
 from dlfs.errors import UsageError
-from dlfs.sequence import Sequence, packing_permutation
+from dlfs.sequence import Sequence
 from dlfs.units import KIB, MIB
 from tests.support.datasets import LaidDataset, lay_dataset, random_samples
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
+from dlfs.fields.arrays import is_element
 from dlfs.ingest.arrays.fields import FieldArrays, Members, merge_types
 from dlfs.ingest.arrays.file import (
     ArrayFile,
@@ -34,7 +35,6 @@ from dlfs.ingest.arrays.file import (
     parse_references,
 )
 from dlfs.ingest.source import clean_path, file_state, show
-from dlfs.reader.arrays import is_element
 
 ROW_DIGITS_MIN = 8
 

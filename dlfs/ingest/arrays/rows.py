@@ -48,6 +48,8 @@ import numpy.typing as npt
 from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, LimitError
 from dlfs.fields import FieldType
+from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, is_element
+from dlfs.fields.types import DIMENSIONS_MAX
 from dlfs.ingest.arrays.file import (
     ArrayFile,
     ArrayInfo,
@@ -70,7 +72,6 @@ from dlfs.ingest.source import (
     show,
     source_name,
 )
-from dlfs.reader.arrays import DIMENSIONS_MAX, DTYPE_COLUMN, SHAPE_COLUMN, is_element
 from dlfs.units import GIB, MIB
 
 WINDOW_BYTES_MAX = 256 * MIB

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dlfs.errors import DlfsError, UsageError
+from dlfs.fields.arrays import ArrayForm
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.reader.arrays import ArrayForm
 from dlfs.volume import Volume
 from tests.unit.ingest.array_writers import rows_of, take, take_all, write_hdf5, write_zarr
 

@@ -211,6 +211,21 @@ def test_the_command_starts_one_process_early(
     assert [made.process.poll() is None for made in started] == [False, False]
 
 
+def test_the_process_loads_no_more_than_it_needs() -> None:
+    """Every import of a table or an array waits for it."""
+    script = (
+        "import sys\n"
+        "import dlfs.ingest.isolation.worker, dlfs.ingest.formats.hdf5.source\n"
+        "import dlfs.ingest.formats.arrow\n"
+        "print(*sorted({'.'.join(name.split('.')[:2]) for name in sys.modules}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    loaded = set(done.stdout.decode().split())
+    others = {"block", "directory", "reader", "store", "volume", "cli", "attributes", "fabric"}
+    assert not loaded & {f"dlfs.{name}" for name in others}
+    assert not loaded & {"h5py", "pyarrow", "torch"}
+
+
 def test_formats_whose_libraries_can_crash_are_isolated() -> None:
     isolated = {row.name for row in FORMATS if row.isolated}
     assert isolated == {"parquet", "arrow", "huggingface", "hdf5", "netcdf", "zarr", "adios2"}

@@ -15,16 +15,11 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dlfs.distinct import number_distinct
 from dlfs.errors import FormatError, UsageError
+from dlfs.fields.types import DIMENSIONS_MAX, KINDS
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 
 DTYPE_COLUMN = "dlfs:dtype"
 SHAPE_COLUMN = "dlfs:shape"
-
-KINDS = "biufcmMSU"
-"""Kinds of numpy dtypes that arrays of samples can have, besides bytes that numpy does not name."""
-
-DIMENSIONS_MAX = 32
-"""Most dimensions of an array; numpy before 2 had no more."""
 
 _TEXT_MAX = 1024
 

@@ -13,8 +13,8 @@ import pytest
 import dlfs
 from dlfs.attributes import AttributesBuilder, AttributeTable
 from dlfs.errors import FormatError, UsageError
+from dlfs.fields.arrays import ArrayForm, forms_of
 from dlfs.ingest.source import array_attributes
-from dlfs.reader.arrays import ArrayForm, forms_of
 from dlfs.units import MIB
 from tests.support.writers import other_writer
 
