@@ -14,6 +14,7 @@ import grp
 import os
 import pwd
 import stat
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,14 @@ from typing import TYPE_CHECKING, Any
 from dlfs._native.device import NativeDevice
 from dlfs._native.handle import Descriptor
 from dlfs.arguments import Engine
+from dlfs.block import silence
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
 from dlfs.closing import LiveObjects
+from dlfs.deadlines import current_deadline
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, write_error
+from dlfs.threads import start_thread
 
 if TYPE_CHECKING:
     from dlfs.block.device import BlockDevice
@@ -74,6 +78,72 @@ def _name_of(find: Callable[[int], Any], number: int) -> str:
         return str(number)
 
 
+def _open(
+    path: str, uri: str, *, writable: bool, engine: Engine, buffered: bool
+) -> tuple[NativeDevice, os.stat_result]:
+    """Open a file; return the device, and the status of the file."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise _os_error(f"open {uri}", error, _as_service(path)) from error
+    if stat.S_ISSOCK(status.st_mode):
+        raise UsageError(f"open {uri}: it is a socket{_as_service(path)}")
+    try:
+        native = NativeDevice.open_file(
+            path, uri=uri, writable=writable, engine=engine, buffered=buffered
+        )
+    except DeviceError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM):
+            raise
+        raise DeviceError(f"{error}{_permission_hint(status, writable)}", error.errno) from error
+    return native, status
+
+
+class _Opening:
+    """The opening of a file, which waits for its disk: libdlfs reads a block.
+
+    Under a deadline, a thread opens the file. If the disk does not answer, the thread stays.
+    """
+
+    def __init__(
+        self, path: str, uri: str, *, writable: bool, engine: Engine, buffered: bool
+    ) -> None:
+        self._uri = uri
+        self._open = partial(_open, path, uri, writable=writable, engine=engine, buffered=buffered)
+        self._reopen = partial(FileDevice, path, buffered=buffered)
+        self._result: tuple[NativeDevice, os.stat_result] | None = None
+        self._failure: BaseException | None = None
+
+    def wait(self) -> tuple[NativeDevice, os.stat_result]:
+        """Return the device and the status of its file.
+
+        Raises:
+            DeviceTimeoutError: the disk does not answer in time.
+            DlfsError: as ``FileDevice``.
+        """
+        deadline = current_deadline()
+        if deadline is None:
+            return self._open()
+        action = f"open {self._uri}"
+        silence.check_answers(self._uri, action)
+        limit_s = deadline.device_s
+        thread = threading.Thread(target=self._run, name="dlfs-open", daemon=True)
+        start_thread(thread).join(limit_s)
+        if thread.is_alive():
+            silence.note_silence(self._uri, self._reopen, waited_s=limit_s)
+            raise silence.timeout_error(action, limit_s)
+        if self._failure is not None:
+            raise self._failure
+        assert self._result is not None
+        return self._result
+
+    def _run(self) -> None:
+        try:
+            self._result = self._open()
+        except BaseException as error:  # noqa: BLE001  raised by wait()
+            self._failure = error
+
+
 class FileDevice(NativeBackedDevice):
     """A regular file or a disk.
 
@@ -100,22 +170,8 @@ class FileDevice(NativeBackedDevice):
         self.path = os.fsdecode(path)
         self._buffered = buffered
         uri = format_path(self.path)
-        try:
-            status = os.stat(self.path)
-        except OSError as error:
-            raise _os_error(f"open {uri}", error, _as_service(self.path)) from error
-        if stat.S_ISSOCK(status.st_mode):
-            raise UsageError(f"open {uri}: it is a socket{_as_service(self.path)}")
-        try:
-            native = NativeDevice.open_file(
-                self.path, uri=uri, writable=writable, engine=engine, buffered=buffered
-            )
-        except DeviceError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM):
-                raise
-            raise DeviceError(
-                f"{error}{_permission_hint(status, writable)}", error.errno
-            ) from error
+        opening = _Opening(self.path, uri, writable=writable, engine=engine, buffered=buffered)
+        native, status = opening.wait()
         super().__init__(native, uri=uri, identity=_identity(status), writable=writable)
         self._lock_file = Descriptor()
         _opened.add(self)

@@ -18,6 +18,7 @@ Threads: one for each call. Memory: the windows.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -46,6 +47,7 @@ from dlfs.errors import (
     DlfsError,
 )
 from dlfs.format.geometry import DataSpace, Geometry
+from dlfs.threads import start_thread
 from dlfs.units import MIB
 
 REQUEST_BYTES_MAX = 1 * MIB
@@ -137,6 +139,8 @@ class _Request:
     offset_bytes: int = 0
     unreadable: bool = False
     """True if a member answered with an error other than its own loss."""
+    landing: NDArray[np.uint8] | None = None
+    """Memory of the read of a member that may answer after another copy was read; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +182,9 @@ class _Fetcher(Closing):
                 self._absences[member] = error
 
     def close(self) -> None:
-        for queue in self._queues:
+        for device, queue in zip(self._devices, self._queues, strict=False):
             if queue is not None:
-                queue.close()
+                _leave(device, queue)
 
     def _check_silence(self, device: BlockDevice) -> None:
         """Check that a device is not known to be silent, if this call has a deadline.
@@ -189,7 +193,7 @@ class _Fetcher(Closing):
             DeviceTimeoutError: it is.
         """
         deadline = current_deadline()
-        if deadline is not None and device.drops_reads:
+        if deadline is not None:
             deadline.admit(device.operation_timeout_ms)
             check_answers(device.uri, f"read {device.uri}")
 
@@ -260,8 +264,13 @@ class _Fetcher(Closing):
             if queue is None:
                 self._read_next_copy(request, self._absences[member])
                 return
+            device = self._devices[member]
+            request.landing = None
+            if request.copies and current_deadline() is not None and not device.drops_reads:
+                request.landing = aligned_buffer(request.memory.nbytes, device.block_bytes)
+            memory = request.memory if request.landing is None else request.landing
             try:
-                if queue.submit(Kind.READ, request.memory, request.offset_bytes, tag):
+                if queue.submit(Kind.READ, memory, request.offset_bytes, tag):
                     break
             except DeviceError as error:
                 self._read_next_copy(request, error)
@@ -284,6 +293,8 @@ class _Fetcher(Closing):
             request.target.pending[member] -= 1
             if result >= 0:
                 credit_call(request.memory.nbytes)
+                if request.landing is not None:
+                    request.memory[:] = request.landing
             else:
                 problem = _problem(self._devices[member], request, result)
                 gone = isinstance(
@@ -314,7 +325,7 @@ class _Fetcher(Closing):
         """
         device = self._devices[member]
         deadline = current_deadline()
-        if deadline is None or not device.drops_reads:
+        if deadline is None:
             return queue.poll(-1)
         part = OTHER_COPIES_PART if self._has_other_copies(member) else 1.0
         limit_s = deadline.share_s(part)
@@ -333,12 +344,20 @@ class _Fetcher(Closing):
         """Close a failed queue pair and send its requests to other copies."""
         self._queues[member] = None
         self._absences[member] = error
-        queue.close()  # then no device writes to the memory any more
+        _leave(self._devices[member], queue)
         lost = [tag for tag, request in self._in_flight.items() if request.member == member]
         for tag in lost:
             request = self._in_flight.pop(tag)
             request.target.pending[member] -= 1
             self._read_next_copy(request, error)
+
+
+def _leave(device: BlockDevice, queue: QueuePair) -> None:
+    """Close a queue pair. If its reads are not dropped, a thread waits for those in flight."""
+    if device.drops_reads or not queue.in_flight or current_deadline() is None:
+        queue.close()
+    else:
+        start_thread(threading.Thread(target=queue.close, name="dlfs-abandoned", daemon=True))
 
 
 def _problem(device: BlockDevice, request: _Request, result: int) -> DlfsError:

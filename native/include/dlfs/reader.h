@@ -84,7 +84,8 @@ typedef struct dlfs_reader dlfs_reader;
 DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out);
 /*
  * Closes the reader's queue pairs and destroys it. Memory that batches still use is freed with the
- * last of them. Returns -EBUSY, and does nothing, while a stream or a call is under way.
+ * last of them, and memory of reads that hang by a thread when these have ended. Returns -EBUSY,
+ * and does nothing, while a stream or a call is under way.
  */
 DLFS_API int dlfs_reader_destroy(dlfs_reader *reader);
 

@@ -13,6 +13,8 @@
 
 /* Silence after which reads in flight are dropped when their queue pair is destroyed. */
 #define DROP_AFTER_MS 100
+/* Silence after which operations in flight are taken to hang when their queue pair is to end. */
+#define HANG_AFTER_MS 1000
 #define TRANSFER_BATCH 64u
 
 static _Atomic uint32_t process_generation;
@@ -41,6 +43,7 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
     device->block_bytes = block_bytes;
     device->writable = writable;
     atomic_init(&device->queue_count, 0);
+    atomic_init(&device->holds, 0);
     device->queues = (struct dlfs_queues){.generation = dlfs_generation()};
 }
 
@@ -62,11 +65,28 @@ int dlfs_device_destroy(dlfs_device *device)
         return 0;
     }
     dlfs_queues_close(device);
+    if (atomic_fetch_or(&device->holds, 1) > 1) {
+        return 0;
+    }
+    atomic_store(&device->holds, 0);
     if (atomic_load(&device->queue_count) != 0) {
         return -EBUSY;
     }
     device->ops->destroy(device);
     return 0;
+}
+
+void dlfs_device_hold(dlfs_device *device)
+{
+    atomic_fetch_add(&device->holds, 2);
+}
+
+void dlfs_device_unhold(dlfs_device *device)
+{
+    if (atomic_fetch_sub(&device->holds, 2) == 3) {
+        atomic_store(&device->holds, 0);
+        (void)dlfs_device_destroy(device);
+    }
 }
 
 uint64_t dlfs_device_size_bytes(const dlfs_device *device)
@@ -128,6 +148,19 @@ static void queue_drain(dlfs_queue *queue)
             return; /* the kind can complete no more operations, or ends them */
         }
     }
+}
+
+bool dlfs_queue_ends(dlfs_queue *queue)
+{
+    dlfs_completion completions[TRANSFER_BATCH];
+    int got = 1;
+    while (!queue_is_foreign(queue) && queue->in_flight > 0 && got > 0) {
+        if (queue->ops->drops_operations != NULL && queue->ops->drops_operations(queue)) {
+            return true;
+        }
+        got = dlfs_queue_poll(queue, completions, TRANSFER_BATCH, HANG_AFTER_MS);
+    }
+    return got != 0;
 }
 
 void dlfs_queue_destroy(dlfs_queue *queue)

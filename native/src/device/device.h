@@ -116,6 +116,7 @@ struct dlfs_device {
     uint32_t block_bytes;
     bool writable;
     _Atomic uint32_t queue_count;
+    _Atomic uint32_t holds; /* twice the number of holds; odd once the owner has destroyed it */
     struct dlfs_queues queues;
 };
 
@@ -176,6 +177,16 @@ void dlfs_queues_close(dlfs_device *device);
 uint32_t dlfs_queues_idle(const dlfs_device *device);
 /* Returns the most queue pairs that the device may have. */
 uint32_t dlfs_queues_max(dlfs_device *device);
+
+/*
+ * Keeps a device until dlfs_device_unhold: dlfs_device_destroy returns 0 and leaves it to the last
+ * holder, whose queue pairs have operations in flight that nobody waits for.
+ */
+void dlfs_device_hold(dlfs_device *device);
+void dlfs_device_unhold(dlfs_device *device);
+/* Waits for the operations in flight. Returns false if some may hang: nothing was answered for a
+ * second, and the kind cannot drop them. */
+bool dlfs_queue_ends(dlfs_queue *queue);
 
 /*
  * Returns the upper bound of one operation of an NVMe/TCP device including retries, in

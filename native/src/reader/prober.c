@@ -70,6 +70,20 @@ static void ask_until_none(dlfs_reader *reader, struct fetch *fetch)
     }
 }
 
+/* Destroys a fetch, or leaves it to those that drain fetches if a member has not answered. */
+static void end_fetch(dlfs_reader *reader, struct fetch *fetch)
+{
+    if (fetch->requests_in_flight == 0) {
+        fetch_destroy(fetch);
+        return;
+    }
+    fetch->closing = NULL;
+    pthread_mutex_lock(&reader->lock);
+    fetch->next = reader->draining_fetches;
+    reader->draining_fetches = fetch;
+    pthread_mutex_unlock(&reader->lock);
+}
+
 static void *prober_thread(void *argument)
 {
     dlfs_reader *reader = argument;
@@ -87,7 +101,7 @@ static void *prober_thread(void *argument)
         ask_until_none(reader, fetch);
         pthread_mutex_unlock(&reader->lock);
         fetch_release_queues(fetch);
-        fetch_destroy(fetch);
+        end_fetch(reader, fetch);
         pthread_mutex_lock(&reader->lock);
     }
     if (code < 0) {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "device/device.h"
+#include "platform/thread.h"
 #include "reader/chunk_map.h"
 #include "reader/members.h"
 
@@ -75,24 +76,78 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     return code < 0 ? code : create_map(reader);
 }
 
-static void free_list(struct fetch **list)
+/* ---- requests that hang ---------------------------------------------------------------------- */
+
+/* Waits for the requests of a fetch. Returns false if some may hang. */
+static bool fetch_ends(const struct fetch *fetch)
+{
+    bool ends = true;
+    for (uint32_t member = 0; ends && member < fetch->reader->config.member_count; member++) {
+        dlfs_queue *queue = fetch->queues[member];
+        ends = queue == NULL || dlfs_queue_ends(queue);
+    }
+    return ends;
+}
+
+/* Holds the devices of a reader, or gives up these holds. */
+static void hold_devices(const dlfs_reader *reader, bool hold)
+{
+    for (uint32_t member = 0; member < reader->config.member_count; member++) {
+        if (reader->devices[member] != NULL) {
+            (hold ? dlfs_device_hold : dlfs_device_unhold)(reader->devices[member]);
+        }
+    }
+}
+
+static void *leave_thread(void *argument)
+{
+    struct fetch *fetch = argument;
+    dlfs_reader *reader = fetch->reader;
+    fetch_destroy(fetch);
+    hold_devices(reader, false);
+    pthread_mutex_lock(&reader->lock);
+    reader_unlock_release(reader);
+    return NULL;
+}
+
+/*
+ * Destroys a fetch without waiting for requests that hang: a thread does it when the devices have
+ * answered. Until then it keeps the devices and a reference to the reader, since the devices may
+ * write to the reader's memory. Takes the lock.
+ */
+static void leave_fetch(dlfs_reader *reader, struct fetch *fetch)
+{
+    if (fetch_ends(fetch)) {
+        fetch_destroy(fetch);
+        return;
+    }
+    hold_devices(reader, true);
+    pthread_mutex_lock(&reader->lock);
+    reader->references++;
+    pthread_mutex_unlock(&reader->lock);
+    pthread_t thread;
+    if (thread_start(&thread, NULL, leave_thread, fetch) == 0) {
+        (void)pthread_detach(thread);
+    } /* else all of it stays for good, as a device may write to it */
+}
+
+static void leave_list(dlfs_reader *reader, struct fetch **list)
 {
     while (*list != NULL) {
         struct fetch *next = (*list)->next;
-        fetch_destroy(*list);
+        leave_fetch(reader, *list);
         *list = next;
     }
 }
 
-static void free_fetches(dlfs_reader *reader)
+static void leave_fetches(dlfs_reader *reader)
 {
-    free_list(&reader->idle_fetches);
-    free_list(&reader->draining_fetches);
+    leave_list(reader, &reader->idle_fetches);
+    leave_list(reader, &reader->draining_fetches);
 }
 
 static void reader_free(dlfs_reader *reader)
 {
-    free_fetches(reader);
     while (reader->idle_batches != NULL) {
         struct batch *next = reader->idle_batches->next;
         batch_free(reader->idle_batches);
@@ -159,7 +214,7 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
     }
     fill_end(reader);
     prober_end(reader);
-    free_fetches(reader);
+    leave_fetches(reader);
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
         if (reader->devices[member] != NULL) {
             dlfs_queues_close(reader->devices[member]);

@@ -20,10 +20,11 @@ struct gate {
     _Atomic uint32_t queues;          /* queue pairs that exist */
     _Atomic uint32_t created;         /* queue pairs created so far */
     _Atomic uint32_t queues_max;      /* queues_max queue pairs allowed; 0: any number */
-    _Atomic int refusal;              /* code with which creating a queue pair fails; 0: none */
-    dlfs_queue *_Atomic released;     /* released while the next queue pair is created; or NULL */
-    dlfs_queue *_Atomic destroyed;    /* destroyed while the next queue pair is refused; or NULL */
-    _Atomic bool holds_created;       /* a queue pair that was created is not returned meanwhile */
+    _Atomic uint32_t destroyed_devices;
+    _Atomic int refusal;           /* code with which creating a queue pair fails; 0: none */
+    dlfs_queue *_Atomic released;  /* released while the next queue pair is created; or NULL */
+    dlfs_queue *_Atomic destroyed; /* destroyed while the next queue pair is refused; or NULL */
+    _Atomic bool holds_created;    /* a queue pair that was created is not returned meanwhile */
 };
 
 struct gate_queue {
@@ -40,7 +41,7 @@ static int gate_flush(void *device)
 
 static void gate_destroy(void *device)
 {
-    (void)device;
+    atomic_fetch_add(&((struct gate *)device)->destroyed_devices, 1);
 }
 
 static int gate_queue_create(void *device, uint32_t depth, void **out)

@@ -355,9 +355,33 @@ static void a_channel_ends_quickly(void)
     service_stop(&service);
 }
 
+/* Checks that a reader ends although a device, which cannot drop its reads, hangs: the device and
+ * the memory of the reads are freed when it has answered. */
+static void a_reader_ends_quickly(void)
+{
+    struct dataset dataset;
+    struct gate gate = {.closed = true};
+    gate_dataset(&dataset, &gate);
+    dlfs_reader *reader = narrow_reader(&dataset, TIMEOUT_MS);
+    (void)read_in_vain(reader, 0, 1);
+    uint64_t before = monotonic_ns();
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    CHECK_EQ(dlfs_device_destroy(gate.device), 0);
+    CHECK(monotonic_ns() - before < LONG_MS / 4 * UINT64_C(1000000));
+    CHECK_EQ(atomic_load(&gate.destroyed_devices), 0);
+    atomic_store(&gate.closed, false);
+    while (atomic_load(&gate.destroyed_devices) == 0) {
+        sched_yield();
+    }
+    CHECK_EQ(atomic_load(&gate.queues), 0);
+    dataset.device = dataset.inner;
+    dataset_destroy(&dataset);
+}
+
 int main(void)
 {
     copies_create();
+    a_reader_ends_quickly();
     a_prompt_read_does_not_wait();
     a_read_takes_its_time_once();
     for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_CHUNK_COPY; plan++) {
