@@ -3,7 +3,8 @@
 If a chunk has fewer bytes after its filters than it should, the library gives what lies behind them
 in memory. So chunks of deflate, LZF, shuffle and Fletcher32 are read as stored and decoded here, at
 the speed of the library. Where it converts the elements, it still reads them, after a check of the
-chunks' sizes. Other filters have the sizes in their data.
+chunks' sizes. It also reads szip and scale-offset, after a check of the sizes in their headers.
+Other filters have the sizes in their data, as far as is known.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from dlfs._native.lzf import decompress_lzf
 if TYPE_CHECKING:
     import h5py
 
-_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
+_DEFLATE, _SHUFFLE, _FLETCHER32, _SZIP, _SCALEOFFSET, _LZF = 1, 2, 3, 4, 6, 32000
 _KNOWN = {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF}
+_SCALEOFFSET_BYTES = 21
+"""Size of the header of scale-offset, in bytes."""
 _CHECKSUM_BYTES = 4
 _COUNTS_BYTES = 8
 """Size of the length and the index in the reference to a value of any length, in bytes."""
@@ -39,6 +42,47 @@ def has_known_filters(dataset: h5py.Dataset) -> bool:
     found = set(_filters(dataset))
     has_members = dataset.dtype.hasobject and dataset.dtype.kind != "O"
     return is_chunked and bool(found) and found <= _KNOWN and not has_members
+
+
+def has_headers(dataset: h5py.Dataset) -> bool:
+    """Return True if a dataset has filters that write sizes which ``check_headers`` knows."""
+    return bool({_SZIP, _SCALEOFFSET} & set(_filters(dataset)))
+
+
+def check_headers(dataset: h5py.Dataset, first: int, count: int, *, lacks_some: bool) -> None:
+    """Check the sizes in the headers of chunks of szip and scale-offset; see ``read_chunks``.
+
+    A stream of szip that is cut, with the right size in its header, is not found.
+    """
+    for offset in _offsets(dataset, first, count, lacks_some=lacks_some):
+        _check_header(dataset, offset)
+
+
+def _check_header(dataset: h5py.Dataset, offset: tuple[int, ...]) -> None:
+    """Check the size that szip or scale-offset has in the header of a chunk."""
+    filters, item_bytes = _filters(dataset), _item_bytes(dataset)
+    size = math.prod(dataset.chunks) * item_bytes
+    mask, data = dataset.id.read_direct_chunk(offset)
+    for number in reversed(range(len(filters))):
+        if mask >> number & 1:
+            continue
+        if filters[number] == _DEFLATE:
+            data = _inflate(data, 2 * size + _SCALEOFFSET_BYTES, offset, is_exact=False)
+        elif filters[number] == _FLETCHER32:
+            data = _without_checksum(data, offset)
+        elif filters[number] == _SZIP:
+            expected, found = size, int.from_bytes(data[:4], "little")
+            if found != expected:
+                raise ValueError(f"chunk at {offset}: expected {expected} bytes, got {found}")
+            return
+        elif filters[number] == _SCALEOFFSET:
+            bits = int.from_bytes(data[:4], "little")
+            expected = _SCALEOFFSET_BYTES + -(-size * min(bits, 8 * item_bytes) // (8 * item_bytes))
+            if len(data) < expected:
+                raise ValueError(f"chunk at {offset}: expected {expected} bytes, got {len(data)}")
+            return
+        else:
+            return
 
 
 def is_stored_as_read(dataset: h5py.Dataset) -> bool:
@@ -90,16 +134,24 @@ def _chunks(
     dataset: h5py.Dataset, first: int, count: int, *, lacks_some: bool
 ) -> Iterator[tuple[tuple[int, ...], bytes]]:
     """Yield the offset and the bytes of each chunk that has some rows of a dataset."""
-    filters, chunk, shape = _filters(dataset), dataset.chunks, dataset.shape
+    filters, item_bytes = _filters(dataset), _item_bytes(dataset)
+    size = math.prod(dataset.chunks) * item_bytes
+    for offset in _offsets(dataset, first, count, lacks_some=lacks_some):
+        mask, data = dataset.id.read_direct_chunk(offset)
+        yield offset, _decode(data, mask, filters, size, item_bytes, offset)
+
+
+def _offsets(
+    dataset: h5py.Dataset, first: int, count: int, *, lacks_some: bool
+) -> Iterator[tuple[int, ...]]:
+    """Yield the offset of each chunk that has some rows of a dataset, and exists."""
+    chunk, shape = dataset.chunks, dataset.shape
     starts = [range(first - first % chunk[0], first + count, chunk[0])]
     starts += [range(0, length, step) for length, step in zip(shape[1:], chunk[1:], strict=True)]
-    item_bytes = _item_bytes(dataset)
-    size = math.prod(chunk) * item_bytes
     for offset in product(*starts):
         if lacks_some and dataset.id.get_chunk_info_by_coord(offset).byte_offset is None:
             continue
-        mask, data = dataset.id.read_direct_chunk(offset)
-        yield offset, _decode(data, mask, filters, size, item_bytes, offset)
+        yield offset
 
 
 def _item_bytes(dataset: h5py.Dataset) -> int:
@@ -148,14 +200,14 @@ def _unshuffle(data: bytes, item_bytes: int) -> bytes:
     return ordered + data[whole:]
 
 
-def _inflate(data: bytes, size: int, offset: tuple[int, ...]) -> bytes:
+def _inflate(data: bytes, size: int, offset: tuple[int, ...], *, is_exact: bool = True) -> bytes:
     """Return the bytes of a stream of deflate, and at most one more than expected."""
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(data, size + 1)
     except zlib.error as error:
         raise ValueError(f"chunk at {offset}: expected a stream of deflate: {error}") from error
-    if not stream.eof and len(found) <= size:
+    if is_exact and not stream.eof and len(found) <= size:
         raise ValueError(f"chunk at {offset}: expected {size} bytes, got {len(found)}, cut off")
     return found
 

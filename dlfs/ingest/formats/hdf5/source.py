@@ -22,6 +22,8 @@ from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind, Missing, packing
 from dlfs.ingest.arrays.options import FileOptions
 from dlfs.ingest.formats.hdf5.chunks import (
     check_chunks,
+    check_headers,
+    has_headers,
     has_known_filters,
     is_stored_as_read,
     read_chunks,
@@ -180,6 +182,8 @@ def read_rows(
             value = dataset[()]
             out[...] = value[first : first + len(out)] if array.shape else value
     elif not has_known_filters(dataset):
+        if has_headers(dataset):
+            check_headers(dataset, first, len(out), lacks_some=array.missing is not None)
         _read(dataset, first, out)
     elif is_stored_as_read(dataset):
         read_chunks(dataset, first, out, lacks_some=array.missing is not None)

@@ -19,7 +19,11 @@ import numpy.typing as npt
 
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Missing, packing_of
 from dlfs.ingest.arrays.options import FileOptions
-from dlfs.ingest.formats.hdf5.chunks import check_chunks, has_known_filters
+from dlfs.ingest.formats.hdf5.chunks import (
+    check_chunks,
+    has_headers,
+    has_known_filters,
+)
 from dlfs.ingest.formats.hdf5.parts import find_missing
 from dlfs.ingest.formats.hdf5.source import read_rows
 from dlfs.ingest.formats.netcdf.classic import check_length
@@ -56,7 +60,10 @@ class NetcdfFile(ArrayFile):
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""
         variable, dataset = self._variables[array.name], self._dataset(array.name)
-        if dataset is not None and (array.missing is not None or has_known_filters(dataset)):
+        is_checked = dataset is not None and (
+            array.missing is not None or has_known_filters(dataset) or has_headers(dataset)
+        )
+        if dataset is not None and is_checked:
             _read_stored(variable, dataset, array, first, out, self._path)
         else:
             out[...] = variable[first : first + len(out)] if array.shape else variable[...]
