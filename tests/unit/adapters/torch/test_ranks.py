@@ -1,7 +1,7 @@
 """Ranks in the ways in which frameworks make them: every sample of an epoch once, or a refusal.
 
 ``ranks_of_frameworks`` is the program that trains and writes down what each rank got. The tests run
-some combinations; with ``DLFS_RANKS=all`` all of them, which takes some minutes.
+some combinations; with ``DLFS_RANKS=all`` all of them, which takes half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,13 @@ from tests.unit.adapters.torch.conftest import COUNT
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[4]
 WORLD = 2
+KIND_TIMEOUT_S = 45.0
+SPAWN_TIMEOUT_S = 150.0
+"""Time for one kind. With spawn, each imports PyTorch and its framework in new processes."""
 
 TORCH = ["loader", "loader+2", "wrapped", "wrapped+2", "pairs", "collated", "sampler", "sampler+2"]
 TORCH += ["batch-sampler", "batch-sampler+2", "batches", "by-length", "tokens"]
@@ -102,8 +106,13 @@ def run(volume: Path, out: Path, how: str, made: str, kinds: list[str]) -> None:
                 start_new_session=True,  # so that its children end with it
             )
         processes.append(process)
+    limit_s = SPAWN_TIMEOUT_S if "spawn" in how else KIND_TIMEOUT_S
+    ends = time.monotonic() + limit_s * (1 + len(kinds))
     try:
-        codes = [process.wait(600) for process in processes]
+        codes = [process.wait(ends - time.monotonic()) for process in processes]
+    except subprocess.TimeoutExpired as error:
+        missing = [kind for kind in kinds if not list(out.glob(f"{how}-{made}-{kind}-*.json"))]
+        raise AssertionError(f"{how}, {made}: no results of {missing} in time") from error
     finally:
         for process in processes:
             if process.poll() is None:
