@@ -51,6 +51,10 @@ def loader(dataset, batch: int = BATCH, **options: Any) -> Loader:
     return Loader(dataset, batch, seed=3, labels=number, **FORM, **options)
 
 
+def packed(dataset, **options: Any) -> Loader:
+    return Loader(dlfs.TokenSequences(dataset, 12), BATCH, seed=3, **options)
+
+
 def wrapped(dataset, num_workers: int = 0, collate_fn: Any = None, **options: Any) -> DataLoader:
     inner = loader(dataset, **options)
     return DataLoader(inner, batch_size=None, num_workers=num_workers, collate_fn=collate_fn)
@@ -79,6 +83,7 @@ def stateful(*arguments: Any, **options: Any) -> DataLoader:
 
 LOADERS: dict[str, Any] = {
     "loader": loader,
+    "packed": packed,
     "wrapped": wrapped,
     "pairs": lambda dataset: wrapped(dataset, as_pairs=True),
     "collated": lambda dataset: wrapped(dataset, collate_fn=pair_of),
@@ -116,7 +121,8 @@ def labels_of(batch: Any) -> list[int]:
         return batch["labels"].tolist()
     if isinstance(batch, tuple | list):
         return batch[1].tolist()
-    return (batch.labels if hasattr(batch, "labels") else batch.indices).tolist()
+    labels = getattr(batch, "labels", None)
+    return (batch.indices if labels is None else labels).tolist()
 
 
 def is_epoch(made: Any) -> bool:
