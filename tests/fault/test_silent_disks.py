@@ -18,6 +18,7 @@ import pytest
 
 import dlfs
 from dlfs import deadlines
+from dlfs._native import abi
 from dlfs.block import is_silent, note_unanswered
 from tests.fault.silent_world import (
     BOUND_S,
@@ -37,6 +38,7 @@ from tests.fault.silent_world import (
     wait_until,
     within,
 )
+from tests.golden import c_reader
 from tests.support.nvme import Event
 
 ROUNDS = int(os.environ.get("DLFS_HANG_ROUNDS", "3"))
@@ -203,6 +205,23 @@ def test_closing_does_not_wait_for_a_connection(world: World) -> None:
     check(world, within(bound_s(options), lambda: len(next(epoch))), 8)
     wait_until(lambda: target.counters.commands[Event.CONNECT_IO] > before)
     assert within(0.0, lambda: (epoch.close(), dataset.close(), volume.close()))[1] is None
+
+
+def test_mounting_from_c_ends(world: World) -> None:
+    uris = world.uris(OPTIONS)
+    world.targets[0].play(hang())
+
+    def read() -> bytes:
+        with c_reader.mounted(uris) as (c, volume), c_reader.opened(c, volume, b"ds") as dataset:
+            return c_reader.read(c, dataset, 7)
+
+    found, failure = within(deadlines.call_timeout_ms([]) / 1000, read)
+    if world.copies > 1:
+        assert (found, failure) == (ORDERED[7], None)
+    else:
+        assert isinstance(failure, c_reader.Failed), failure
+        assert failure.code == abi.E_TIMEOUT
+        assert f"127.0.0.1:{world.targets[0].port}" in str(failure)
 
 
 def test_verification_ends(world: World) -> None:

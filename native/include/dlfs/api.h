@@ -60,6 +60,10 @@ typedef struct dlfs_volume dlfs_volume;
  *                                          timeout_ms, connect_ms, keepalive_ms, reconnect_ms,
  *                                          busy_poll_us (`dlfs uri` explains them)
  *
+ * What is read ends within 30 s, or a second more than timeout_ms and reconnect_ms of the slowest
+ * member, as dlfs_open does; a member that does not answer counts as missing. Opening a file whose
+ * disk hangs has no limit.
+ *
  * With replicas, fewer members are enough for reading. Of a volume that was grown, any members are
  * enough, or devices that left it: the others are opened by the URIs that the volume records, if
  * they are files in the folder of a given one, or namespaces at the host of a given one, with its

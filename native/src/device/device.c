@@ -11,6 +11,8 @@
 #include <errno.h>
 #include <pthread.h>
 
+#include "platform/clock.h"
+
 /* Silence after which reads in flight are dropped when their queue pair is destroyed. */
 #define DROP_AFTER_MS 100
 /* Silence after which operations in flight are taken to hang when their queue pair is to end. */
@@ -287,6 +289,7 @@ struct transfer {
     uint32_t piece_bytes;
     uint32_t kind;
     int64_t error;
+    struct deadline deadline;
 };
 
 static uint32_t transfer_prepare(const struct transfer *transfer, dlfs_operation *operations)
@@ -324,11 +327,20 @@ static void transfer_submit(struct transfer *transfer)
     }
 }
 
-/* Waits for at least one completion. Returns an error only if the queue pair itself failed. */
+/* Waits for at least one completion. Returns an error only if the queue pair itself failed, or the
+ * time is over. */
 static int transfer_poll(struct transfer *transfer)
 {
     dlfs_completion completions[TRANSFER_BATCH];
-    int got = dlfs_queue_poll(transfer->queue, completions, TRANSFER_BATCH, -1);
+    int timeout_ms = -1;
+    if (!transfer->deadline.never) {
+        uint64_t left_ms = deadline_left_ns(&transfer->deadline) / 1000000 + 1;
+        timeout_ms = left_ms < INT32_MAX ? (int)left_ms : INT32_MAX;
+    }
+    int got = dlfs_queue_poll(transfer->queue, completions, TRANSFER_BATCH, timeout_ms);
+    if (got == 0 && deadline_left_ns(&transfer->deadline) == 0) {
+        return DLFS_E_TIMEOUT;
+    }
     for (int i = 0; i < got; i++) {
         if (completions[i].result < 0 && transfer->error == 0) {
             transfer->error = completions[i].result;
@@ -349,8 +361,8 @@ static int transfer_check(const dlfs_queue *queue, const dlfs_operation *whole,
     return check_operation(queue->device, whole);
 }
 
-int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
-                        uint64_t length_bytes, uint32_t piece_bytes)
+static int transfer_run(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
+                        uint64_t length_bytes, uint32_t piece_bytes, struct deadline deadline)
 {
     if (queue_is_foreign(queue)) {
         return DLFS_E_CLOSED;
@@ -377,7 +389,8 @@ int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t
                                 .left_bytes = length_bytes,
                                 .piece_bytes = piece_bytes,
                                 .kind = kind,
-                                .error = 0};
+                                .error = 0,
+                                .deadline = deadline};
     for (;;) {
         if (transfer.error == 0 && transfer.left_bytes > 0 && queue->in_flight < queue->depth) {
             transfer_submit(&transfer);
@@ -390,4 +403,18 @@ int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t
             return error;
         }
     }
+}
+
+int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
+                        uint64_t length_bytes, uint32_t piece_bytes)
+{
+    return transfer_run(queue, kind, buffer, offset_bytes, length_bytes, piece_bytes,
+                        deadline_after(-1));
+}
+
+int dlfs_queue_read_until(dlfs_queue *queue, void *buffer, uint64_t offset_bytes,
+                          uint64_t length_bytes, uint32_t piece_bytes, uint64_t until_ns)
+{
+    return transfer_run(queue, DLFS_OP_READ, buffer, offset_bytes, length_bytes, piece_bytes,
+                        (struct deadline){.at_ns = until_ns});
 }

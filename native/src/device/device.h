@@ -178,6 +178,16 @@ uint32_t dlfs_queues_idle(const dlfs_device *device);
 /* Returns the most queue pairs that the device may have. */
 uint32_t dlfs_queues_max(dlfs_device *device);
 
+/* Creates a queue pair like dlfs_queue_create, until until_ns of the monotonic clock. */
+int dlfs_queue_create_until(dlfs_device *device, uint32_t depth, uint64_t until_ns,
+                            dlfs_queue **out);
+/*
+ * Reads like dlfs_queue_transfer, until until_ns of the monotonic clock. DLFS_E_TIMEOUT: reads may
+ * be in flight still, so the memory must stay until the queue pair is destroyed.
+ */
+int dlfs_queue_read_until(dlfs_queue *queue, void *buffer, uint64_t offset_bytes,
+                          uint64_t length_bytes, uint32_t piece_bytes, uint64_t until_ns);
+
 /*
  * Keeps a device until dlfs_device_unhold: dlfs_device_destroy returns 0 and leaves it to the last
  * holder, whose queue pairs have operations in flight that nobody waits for.

@@ -316,12 +316,13 @@ uint32_t dlfs_queues_max(dlfs_device *device)
 
 /* ---- creating ------------------------------------------------------------------------------- */
 
-int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+int dlfs_queue_create_until(dlfs_device *device, uint32_t depth, uint64_t until_ns,
+                            dlfs_queue **out)
 {
     if (device == NULL || out == NULL || depth == 0 || depth > DLFS_DEPTH_MAX) {
         return -EINVAL;
     }
-    struct dlfs_queue_waiter waiter = {.queue = NULL};
+    struct dlfs_queue_waiter waiter = {.limit.until_ns = until_ns};
     struct deadline deadline = deadline_after(WAIT_MS);
     int code;
     while ((code = dlfs_queue_acquire(device, depth, &waiter, out)) == -EAGAIN) {
@@ -332,4 +333,9 @@ int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
         dlfs_queue_waiter_wait(&waiter, WAIT_STEP_MS);
     }
     return code;
+}
+
+int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+{
+    return dlfs_queue_create_until(device, depth, 0, out);
 }

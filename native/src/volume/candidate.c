@@ -6,10 +6,17 @@
 
 #include <errno.h>
 
+/* The reading of a candidate's superblocks. */
+struct identifying {
+    struct volume_source *source;
+    struct volume_limit *limit;
+    uint32_t shares;
+};
+
 /* Reads one superblock copy, whatever the logical block of the device is. */
-static int read_block(dlfs_queue *queue, const dlfs_device *device, uint8_t *memory,
-                      uint64_t offset_bytes, uint8_t *block)
+static int read_block(const struct identifying *identifying, uint64_t offset_bytes, uint8_t *block)
 {
+    const dlfs_device *device = identifying->source->device;
     uint64_t size_bytes = dlfs_device_size_bytes(device);
     uint32_t logical_bytes = dlfs_device_block_bytes(device);
     if (size_bytes < VOLUME_SUPERBLOCK_BYTES ||
@@ -22,11 +29,13 @@ static int read_block(dlfs_queue *queue, const dlfs_device *device, uint8_t *mem
     if (length > READ_MEMORY_BYTES || length > size_bytes - first) {
         return DLFS_E_TRUNCATED;
     }
-    int code = dlfs_queue_transfer(queue, DLFS_OP_READ, memory, first, length, (uint32_t)length);
+    uint64_t until_ns = volume_limit_device_ns(identifying->limit, identifying->shares);
+    int code = volume_source_read(identifying->source, identifying->limit, first, length, until_ns);
     if (code < 0) {
         return code;
     }
-    memcpy(block, memory + (offset_bytes - first), VOLUME_SUPERBLOCK_BYTES);
+    memcpy(block, (const uint8_t *)identifying->source->memory + (offset_bytes - first),
+           VOLUME_SUPERBLOCK_BYTES);
     return 0;
 }
 
@@ -45,12 +54,15 @@ static void note_unknown(struct candidate *candidate, uint64_t offset_bytes, con
 }
 
 /* Takes the copy at an offset if it is valid and newer than the one taken before. */
-static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *memory,
+static void take_copy(struct candidate *candidate, const struct identifying *identifying,
                       uint64_t offset_bytes)
 {
     uint8_t block[VOLUME_SUPERBLOCK_BYTES];
     struct volume_superblock found;
-    int code = read_block(queue, candidate->device, memory, offset_bytes, block);
+    if (candidate->code == DLFS_E_TIMEOUT) {
+        return; /* it is not waited for again */
+    }
+    int code = read_block(identifying, offset_bytes, block);
     if (code >= 0) {
         candidate->has_magic |= volume_superblock_has_magic(block);
         note_unknown(candidate, offset_bytes, block);
@@ -59,7 +71,7 @@ static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *m
     if (code < 0) {
         /* The first copy's reason is kept unless a later one is more specific. */
         bool specific = candidate->code != 0 && candidate->code != DLFS_E_FORMAT;
-        if (candidate->superblock.generation == 0 && !specific) {
+        if (code == DLFS_E_TIMEOUT || (candidate->superblock.generation == 0 && !specific)) {
             candidate->code = code;
             volume_message(candidate->reason, REASON_BYTES,
                            "open %s: read a superblock at byte %llu: %s", candidate->name,
@@ -102,10 +114,12 @@ static void check_device(struct candidate *candidate)
     }
 }
 
-void candidate_identify(struct candidate *candidate, uint8_t *memory)
+void candidate_identify(struct candidate *candidate, struct volume_limit *limit, uint32_t shares)
 {
-    dlfs_queue *queue;
-    int code = dlfs_queue_create(candidate->device, 1, &queue);
+    struct volume_source source;
+    volume_limit_admit(limit, candidate->device);
+    int code = volume_source_open(&source, candidate->device, 1, READ_MEMORY_BYTES,
+                                  volume_limit_device_ns(limit, shares));
     if (code < 0) {
         candidate->code = code;
         volume_message(candidate->reason, REASON_BYTES, "open %s: make a queue pair: %s",
@@ -113,11 +127,12 @@ void candidate_identify(struct candidate *candidate, uint8_t *memory)
         return;
     }
     uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
-    take_copy(candidate, queue, memory, 0);
-    take_copy(candidate, queue, memory, VOLUME_SUPERBLOCK_B_OFFSET_BYTES);
+    const struct identifying identifying = {&source, limit, shares};
+    take_copy(candidate, &identifying, 0);
+    take_copy(candidate, &identifying, VOLUME_SUPERBLOCK_B_OFFSET_BYTES);
     uint64_t member_bytes = candidate->superblock.member_bytes;
-    take_copy(candidate, queue, memory,
+    take_copy(candidate, &identifying,
               volume_tail_offset(member_bytes ? member_bytes : size_bytes));
-    dlfs_queue_destroy(queue);
+    volume_source_close(&source);
     check_device(candidate);
 }

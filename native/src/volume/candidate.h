@@ -2,7 +2,7 @@
 #ifndef DLFS_VOLUME_CANDIDATE_H
 #define DLFS_VOLUME_CANDIDATE_H
 
-#include "volume/volume.h"
+#include "volume/source.h"
 
 #define READ_MEMORY_BYTES (1u << 18)
 #define REASON_BYTES 900u /* longest reason of one device; a message adds text around it */
@@ -22,8 +22,11 @@ struct candidate {
     uint8_t block[VOLUME_SUPERBLOCK_BYTES];
 };
 
-/* Reads a device's superblocks into memory of READ_MEMORY_BYTES; sets code if it has none. */
-void candidate_identify(struct candidate *candidate, uint8_t *memory);
+/*
+ * Reads a device's superblocks; sets code if it has none. The device gets one of `shares` equal
+ * shares of the time left for each; if it does not answer, its code is DLFS_E_TIMEOUT.
+ */
+void candidate_identify(struct candidate *candidate, struct volume_limit *limit, uint32_t shares);
 
 static inline unsigned long long wide(uint64_t value)
 {

@@ -10,7 +10,7 @@
 #include "device/uri.h"
 #include "directory/directory.h"
 #include "reader/reader.h"
-#include "volume/volume.h"
+#include "volume/source.h"
 
 #define MEMORY_BYTES_DEFAULT (UINT64_C(256) << 20)
 #define MEMORY_CHUNKS_MIN 4u
@@ -100,6 +100,7 @@ static int load_directory(dlfs_dataset *dataset, struct volume_location *bad)
     uint64_t chunks = (segment_bytes + sb->chunk_bytes - 1) / sb->chunk_bytes;
     const struct volume_space space = {record->directory_runs, record->directory_run_count, chunks};
     uint64_t position;
+    struct volume_limit limit = volume_limit_begin();
     *bad = volume_locate(dataset->volume, &space, 0);
     dataset->segment_bytes = chunks * sb->chunk_bytes;
     int code = dlfs_memory_map(dataset->segment_bytes, &dataset->segment, NULL);
@@ -108,7 +109,7 @@ static int load_directory(dlfs_dataset *dataset, struct volume_location *bad)
         return code;
     }
     for (uint32_t choice = 0; choice < volume_choice_count(sb); choice++) {
-        code = volume_read_space(dataset->volume, &space, choice, dataset->segment, bad);
+        code = volume_read_space(dataset->volume, &limit, &space, choice, dataset->segment, bad);
         if (code >= 0) {
             code = check_segment(dataset, &position);
             *bad = volume_locate(dataset->volume, &space, position);

@@ -41,6 +41,7 @@ struct mounting {
     uint32_t uri_count;
     const struct candidate *newest;
     uint8_t *memory; /* READ_MEMORY_BYTES */
+    struct volume_limit limit;
     char *message;
     uint32_t message_bytes;
 };
@@ -212,7 +213,8 @@ static int assemble(struct mounting *mounting, dlfs_volume *volume)
 }
 
 /* Reads the catalog from the copies that have it intact. */
-static int load_catalog(dlfs_volume *volume, char *message, uint32_t message_bytes)
+static int load_catalog(dlfs_volume *volume, struct volume_limit *limit, char *message,
+                        uint32_t message_bytes)
 {
     const struct volume_superblock *sb = &volume->superblock;
     uint64_t chunks = (sb->catalog_bytes + sb->chunk_bytes - 1) / sb->chunk_bytes;
@@ -225,7 +227,7 @@ static int load_catalog(dlfs_volume *volume, char *message, uint32_t message_byt
     const struct volume_space space = {sb->catalog_runs, sb->catalog_run_count, chunks};
     struct volume_location place = {.member = 0};
     for (uint32_t choice = 0; choice < volume_choice_count(sb); choice++) {
-        code = volume_read_space(volume, &space, choice, volume->catalog_memory, &place);
+        code = volume_read_space(volume, limit, &space, choice, volume->catalog_memory, &place);
         if (code >= 0) {
             place = volume_locate(volume, &space, 0);
             code = volume_catalog_decode(volume->catalog_memory, sb, &volume->catalog);
@@ -264,13 +266,20 @@ static void choose_newest(struct mounting *mounting, uint32_t first)
     }
 }
 
+/* Returns the shares of the time left of which a device gets one: others have the same, or more is
+ * to be read. */
+static uint32_t member_shares(const struct mounting *mounting)
+{
+    return mounting->count > 1 ? 2 : 1;
+}
+
 /* Reads the superblocks of all devices that were given. */
 static void identify_all(struct mounting *mounting)
 {
     for (uint32_t i = 0; i < mounting->count; i++) {
         struct candidate *candidate = &mounting->candidates[i];
         if (candidate->device != NULL) {
-            candidate_identify(candidate, mounting->memory);
+            candidate_identify(candidate, &mounting->limit, member_shares(mounting));
         }
     }
     choose_newest(mounting, 0);
@@ -319,7 +328,7 @@ static void add_located(struct mounting *mounting, dlfs_volume *volume,
         return;
     }
     volume->owned[volume->owned_count++] = candidate->device;
-    candidate_identify(candidate, mounting->memory);
+    candidate_identify(candidate, &mounting->limit, member_shares(mounting));
     if (candidate->code >= 0 &&
         memcmp(candidate->superblock.member_uuid, location->uuid, VOLUME_UUID_BYTES) != 0) {
         candidate->code = DLFS_E_NOT_FOUND;
@@ -343,20 +352,26 @@ static bool is_missing(const struct mounting *mounting,
 }
 
 /* Reads the location record of a device that is, or was, a member of a volume that was grown. */
-static bool read_locations(const struct candidate *candidate, uint8_t *memory,
+static bool read_locations(struct mounting *mounting, const struct candidate *candidate,
                            struct volume_locations *locations)
 {
+    struct volume_source source;
     bool grown = candidate->code >= 0 ? candidate->superblock.has_groups : !candidate->has_magic;
     uint64_t end = VOLUME_LOCATIONS_OFFSET_BYTES + VOLUME_LOCATIONS_BYTES_MAX;
-    dlfs_queue *queue;
-    if (candidate->device == NULL || !grown || dlfs_device_size_bytes(candidate->device) < end ||
-        dlfs_queue_create(candidate->device, 1, &queue) < 0) {
+    uint64_t until_ns = volume_limit_device_ns(&mounting->limit, member_shares(mounting));
+    if (candidate->device == NULL || !grown || candidate->code == DLFS_E_TIMEOUT ||
+        dlfs_device_size_bytes(candidate->device) < end ||
+        volume_source_open(&source, candidate->device, 1, VOLUME_LOCATIONS_BYTES_MAX, until_ns) <
+            0) {
         return false;
     }
-    int code = dlfs_queue_transfer(queue, DLFS_OP_READ, memory, VOLUME_LOCATIONS_OFFSET_BYTES,
-                                   VOLUME_LOCATIONS_BYTES_MAX, VOLUME_LOCATIONS_BYTES_MAX);
-    dlfs_queue_destroy(queue);
-    return code >= 0 && volume_locations_decode(memory, locations);
+    int code = volume_source_read(&source, &mounting->limit, VOLUME_LOCATIONS_OFFSET_BYTES,
+                                  VOLUME_LOCATIONS_BYTES_MAX, until_ns);
+    if (code >= 0) {
+        memcpy(mounting->memory, source.memory, VOLUME_LOCATIONS_BYTES_MAX);
+    }
+    volume_source_close(&source);
+    return code >= 0 && volume_locations_decode(mounting->memory, locations);
 }
 
 /* Opens the members that were not given, by the newest location record. */
@@ -367,7 +382,7 @@ static void locate(struct mounting *mounting, dlfs_volume *volume)
     uint8_t *record = malloc(VOLUME_LOCATIONS_BYTES_MAX);
     const struct candidate *newest = mounting->newest;
     for (uint32_t i = 0; record != NULL && i < mounting->count; i++) {
-        if (read_locations(&mounting->candidates[i], mounting->memory, &found) &&
+        if (read_locations(mounting, &mounting->candidates[i], &found) &&
             found.generation > locations.generation &&
             (newest == NULL ||
              memcmp(found.volume_uuid, newest->superblock.volume_uuid, VOLUME_UUID_BYTES) == 0)) {
@@ -410,6 +425,7 @@ static int mount_into(dlfs_volume *volume, struct mounting *mounting)
         return code;
     }
     mounting->memory = memory;
+    mounting->limit = volume_limit_begin();
     identify_all(mounting);
     locate(mounting, volume);
     if (mounting->newest == NULL) {
@@ -421,7 +437,7 @@ static int mount_into(dlfs_volume *volume, struct mounting *mounting)
         code = assemble(mounting, volume);
     }
     if (code >= 0) {
-        code = load_catalog(volume, mounting->message, mounting->message_bytes);
+        code = load_catalog(volume, &mounting->limit, mounting->message, mounting->message_bytes);
     }
 out:
     dlfs_memory_unmap(memory, READ_MEMORY_BYTES);

@@ -6,15 +6,16 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "volume/volume.h"
+#include "volume/source.h"
 
 #define DEPTH 16u
-#define PIECE_BYTES (256u << 10)
+#define COPIES_SHARES 16u /* of the time left, of which a member gets one where copies are */
 
-/* The queue pairs of members, each created when it is first needed. */
-struct queues {
+/* The sources of members, each opened when it is first needed. */
+struct sources {
     const dlfs_volume *volume;
-    dlfs_queue *of_member[DLFS_MEMBERS_MAX];
+    struct volume_limit *limit;
+    struct volume_source of_member[DLFS_MEMBERS_MAX];
 };
 
 uint32_t volume_choice_count(const struct volume_superblock *superblock)
@@ -35,33 +36,44 @@ static struct volume_location place_of(const struct volume_superblock *sb, uint6
     };
 }
 
-static int read_copy(struct queues *queues, const struct volume_location *place, void *memory)
+static int read_copy(struct sources *sources, const struct volume_location *place, void *memory)
 {
-    const struct volume_superblock *sb = &queues->volume->superblock;
-    dlfs_queue **queue = &queues->of_member[place->member];
-    dlfs_device *device = queues->volume->devices[place->member];
+    const struct volume_superblock *sb = &sources->volume->superblock;
+    struct volume_source *source = &sources->of_member[place->member];
+    struct volume_limit *limit = sources->limit;
+    dlfs_device *device = sources->volume->devices[place->member];
+    uint64_t bit = UINT64_C(1) << place->member;
     if (device == NULL) {
         return DLFS_E_LOST;
     }
-    if (*queue == NULL) {
-        int code = dlfs_queue_create(device, DEPTH, queue);
-        if (code < 0) {
-            return code;
-        }
+    if ((limit->silent_members & bit) != 0) {
+        return DLFS_E_TIMEOUT;
     }
-    uint32_t piece_bytes = sb->chunk_bytes < PIECE_BYTES ? sb->chunk_bytes : PIECE_BYTES;
-    return dlfs_queue_transfer(*queue, DLFS_OP_READ, memory, place->offset_bytes, sb->chunk_bytes,
-                               piece_bytes);
+    volume_limit_admit(limit, device);
+    uint64_t until_ns = volume_limit_device_ns(limit, sb->replicas > 1 ? COPIES_SHARES : 1);
+    int code = 0;
+    if (source->queue == NULL) {
+        code = volume_source_open(source, device, DEPTH, sb->chunk_bytes, until_ns);
+    }
+    if (code >= 0) {
+        code = volume_source_read(source, limit, place->offset_bytes, sb->chunk_bytes, until_ns);
+    }
+    if (code >= 0) {
+        memcpy(memory, source->memory, sb->chunk_bytes);
+    } else if (code == DLFS_E_TIMEOUT) {
+        limit->silent_members |= bit;
+    }
+    return code;
 }
 
 /*
  * Reads a chunk from the first copy that can be read. A choice below `replicas` is the copy to
  * begin with; a choice from there on is a member whose copies are tried last.
  */
-static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, void *memory,
+static int read_chunk(struct sources *sources, uint64_t chunk, uint32_t choice, void *memory,
                       struct volume_location *bad)
 {
-    const struct volume_superblock *sb = &queues->volume->superblock;
+    const struct volume_superblock *sb = &sources->volume->superblock;
     int code = DLFS_E_LOST;
     bool avoids = choice >= sb->replicas;
     for (uint32_t last = 0; last <= (avoids ? 1u : 0u); last++) {
@@ -71,7 +83,7 @@ static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, vo
             if (avoids && (place.member == choice - sb->replicas) != (last == 1)) {
                 continue;
             }
-            code = read_copy(queues, &place, memory);
+            code = read_copy(sources, &place, memory);
             if (code >= 0) {
                 return 0;
             }
@@ -81,23 +93,24 @@ static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, vo
     return code;
 }
 
-int volume_read_space(const dlfs_volume *volume, const struct volume_space *space, uint32_t choice,
-                      void *memory, struct volume_location *bad)
+int volume_read_space(const dlfs_volume *volume, struct volume_limit *limit,
+                      const struct volume_space *space, uint32_t choice, void *memory,
+                      struct volume_location *bad)
 {
-    struct queues queues = {.volume = volume};
+    struct sources sources = {.volume = volume, .limit = limit};
     uint64_t left = space->chunk_count;
     uint8_t *at = memory;
     int code = 0;
     for (uint32_t i = 0; code >= 0 && i < space->run_count; i++) {
         const dlfs_extent *run = &space->runs[i];
         for (uint64_t k = 0; code >= 0 && left && k < run->chunk_count; k++) {
-            code = read_chunk(&queues, run->first_chunk + k, choice, at, bad);
+            code = read_chunk(&sources, run->first_chunk + k, choice, at, bad);
             at += volume->superblock.chunk_bytes;
             left--;
         }
     }
     for (uint32_t i = 0; i < DLFS_MEMBERS_MAX; i++) {
-        dlfs_queue_destroy(queues.of_member[i]);
+        volume_source_close(&sources.of_member[i]);
     }
     return code < 0 ? code : 0;
 }

@@ -193,11 +193,13 @@ struct volume_location {
 
 /*
  * Reads a space into memory aligned to blocks. A chunk that cannot be read from one copy is read
- * from the next. choice: 0..volume_choice_count-1. Errors: those of the last copy's device, with
- * its location in *bad.
+ * from the next. choice: 0..volume_choice_count-1. A member that does not answer within its part of
+ * the limit is not asked again. Errors: those of the last copy's device, with its location in *bad.
  */
-int volume_read_space(const dlfs_volume *volume, const struct volume_space *space, uint32_t choice,
-                      void *memory, struct volume_location *bad);
+struct volume_limit;
+int volume_read_space(const dlfs_volume *volume, struct volume_limit *limit,
+                      const struct volume_space *space, uint32_t choice, void *memory,
+                      struct volume_location *bad);
 /*
  * Returns the location of the first copy of a byte of a space; position < the bytes of its chunks.
  */
