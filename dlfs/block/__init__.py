@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from dlfs.arguments import Engine
-from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
+from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, leave, operation_error
 from dlfs.block.file import FileDevice
 from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES, is_lock_record
 from dlfs.block.memory import MemoryDevice
@@ -56,6 +56,7 @@ __all__ = [
     "format_path",
     "is_lock_record",
     "is_silent",
+    "leave",
     "note_unanswered",
     "open_device",
     "open_nvme_devices",

@@ -66,7 +66,7 @@ _IDLE_QUEUES_MAX = 4
 _BOUNCE_BYTES = 16 * MIB
 _WAIT_SLICE_MS = 100  # after which a thread looks whether another one found the device silent
 
-_kept: list[NativeQueue] = []
+_kept: list[QueuePair] = []
 """Queue pairs that nobody closes, because no thread could be started to wait for their reads."""
 
 
@@ -223,6 +223,23 @@ class BlockDevice(Protocol):
     def __exit__(self, *exception: object) -> None: ...
 
 
+def leave(device: BlockDevice, queue: QueuePair) -> None:
+    """Close a queue pair. In a call with a deadline, a thread waits for reads that may not end.
+
+    Args:
+        device: the device of the queue pair.
+        queue: the queue pair, which is not used any more.
+    """
+    if device.drops_reads or not queue.in_flight or current_deadline() is None:
+        queue.close()
+        return
+    waiting = threading.Thread(target=queue.close, name="dlfs-abandoned", daemon=True)
+    try:
+        start_thread(waiting)
+    except LimitError:
+        _kept.append(queue)
+
+
 class NativeBackedDevice(abc.ABC, Closing):
     """A block device over a ``NativeDevice``. Subclasses implement its lock."""
 
@@ -345,23 +362,12 @@ class NativeBackedDevice(abc.ABC, Closing):
         try:
             wait.read(queue, buffer, offset_bytes)
         except BaseException as error:
-            self._abandon(queue)
+            leave(self, queue)
             waited_s = time.monotonic() - began_s
             if isinstance(error, DeviceTimeoutError):
                 silence.note_unanswered(self, waited_s=waited_s if wait.was_cut else None)
             raise
         self._release_queue(queue)
-
-    def _abandon(self, queue: NativeQueue) -> None:
-        """Close a queue pair whose reads need not end; if they are not dropped, a thread waits."""
-        if self.drops_reads or not queue.in_flight:
-            queue.close()
-            return
-        waiting = threading.Thread(target=queue.close, name="dlfs-abandoned", daemon=True)
-        try:
-            start_thread(waiting)
-        except LimitError:
-            _kept.append(queue)
 
     def write(self, offset_bytes: int, data: BytesLike) -> None:
         """Write whole blocks; see ``BlockDevice.write``."""

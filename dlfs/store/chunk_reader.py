@@ -18,7 +18,6 @@ Threads: one for each call. Memory: the windows.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -33,6 +32,7 @@ from dlfs.block import (
     QueuePair,
     aligned_buffer,
     check_answers,
+    leave,
     note_unanswered,
     operation_error,
     timeout_error,
@@ -47,7 +47,6 @@ from dlfs.errors import (
     DlfsError,
 )
 from dlfs.format.geometry import DataSpace, Geometry
-from dlfs.threads import start_thread
 from dlfs.units import MIB
 
 REQUEST_BYTES_MAX = 1 * MIB
@@ -184,7 +183,7 @@ class _Fetcher(Closing):
     def close(self) -> None:
         for device, queue in zip(self._devices, self._queues, strict=False):
             if queue is not None:
-                _leave(device, queue)
+                leave(device, queue)
 
     def _check_silence(self, device: BlockDevice) -> None:
         """Check that a device is not known to be silent, if this call has a deadline.
@@ -344,20 +343,12 @@ class _Fetcher(Closing):
         """Close a failed queue pair and send its requests to other copies."""
         self._queues[member] = None
         self._absences[member] = error
-        _leave(self._devices[member], queue)
+        leave(self._devices[member], queue)
         lost = [tag for tag, request in self._in_flight.items() if request.member == member]
         for tag in lost:
             request = self._in_flight.pop(tag)
             request.target.pending[member] -= 1
             self._read_next_copy(request, error)
-
-
-def _leave(device: BlockDevice, queue: QueuePair) -> None:
-    """Close a queue pair. If its reads are not dropped, a thread waits for those in flight."""
-    if device.drops_reads or not queue.in_flight or current_deadline() is None:
-        queue.close()
-    else:
-        start_thread(threading.Thread(target=queue.close, name="dlfs-abandoned", daemon=True))
 
 
 def _problem(device: BlockDevice, request: _Request, result: int) -> DlfsError:
