@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -130,3 +130,26 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)
+
+
+def batches(dataset: dlfs.Dataset, count: int = 1) -> list[list[bytes]]:
+    with dataset.batches(8, seed=3) as epoch:
+        return [next(epoch).to_list() for _ in range(count)]
+
+
+def first_batch(dataset: dlfs.Dataset) -> list[bytes]:
+    return batches(dataset)[0]
+
+
+# What users call, by name: given the URIs, an open volume and its dataset.
+CALLS: dict[str, tuple[Callable[[Sequence[str], dlfs.Volume, dlfs.Dataset], Any], Any]] = {
+    "get": (lambda _u, _v, ds: ds[7], ORDERED[7]),
+    "read": (lambda _u, _v, ds: ds.read([3, 50, 20]).to_list(), [ORDERED[i] for i in (3, 50, 20)]),
+    "epoch": (lambda _u, _v, ds: len(first_batch(ds)), 8),
+    "paths": (lambda _u, _v, ds: ds.paths(), sorted(SAMPLES)),
+    "column": (lambda _u, _v, ds: int(ds.column("length")[5]), 9000),
+    "refresh": (lambda _u, v, _ds: v.refresh(), None),
+    "dataset": (lambda _u, v, _ds: len(v["ds"].open()), COUNT),
+    "open": (lambda u, _v, _ds: dlfs.open(u).label, ""),
+    "info": (lambda u, _v, _ds: dlfs.open(u).info().dataset_count, 1),
+}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,16 +22,17 @@ from dlfs._native import abi
 from dlfs.block import is_silent, note_unanswered
 from tests.fault.silent_world import (
     BOUND_S,
+    CALLS,
     COUNT,
     LATE,
     OPTIONS,
     ORDERED,
-    SAMPLES,
     World,
     bound_s,
     check,
     delay,
     drip,
+    first_batch,
     hang,
     hang_and_refuse,
     make_world,
@@ -61,32 +62,9 @@ def short_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "CALL_TIMEOUT_MS", int(BOUND_S * 1000))
 
 
-def batches(dataset: dlfs.Dataset, count: int = 1) -> list[list[bytes]]:
-    with dataset.batches(8, seed=3) as epoch:
-        return [next(epoch).to_list() for _ in range(count)]
-
-
-def first_batch(dataset: dlfs.Dataset) -> list[bytes]:
-    return batches(dataset)[0]
-
-
 def find_in_vain(volume: dlfs.Volume) -> int:
     """Verify a volume; return how many chunks' worth of defects there are, at least."""
     return sum(1 for _ in volume.verify())
-
-
-# What users call, by name: given the URIs, an open volume and its dataset.
-CALLS: dict[str, tuple[Callable[[Sequence[str], dlfs.Volume, dlfs.Dataset], Any], Any]] = {
-    "get": (lambda _u, _v, ds: ds[7], ORDERED[7]),
-    "read": (lambda _u, _v, ds: ds.read([3, 50, 20]).to_list(), [ORDERED[i] for i in (3, 50, 20)]),
-    "epoch": (lambda _u, _v, ds: len(first_batch(ds)), 8),
-    "paths": (lambda _u, _v, ds: ds.paths(), sorted(SAMPLES)),
-    "column": (lambda _u, _v, ds: int(ds.column("length")[5]), 9000),
-    "refresh": (lambda _u, v, _ds: v.refresh(), None),
-    "dataset": (lambda _u, v, _ds: len(v["ds"].open()), COUNT),
-    "open": (lambda u, _v, _ds: dlfs.open(u).label, ""),
-    "info": (lambda u, _v, _ds: dlfs.open(u).info().dataset_count, 1),
-}
 
 
 @pytest.fixture

@@ -65,11 +65,13 @@ class Namespace:
 
     Attributes:
         path: path of the backing file; None: a RAM disk of zeros.
+        fails: it is an error device over that, ``EE_NAME``, which answers as it is told.
     """
 
     size_bytes: int = 32 * MIB
     block_bytes: int = 512
     path: Path | None = None
+    fails: bool = False
 
 
 def spdk_uri(port: int, nqn: str, nsid: int = 1, **options: object) -> str:
@@ -229,6 +231,9 @@ class SpdkTarget:
                     name=name, filename=str(namespace.path), block_size=namespace.block_bytes,
                     uuid=uuid,
                 )  # fmt: skip
+            if namespace.fails:
+                self.call("bdev_error_create", base_name=name)
+                name = f"EE_{name}"
             self.call("nvmf_subsystem_add_ns", nqn=nqn, namespace={"bdev_name": name, "nsid": nsid})
         self.call(
             "nvmf_subsystem_add_listener",
@@ -255,6 +260,8 @@ class SpdkTarget:
         """Remove a subsystem and its RAM disks."""
         self.call("nvmf_delete_subsystem", nqn=nqn)
         for nsid, namespace in enumerate(self._subsystems.pop(nqn), 1):
+            if namespace.fails:
+                self.call("bdev_error_delete", name=f"EE_{nqn}/{nsid}")
             kind = "malloc" if namespace.path is None else "aio"
             self.call(f"bdev_{kind}_delete", name=f"{nqn}/{nsid}")
 
