@@ -53,7 +53,8 @@ DLFS_API int dlfs_device_create_external(const struct dlfs_external *external, d
  * Destroys a device. Returns -EBUSY, and frees nothing, while a queue pair of it exists. Other
  * objects that borrow the device must be gone too, which is not checked: a fault device over it,
  * readers (dlfs_reader_config) and volumes (dlfs_mount_devices). No other thread may be using it.
- * If reads of a destroyed reader hang, the device is freed when they have ended. NULL: returns 0.
+ * If reads of a destroyed reader hang, the device is freed when they have ended; a device below a
+ * fault device is freed with that. NULL: returns 0.
  */
 DLFS_API int dlfs_device_destroy(dlfs_device *device);
 /* Any threads may call the next four functions at once. */

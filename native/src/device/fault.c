@@ -351,7 +351,9 @@ static int fault_flush(dlfs_device *base)
 
 static void fault_destroy(dlfs_device *base)
 {
-    free(base);
+    struct fault_device *device = (struct fault_device *)base;
+    dlfs_device_unhold(device->inner);
+    free(device);
 }
 
 static const struct dlfs_device_ops fault_device_ops = {
@@ -378,6 +380,7 @@ int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config
         return -ENOMEM;
     }
     device->inner = inner;
+    dlfs_device_hold(inner); /* the device may be left to a thread that waits for reads */
     device->config = *config;
     atomic_init(&device->queues_made, 0);
     atomic_init(&device->operations, 0);
