@@ -14,7 +14,8 @@
 /* What one question to the resolver needs. The thread that asks may outlive who waits for it. */
 struct lookup {
     struct nvme_path path;
-    int done;  /* an eventfd */
+    int done; /* an eventfd, readable from the answer on */
+    atomic_bool answered;
     int error; /* of getaddrinfo */
     int count;
     struct nvme_address addresses[NVME_ADDRESSES_MAX];
@@ -54,6 +55,7 @@ static void *lookup_thread(void *argument)
 {
     struct lookup *lookup = argument;
     ask(lookup, 0);
+    atomic_store(&lookup->answered, true); /* the members above are read after it */
     uint64_t one = 1;
     (void)!write(lookup->done, &one, sizeof one);
     lookup_release(lookup);
@@ -76,7 +78,8 @@ static int ask_in_thread(struct lookup *lookup, const struct nvme_deadline *dead
         return code;
     }
     (void)pthread_detach(thread);
-    return nvme_wait(deadline, lookup->done, POLLIN);
+    code = nvme_wait(deadline, lookup->done, POLLIN);
+    return code == 0 && !atomic_load(&lookup->answered) ? DLFS_E_TIMEOUT : code;
 }
 
 /* Returns the number of addresses that were found, or an error with its text. */
