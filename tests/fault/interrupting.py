@@ -248,9 +248,9 @@ class Tracer:
 def _leaks(frame: FrameType) -> bool:
     """Return True if CPython 3.11 leaks the frame when a trace function raises at this line.
 
-    Nothing is raised there otherwise: signal handlers do not run at this instruction.
+    Nothing is raised there otherwise: signal handlers do not run at these instructions.
     """
-    return frame.f_code.co_code[frame.f_lasti] == dis.opmap["POP_EXCEPT"]
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("POP_EXCEPT", "PUSH_EXC_INFO")
 
 
 def trace_natives(tracer: Tracer) -> None:
