@@ -4,7 +4,8 @@ A test marked ``fuse``, ``qemu``, ``root``, ``spdk`` or ``uring`` is skipped, wi
 the machine lacks it, ``torch`` and ``frameworks`` where those packages are missing. CI names what
 it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the test, so that
 no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine would fail a
-test for nothing.
+test for nothing. CI draws the same examples in every run, so that a failure is about the change;
+runs elsewhere draw new ones.
 """
 
 from __future__ import annotations
@@ -101,7 +102,12 @@ def pytest_configure(config: pytest.Config) -> None:
     tests with others has no standard output: why it ended one that took too long would go unseen.
     """
     _required()
-    settings.register_profile("dlfs", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "dlfs",
+        deadline=None,
+        derandomize="CI" in os.environ,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("dlfs")
     for variable in ("DLFS_VOLUME", "DLFS_MEMORY", "DLFS_DEBUG"):  # the user's own defaults
         os.environ.pop(variable, None)

@@ -82,7 +82,8 @@ static int device_flush(void *argument)
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
-    return nvme_durability_flush(&device->durability, flush_command, device);
+    bool lost = false; /* the code says so too */
+    return nvme_durability_flush(&device->durability, flush_command, device, &lost);
 }
 
 static int run_io(struct device *device, dlfs_spdk_command *command, void *data,

@@ -17,6 +17,7 @@ from tests.fault.silent_world import (
     BOUND_S,
     CALLS,
     OPTIONS,
+    ORDERED,
     SAMPLES,
     bound_s,
     check,
@@ -101,12 +102,12 @@ def test_each_call_ends_within_the_bound(world: SpdkWorld, call: str) -> None:
 def test_a_disk_that_answers_again_is_read_again(world: SpdkWorld) -> None:
     with dlfs.open(world.uris(OPTIONS)) as volume, volume["ds"] as dataset:
         world.hang()
-        check(world, within(bound_s(OPTIONS), lambda: dataset[7]), SAMPLES[dataset.path(7)])  # type: ignore[arg-type]
+        check(world, within(bound_s(OPTIONS), lambda: dataset[7]), ORDERED[7])  # type: ignore[arg-type]
         world.recover()
 
         def reads() -> bool:
             try:
-                return bool(dataset[20] == SAMPLES[dataset.path(20)])
+                return bool(dataset[20] == ORDERED[20])
             except dlfs.DeviceTimeoutError:
                 return False
 
