@@ -18,6 +18,9 @@
 #include "platform/clock.h"
 #include "reader/span.h"
 
+/* Longest time that the bytes of an answer add to the wait for it: a day. */
+#define SLOW_NS_MAX (UINT64_C(86400) * 1000000000)
+
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
 DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int *wake, uint32_t timeout_ms,
@@ -75,21 +78,26 @@ DLFS_API void dlfs_client_destroy(dlfs_client *client)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* Returns the bytes of samples that a request asks for, at least. */
+/* Returns the length of a sample; if it is not known, another length. */
+static uint64_t sample_bytes(const dlfs_client *client, uint64_t index, uint64_t otherwise)
+{
+    return index < client->location_count ? dlfs_location_length(&client->locations[index])
+                                          : otherwise;
+}
+
+/* Returns the bytes of samples that a request asks for, as far as their lengths are known. */
 static uint64_t requested_bytes(const dlfs_client *client, const struct submission *request)
 {
     const uint64_t *indices = (const uint64_t *)(const void *)client->memory.request;
     uint64_t bytes = 0;
     switch (request->operation) {
     case OPERATION_GET:
-        return request->limit;
+        return sample_bytes(client, request->value, request->limit);
     case OPERATION_PART:
         return ((const dlfs_part *)(const void *)client->memory.request)->length_bytes;
     case OPERATION_READ:
         for (uint64_t i = 0; i < request->value; i++) {
-            if (indices[i] < client->location_count) {
-                bytes += dlfs_location_length(&client->locations[indices[i]]);
-            }
+            bytes += sample_bytes(client, indices[i], 0);
         }
         return bytes;
     default:
@@ -122,8 +130,9 @@ static int await_answer(dlfs_client *client, const struct submission *request,
             left_ms = ((int64_t)until - (int64_t)monotonic_ns() + 999999) / 1000000;
         }
         if (until != UINT64_MAX && left_ms <= 0 && !extended) {
-            until +=
-                reader_slow_ns(requested_bytes(client, request)); /* counted for few requests */
+            /* Only now, because few requests wait so long. */
+            uint64_t slow_ns = reader_slow_ns(requested_bytes(client, request));
+            until += slow_ns < SLOW_NS_MAX ? slow_ns : SLOW_NS_MAX;
             extended = true;
             continue;
         }
