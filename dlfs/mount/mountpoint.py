@@ -243,14 +243,19 @@ def holders(device: str) -> list[str]:
     Returns:
         Such as ``1234 (sh)``. Processes of other users are left out, unless root asks.
     """
-    found: dict[str, str] = {}
+    found: list[str] = []
+    seen: set[str] = set()
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended, or is another user's
+            namespace = os.readlink(place / "ns/mnt")
+            if namespace in seen:
+                continue
             records = parse_mountinfo((place / "mountinfo").read_bytes())
+            seen.add(namespace)
             if any((r.device, r.file_system_type) == (device, FILE_SYSTEM_TYPE) for r in records):
                 name = (place / "comm").read_text(errors="replace").strip()
-                found.setdefault(os.readlink(place / "ns/mnt"), f"{place.name} ({name})")
-    return sorted(found.values())
+                found.append(f"{place.name} ({name})")
+    return found
 
 
 def find_dlfs(directory: str | os.PathLike[str], action: str) -> tuple[str, str]:
