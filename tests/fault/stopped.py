@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from dlfs.block import open_device
 from dlfs.block.lease import LeaseTimes
 from dlfs.units import MIB
+from tests.support.stopping import stop_process
 from tests.support.writers import format_times
 
 ROUNDS = int(os.environ.get("DLFS_STOPPED_ROUNDS", "1"))
@@ -137,7 +138,7 @@ def _play_round(scene: Scene, process: subprocess.Popen[str], chance: random.Ran
         return False
     assert answer == "writing"
     threading.Event().wait(chance.random() * 0.05)  # a random moment, not a condition
-    process.send_signal(signal.SIGSTOP)
+    stop_process(process.pid)
     try:
         if scene.cut is not None and chance.random() < 0.5:
             scene.cut(chance.random() < 0.5)

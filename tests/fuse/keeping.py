@@ -23,7 +23,7 @@ from dlfs.mount.mountpoint import detach, find_dlfs, find_mount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.replacement import Predecessor
 from dlfs.units import MIB
-from tests.fuse.mounting import Mount, add_dataset, wait_for, wait_for_exit
+from tests.fuse.mounting import Mount, add_dataset, wait_for_exit
 
 NEEDS_KEEPER = [
     pytest.mark.fuse,
@@ -91,18 +91,6 @@ def running_programs(mount: Mount) -> Iterator[None]:
         finally:
             ended.set()
         assert all(task.result() for task in running)
-
-
-def stop_process(pid: int) -> None:
-    """Stop a process by SIGSTOP, and wait until it is stopped."""
-    os.kill(pid, signal.SIGSTOP)
-    wait_for_stop(pid)
-
-
-def wait_for_stop(pid: int) -> None:
-    """Wait until a process is stopped."""
-    stat = Path(f"/proc/{pid}/stat")
-    wait_for(lambda: stat.read_text().rpartition(") ")[2][0] == "T", "the stop of a process")
 
 
 # ---- keepers with scripted servers ---------------------------------------------------------------

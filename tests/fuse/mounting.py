@@ -22,6 +22,7 @@ from dlfs.mount.keeper import ENABLE_URING
 from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.units import MIB
 from tests.odd_names import old_writer
+from tests.support.stopping import stop_process
 
 SECONDS_MAX = 100
 """Longest wait for a condition, in seconds; long enough for a slow and busy machine."""
@@ -180,7 +181,7 @@ def stopped(mount: Mount) -> Iterator[None]:
     the test fails.
     """
     alarm = threading.Timer(SECONDS_MAX, os.kill, (mount.pid, signal.SIGCONT))
-    os.kill(mount.pid, signal.SIGSTOP)
+    stop_process(mount.pid)
     alarm.start()
     try:
         yield

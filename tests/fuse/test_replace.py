@@ -40,9 +40,7 @@ from tests.fuse.keeping import (
     make_volume,
     running_programs,
     start_keeper,
-    stop_process,
     unmounting,
-    wait_for_stop,
 )
 from tests.fuse.mounting import (
     SECONDS_MAX,
@@ -54,6 +52,7 @@ from tests.fuse.mounting import (
     wait_for,
     wait_for_exit,
 )
+from tests.support.stopping import stop_process, wait_for_stop
 
 REPLACES = int(os.environ.get("DLFS_SERVER_REPLACES", "3"))
 PACKAGE = Path(dlfs.__file__).parent
@@ -301,7 +300,7 @@ def test_a_dying_server_of_the_new_keeper_holds_nothing_up(tmp_path: Path) -> No
 
 
 def test_a_server_that_is_stopped_is_replaced(mount: Mount) -> None:
-    os.kill(mount.pid, signal.SIGSTOP)
+    stop_process(mount.pid)
     replace(mount)
     assert (mount / "train/d0/000").read_bytes() == FILES[b"d0/000"]
 

@@ -31,6 +31,7 @@ from typing import Self
 
 from tests.nvmet.initrd import build_initrd
 from tests.nvmet.kernel import find_kernel
+from tests.support.stopping import stop_process
 
 HOST_ADDRESS = "10.0.2.2"
 """Address of this machine in a guest."""
@@ -228,15 +229,13 @@ class Guest:
 
     def pause(self) -> None:
         """Pause the machine: connections stay open, but nothing is answered."""
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        stop_process(self._process.pid)
 
     def resume(self) -> None:
         """Undo ``pause``."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
         assert self._process is not None
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         self.start()

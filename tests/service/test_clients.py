@@ -17,6 +17,7 @@ import dlfs
 from dlfs.errors import LimitError, ServiceLostError
 from dlfs.service import session
 from tests.service.serving import Hurry, Service, client, hear, make_volume, tell, wait_for
+from tests.support.stopping import stop_process
 
 READER = """
 import sys
@@ -120,7 +121,7 @@ def test_cached_samples_are_read_without_a_request_to_the_service(
         everything = range(len(dataset))
         with dataset.read(everything) as batch:
             assert batch.to_list() == wanted
-        os.kill(service.pid, signal.SIGSTOP)
+        stop_process(service.pid)
         try:
             unreleased = dataset.read(everything)
             assert unreleased.to_list() == wanted

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from dlfs.cli.digits import write_digits
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.units import MIB
 from tests.service.serving import SECONDS_MAX, Service, wait_for
+from tests.support.stopping import stop_process
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -84,7 +84,7 @@ def kill_at(trainer: Trainer, line: str, service: Service) -> None:
     """
     assert any(output.strip() == line for output in trainer.said)
     process = trainer.process
-    process.send_signal(signal.SIGSTOP)  # so that the epoch does not end meanwhile
+    stop_process(process.pid)  # so that the epoch does not end meanwhile
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     workers = {int(child) for child in children}
     readers = {client["pid"] for client in service.clients() if client["channels"]}

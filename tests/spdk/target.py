@@ -27,6 +27,7 @@ from dlfs._native.spdk import spdk_library
 from dlfs.errors import NativeError
 from dlfs.units import MIB
 from tests.nvmet.guest import free_port
+from tests.support.stopping import stop_process
 
 _MEMORY_MIB = 512
 _ANSWER_SECONDS = 30.0
@@ -287,7 +288,7 @@ class SpdkTarget:
 
     def freeze(self) -> None:
         """Stop the process (SIGSTOP), so that connections stay open but nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
+        stop_process(self.pid)
 
     def thaw(self) -> None:
         """Continue the process after ``freeze``."""
