@@ -21,7 +21,7 @@ Shuffle = Literal["global", "chunk"]
 OnError = Literal["raise", "skip", "replace"]
 """Policy for samples that cannot be read."""
 
-ReadPlan = Literal["auto", "direct", "chunks", "harvest"]
+ReadPlan = Literal["auto", "direct", "chunks", "chunk_copy"]
 """Plan by which the samples of an epoch are read ahead."""
 
 Engine = Literal["auto", "uring", "threads"]

@@ -137,8 +137,6 @@ class Dataset(ColumnAccess, Closing):
         """Session of this process: the open reader, directory and devices, for the node service."""
         return self._opened()
 
-    access = session  # the name of earlier releases
-
     @property
     def present_session(self) -> DatasetSession | None:
         """Session of this process, or None if ``session`` would have to open one."""
@@ -278,8 +276,6 @@ class Dataset(ColumnAccess, Closing):
     def get_if_cached(self, index: int) -> bytes | None:
         """Return a sample of at most 1 MiB if it is cached; None if it must be read first."""
         return self._opened().reader.get_if_cached(self._position(index))
-
-    get_kept = get_if_cached  # the name of earlier releases
 
     def read(
         self,

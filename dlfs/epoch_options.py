@@ -92,7 +92,7 @@ class EpochOptions:
         order: indices of the epoch's samples in their order.
         drop_last: True to leave out a last global batch that is not full.
         on_error: policy for samples that cannot be read: ``raise``, ``skip`` or ``replace``.
-        plan: how samples are read ahead: ``auto``, ``direct``, ``chunks`` or ``harvest``.
+        plan: how samples are read ahead: ``auto``, ``direct``, ``chunks`` or ``chunk_copy``.
         fields: names of the fields that batches have; None for all.
 
     Raises:

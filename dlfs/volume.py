@@ -204,8 +204,6 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         """Session of this process, with its open devices and catalog."""
         return self._opened()
 
-    access = session  # the name of earlier releases
-
     def close(self) -> None:
         """Close the devices. Idempotent. Datasets that were opened stay open."""
         self._closed = True

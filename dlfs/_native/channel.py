@@ -383,7 +383,7 @@ class ClientStream:
 
     @property
     def plan(self) -> str:
-        """Plan in use: ``direct``, ``chunks`` or ``harvest``."""
+        """Plan in use: ``direct``, ``chunks`` or ``chunk_copy``."""
         return self._plan
 
     def next(self, count: int) -> NativeBatch | None:

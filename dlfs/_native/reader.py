@@ -48,7 +48,7 @@ PLANS = {
     "auto": abi.PLAN_AUTO,
     "direct": abi.PLAN_DIRECT,
     "chunks": abi.PLAN_CHUNKS,
-    "harvest": abi.PLAN_CHUNK_COPY,
+    "chunk_copy": abi.PLAN_CHUNK_COPY,
 }
 
 
@@ -393,7 +393,7 @@ class StreamOptions:
         count: number of samples.
         group: samples of a group; 0 if all samples are one group.
         group_stride: distance between the first samples of two groups, in positions.
-        plan: how samples are read ahead: ``auto``, ``direct``, ``chunks`` or ``harvest``.
+        plan: how samples are read ahead: ``auto``, ``direct``, ``chunks`` or ``chunk_copy``.
     """
 
     first: int
@@ -458,7 +458,7 @@ class NativeStream:
 
     @property
     def plan(self) -> str:
-        """Plan in use: ``direct``, ``chunks`` or ``harvest``."""
+        """Plan in use: ``direct``, ``chunks`` or ``chunk_copy``."""
         number = library().dlfs_stream_plan(self._open_handle())
         return next(name for name, value in PLANS.items() if value == number)
 

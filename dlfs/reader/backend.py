@@ -24,7 +24,7 @@ class StreamBackend(Protocol):
 
     @property
     def plan(self) -> str:
-        """Plan in use: ``direct``, ``chunks`` or ``harvest``."""
+        """Plan in use: ``direct``, ``chunks`` or ``chunk_copy``."""
 
     def next(self, count: int) -> NativeBatch | None:
         """Return the next samples, fewer at the end; None when no sample is left."""

@@ -47,7 +47,7 @@ class EpochStream(Protocol):
 
     @property
     def plan(self) -> str:
-        """Plan in use: ``direct``, ``chunks`` or ``harvest``."""
+        """Plan in use: ``direct``, ``chunks`` or ``chunk_copy``."""
 
     def next(self, count: int) -> Any:
         """Return the next samples, fewer at the end; None when no sample is left."""
@@ -323,7 +323,7 @@ class Epoch(Closing, Iterator[Batch]):
 
     @property
     def plan(self) -> str:
-        """Plan by which samples are read ahead: ``direct``, ``chunks`` or ``harvest``.
+        """Plan by which samples are read ahead: ``direct``, ``chunks`` or ``chunk_copy``.
 
         The first use starts the reading.
         """

@@ -28,7 +28,7 @@ CHUNK_BYTES = 16 * KIB
 COUNT = 400
 WORKERS = 3
 SEEDS = int(os.environ.get("DLFS_STRESS_SEEDS", "16"))
-PLANS = ("auto", "direct", "chunks", "harvest")
+PLANS = ("auto", "direct", "chunks", "chunk_copy")
 
 # Transient faults are retried until the sample is read; faults of the second kind lose samples.
 PASSING = {"timeout_ms": 60_000, "retry_count": 60}

@@ -287,7 +287,7 @@ def test_any_batch_is_the_same(world: World, indices: list[int], on_error: str) 
     seed=st.integers(0, 2**64 - 1),
     world_size=st.integers(1, 4),
     shuffle=st.sampled_from(["global", "chunk", None]),
-    plan=st.sampled_from(["auto", "direct", "chunks", "harvest"]),
+    plan=st.sampled_from(["auto", "direct", "chunks", "chunk_copy"]),
     crossing=st.integers(0, 5),
     first=st.booleans(),
 )

@@ -21,7 +21,7 @@ WRONG: list[Any] = ["", "chnk", "Global", 0, 1.5, True, b"chunk", [], {}, ("chun
 OPTIONS: dict[str, tuple[str, ...]] = {
     "shuffle": ("'global'", "'chunk'", "None"),
     "on_error": ("'raise'", "'skip'", "'replace'"),
-    "plan": ("'auto'", "'direct'", "'chunks'", "'harvest'"),
+    "plan": ("'auto'", "'direct'", "'chunks'", "'chunk_copy'"),
 }
 
 
@@ -70,7 +70,7 @@ def test_reads_and_sequences_refuse_other_words(dataset, value):
 
 
 def test_the_words_allowed_are_allowed(dataset):
-    for plan in ("auto", "direct", "chunks", "harvest"):
+    for plan in ("auto", "direct", "chunks", "chunk_copy"):
         with dataset.batches(2, plan=plan) as epoch:
             assert len(list(epoch)) == 5
     assert len(dataset.batches(2, shuffle=np.str_("chunk"))) == 5  # a str, too

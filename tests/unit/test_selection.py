@@ -70,7 +70,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-@pytest.mark.parametrize("plan", ["auto", "direct", "chunks", "harvest"])
+@pytest.mark.parametrize("plan", ["auto", "direct", "chunks", "chunk_copy"])
 def test_every_plan_reads_the_same_order(
     dataset: dlfs.Dataset, choice: dict[str, Any], plan: str
 ) -> None:

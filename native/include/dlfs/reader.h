@@ -177,7 +177,6 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
 
 /* Return the sample only if it is in memory: the call never waits for a device. */
 #define DLFS_GET_CACHED 1u
-#define DLFS_GET_KEPT DLFS_GET_CACHED /* deprecated name */
 /* Return the sample only if it is in memory, or if the devices are connected and send it within
  * half a millisecond, for which the call polls them. */
 #define DLFS_GET_PROMPT 2u

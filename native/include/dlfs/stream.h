@@ -16,7 +16,6 @@ extern "C" {
 #define DLFS_PLAN_CHUNKS 2u
 /* Read whole chunks, and copy the samples out of them that are needed soonest. */
 #define DLFS_PLAN_CHUNK_COPY 3u
-#define DLFS_PLAN_HARVEST DLFS_PLAN_CHUNK_COPY /* deprecated name */
 
 typedef struct dlfs_stream_config {
     const dlfs_sequence *sequence; /* must outlive the stream */

@@ -112,7 +112,7 @@ def test_failures_come_with_their_reasons(node) -> None:
 
 
 @pytest.mark.parametrize("order", ["storage", "global", "chunk"])
-@pytest.mark.parametrize("plan", ["direct", "chunks", "harvest", "auto"])
+@pytest.mark.parametrize("plan", ["direct", "chunks", "chunk_copy", "auto"])
 def test_an_epoch_through_a_channel(node, order: str, plan: str) -> None:
     one = node()
     client = one.client()

@@ -182,7 +182,7 @@ def test_samples_much_smaller_than_a_block_are_read_by_chunks_and_less_with_more
     for share in (0.25, 0.5, 0.75, 0.9):
         with made.reader(memory_bytes=int(data_bytes * share), depth=DEPTH) as reader:
             with chosen_epoch(reader, 0) as epoch:
-                assert epoch.plan == "harvest"
+                assert epoch.plan == "chunk_copy"
             read = read_bytes(reader, made.laid.samples, 3, batch=256)
         assert max(read[1:]) <= max(1.6 / share, 7 * (1 - share)) * data_bytes
         for more, less in zip(read[1:], before[1:], strict=False):

@@ -17,7 +17,7 @@ from tests.support.datasets import random_samples
 from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import CHUNK_BYTES, batches_of
 
-PLANS = ("direct", "chunks", "harvest")
+PLANS = ("direct", "chunks", "chunk_copy")
 
 
 def run(epoch, samples) -> list[int]:
@@ -68,14 +68,14 @@ def test_a_window_larger_than_the_dataset_is_a_global_order_to_the_planner(bench
     made = bench({b"%d" % i: os.urandom(1000) for i in range(6000)})
     with made.reader(memory_bytes=128 * CHUNK_BYTES) as reader:
         wide = batches_of(reader, 16, seed=2, shuffle="chunk", window_chunks=1 << 20)
-        assert wide.plan == batches_of(reader, 16, seed=2, shuffle="global").plan == "harvest"
+        assert wide.plan == batches_of(reader, 16, seed=2, shuffle="global").plan == "chunk_copy"
 
 
-def test_a_harvest_with_little_memory_does_not_read_for_nothing(bench):
+def test_chunk_copy_with_little_memory_does_not_read_for_nothing(bench):
     count, memory_chunks = 6000, 32
     made = bench({b"%d" % i: os.urandom(400) for i in range(count)})
     with made.reader(memory_bytes=memory_chunks * CHUNK_BYTES) as reader:
-        order = run(batches_of(reader, 64, seed=1, plan="harvest"), made.laid.samples)
+        order = run(batches_of(reader, 64, seed=1, plan="chunk_copy"), made.laid.samples)
         assert sorted(order) == list(range(count))
         stats = reader.stats()
     per_chunk = CHUNK_BYTES / 400

@@ -116,7 +116,7 @@ def test_all_ways_of_an_epoch_work(scenes: dlfs.Dataset) -> None:
         {"weights": mask.astype(float), "draws": 70},
         {"order": [5, 4, 5]},
         {"plan": "chunks"},
-        {"plan": "harvest"},
+        {"plan": "chunk_copy"},
         {"plan": "direct"},
     ]
     for way in ways:
@@ -182,7 +182,7 @@ def test_views_read_chosen_fields(scenes: dlfs.Dataset, path: str) -> None:
             check(batch, ["label"])
 
 
-@pytest.mark.parametrize("plan", ["direct", "chunks", "harvest"])
+@pytest.mark.parametrize("plan", ["direct", "chunks", "chunk_copy"])
 def test_fields_of_samples_of_many_chunks(tmp_path: Path, plan: Any) -> None:
     path = str(tmp_path / "volume.img")
     dlfs.format_volume(path, size_bytes=16 * MIB, chunk_bytes=8 * KIB)

@@ -258,7 +258,7 @@ def test_a_member_that_does_not_answer_costs_only_its_own_samples(bench):
         made.devices[1].native,
     ]
     with contextlib.ExitStack() as stack:  # a reader closes when what is stalled has ended
-        for plan in (None, "direct", "chunks", "harvest"):
+        for plan in (None, "direct", "chunks", "chunk_copy"):
             reader = made.reader(natives, timeout_ms=1000, retry_count=0, depth=2, gap_bytes=0)
             stack.enter_context(reader)
             if plan is None:
