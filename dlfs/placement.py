@@ -234,7 +234,7 @@ def _members_of(generation: Generation, record: DatasetRecord, *, every: bool) -
     Each gets a superblock in every commit. One that was replaced, which replicas allow, gets none.
     """
     runs = (*record.data_runs, *record.directory_runs)
-    groups = [g for g in generation.geometry.all_groups if any(g.has(run) for run in runs)]
+    groups = [g for g in generation.geometry.groups if any(g.has(run) for run in runs)]
     count = None if every else 1
     numbers = [number for group in groups for number in group.members[:count]]
     members = [generation.members[number] for number in numbers]

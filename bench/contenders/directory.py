@@ -77,7 +77,7 @@ def lay_directory(folder: Path, count: int) -> LaidDirectory:
 def open_directory(laid: LaidDirectory) -> FrozenDirectory:
     """Load a directory from its file into private memory; names are loaded on the first lookup."""
     chunks = laid.path.stat().st_size // CHUNK_BYTES
-    geometry = Geometry(1, CHUNK_BYTES, 4096, 0, chunks)
+    geometry = Geometry.of_one_group(1, CHUNK_BYTES, 4096, 0, chunks)
     space = DataSpace(geometry, (ChunkRun(0, chunks),))
 
     def read(address: int, memory: memoryview) -> None:

@@ -35,7 +35,6 @@ from dlfs.format.constants import (
     DATASET_RECORD_BYTES,
     DATASET_VERSION_MAX,
     DIRECTORY_BLOCK_BYTES,
-    INCOMPAT_SHARED,
     LOCATION_BYTES,
     TAG_ATTRIBUTES,
     TIME_NS_MAX,
@@ -148,12 +147,6 @@ class Catalog:
     def data_runs(self) -> list[ChunkRun]:
         """The chunks of all datasets' data as sorted runs, each shared chunk once."""
         return unite_runs(run for record in self.datasets for run in record.data_runs)
-
-    @property
-    def shares_chunks(self) -> bool:
-        """True if a chunk is in the data of more than one dataset."""
-        chunks = sum(run.chunk_count for run in self.data_runs)
-        return chunks != sum(record.data_chunks for record in self.datasets)
 
 
 def encode_catalog(catalog: Catalog) -> bytes:
@@ -446,11 +439,6 @@ def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
     """Check that every chunk has exactly one owner, or belongs to the data of several datasets."""
     for record in catalog.datasets:
         _check_own_data(record)
-    if catalog.shares_chunks != superblock.shared_chunks:
-        raise UsageError(
-            f"expected chunks of several datasets exactly with the feature {INCOMPAT_SHARED:#x}, "
-            f"got {'some' if catalog.shares_chunks else 'none'}"
-        )
     owned = [(run, "the catalog", False) for run in superblock.catalog_runs]
     owned += [(run, "the free space", False) for run in catalog.free]
     for record in catalog.datasets:
@@ -473,7 +461,7 @@ def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
                 f"{min(end, run.first_chunk)} between {owner} and {name}"
             )
         end, owner, owner_is_data = run.end_chunk, name, is_data
-    total = superblock.geometry.all_groups[-1].end_chunk
+    total = superblock.geometry.groups[-1].end_chunk
     if end != total:
         raise UsageError(f"expected runs up to chunk {total}, got {owner} up to chunk {end}")
 
@@ -481,7 +469,7 @@ def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
 def _gaps(geometry: Geometry) -> Iterator[ChunkRun]:
     """Yield the numbers of chunks below and between the groups, which are of no chunk."""
     end = 0
-    for group in geometry.all_groups:
+    for group in geometry.groups:
         if group.first_chunk > end:
             yield ChunkRun(end, group.first_chunk - end)
         end = group.end_chunk

@@ -5,28 +5,9 @@ from __future__ import annotations
 from dlfs.units import KIB, MIB
 
 VERSION_MAJOR = 1
-VERSION_MINOR = 5
-"""Newest minor version that this code knows. Volumes that do not need it get an older one."""
-VERSION_MINOR_REPLICAS = 1
-VERSION_MINOR_ATTRIBUTES = 2
-VERSION_MINOR_REMOVED = 3
-VERSION_MINOR_SHARED = 4
-VERSION_MINOR_GROUPS = 5
-INCOMPAT_REPLICAS = 1 << 0
-"""Feature bit: every chunk is stored more than once; since 1.1."""
-INCOMPAT_SHARED = 1 << 1
-"""Feature bit: a chunk of samples belongs to more than one dataset; since 1.4."""
-INCOMPAT_GROUPS = 1 << 2
-"""Feature bit: the superblock has a table of the groups of members; since 1.5."""
-INCOMPAT_KNOWN = INCOMPAT_REPLICAS | INCOMPAT_SHARED | INCOMPAT_GROUPS
-"""Known feature bits without which a volume cannot be read."""
-RO_COMPAT_ATTRIBUTES = 1 << 0
-"""Feature bit: a dataset has an attribute segment, which a repair must preserve; since 1.2."""
-RO_COMPAT_REMOVED = 1 << 1
-"""Feature bit: the superblock has versions of removed datasets, which writers preserve; since 1.3.
-"""
-RO_COMPAT_KNOWN = RO_COMPAT_ATTRIBUTES | RO_COMPAT_REMOVED
-"""Known feature bits without which a volume can be read but not written."""
+VERSION_MINOR = 0
+DRAFT = 1
+"""State of development of the format until the first release; every change of the format adds 1."""
 
 SUPERBLOCK_MAGIC = b"DLFSVOL1"
 CATALOG_MAGIC = b"DLFSCAT1"

@@ -103,34 +103,56 @@ class Geometry:
     """The distribution of a volume's chunks over its members.
 
     Args:
-        member_count: members of all groups.
         chunk_bytes: length of a chunk.
         block_bytes: unit of I/O, in bytes.
         data_offset_bytes: offset of row 0 on each member.
-        row_count: rows of chunks on each member of the first group.
         replicas: copies of each chunk, on different members.
-        groups: all groups, in member order; empty for one group of all members at chunk 0.
+        groups: all groups, in the order of their members and chunks; at least one.
     """
 
-    member_count: int
     chunk_bytes: int
     block_bytes: int
     data_offset_bytes: int
-    row_count: int
-    replicas: int = 1
-    groups: tuple[MemberGroup, ...] = ()
+    replicas: int
+    groups: tuple[MemberGroup, ...]
+
+    @classmethod
+    def of_one_group(
+        cls,
+        member_count: int,
+        chunk_bytes: int,
+        block_bytes: int,
+        data_offset_bytes: int,
+        row_count: int,
+        replicas: int = 1,
+    ) -> Geometry:
+        """Return the geometry of a volume whose members form one group, from chunk 0 on.
+
+        Args:
+            member_count: members of the volume.
+            chunk_bytes: length of a chunk.
+            block_bytes: unit of I/O, in bytes.
+            data_offset_bytes: offset of row 0 on each member.
+            row_count: rows of chunks on each member.
+            replicas: copies of each chunk.
+        """
+        group = MemberGroup(0, 0, member_count, row_count, replicas)
+        return cls(chunk_bytes, block_bytes, data_offset_bytes, replicas, (group,))
 
     @property
-    def all_groups(self) -> tuple[MemberGroup, ...]:
-        """All groups of members, in order of their chunks; at least one."""
-        if self.groups:
-            return self.groups
-        return (MemberGroup(0, 0, self.member_count, self.row_count, self.replicas),)
+    def member_count(self) -> int:
+        """Number of members of all groups."""
+        return sum(group.member_count for group in self.groups)
+
+    @property
+    def was_grown(self) -> bool:
+        """True if the volume has several groups of members, or its first group has left it."""
+        return len(self.groups) > 1 or self.groups[0].first_chunk > 0
 
     @property
     def chunk_total(self) -> int:
         """Number of chunks of the volume, not counting further copies."""
-        return sum(group.chunk_count for group in self.all_groups)
+        return sum(group.chunk_count for group in self.groups)
 
     @property
     def capacity_bytes(self) -> int:
@@ -139,17 +161,15 @@ class Geometry:
 
     def group_of(self, volume_chunk: int) -> MemberGroup | None:
         """Return the group that has a volume chunk; None if no group has it."""
-        return next(
-            (g for g in self.all_groups if g.first_chunk <= volume_chunk < g.end_chunk), None
-        )
+        return next((g for g in self.groups if g.first_chunk <= volume_chunk < g.end_chunk), None)
 
     def group_of_member(self, member: int) -> MemberGroup:
         """Return the group of a member of the volume."""
-        return next(group for group in self.all_groups if member in group.members)
+        return next(group for group in self.groups if member in group.members)
 
     def contains(self, run: ChunkRun) -> bool:
         """Return True if one group has all chunks of a run, of which there is at least one."""
-        return any(group.has(run) for group in self.all_groups)
+        return any(group.has(run) for group in self.groups)
 
     def with_groups(self, groups: Sequence[MemberGroup]) -> Geometry:
         """Return the geometry of a volume with these groups, of which there is at least one.
@@ -161,10 +181,7 @@ class Geometry:
         for group in groups:
             numbered.append(replace(group, first_member=count))
             count += group.member_count
-        first = numbered[0]
-        alone = len(numbered) == 1 and not first.first_chunk and not first.evacuating
-        table = () if alone else tuple(numbered)
-        return replace(self, member_count=count, row_count=first.row_count, groups=table)
+        return replace(self, groups=tuple(numbered))
 
     def locate(self, volume_chunk: int, copy: int = 0) -> tuple[int, int]:
         """Find a copy of a chunk.
@@ -191,7 +208,7 @@ class Geometry:
         return member, self.data_offset_bytes + row * self.chunk_bytes
 
     def _chunk_numbers(self) -> str:
-        return " or ".join(f"{g.first_chunk}..{g.end_chunk - 1}" for g in self.all_groups)
+        return " or ".join(f"{g.first_chunk}..{g.end_chunk - 1}" for g in self.groups)
 
     @classmethod
     def for_members(
@@ -237,7 +254,7 @@ class Geometry:
                 f"lay out a volume: expected members of at most {MEMBER_BYTES_MAX} bytes, "
                 f"got {max(member_sizes)}"
             )
-        return cls(count, chunk_bytes, block_bytes, data_offset, row_count, replicas)
+        return cls.of_one_group(count, chunk_bytes, block_bytes, data_offset, row_count, replicas)
 
 
 def check_sizes(chunk_bytes: int, block_bytes: int) -> None:

@@ -27,30 +27,19 @@ from dlfs.format.constants import (
     CHUNK_END_MAX,
     CHUNKS_MIN,
     DATA_OFFSET_BYTES_MIN,
+    DRAFT,
     GENERATION_MAX,
     GROUPS_MAX,
-    INCOMPAT_GROUPS,
-    INCOMPAT_KNOWN,
-    INCOMPAT_REPLICAS,
-    INCOMPAT_SHARED,
     LABEL_BYTES_MAX,
     MEMBER_BYTES_MAX,
     MEMBERS_MAX,
     REMOVED_BUCKETS,
     REPLICAS_MAX,
-    RO_COMPAT_ATTRIBUTES,
-    RO_COMPAT_KNOWN,
-    RO_COMPAT_REMOVED,
     SUPERBLOCK_BYTES,
     SUPERBLOCK_MAGIC,
     TIME_NS_MAX,
     VERSION_MAJOR,
     VERSION_MINOR,
-    VERSION_MINOR_ATTRIBUTES,
-    VERSION_MINOR_GROUPS,
-    VERSION_MINOR_REMOVED,
-    VERSION_MINOR_REPLICAS,
-    VERSION_MINOR_SHARED,
 )
 from dlfs.format.geometry import (
     ChunkRun,
@@ -70,17 +59,14 @@ __all__ = [
     "encode_superblock",
     "slot_for",
     "superblock_offsets",
-    "version_for",
-    "with_features",
+    "with_removed",
 ]
 
 # magic, major, minor, size, incompat, ro_compat, volume, member, number, count, chunk, block,
-# data offset, rows, member bytes, generation, created, replicas, catalog runs, catalog bytes,
-# catalog CRC, label bytes, label
-_HEAD = struct.Struct("<8sHHIQQ16s16sIIIIQQQQQIIQII64s")
-_INCOMPAT_OFFSET = 16
-_GROUP_COUNT_OFFSET = 208
-_GROUP_COUNT = struct.Struct("<I")
+# data offset, groups, draft, member bytes, generation, created, replicas, catalog runs, catalog
+# bytes, catalog CRC, label bytes, label
+_HEAD = struct.Struct("<8sHHIQQ16s16sIIIIQIIQQQIIQII64s")
+_DRAFT_OFFSET = 92
 _GROUPS_OFFSET = 3584
 _GROUP = struct.Struct("<QQIHH")
 """First chunk, rows, members, state, reserved."""
@@ -108,19 +94,11 @@ class Superblock:
     catalog_bytes: int
     catalog_crc32c: int
     label: str = ""
+    removed: tuple[int, ...] = (0,) * REMOVED_BUCKETS
+    """Highest removed version of the names in each bucket."""
     ro_compat: int = 0
-    version: tuple[int, int] = (VERSION_MAJOR, 0)
-    removed: tuple[int, ...] = ()
-    """Highest removed version of the names in each bucket; empty while all are 0."""
-    shared_chunks: bool = False
-    """True while a chunk of samples belongs to more than one dataset."""
-
-    @property
-    def incompat(self) -> int:
-        """Feature bits that a reader of the volume must know."""
-        bits = INCOMPAT_REPLICAS if self.geometry.replicas > 1 else 0
-        bits |= INCOMPAT_GROUPS if self.geometry.groups else 0
-        return bits | (INCOMPAT_SHARED if self.shared_chunks else 0)
+    """Feature bits that a writer must know. This code knows none."""
+    version: tuple[int, int] = (VERSION_MAJOR, VERSION_MINOR)
 
     @property
     def member_uuid(self) -> UUID:
@@ -132,12 +110,12 @@ class Superblock:
 
         It is that of the name's bucket, which another name may share. 0 if none was removed.
         """
-        return self.removed[_bucket(name)] if self.removed else 0
+        return self.removed[_bucket(name)]
 
     @property
     def writable(self) -> bool:
-        """Return True if this code knows every feature that a writer must know."""
-        return not self.ro_compat & ~RO_COMPAT_KNOWN
+        """True if this code knows every feature that a writer must know."""
+        return not self.ro_compat
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,61 +132,10 @@ def _bucket(name: bytes) -> int:
 
 def with_removed(superblock: Superblock, removed: Iterable[tuple[bytes, int]]) -> Superblock:
     """Return a superblock that also records these (name, version) pairs as removed."""
-    buckets = list(superblock.removed or (0,) * REMOVED_BUCKETS)
+    buckets = list(superblock.removed)
     for name, version in removed:
         buckets[_bucket(name)] = max(buckets[_bucket(name)], version)
-    return replace(superblock, removed=tuple(buckets) if any(buckets) else ())
-
-
-def version_for(
-    geometry: Geometry,
-    *,
-    attributes: bool = False,
-    removed: bool = False,
-    shared_chunks: bool = False,
-) -> tuple[int, int]:
-    """Return the lowest version of the format that has the features of a volume.
-
-    Args:
-        geometry: geometry of the volume.
-        attributes: whether one of its datasets has an attribute segment.
-        removed: whether a dataset was removed from it.
-        shared_chunks: whether a chunk of samples belongs to more than one of its datasets.
-    """
-    if geometry.groups:
-        return VERSION_MAJOR, VERSION_MINOR_GROUPS
-    if shared_chunks:
-        return VERSION_MAJOR, VERSION_MINOR_SHARED
-    if removed:
-        return VERSION_MAJOR, VERSION_MINOR_REMOVED
-    if attributes:
-        return VERSION_MAJOR, VERSION_MINOR_ATTRIBUTES
-    return VERSION_MAJOR, VERSION_MINOR_REPLICAS if geometry.replicas > 1 else 0
-
-
-def with_features(
-    superblock: Superblock, *, attributes: bool, shared_chunks: bool = False
-) -> Superblock:
-    """Return a superblock with the version and the feature bits that its volume needs now.
-
-    Args:
-        superblock: this one; of a newer minor version it stays so.
-        attributes: whether a dataset of the volume has an attribute segment.
-        shared_chunks: whether a chunk of samples belongs to more than one dataset of the volume.
-    """
-    version = superblock.version
-    if version[1] <= VERSION_MINOR:
-        removed = bool(superblock.removed)
-        version = version_for(
-            superblock.geometry,
-            attributes=attributes,
-            removed=removed,
-            shared_chunks=shared_chunks,
-        )
-    ro_compat = superblock.ro_compat & ~RO_COMPAT_KNOWN
-    ro_compat |= RO_COMPAT_ATTRIBUTES if attributes else 0
-    ro_compat |= RO_COMPAT_REMOVED if superblock.removed else 0
-    return replace(superblock, version=version, ro_compat=ro_compat, shared_chunks=shared_chunks)
+    return replace(superblock, removed=tuple(buckets))
 
 
 def slot_for(generation: int) -> str:
@@ -244,20 +171,18 @@ def encode_superblock(superblock: Superblock) -> bytes:
     block = bytearray(SUPERBLOCK_BYTES)
     geo = sb.geometry
     _HEAD.pack_into(
-        block, 0, SUPERBLOCK_MAGIC, *sb.version, SUPERBLOCK_BYTES, sb.incompat, sb.ro_compat,
+        block, 0, SUPERBLOCK_MAGIC, *sb.version, SUPERBLOCK_BYTES, 0, sb.ro_compat,
         sb.volume_uuid.bytes, sb.member_uuid.bytes, sb.member_number, geo.member_count,
-        geo.chunk_bytes, geo.block_bytes, geo.data_offset_bytes, geo.row_count, sb.member_bytes,
-        sb.generation, sb.created_ns, geo.replicas, len(sb.catalog_runs), sb.catalog_bytes,
-        sb.catalog_crc32c, len(label), label,
+        geo.chunk_bytes, geo.block_bytes, geo.data_offset_bytes, len(geo.groups), DRAFT,
+        sb.member_bytes, sb.generation, sb.created_ns, geo.replicas, len(sb.catalog_runs),
+        sb.catalog_bytes, sb.catalog_crc32c, len(label), label,
     )  # fmt: skip
     for number, run in enumerate(sb.catalog_runs):
         _RUN.pack_into(block, _RUNS_OFFSET + 16 * number, run.first_chunk, run.chunk_count)
     for number, uuid in enumerate(sb.member_uuids):
         at = _MEMBERS_OFFSET + 16 * number
         block[at : at + 16] = uuid.bytes
-    if sb.removed:
-        _REMOVED.pack_into(block, _REMOVED_OFFSET, *sb.removed)
-    _GROUP_COUNT.pack_into(block, _GROUP_COUNT_OFFSET, len(geo.groups))
+    _REMOVED.pack_into(block, _REMOVED_OFFSET, *sb.removed)
     for number, group in enumerate(geo.groups):
         at = _GROUPS_OFFSET + _GROUP.size * number
         values = group.first_chunk, group.row_count, group.member_count, group.evacuating
@@ -277,7 +202,8 @@ def decode_superblock(data: bytes | bytearray | memoryview, where: str) -> Super
         TruncatedError: there are fewer than 4096 bytes.
         FormatError: no superblock is there, or a field is out of its range.
         ChecksumError: its CRC32C does not match.
-        VersionError: it is of another major version, or needs a feature unknown to this code.
+        VersionError: it is of another major version or draft, or needs a feature unknown to this
+            code.
     """
     if len(data) < SUPERBLOCK_BYTES:
         raise TruncatedError(
@@ -289,13 +215,7 @@ def decode_superblock(data: bytes | bytearray | memoryview, where: str) -> Super
         sb = _parse(block)
     except ValueError as error:
         raise FormatError(f"{where}: read a superblock: {error}") from error
-    (recorded,) = struct.unpack_from("<Q", block, _INCOMPAT_OFFSET)
     problem = _problem(sb)
-    if not problem and sb.incompat != recorded:
-        problem = (
-            f"expected the features {sb.incompat:#x} of {sb.geometry.replicas} replicas, "
-            f"got {recorded:#x}"
-        )
     if not problem and sb.member_uuid.bytes != block[48:64]:
         problem = (
             f"expected its member UUID to be number {sb.member_number} of the volume's, "
@@ -315,16 +235,16 @@ def decode_unknown(data: bytes) -> UnknownSuperblock | None:
     if len(block) < SUPERBLOCK_BYTES:
         return None
     head = _HEAD.unpack_from(block)
-    magic, major, incompat = head[0], head[1], head[4]
-    if (magic, major) != (SUPERBLOCK_MAGIC, VERSION_MAJOR) or not incompat & ~INCOMPAT_KNOWN:
+    magic, major, incompat, draft = head[0], head[1], head[4], head[14]
+    if (magic, major, draft) != (SUPERBLOCK_MAGIC, VERSION_MAJOR, DRAFT) or not incompat:
         return None
     if _CRC.unpack_from(block, _CRC_OFFSET) != (crc32c(block[:_CRC_OFFSET]),):
         return None
-    return UnknownSuperblock(UUID(bytes=head[6]), head[15])
+    return UnknownSuperblock(UUID(bytes=head[6]), head[16])
 
 
 def _check_frame(block: bytes, where: str) -> None:
-    """Check magic, major version, checksum and features, in this order."""
+    """Check magic, checksum, major version, draft and features, in this order."""
     magic, major, _minor, size, incompat = struct.unpack_from("<8sHHIQ", block)
     if magic != SUPERBLOCK_MAGIC:
         raise FormatError(
@@ -341,13 +261,19 @@ def _check_frame(block: bytes, where: str) -> None:
         raise VersionError(
             f"{where}: read a superblock: expected format version {VERSION_MAJOR}, got {major}"
         )
+    (draft,) = struct.unpack_from("<I", block, _DRAFT_OFFSET)
+    if draft != DRAFT:
+        raise VersionError(
+            f"{where}: read a superblock: expected draft {DRAFT} of the format, got {draft}: this "
+            "volume was made by another state of development of DLFS: import it again"
+        )
     if size != SUPERBLOCK_BYTES:
         raise FormatError(
             f"{where}: read a superblock: expected a size of {SUPERBLOCK_BYTES} bytes, got {size}"
         )
-    if incompat & ~INCOMPAT_KNOWN:
+    if incompat:
         raise VersionError(
-            f"{where}: read a superblock: expected no features but {INCOMPAT_KNOWN:#x}, "
+            f"{where}: read a superblock: expected no features that a reader must know, "
             f"got {incompat:#x}; a newer dlfs made this volume"
         )
 
@@ -355,9 +281,9 @@ def _check_frame(block: bytes, where: str) -> None:
 def _parse(block: bytes) -> Superblock:
     """Decode the fields. Raises ValueError if one cannot be represented."""
     (
-        _magic, major, minor, _size, incompat, ro_compat, volume, _member, number, count,
-        chunk_bytes, block_bytes, data_offset, rows, member_bytes, generation, created_ns, replicas,
-        run_count, catalog_bytes, catalog_crc, label_bytes, label,
+        _magic, major, minor, _size, _incompat, ro_compat, volume, _member, number, count,
+        chunk_bytes, block_bytes, data_offset, group_count, _draft, member_bytes, generation,
+        created_ns, replicas, run_count, catalog_bytes, catalog_crc, label_bytes, label,
     ) = _HEAD.unpack_from(block)  # fmt: skip
     if not 1 <= count <= MEMBERS_MAX:
         raise ValueError(f"expected 1..{MEMBERS_MAX} members, got {count}")
@@ -365,7 +291,10 @@ def _parse(block: bytes) -> Superblock:
         raise ValueError(f"expected at most {CATALOG_EXTENTS_MAX} catalog runs, got {run_count}")
     if label_bytes > LABEL_BYTES_MAX:
         raise ValueError(f"expected a label of at most {LABEL_BYTES_MAX} bytes, got {label_bytes}")
-    groups = _parse_groups(block, replicas) if incompat & INCOMPAT_GROUPS else ()
+    groups = _parse_groups(block, group_count, replicas)
+    in_groups = sum(group.member_count for group in groups)
+    if in_groups != count:
+        raise ValueError(f"expected groups of {count} members, got {in_groups}")
     runs = _RUN.iter_unpack(block[_RUNS_OFFSET : _RUNS_OFFSET + 16 * run_count])
     uuids = block[_MEMBERS_OFFSET : _MEMBERS_OFFSET + 16 * count]
     return Superblock(
@@ -373,25 +302,21 @@ def _parse(block: bytes) -> Superblock:
         member_uuids=tuple(UUID(bytes=uuids[at : at + 16]) for at in range(0, 16 * count, 16)),
         member_number=number,
         member_bytes=member_bytes,
-        geometry=Geometry(count, chunk_bytes, block_bytes, data_offset, rows, replicas, groups),
+        geometry=Geometry(chunk_bytes, block_bytes, data_offset, replicas, groups),
         generation=generation,
         created_ns=created_ns,
         catalog_runs=tuple(ChunkRun(first, length) for first, length in runs),
         catalog_bytes=catalog_bytes,
         catalog_crc32c=catalog_crc,
         label=label[:label_bytes].decode(),
+        removed=_REMOVED.unpack_from(block, _REMOVED_OFFSET),
         ro_compat=ro_compat,
         version=(major, minor),
-        removed=_REMOVED.unpack_from(block, _REMOVED_OFFSET)
-        if ro_compat & RO_COMPAT_REMOVED
-        else (),
-        shared_chunks=bool(incompat & INCOMPAT_SHARED),
     )
 
 
-def _parse_groups(block: bytes, replicas: int) -> tuple[MemberGroup, ...]:
+def _parse_groups(block: bytes, count: int, replicas: int) -> tuple[MemberGroup, ...]:
     """Decode the table of groups. Raises ValueError if it cannot be represented."""
-    (count,) = _GROUP_COUNT.unpack_from(block, _GROUP_COUNT_OFFSET)
     if not 1 <= count <= GROUPS_MAX:
         raise ValueError(f"expected 1..{GROUPS_MAX} groups of members, got {count}")
     groups: list[MemberGroup] = []
@@ -427,8 +352,6 @@ def _problem(sb: Superblock) -> str | None:
     ):
         if not low <= value <= high:
             return f"expected {name} in {low}..{high}, got {value}"
-    if bool(sb.ro_compat & RO_COMPAT_REMOVED) != any(sb.removed):
-        return f"expected removed versions exactly with the feature {RO_COMPAT_REMOVED:#x}"
     if len(set(sb.member_uuids)) != sb.geometry.member_count:
         return "expected a different UUID for each member, got one twice"
     problem = _geometry_problem(sb.geometry, sb.member_number, sb.member_bytes)
@@ -460,13 +383,9 @@ def _geometry_problem(geo: Geometry, member_number: int, member_bytes: int) -> s
 
 
 def _groups_problem(geo: Geometry) -> str | None:
-    """Return the reason why a table of groups is invalid, or None; also if there is no table."""
-    if len(geo.groups) > GROUPS_MAX:
-        return f"expected at most {GROUPS_MAX} groups of members, got {len(geo.groups)}"
-    if geo.groups and geo.row_count != geo.groups[0].row_count:
-        return f"expected {geo.groups[0].row_count} rows as in group 0, got {geo.row_count}"
-    if geo.groups and geo.with_groups(geo.groups).groups == ():
-        return "expected no table of groups for one group of all members from chunk 0 on, got one"
+    """Return the reason why a table of groups is invalid, or None."""
+    if not 1 <= len(geo.groups) <= GROUPS_MAX:
+        return f"expected 1..{GROUPS_MAX} groups of members, got {len(geo.groups)}"
     next_chunk = next_member = 0
     for number, group in enumerate(geo.groups):
         if group.first_chunk < next_chunk or group.first_member != next_member:
@@ -483,8 +402,6 @@ def _groups_problem(geo: Geometry) -> str | None:
             return f"expected at most {rows_max} rows in group {number}, got {group.row_count}"
         next_chunk = group.end_chunk + 1  # an unused number keeps runs of two groups apart
         next_member = group.first_member + group.member_count
-    if geo.groups and next_member != geo.member_count:
-        return f"expected groups of {geo.member_count} members, got {next_member}"
     return None
 
 

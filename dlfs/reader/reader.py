@@ -128,7 +128,7 @@ def make_native_reader(
         replicas=geometry.replicas,
         groups=[
             (group.first_chunk, group.band_rows, group.first_member, group.member_count)
-            for group in geometry.all_groups
+            for group in geometry.groups
         ],
         shared=options.shared,
         parts=options.parts,

@@ -46,7 +46,7 @@ def rebalance_volume(transaction: Transaction, progress: Progress) -> RebalanceR
         DeviceError: a device failed; rebalancing again continues.
     """
     base = transaction.base
-    groups = [group for group in base.geometry.all_groups if not group.evacuating]
+    groups = [group for group in base.geometry.groups if not group.evacuating]
     transfers = _plan(base.catalog.datasets, groups)
     _check_space(transaction, groups, transfers)
 

@@ -112,10 +112,10 @@ def _check_count(geometry: Geometry, count: int) -> None:
             f"devices, got {count}"
         )
     total = geometry.member_count + count
-    if total > MEMBERS_MAX or len(geometry.all_groups) >= GROUPS_MAX:
+    if total > MEMBERS_MAX or len(geometry.groups) >= GROUPS_MAX:
         raise LimitError(
             f"grow a volume: expected at most {MEMBERS_MAX} members in {GROUPS_MAX} groups, "
-            f"got {total} in {len(geometry.all_groups) + 1}"
+            f"got {total} in {len(geometry.groups) + 1}"
         )
 
 
@@ -140,7 +140,7 @@ def _check_devices(base: Generation, devices: Sequence[BlockDevice], *, force: b
             f"got {smallest.size_bytes}"
         )
     return MemberGroup(
-        first_chunk=geometry.all_groups[-1].end_chunk + 1,
+        first_chunk=geometry.groups[-1].end_chunk + 1,
         first_member=geometry.member_count,
         member_count=len(devices),
         row_count=rows,
@@ -189,7 +189,7 @@ def _commit_group(
     superblock = replace(
         base.superblock,
         member_uuids=tuple(member.uuid for member in members),
-        geometry=geometry.with_groups([*geometry.all_groups, group]),
+        geometry=geometry.with_groups([*geometry.groups, group]),
     )
     grown = Generation(members, superblock, base.catalog)
     grown = Transaction.over(grown).commit(grown.catalog.datasets, first=added)

@@ -40,9 +40,10 @@ STEP_BYTES = 512 * MIB
 class Rehearsal(Transaction):
     """A transaction whose commit writes nothing, and returns the generation that it would make."""
 
-    def _commit(
-        self, datasets: Sequence[DatasetRecord], first: Sequence[Member] = ()
+    def commit(
+        self, datasets: Sequence[DatasetRecord], *, first: Sequence[Member] = ()
     ) -> Generation:
+        """Return the generation that a transaction would commit."""
         del first
         superblock, encoded = self._prepare(datasets)
         catalog = decode_catalog(encoded.tobytes(), superblock, "the next catalog")

@@ -86,7 +86,7 @@ def _used(base: Generation, group: MemberGroup) -> list[ChunkRun]:
 
 
 def _groups_at(base: Generation, first_chunks: set[int]) -> list[MemberGroup]:
-    return [group for group in base.geometry.all_groups if group.first_chunk in first_chunks]
+    return [group for group in base.geometry.groups if group.first_chunk in first_chunks]
 
 
 def _find_groups(base: Generation, members: Sequence[int | str]) -> list[MemberGroup]:
@@ -103,11 +103,11 @@ def _find_groups(base: Generation, members: Sequence[int | str]) -> list[MemberG
         groups[group.first_chunk] = group
     if not groups:
         raise UsageError(f"{name}: expected the members to remove, got none")
-    remaining = [g for g in base.geometry.all_groups if g.first_chunk not in groups]
+    remaining = [g for g in base.geometry.groups if g.first_chunk not in groups]
     if not any(not group.evacuating for group in remaining):
         raise UsageError(
             f"{name}: expected another group of members that keeps the data, but the volume has "
-            f"{format_count(len(base.geometry.all_groups), 'group')} of members, and members leave "
+            f"{format_count(len(base.geometry.groups), 'group')} of members, and members leave "
             "with their whole group; 'dlfs grow' adds a group"
         )
     return list(groups.values())
@@ -128,7 +128,7 @@ def _check_space(transaction: Transaction, groups: Sequence[MemberGroup]) -> Non
         if not any(group.has(run) for group in groups)
     )
     free -= 2 * transaction.catalog_chunks(1)
-    remaining = [g for g in base.geometry.all_groups if g.first_chunk not in leaving]
+    remaining = [g for g in base.geometry.groups if g.first_chunk not in leaving]
     if used > free or sum(group.chunk_count for group in remaining) < CHUNKS_MIN:
         raise _no_space(base, used, free)
 
@@ -148,7 +148,7 @@ def _mark(base: Generation, leaving: set[int], kind: type[Transaction]) -> Gener
     geometry = base.geometry.with_groups(
         [
             replace(group, evacuating=group.evacuating or group.first_chunk in leaving)
-            for group in base.geometry.all_groups
+            for group in base.geometry.groups
         ]
     )
     superblock = replace(base.superblock, geometry=geometry)
@@ -166,7 +166,7 @@ def _without(base: Generation, leaving: set[int]) -> Generation:
     """Return the generation without the groups, for the next commit."""
     geometry = base.geometry
     removed = _removed(base, leaving)
-    remaining = [group for group in geometry.all_groups if group.first_chunk not in leaving]
+    remaining = [group for group in geometry.groups if group.first_chunk not in leaving]
     staying = [member for member in base.members if member not in removed]
     members = tuple(replace(member, number=number) for number, member in enumerate(staying))
     superblock = replace(

@@ -42,7 +42,7 @@ from dlfs.format.constants import (
     SUPERBLOCK_MAGIC,
 )
 from dlfs.format.geometry import ChunkRun, Geometry
-from dlfs.format.superblock import Superblock, superblock_offsets, version_for
+from dlfs.format.superblock import Superblock, superblock_offsets
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.locking import lock_members
@@ -347,7 +347,6 @@ def _first_generation(
         catalog_bytes=len(catalog),
         catalog_crc32c=crc32c(catalog),
         label=label,
-        version=version_for(geometry),
     )
     return superblock, catalog
 

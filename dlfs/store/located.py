@@ -296,7 +296,7 @@ def _identify(devices: Sequence[BlockDevice]) -> tuple[list[Member], bool]:
             grown = True
         except (DeviceError, FormatError):
             continue
-    return found, grown or any(member.newest.geometry.groups for member in found)
+    return found, grown or any(member.newest.geometry.was_grown for member in found)
 
 
 def _open_member(

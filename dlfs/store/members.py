@@ -456,7 +456,7 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
     if member.uuid not in newest.member_uuids:
         text = f"open {member.device.uri}: it was member {member.number} until generation "
         group = own.geometry.group_of_member(own.member_number)
-        if group.first_chunk in [g.first_chunk for g in newest.geometry.all_groups]:
+        if group.first_chunk in [g.first_chunk for g in newest.geometry.groups]:
             return FormatError(f"{text}{own.generation}, and was replaced")
         return DepartedError(f"{text}{own.generation}, and was removed")
     member = replace(member, number=newest.member_uuids.index(member.uuid))
@@ -478,9 +478,7 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
 
 def _same_sizes(one: Geometry, other: Geometry) -> bool:
     """Compare the sizes that never change; members and groups may differ between generations."""
-    return replace(one, member_count=0, row_count=0, groups=()) == replace(
-        other, member_count=0, row_count=0, groups=()
-    )
+    return replace(one, groups=()) == replace(other, groups=())
 
 
 def _complete(

@@ -139,7 +139,7 @@ def is_moved(
 def have_left(opened: Generation, record: DatasetRecord, newest: Generation) -> bool:
     """Return True if the volume no longer has the members that had a dataset's chunks."""
     runs = (*record.data_runs, *record.directory_runs)
-    used = [g for g in opened.geometry.all_groups if any(g.has(run) for run in runs)]
+    used = [g for g in opened.geometry.groups if any(g.has(run) for run in runs)]
     present = set(newest.superblock.member_uuids)
     uuids = opened.superblock.member_uuids
     return any(present.isdisjoint(uuids[n] for n in group.members) for group in used)

@@ -106,7 +106,7 @@ class FreeSpace:
         return cls(
             allocatable_runs(geometry, free),
             reserve=reserve,
-            groups=[group for group in geometry.all_groups if not group.evacuating],
+            groups=[group for group in geometry.groups if not group.evacuating],
             stripe=max(STRIPE_BYTES // geometry.chunk_bytes, geometry.chunk_total // STRIPES_MAX),
         )
 

@@ -4,10 +4,6 @@ Commit protocol (FORMAT.md): data, flush; directory, flush; catalog in chunks th
 on every member the superblock in slot A or B of the new generation, flush; the tail copies, flush.
 A crash at any write leaves the old generation or the new one, complete.
 
-A commit that sets an incompat bit is followed by a second generation with the same datasets. Each
-superblock copy then has the bit, so that a reader without the feature refuses the volume: it cannot
-take an older copy for the newest one.
-
 A writer first locks every member, then reads the superblocks again. It brings up to date the
 members whose copies lag, as a crash between two members leaves them, and flushes all members.
 Chunks that its base generation freed are then durably free.
@@ -55,7 +51,6 @@ from dlfs.format.superblock import (
     encode_superblock,
     slot_for,
     superblock_offsets,
-    with_features,
     with_removed,
 )
 from dlfs.store.chunk_reader import copy_orders, read_blocks
@@ -454,8 +449,7 @@ class Transaction(Closing):
         """Commit a catalog of these datasets as the next generation of the volume.
 
         All chunks of the datasets must be flushed. Chunks that no dataset uses are free in the new
-        generation. If the volume now has a feature that readers must know, a second generation
-        with the same datasets follows, in the other superblock slot.
+        generation.
 
         Args:
             datasets: all datasets of the next generation.
@@ -467,18 +461,6 @@ class Transaction(Closing):
             DeviceError: a device failed; the volume has the old generation or the new one. If it
                 has the new one, or nobody knows, a note of the error says so.
         """
-        generation = self._commit(datasets, first)
-        if not generation.superblock.incompat & ~self.base.superblock.incompat:
-            return generation
-        with after_commit(generation.superblock):
-            try:
-                return type(self).over(generation)._commit(generation.catalog.datasets)
-            except (SpaceError, LimitError):  # the free runs are too many for another catalog
-                return generation
-
-    def _commit(
-        self, datasets: Sequence[DatasetRecord], first: Sequence[Member] = ()
-    ) -> Generation:
         self._check_open()
         superblock, encoded = self._prepare(datasets)
         self._write_to(superblock.catalog_runs, [encoded])
@@ -542,13 +524,8 @@ class Transaction(Closing):
             for record in self.base.catalog.datasets
             if (record.uuid, record.name, record.version) not in remaining
         ]
-        attributes = any(record.attribute_extent for record in ordered)
         superblock = replace(
-            with_features(
-                with_removed(base, removed),
-                attributes=attributes,
-                shared_chunks=catalog.shares_chunks,
-            ),
+            with_removed(base, removed),
             generation=base.generation + 1,
             catalog_runs=tuple(runs),
             catalog_bytes=len(encoded),
@@ -567,7 +544,7 @@ class Transaction(Closing):
         """Return the runs of all chunks that are not used."""
         free = []
         merged = merge_runs(used)
-        for group in self.geometry.all_groups:
+        for group in self.geometry.groups:
             end = group.first_chunk
             for run in [*filter(group.has, merged), ChunkRun(group.end_chunk, 0)]:
                 if run.first_chunk > end:

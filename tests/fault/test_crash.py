@@ -15,8 +15,7 @@ import pytest
 import dlfs
 from dlfs.block import MemoryDevice, open_device
 from dlfs.connection import LocalConnection, OpenOptions
-from dlfs.store.members import read_copies, split_uris
-from dlfs.store.transaction import Transaction
+from dlfs.store.members import split_uris
 from dlfs.units import KIB, MIB
 from dlfs.volume import Volume
 from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
@@ -131,14 +130,6 @@ def append_second(volume):
     append(volume, {**SECOND, b"more": bytes(6000)})
 
 
-def prepare_first(volume):
-    write(volume, "first", {b"a": b"one sample"})
-
-
-def append_first(volume):
-    append(volume, {b"b": b"another"})
-
-
 CASES = {
     "an import": (prepare_nothing, import_first),
     "a removal": (prepare_two, remove_first),
@@ -186,13 +177,9 @@ def check_recovery(media, got_new, old, new):
         assert list(volume.verify()) == []
 
 
-TWO_COMMITS = {"a first append": (prepare_first, append_first)}
-"""Changes that commit two generations; the power cuts of each one are those of ``CASES``."""
-
-
-@pytest.mark.parametrize("case", [*CASES, *TWO_COMMITS], ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "-"))
 def test_a_crash_at_any_write(media, case):
-    prepare, change = (CASES | TWO_COMMITS)[case]
+    prepare, change = CASES[case]
     media.run(prepare)
     old = media.contents()
     media.run(change)
@@ -225,43 +212,6 @@ def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(media, case):
         got_new = states.check(media.log.torn_images(count, chance))
         if count % 3 == 1:
             check_recovery(media, got_new, old, new)
-
-
-def test_an_older_reader_refuses_a_volume_with_shared_chunks(media, monkeypatch):
-    """Check that no state with the new contents gives the old ones to a reader of version 1.3."""
-    media.run(prepare_first)
-    old = media.contents()
-    media.run(append_first)
-    copies = [copy for uri in media.uris for copy in read_copies(open_device(uri))]
-    assert [copy.superblock.shared_chunks for copy in copies] == [True] * len(copies)
-    found = []
-    for count in range(0, len(media.log.events) + 1, 2):
-        media.restore(media.log.images(count))
-        with dlfs.open(media.uris) as volume:
-            is_old = read_all(volume) == old
-        with monkeypatch.context() as patch:
-            patch.setattr("dlfs.format.superblock.INCOMPAT_KNOWN", 1)
-            try:
-                assert media.contents() == old
-            except dlfs.VersionError:
-                assert not is_old
-            else:
-                found.append(is_old)
-    assert set(found) == {True}
-
-
-def test_no_room_for_a_second_catalog_leaves_the_first(media, monkeypatch):
-    media.run(prepare_first)
-    commit = Transaction._commit
-
-    def commit_once(self, *args):
-        if self.base.superblock.shared_chunks:
-            raise dlfs.SpaceError("too many runs")
-        return commit(self, *args)
-
-    monkeypatch.setattr(Transaction, "_commit", commit_once)
-    media.run(append_first)
-    assert ("first", 2) in media.contents()
 
 
 def test_a_removed_version_is_not_reused_after_a_crash(media):

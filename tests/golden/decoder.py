@@ -13,6 +13,7 @@ as it survives; the copies on those that are there must be alike.
 from __future__ import annotations
 
 import functools
+import json
 import struct
 import sys
 from contextlib import suppress
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 4096
+DRAFT = 1
 Runs = list[tuple[int, int]]
 
 
@@ -85,40 +87,32 @@ class Superblock(NamedTuple):
     catalog_bytes: int
     catalog_crc: int
     removed: tuple[int, ...]
-    shares_chunks: bool
 
 
 def decode_superblock(block: bytes) -> Superblock:
     expect(len(block) == BLOCK and block[:8] == b"DLFSVOL1", "no superblock")
     expect(crc32c(block[:4092]) == struct.unpack_from("<I", block, 4092)[0], "superblock checksum")
-    major, minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
-    expect(major == 1 and size == BLOCK and incompat & ~7 == 0, "superblock version")
-    ro_compat = struct.unpack_from("<Q", block, 24)[0]
-    expect(ro_compat <= 3 and (not ro_compat or minor >= 2 + ro_compat // 2), "ro_compat")
-    removed = struct.unpack_from("<512I", block, 1536) if ro_compat & 2 else (0,) * 512
-    expect(any(removed) == bool(ro_compat & 2), "superblock removed")
+    major, _minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
+    group_count, draft = struct.unpack_from("<II", block, 88)
+    expect(major == 1 and draft == DRAFT, "superblock version")
+    expect(size == BLOCK and incompat == 0, "superblock features")
+    removed = struct.unpack_from("<512I", block, 1536)
     number, count, chunk_bytes, block_bytes = struct.unpack_from("<IIII", block, 64)
-    data_offset, rows, member_bytes, generation = struct.unpack_from("<QQQQ", block, 80)
+    (data_offset,) = struct.unpack_from("<Q", block, 80)
+    member_bytes, generation = struct.unpack_from("<QQ", block, 96)
     replicas, run_count, catalog_bytes, catalog_crc = struct.unpack_from("<IIQI", block, 120)
     members = [block[512 + 16 * i : 528 + 16 * i] for i in range(count)]
     expect(1 <= count <= 64 and number < count, "superblock members")
-    expect(1 <= replicas <= min(4, count) and (replicas > 1) == incompat & 1, "superblock replicas")
-    expect(replicas == 1 or minor >= 1, "superblock minor version")
-    expect(not incompat & 2 or minor >= 4, "superblock minor version")
+    expect(1 <= replicas <= min(4, count), "superblock replicas")
     expect(members[number] == block[48:64] and len(set(members)) == count, "member UUIDs")
     for value, low, high in ((chunk_bytes, 4096, 64 << 20), (block_bytes, 512, 64 << 10)):
         expect(low <= value <= high and value & value - 1 == 0, "superblock sizes")
     expect(data_offset >= 1 << 20 and data_offset % chunk_bytes == 0, "data offset")
-    expect(not incompat & 4 or minor >= 5, "superblock minor version")
-    entries = [(0, rows, count, 0)]
-    if incompat & 4:
-        group_count = struct.unpack_from("<I", block, 208)[0]
-        expect(1 <= group_count <= 20, "number of groups")
-        entries = [struct.unpack_from("<QQIH", block, 3584 + 24 * i) for i in range(group_count)]
-        expect(len(entries) > 1 or entries[0][0] > 0 or entries[0][3] == 1, "needless groups")
+    expect(1 <= group_count <= 20, "number of groups")
+    entries = [struct.unpack_from("<QQIH", block, 3584 + 24 * i) for i in range(group_count)]
     groups = decode_groups(entries, replicas)
     expect(sum(group.members for group in groups) == count, "members of groups")
-    expect(groups[0].rows == rows and sum(group.total for group in groups) >= 4, "rows, chunks")
+    expect(sum(group.total for group in groups) >= 4, "number of chunks")
     own = next(g for g in groups if g.first_member <= number < g.first_member + g.members)
     expect(data_offset + own.rows * chunk_bytes <= tail_offset(member_bytes), "rows")
     expect(generation >= 1 and 1 <= run_count <= 16, "generation, catalog runs")
@@ -126,7 +120,6 @@ def decode_superblock(block: bytes) -> Superblock:
         block[32:48], number, members, chunk_bytes, data_offset, groups, replicas, member_bytes,
         generation,
         runs_at(block, 256, run_count), catalog_bytes, catalog_crc, removed,
-        bool(incompat & 2),
     )  # fmt: skip
 
 
@@ -153,8 +146,8 @@ def unknown_generation(block: bytes, volume: bytes) -> int:
     if crc32c(block[:4092]) != struct.unpack_from("<I", block, 4092)[0]:
         return 0
     major, _, _, incompat = struct.unpack_from("<HHIQ", block, 8)
-    generation: int = struct.unpack_from("<Q", block, 104)[0]
-    return generation if major == 1 and incompat & ~7 else 0
+    draft, generation = struct.unpack_from("<I8xQ", block, 92)
+    return int(generation) if (major, draft) == (1, DRAFT) and incompat else 0
 
 
 def copies(image: bytes) -> list[Superblock]:
@@ -216,6 +209,22 @@ class Volume:
         """All bytes of the chunks of some runs."""
         chunks = (chunk for first, length in runs for chunk in range(first, first + length))
         return b"".join(map(self.chunk, chunks))
+
+
+def decode_locations(image: bytes, volume: bytes) -> dict[bytes, str]:
+    """The URIs of the members by their UUIDs in a member's location record; none without one."""
+    record = image[256 << 10 : 320 << 10]
+    magic, version, length, uuid, _generation, count = struct.unpack_from("<8sII16sQI", record)
+    if (magic, version, uuid) != (b"DLFSLOCN", 1, volume) or not 52 <= length <= len(record):
+        return {}
+    if crc32c(record[: length - 4]) != struct.unpack_from("<I", record, length - 4)[0]:
+        return {}
+    found, at = {}, 48
+    for _ in range(count):
+        member, size = struct.unpack_from("<16sH", record, at)
+        found[member] = record[at + 18 : at + 18 + size].decode()
+        at += 18 + size
+    return found if at == length - 4 else {}
 
 
 # ---- section 4 -----------------------------------------------------------------------------------
@@ -285,14 +294,11 @@ def decode_catalog(volume: Volume) -> list[Record]:
     expect(at + 16 * free_count == len(raw), "catalog end")
     owned = sb.catalog_runs + runs_at(raw, at, free_count)
     data: set[int] = set()
-    data_count = 0
     for record in records:
         own = chunks_of(record.data_runs)
         expect(len(set(own)) == len(own), "a chunk twice in the data of a dataset")
         data |= set(own)
-        data_count += len(own)
         owned = owned + record.directory_runs
-    expect((data_count > len(data)) == sb.shares_chunks, "shared chunks")
     chunks = sorted([*chunks_of(owned), *data])
     expect(chunks == volume.chunks(), "chunks with no owner or with two")
     keys = [(record.name, record.version) for record in records]
@@ -450,6 +456,55 @@ def decode_attributes(volume: Volume, record: Record) -> dict[str, list[object]]
         at, name_at = at + up(length), name_at + form[1]
     expect(at == segment_bytes, "end of the columns")
     return columns
+
+
+# ---- section 6.3 ---------------------------------------------------------------------------------
+
+
+def field_bytes(kind: str, shape: str) -> int:
+    """The length of a field that is an array."""
+    element, lengths = kind.rstrip("]").split("[")
+    count = 1
+    for length in (shape or lengths).split(",") if shape or lengths else []:
+        count *= int(length)
+    return count * int(element.lstrip("<>|bifucmM"))
+
+
+def decode_fields(
+    samples: dict[bytes, bytes], columns: dict[str, list[object]]
+) -> dict[bytes, dict[str, bytes]]:
+    """The fields of each sample of a dataset; none without fields."""
+    found: dict[bytes, dict[str, bytes]] = {}
+    described = columns.get("dlfs:fields", [""] * len(samples))
+    for index, ((path, data), types) in enumerate(zip(samples.items(), described, strict=True)):
+        fields, end = {}, 0
+        for name, kind in json.loads(str(types) or "{}").items():
+            column = f"dlfs:field:{name}:"
+            if kind in ("bytes", "text"):
+                alignment, length = 1, int(str(columns[column + "bytes"][index]))
+            else:
+                size = field_bytes(kind.split("[")[0] + "[]", "")
+                alignment = min(16, size & -size)
+                shape = str(columns[column + "shape"][index]) if "?" in kind else ""
+                length = field_bytes(kind, shape)
+            start = -(-end // alignment) * alignment
+            expect(not any(data[end:start]), f"bytes between fields of {path!r}")
+            end = start + length
+            fields[name] = data[start:end]
+            expect(crc32c(fields[name]) == columns[column + "crc32c"][index], f"field {name}")
+        expect(not fields or end == len(data), f"end of the fields of {path!r}")
+        if fields:
+            found[path] = fields
+    return found
+
+
+def read_fields(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, dict[str, bytes]]]:
+    """Every field of every dataset of the volume that these files hold, in any order."""
+    volume = Volume([Path(path).read_bytes() for path in paths])
+    return {
+        (r.name, r.version): decode_fields(decode_dataset(volume, r), decode_attributes(volume, r))
+        for r in decode_catalog(volume)
+    }
 
 
 def read_attributes(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[str, list[object]]]:

@@ -1,4 +1,4 @@
-"""Volumes of every released format stay readable; code and independent decoder agree on them.
+"""Golden volumes, which have every feature: package, C interface and independent decoder agree.
 
 Damaged variants are made here, from the golden volumes, with the error that each must give.
 """
@@ -54,33 +54,15 @@ def _module(name: str) -> ModuleType:
 
 decoder = _module("decoder")
 lookup = _module("lookup")
-v1 = _module("make_v1")
-v1_1 = _module("make_v1_1")
-v1_2 = _module("make_v1_2")
-v1_3 = _module("make_v1_3")
-v1_4 = _module("make_v1_4")
-v1_5 = _module("make_v1_5")
-MAKERS = {"one": v1, "three": v1, "pair": v1_1, "trio": v1_1, "solo": v1_2, "twins": v1_2,
-          "heir": v1_3, "heirs": v1_3,
-          "grown": v1_4, "growns": v1_4,
-          "group": v1_5, "groups": v1_5}  # fmt: skip
-FOLDERS = {
-    "one": "v1", "three": "v1", "pair": "v1.1", "trio": "v1.1", "solo": "v1.2", "twins": "v1.2",
-    "heir": "v1.3", "heirs": "v1.3", "grown": "v1.4", "growns": "v1.4",
-    "group": "v1.5", "groups": "v1.5",
-}  # fmt: skip
-REPLICATED = ("pair", "trio", "twins", "heirs", "growns", "groups")
-WITH_ATTRIBUTES = ("solo", "twins")
-WITH_REMOVED = ("heir", "heirs")
-WITH_SHARED_CHUNKS = ("grown", "growns")
-WITH_GROUPS = ("group", "groups")
+make = _module("make")
+KINDS = tuple(make.MEMBER_SIZES)
 
 Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
 AllColumns = dict[tuple[bytes, int], dict[str, list[Any]]]
 
 
 def unpack(kind: str, folder: Path) -> list[str]:
-    with tarfile.open(HERE / FOLDERS[kind] / f"{kind}.tar.xz") as tar:
+    with tarfile.open(HERE / f"{kind}.tar.xz") as tar:
         # Python before 3.11.4 has no filter argument; it ignores the attribute.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(folder)
@@ -201,7 +183,7 @@ def _own_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlfs.connection.SHARED_ROOT", tmp_path)
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -215,23 +197,34 @@ def image(kind: str, tmp_path: Path) -> Image:
 
 
 def test_the_current_code_reads_golden_volumes(kind: str, image: Image) -> None:
-    assert read_all(image.members) == MAKERS[kind].contents(kind)
+    assert read_all(image.members) == make.contents(kind)
     with dlfs.open(image.members) as volume:
-        assert volume.label == MAKERS[kind].LABELS[kind]
+        assert volume.label == make.LABELS[kind]
 
 
 def test_the_c_interface_reads_golden_volumes(kind: str, image: Image) -> None:
-    assert c_reader.read_volume(image.members[::-1]) == MAKERS[kind].contents(kind)
+    assert c_reader.read_volume(image.members[::-1]) == make.contents(kind)
 
 
 def test_the_independent_decoder_reads_golden_volumes(kind: str, image: Image) -> None:
-    assert decoder.read_volume(image.members[::-1]) == MAKERS[kind].contents(kind)
+    assert decoder.read_volume(image.members[::-1]) == make.contents(kind)
 
 
-def test_the_independent_decoder_reads_fresh_volumes(kind: str, tmp_path: Path) -> None:
-    members = MAKERS[kind].write(kind, tmp_path)
-    assert decoder.read_volume(members) == MAKERS[kind].contents(kind)
-    assert read_all(members) == MAKERS[kind].contents(kind)
+def test_the_current_code_writes_golden_volumes(kind: str, image: Image, tmp_path: Path) -> None:
+    (tmp_path / "fresh").mkdir()
+    for fresh, golden in zip(make.write(kind, tmp_path / "fresh"), image.members, strict=True):
+        assert Path(fresh).read_bytes() == Path(golden).read_bytes(), "see make.py"
+
+
+def test_the_decoder_reads_fields(kind: str, image: Image) -> None:
+    found = decoder.read_fields(image.members)
+    assert found.pop((b"scenes", 1)) == make.FIELDS
+    assert not any(found.values())
+    with dlfs.open(image.members) as volume, volume["scenes"] as dataset:
+        assert dict(dataset.fields) == make.FIELD_TYPES
+        for path, fields in make.FIELDS.items():
+            with dataset.read([dataset.index(path)], fields=["label"]) as batch:
+                assert batch["label"].tobytes() == fields["label"]
 
 
 def test_the_search_tree_is_as_specified(image: Image) -> None:
@@ -272,58 +265,42 @@ def locations(image: Image, record: DatasetRecord) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def test_volumes_are_of_the_oldest_version_that_has_what_they_need(
-    kind: str, tmp_path: Path
-) -> None:
-    image = Image(MAKERS[kind].write(kind, tmp_path))
-    without = kind in WITH_ATTRIBUTES  # the others remove a dataset between
-    minor = 2 if without else 3
-    features = int(kind in REPLICATED), 1 if without else 2
-    if kind in WITH_SHARED_CHUNKS:
-        minor, features = 4, (features[0] | 2, 3)
-    if kind in WITH_GROUPS:
-        minor, features = 5, (features[0] | 4, features[1])
-    assert image.superblock.version == (1, minor)
-    newest = image.offsets(0)[2]
-    with open(image.members[0], "rb") as file:
-        file.seek(newest)
-        fields = struct.unpack_from("<HHIQQ", file.read(4096), 8)
-    assert fields == (1, minor, 4096, *features)
+def test_superblocks_are_of_this_version(kind: str, image: Image) -> None:
+    for member in range(len(image.members)):
+        for offset in image.offsets(member):
+            with open(image.members[member], "rb") as file:
+                file.seek(offset)
+                fields = struct.unpack_from("<HHIQQ", file.read(4096), 8)
+            assert fields == (1, 0, 4096, 0, 0)
 
 
-@pytest.mark.parametrize("kind", WITH_ATTRIBUTES, indirect=True)
-def test_attributes_of_golden_and_fresh_volumes(kind: str, image: Image, tmp_path: Path) -> None:
-    (tmp_path / "fresh").mkdir()
-    expected = expected_columns(kind)
-    for members in (image.members, MAKERS[kind].write(kind, tmp_path / "fresh")):
-        assert same(decoder.read_attributes(members), expected)
-        assert same(read_columns(members), expected)
+def test_attributes_of_golden_volumes(kind: str, image: Image) -> None:
+    for read in (decoder.read_attributes, read_columns):
+        assert same(read(image.members), expected_columns(kind))
 
 
-@pytest.mark.parametrize("kind", WITH_ATTRIBUTES, indirect=True)
-def test_without_its_attributes_a_volume_is_of_an_older_version(kind: str, image: Image) -> None:
-    with dlfs.open(image.members) as volume:
-        for name in MAKERS[kind].contents(kind).keys() - {(b"empty", 1), (b"numbers", 1)}:
-            volume.remove(*name)
-        volume.remove(b"numbers", 1)
-    after = Image(image.members).superblock
-    assert (after.version, after.ro_compat) == ((1, 3), 2)  # it knows what was removed
+def test_the_location_record_names_the_members_of_a_grown_volume(kind: str, image: Image) -> None:
+    uuids = [uuid.bytes for uuid in image.superblock.member_uuids]
+    expected = {uuid: f"/golden/{Path(image.members[n]).name}" for n, uuid in enumerate(uuids)}
+    for member in image.members:
+        found = decoder.decode_locations(
+            Path(member).read_bytes(), image.superblock.volume_uuid.bytes
+        )
+        assert found == (expected if kind == "groups" else {})
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_volume_without_additions_is_of_an_older_version(replicas: int, tmp_path: Path) -> None:
-    members = v1.make_members(tmp_path, [2 << 20] * replicas)
-    dlfs.format_volume(members, chunk_bytes=4096, block_bytes=4096, replicas=replicas)
-    with dlfs.open(members) as volume, volume.writer("a") as writer:
-        writer.add("x", b"x")
-    after = Image(members).superblock
-    assert (after.version, after.ro_compat) == ((1, replicas - 1), 0)
+@pytest.mark.parametrize("kind", ["groups"], indirect=True)
+def test_groups_of_members(image: Image) -> None:
+    groups = image.superblock.geometry.groups
+    assert [(group.member_count, group.evacuating) for group in groups] == [(3, False), (2, True)]
+    assert groups[0].first_chunk > 0
+    used = [[group.has(run) for run in image.catalog.data_runs] for group in groups]
+    assert all(any(of_group) for of_group in used)
 
 
-@pytest.mark.parametrize("kind", WITH_REMOVED, indirect=True)
 def test_a_version_that_was_removed_is_not_given_again(kind: str, image: Image) -> None:
     expected = [0] * 512
-    for name, version in v1_3.REMOVED.items():
+    for name, version in make.REMOVED.items():
         slot = decoder.crc32c(name) % 512
         expected[slot] = max(expected[slot], version)
     for member in range(len(image.members)):
@@ -333,30 +310,26 @@ def test_a_version_that_was_removed_is_not_given_again(kind: str, image: Image) 
     assert list(
         decoder.Volume([Path(m).read_bytes() for m in image.members]).superblock.removed
     ) == (expected)
-    if kind in REPLICATED:
+    if image.replicas > 1:
         image.write(0, image.offsets(0)[0], bytes(4096))
         dlfs.repair(image.members)
     with dlfs.open(image.members) as volume:
-        for name, version in {**v1_3.REMOVED, b"again": 3, b"numbers": 2, b"new": 0}.items():
+        present = {b"again": 3, b"grown": 4, b"numbers": 2, b"new": 0}
+        for name, version in {**make.REMOVED, **present}.items():
             with volume.writer(name) as writer:
                 writer.add("x", b"x")
             assert volume[name].version == version + 1
 
 
-@pytest.mark.parametrize("kind", WITH_SHARED_CHUNKS, indirect=True)
-def test_appended_versions_share_chunks_while_two_of_them_exist(kind: str, image: Image) -> None:
-    for read in (decoder.read_attributes, read_columns):
-        assert same(read(image.members), expected_columns(kind))
+def test_appended_versions_share_chunks(kind: str, image: Image) -> None:
     chunks = {n: chunks_of(image, image.dataset(b"grown", n)) for n in (1, 3, 4)}
     assert chunks[1] < chunks[3] < chunks[4]
-    contents = MAKERS[kind].contents(kind)
-    for removed, minor in ((3, 4), (4, 3)):
+    contents = make.contents(kind)
+    for removed in (3, 4):
         with dlfs.open(image.members) as volume:
             volume.remove("grown", removed)
             assert not list(volume.verify())
         del contents[b"grown", removed]
-        after = Image(image.members).superblock
-        assert (after.version, after.shared_chunks) == ((1, minor), minor == 4)
         assert decoder.read_volume(image.members) == contents
         assert c_reader.read_volume(image.members) == contents
 
@@ -367,7 +340,7 @@ def chunks_of(image: Image, record: DatasetRecord) -> set[int]:
     return {chunk for run in runs for chunk in range(run.first_chunk, run.end_chunk)}
 
 
-@pytest.mark.parametrize("kind", ["twins"], indirect=True)
+@pytest.mark.parametrize("kind", ["groups"], indirect=True)
 @pytest.mark.parametrize("copy", [0, 1])
 @pytest.mark.parametrize("place", [9, 4096 + 100, 3 * 4096])
 def test_damaged_attributes_are_read_from_the_other_copy(
@@ -395,9 +368,9 @@ def read_columns(members: Sequence[str]) -> AllColumns:
 
 
 def expected_columns(kind: str) -> AllColumns:
-    contents = MAKERS[kind].contents(kind)
+    contents = make.contents(kind)
     return {
-        (name, version): MAKERS[kind].columns(name, sorted(samples)) if samples else {}
+        (name, version): make.columns(name, samples)
         for (name, version), samples in contents.items()
     }
 
@@ -415,28 +388,28 @@ def same(got: AllColumns, expected: AllColumns) -> bool:
     return plain(got) == plain(expected)
 
 
-@pytest.mark.parametrize("kind", REPLICATED, indirect=True)
+@pytest.mark.parametrize("kind", ["groups"], indirect=True)
 def test_any_member_of_a_volume_with_replicas_can_be_missing(kind: str, image: Image) -> None:
     for number in range(len(image.members)):
         left = image.members[:number] + image.members[number + 1 :]
-        assert read_all(left) == MAKERS[kind].contents(kind)
-        assert decoder.read_volume(left) == MAKERS[kind].contents(kind)
-        assert c_reader.read_volume(left) == MAKERS[kind].contents(kind)
+        assert read_all(left) == make.contents(kind)
+        assert decoder.read_volume(left) == make.contents(kind)
+        assert c_reader.read_volume(left) == make.contents(kind)
 
 
-@pytest.mark.parametrize("kind", REPLICATED, indirect=True)
+@pytest.mark.parametrize("kind", ["groups"], indirect=True)
 @pytest.mark.parametrize("copy", [0, 1])
 def test_a_damaged_copy_is_read_from_the_other(kind: str, image: Image, copy: int) -> None:
     for record in image.catalog.datasets:
         for runs in (image.superblock.catalog_runs, record.directory_runs, record.data_runs):
             if runs:
                 image.flip(runs, 40, copy)
-    assert read_all(image.members) == MAKERS[kind].contents(kind)
-    assert c_reader.read_volume(image.members) == MAKERS[kind].contents(kind)
+    assert read_all(image.members) == make.contents(kind)
+    assert c_reader.read_volume(image.members) == make.contents(kind)
     with pytest.raises(decoder.Malformed, match="the copies of chunk"):
         decoder.read_volume(image.members)
     dlfs.repair(image.members)
-    assert decoder.read_volume(image.members) == MAKERS[kind].contents(kind)
+    assert decoder.read_volume(image.members) == make.contents(kind)
 
 
 @pytest.mark.parametrize("copy", [0, 1, 2])
@@ -446,21 +419,21 @@ def test_one_damaged_superblock_copy_does_no_harm(
 ) -> None:
     for member in range(len(image.members)):
         image.write(member, image.offsets(member)[copy] + (8 if len(damage) == 8 else 0), damage)
-    assert read_all(image.members) == MAKERS[kind].contents(kind)
-    assert decoder.read_volume(image.members) == MAKERS[kind].contents(kind)
-    assert c_reader.read_volume(image.members) == MAKERS[kind].contents(kind)
+    assert read_all(image.members) == make.contents(kind)
+    assert decoder.read_volume(image.members) == make.contents(kind)
+    assert c_reader.read_volume(image.members) == make.contents(kind)
 
 
 def test_a_newer_minor_version_is_read(kind: str, image: Image) -> None:
     image.patch_superblocks("H", 10, 7)
-    assert read_all(image.members) == MAKERS[kind].contents(kind)
-    assert c_reader.read_volume(image.members) == MAKERS[kind].contents(kind)
+    assert read_all(image.members) == make.contents(kind)
+    assert c_reader.read_volume(image.members) == make.contents(kind)
 
 
-@pytest.mark.parametrize("kind", REPLICATED, indirect=True)
+@pytest.mark.parametrize("kind", ["groups"], indirect=True)
 def test_what_only_newer_code_may_write_is_read_and_not_written(kind: str, image: Image) -> None:
-    image.patch_superblocks("Q", 24, 4 | image.superblock.ro_compat)
-    assert read_all(image.members) == MAKERS[kind].contents(kind)
+    image.patch_superblocks("Q", 24, 4)
+    assert read_all(image.members) == make.contents(kind)
     with pytest.raises(UsageError, match="read but not write"):
         dlfs.repair(image.members)
     with dlfs.open(image.members) as volume, pytest.raises(UsageError, match="read but not write"):
@@ -481,11 +454,6 @@ def chunks_with_two_owners(image: Image) -> None:
     last = image.catalog.free[-1]
     at = image.superblock.catalog_bytes - 16
     image.patch_catalog("QQ", at, last.first_chunk - 1, last.chunk_count + 1)
-
-
-def shared_chunks_unsaid(image: Image) -> None:
-    """Say of a volume with shared chunks that it has none, and of any other that it has."""
-    image.patch_superblocks("Q", 16, image.superblock.incompat ^ 2)
 
 
 def truncated(image: Image) -> None:
@@ -530,7 +498,6 @@ ATTRIBUTE_DAMAGES = {"magic": 0, "crc": 8, "uuid": 20, "count": 56, "form": 64, 
                      "checksums": 700, "number": 4096 + 5, "text": 60 * 4096}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", WITH_ATTRIBUTES, indirect=True)
 @pytest.mark.parametrize("offset", ATTRIBUTE_DAMAGES.values(), ids=ATTRIBUTE_DAMAGES)
 def test_damaged_attributes_are_reported(image: Image, offset: int) -> None:
     record = image.dataset(b"numbers", 2)
@@ -550,16 +517,17 @@ def test_damaged_attributes_are_reported(image: Image, offset: int) -> None:
 DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
     ("no superblock", no_superblock, FormatError, "superblock"),
     ("major version", lambda i: i.patch_superblocks("H", 8, 2), VersionError, "version 1, got 2"),
+    ("draft", lambda i: i.patch_superblocks("I", 92, 0), VersionError, "import it again"),
     ("incompat", lambda i: i.patch_superblocks("Q", 16, 8), VersionError, "newer"),
     ("replicas", lambda i: i.patch_superblocks("I", 120, 5), FormatError, "replicas"),
     ("chunk size", lambda i: i.patch_superblocks("I", 72, 0), FormatError, "chunk of a power"),
-    ("rows", lambda i: i.patch_superblocks("Q", 88, 1 << 40), FormatError, "rows"),
+    ("rows", lambda i: i.patch_superblocks("Q", 3592, 1 << 40), FormatError, "rows|group 1 from"),
+    ("groups", lambda i: i.patch_superblocks("I", 88, 21), FormatError, "groups of members"),
     ("members", lambda i: i.patch_superblocks("I", 68, 65), FormatError, "members"),
     ("catalog bit", lambda i: i.flip(i.superblock.catalog_runs, 70), ChecksumError, "catalog"),
     ("catalog magic", lambda i: i.patch_catalog("4s", 0, b"XXXX"), FormatError, "DLFSCAT1"),
     ("catalog count", lambda i: i.patch_catalog("I", 48, 1 << 31), FormatError, "datasets"),
     ("two owners", chunks_with_two_owners, FormatError, "owner"),
-    ("shared chunks", shared_chunks_unsaid, FormatError, "chunks of several datasets"),
     ("truncated", truncated, TruncatedError, "member"),
     ("directory header", in_directory("header", 33), FormatError, "directory"),
     ("directory tables", in_directory("tables", 1), ChecksumError, "directory"),
@@ -597,9 +565,10 @@ def test_damage_is_reported(
     assert isinstance(error_for(failed.value.code, ""), CODES_IN_C.get(error, error))
     assert any(member in str(failed.value) for member in image.members)
     assert damage in (no_superblock, truncated) or " at byte " in str(failed.value)
+    if message == "import it again":
+        assert message in str(failed.value)
 
 
-@pytest.mark.parametrize("kind", ["one", "three", "trio", "growns"], indirect=True)
 @pytest.mark.parametrize("last", [True, False], ids=["last-member", "all-members"])
 def test_an_older_copy_is_not_read_instead_of_one_with_unknown_features(
     image: Image, last: bool
@@ -608,8 +577,7 @@ def test_an_older_copy_is_not_read_instead_of_one_with_unknown_features(
     assert [sb.generation for sb in image.copies(0)].count(newest - 1) == 1
     members = range(len(image.members) - 1 if last else 0, len(image.members))
     image.patch_superblocks("Q", 104, newest + 1, only=newest, members=members)
-    features = image.superblock.incompat | 8
-    image.patch_superblocks("Q", 16, features, only=newest + 1, members=members)
+    image.patch_superblocks("Q", 16, 8, only=newest + 1, members=members)
     with pytest.raises(VersionError, match="a newer dlfs made this volume"):
         read_all(image.members)
     with pytest.raises(decoder.Malformed):

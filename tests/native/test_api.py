@@ -1,6 +1,6 @@
 """The C interface: its example, built by the command in its head, orders, URIs, options, failures.
 
-That every released volume is read, and every damage reported, is in ``tests/golden``.
+That golden volumes are read, and every damage reported, is in ``tests/golden``.
 """
 
 from __future__ import annotations

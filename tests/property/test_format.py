@@ -40,7 +40,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
     block_bytes = 1 << draw(st.integers(9, min(chunk_bits, 16)))
     replicas = draw(st.integers(1, min(members, 4)))
     rows = draw(st.integers(replicas * -(-4 // members), 200))
-    return Geometry(members, 1 << chunk_bits, block_bytes, 1 << 20, rows, replicas)
+    return Geometry.of_one_group(members, 1 << chunk_bits, block_bytes, 1 << 20, rows, replicas)
 
 
 @st.composite
@@ -124,7 +124,7 @@ def _attributes(
 
 def _superblock(draw: st.DrawFn, catalog: Catalog, geometry: Geometry, run: ChunkRun) -> Superblock:
     raw = encode_catalog(catalog)
-    room = geometry.row_count * geometry.chunk_bytes + geometry.data_offset_bytes + 4096
+    room = geometry.groups[0].row_count * geometry.chunk_bytes + geometry.data_offset_bytes + 4096
     uuids = st.lists(
         UUIDS, unique=True, min_size=geometry.member_count, max_size=geometry.member_count
     )

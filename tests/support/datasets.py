@@ -85,7 +85,9 @@ def lay_dataset(
     chunk_count = max(1, -(-packer.address // chunk_bytes))
     runs = _runs(chunk_count, first_chunk, fragment_chunks)
     rows = -(-runs[-1].end_chunk // len(devices)) * replicas
-    geometry = Geometry(len(devices), chunk_bytes, block_bytes, 1 << 20, rows, replicas)
+    geometry = Geometry.of_one_group(
+        len(devices), chunk_bytes, block_bytes, 1 << 20, rows, replicas
+    )
     at = 0
     for run in runs:
         for chunk in range(run.first_chunk, run.end_chunk):

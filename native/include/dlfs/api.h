@@ -72,8 +72,8 @@ typedef struct dlfs_volume dlfs_volume;
  * kind of URI that needs the Python package: nvme-tcp+discover:, spdk:, mem:); the code of the
  * first member that cannot be opened (-errno for files, else as of dlfs_device_open_nvme);
  * DLFS_E_NOT_FOUND (a member is missing); DLFS_E_FORMAT, DLFS_E_CHECKSUM, DLFS_E_TRUNCATED (no
- * volume, or a damaged one); -EPROTONOSUPPORT (a newer version of the format); errors of devices;
- * -ENOMEM.
+ * volume, or a damaged one); -EPROTONOSUPPORT (a newer version of the format, or another
+ * draft of it); errors of devices; -ENOMEM.
  */
 DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
                         uint32_t message_bytes, dlfs_volume **out);

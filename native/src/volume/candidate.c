@@ -53,6 +53,24 @@ static void note_unknown(struct candidate *candidate, uint64_t offset_bytes, con
     }
 }
 
+/* Sets the reason why the copy at an offset is not valid. */
+static void refuse_copy(struct candidate *candidate, uint64_t offset_bytes, const uint8_t *block,
+                        int code)
+{
+    uint32_t draft;
+    candidate->code = code;
+    if (code == -EPROTONOSUPPORT && volume_superblock_is_other_draft(block, &draft)) {
+        volume_message(candidate->reason, REASON_BYTES,
+                       "open %s: read a superblock at byte %llu: expected draft %u of the format, "
+                       "got %u: this volume was made by another state of development of DLFS: "
+                       "import it again",
+                       candidate->name, wide(offset_bytes), VOLUME_DRAFT, draft);
+        return;
+    }
+    volume_message(candidate->reason, REASON_BYTES, "open %s: read a superblock at byte %llu: %s",
+                   candidate->name, wide(offset_bytes), dlfs_strerror(code));
+}
+
 /* Takes the copy at an offset if it is valid and newer than the one taken before. */
 static void take_copy(struct candidate *candidate, const struct identifying *identifying,
                       uint64_t offset_bytes)
@@ -72,10 +90,7 @@ static void take_copy(struct candidate *candidate, const struct identifying *ide
         /* The first copy's reason is kept unless a later one is more specific. */
         bool specific = candidate->code != 0 && candidate->code != DLFS_E_FORMAT;
         if (code == DLFS_E_TIMEOUT || (candidate->superblock.generation == 0 && !specific)) {
-            candidate->code = code;
-            volume_message(candidate->reason, REASON_BYTES,
-                           "open %s: read a superblock at byte %llu: %s", candidate->name,
-                           wide(offset_bytes), dlfs_strerror(code));
+            refuse_copy(candidate, offset_bytes, block, code);
         }
         return;
     }

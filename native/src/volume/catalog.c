@@ -256,18 +256,16 @@ static uint64_t next_group_chunk(const struct volume_superblock *superblock, uin
 
 /*
  * Returns true if every chunk of the volume has exactly one owner, or belongs to the data of
- * several datasets, which is so exactly if the superblock says it.
+ * several datasets.
  */
 static bool check_owners(struct parser *parser)
 {
     uint64_t end = 0;
     bool end_is_data = false;
-    bool shares = false;
     sort_runs(parser->runs, parser->run_count);
     for (uint32_t i = 0; i < parser->run_count; i++) {
         const struct owned_run *run = &parser->runs[i];
         if (run->is_data && end_is_data && run->first_chunk < end) {
-            shares = true;
             end = run->end_chunk > end ? run->end_chunk : end;
             continue;
         }
@@ -278,7 +276,7 @@ static bool check_owners(struct parser *parser)
         end = run->end_chunk;
         end_is_data = run->is_data;
     }
-    return end == parser->superblock->chunk_end && shares == parser->superblock->shared_chunks;
+    return end == parser->superblock->chunk_end;
 }
 
 static bool check_header(const uint8_t *bytes, const struct volume_superblock *superblock)

@@ -356,7 +356,9 @@ static bool read_locations(struct mounting *mounting, const struct candidate *ca
                            struct volume_locations *locations)
 {
     struct volume_source source;
-    bool grown = candidate->code >= 0 ? candidate->superblock.has_groups : !candidate->has_magic;
+    const struct volume_superblock *sb = &candidate->superblock;
+    bool grown = candidate->code >= 0 ? sb->group_count > 1 || sb->groups[0].first_chunk > 0
+                                      : !candidate->has_magic;
     uint64_t end = VOLUME_LOCATIONS_OFFSET_BYTES + VOLUME_LOCATIONS_BYTES_MAX;
     uint64_t until_ns = volume_limit_device_ns(&mounting->limit, member_shares(mounting));
     if (candidate->device == NULL || !grown || candidate->code == DLFS_E_TIMEOUT ||

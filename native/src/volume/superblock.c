@@ -9,10 +9,6 @@
 
 #define MAGIC "DLFSVOL1"
 #define VERSION_MAJOR 1u
-#define INCOMPAT_REPLICAS UINT64_C(1)
-#define INCOMPAT_SHARED UINT64_C(2)
-#define INCOMPAT_GROUPS UINT64_C(4)
-#define INCOMPAT_KNOWN (INCOMPAT_REPLICAS | INCOMPAT_SHARED | INCOMPAT_GROUPS)
 #define GROUP_BYTES 24u
 #define GROUP_STATE_MAX 1u
 
@@ -28,7 +24,8 @@ enum {
     AT_CHUNK_BYTES = 72,
     AT_BLOCK_BYTES = 76,
     AT_DATA_OFFSET = 80,
-    AT_ROW_COUNT = 88,
+    AT_GROUP_COUNT = 88,
+    AT_DRAFT = 92,
     AT_MEMBER_BYTES = 96,
     AT_GENERATION = 104,
     AT_CREATED = 112,
@@ -37,7 +34,6 @@ enum {
     AT_CATALOG_BYTES = 128,
     AT_CATALOG_CRC32C = 136,
     AT_LABEL_BYTES = 140,
-    AT_GROUP_COUNT = 208,
     AT_CATALOG_RUNS = 256,
     AT_MEMBER_UUIDS = 512,
     AT_GROUPS = 3584,
@@ -62,6 +58,14 @@ bool volume_superblock_has_magic(const uint8_t *block)
     return memcmp(block, MAGIC, sizeof MAGIC - 1) == 0;
 }
 
+/* Returns true if a block is an intact superblock of the major version of this code. */
+static bool is_of_this_version(const uint8_t *block)
+{
+    return volume_superblock_has_magic(block) &&
+           dlfs_crc32c(0, block, AT_CRC32C) == volume_u32(block + AT_CRC32C) &&
+           volume_u16(block + AT_VERSION_MAJOR) == VERSION_MAJOR;
+}
+
 static int check_frame(const uint8_t *block)
 {
     if (!volume_superblock_has_magic(block)) {
@@ -70,24 +74,25 @@ static int check_frame(const uint8_t *block)
     if (dlfs_crc32c(0, block, AT_CRC32C) != volume_u32(block + AT_CRC32C)) {
         return DLFS_E_CHECKSUM;
     }
-    if (volume_u16(block + AT_VERSION_MAJOR) != VERSION_MAJOR) {
+    if (!is_of_this_version(block) || volume_u32(block + AT_DRAFT) != VOLUME_DRAFT) {
         return -EPROTONOSUPPORT;
     }
     if (volume_u32(block + AT_SUPERBLOCK_BYTES) != VOLUME_SUPERBLOCK_BYTES) {
         return DLFS_E_FORMAT;
     }
-    if (volume_u64(block + AT_INCOMPAT) & ~INCOMPAT_KNOWN) {
-        return -EPROTONOSUPPORT;
-    }
-    return 0;
+    return volume_u64(block + AT_INCOMPAT) == 0 ? 0 : -EPROTONOSUPPORT;
+}
+
+bool volume_superblock_is_other_draft(const uint8_t *block, uint32_t *draft)
+{
+    *draft = volume_u32(block + AT_DRAFT);
+    return is_of_this_version(block) && *draft != VOLUME_DRAFT;
 }
 
 bool volume_superblock_is_unknown(const uint8_t *block, uint64_t *generation, uint8_t *uuid)
 {
-    if (!volume_superblock_has_magic(block) ||
-        dlfs_crc32c(0, block, AT_CRC32C) != volume_u32(block + AT_CRC32C) ||
-        volume_u16(block + AT_VERSION_MAJOR) != VERSION_MAJOR ||
-        (volume_u64(block + AT_INCOMPAT) & ~INCOMPAT_KNOWN) == 0) {
+    if (!is_of_this_version(block) || volume_u32(block + AT_DRAFT) != VOLUME_DRAFT ||
+        volume_u64(block + AT_INCOMPAT) == 0) {
         return false;
     }
     *generation = volume_u64(block + AT_GENERATION);
@@ -105,12 +110,9 @@ static bool parse(const uint8_t *block, struct volume_superblock *out)
     out->chunk_bytes = volume_u32(block + AT_CHUNK_BYTES);
     out->block_bytes = volume_u32(block + AT_BLOCK_BYTES);
     out->data_offset_bytes = volume_u64(block + AT_DATA_OFFSET);
-    out->row_count = volume_u64(block + AT_ROW_COUNT);
     out->member_bytes = volume_u64(block + AT_MEMBER_BYTES);
     out->generation = volume_u64(block + AT_GENERATION);
     out->replicas = volume_u32(block + AT_REPLICAS);
-    out->shared_chunks = (volume_u64(block + AT_INCOMPAT) & INCOMPAT_SHARED) != 0;
-    out->has_groups = (volume_u64(block + AT_INCOMPAT) & INCOMPAT_GROUPS) != 0;
     out->catalog_run_count = volume_u32(block + AT_CATALOG_RUN_COUNT);
     out->catalog_bytes = volume_u64(block + AT_CATALOG_BYTES);
     out->catalog_crc32c = volume_u32(block + AT_CATALOG_CRC32C);
@@ -155,14 +157,9 @@ static bool take_group(struct volume_superblock *sb, const dlfs_chunk_group *gro
     return true;
 }
 
-/* Parses the table of groups, or makes the one group of a volume without a table. */
+/* Parses the table of groups. */
 static bool parse_groups(const uint8_t *block, struct volume_superblock *sb)
 {
-    if (!sb->has_groups) {
-        const dlfs_chunk_group group = {.band_rows = sb->row_count / sb->replicas,
-                                        .member_count = sb->member_count};
-        return take_group(sb, &group, sb->row_count);
-    }
     uint32_t count = volume_u32(block + AT_GROUP_COUNT);
     uint32_t first_member = 0;
     if (count < 1 || count > DLFS_GROUPS_MAX) {
@@ -179,15 +176,10 @@ static bool parse_groups(const uint8_t *block, struct volume_superblock *sb)
         };
         if (group.member_count > sb->member_count ||
             volume_u16(entry + AT_GROUP_STATE) > GROUP_STATE_MAX ||
-            (i == 0 && row_count != sb->row_count) || !take_group(sb, &group, row_count)) {
+            !take_group(sb, &group, row_count)) {
             return false;
         }
         first_member += group.member_count;
-    }
-    const dlfs_chunk_group *first = &sb->groups[0];
-    bool active = volume_u16(block + AT_GROUPS + AT_GROUP_STATE) == 0;
-    if (count == 1 && first->first_chunk == 0 && active) {
-        return false; /* such a volume has no table */
     }
     return first_member == sb->member_count;
 }
@@ -290,9 +282,6 @@ int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out
     if (sb.generation < 1 || sb.generation > VOLUME_NUMBER_MAX ||
         volume_u64(block + AT_CREATED) > VOLUME_NUMBER_MAX ||
         volume_u32(block + AT_LABEL_BYTES) > VOLUME_LABEL_BYTES_MAX) {
-        return DLFS_E_FORMAT;
-    }
-    if ((sb.replicas > 1) != ((volume_u64(block + AT_INCOMPAT) & INCOMPAT_REPLICAS) != 0)) {
         return DLFS_E_FORMAT;
     }
     *out = sb;

@@ -17,6 +17,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is read in place");
 _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 
+#define VOLUME_DRAFT 1u /* state of development of the format, until the first release */
 #define VOLUME_SUPERBLOCK_BYTES 4096u
 #define VOLUME_SUPERBLOCK_B_OFFSET_BYTES 65536u
 #define VOLUME_LOCATIONS_OFFSET_BYTES 262144u
@@ -47,12 +48,9 @@ struct volume_superblock {
     uint32_t chunk_bytes;
     uint32_t block_bytes;
     uint64_t data_offset_bytes;
-    uint64_t row_count;
     uint64_t member_bytes;
     uint64_t generation;
     uint32_t replicas;
-    bool shared_chunks; /* a chunk of samples belongs to more than one dataset */
-    bool has_groups;    /* it has a table of groups, as a volume that was grown */
     uint32_t catalog_run_count;
     uint64_t catalog_bytes;
     uint32_t catalog_crc32c;
@@ -134,7 +132,7 @@ static inline uint64_t volume_tail_offset(uint64_t member_bytes)
 
 /*
  * Decodes VOLUME_SUPERBLOCK_BYTES. Errors: DLFS_E_FORMAT, DLFS_E_CHECKSUM, -EPROTONOSUPPORT (a
- * major version or a feature that this code does not know).
+ * major version, a draft or a feature that this code does not know).
  */
 int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out);
 /* Location of a member; the pointers lead into the record's bytes. */
@@ -159,6 +157,11 @@ const dlfs_chunk_group *volume_group_of(const struct volume_superblock *superblo
 bool volume_has_run(const struct volume_superblock *superblock, const dlfs_extent *run);
 /* Returns true if a block begins with the magic of superblocks. */
 bool volume_superblock_has_magic(const uint8_t *block);
+/*
+ * Returns true if a block is an intact superblock that another state of development of the format
+ * wrote, and its draft.
+ */
+bool volume_superblock_is_other_draft(const uint8_t *block, uint32_t *draft);
 /*
  * Returns true if a block is an intact superblock with features unknown to this code, and its
  * generation and its volume's UUID (16 bytes).

@@ -183,13 +183,9 @@ def test_datasets_may_share_chunks_of_data(
     catalog: Catalog, superblock: Superblock, runs: tuple[ChunkRun, ...]
 ) -> None:
     sharing = with_second_data(catalog, *runs)
-    assert (catalog.shares_chunks, sharing.shares_chunks) == (False, True)
     assert sharing.data_runs == [ChunkRun(1, 2), ChunkRun(9, 1)]
     raw = encode_catalog(sharing)
-    said = replace(superblock, shared_chunks=True)
-    assert decode_catalog(raw, signed(said, raw), WHERE) == sharing
-    refused(superblock, raw, "chunks of several datasets exactly with the feature 0x2, got some")
-    refused(said, encode_catalog(catalog), "feature 0x2, got none")
+    assert decode_catalog(raw, signed(superblock, raw), WHERE) == sharing
 
 
 @pytest.mark.parametrize(
@@ -206,7 +202,7 @@ def test_only_data_of_different_datasets_may_share_chunks(
     catalog: Catalog, superblock: Superblock, runs: tuple[ChunkRun, ...], message: str
 ) -> None:
     raw = encode_catalog(with_second_data(catalog, *runs))
-    refused(replace(superblock, shared_chunks=True), raw, message)
+    refused(superblock, raw, message)
 
 
 def test_a_header_cut_short(superblock: Superblock) -> None:

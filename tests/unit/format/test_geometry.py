@@ -16,7 +16,7 @@ from dlfs.units import KIB, MIB
 
 
 def geometry(members: int = 3, rows: int = 10) -> Geometry:
-    return Geometry(members, 4096, 512, MIB, rows)
+    return Geometry.of_one_group(members, 4096, 512, MIB, rows)
 
 
 def test_chunks_go_round_robin_over_members() -> None:
@@ -34,14 +34,14 @@ def test_a_chunk_outside_the_volume_is_refused(chunk: int) -> None:
 
 def test_the_smallest_member_decides_the_rows() -> None:
     got = Geometry.for_members([8 * MIB, 3 * MIB + 100, 9 * MIB], 256 * KIB, 4096)
-    assert got == Geometry(3, 256 * KIB, 4096, MIB, 7)
+    assert got == Geometry.of_one_group(3, 256 * KIB, 4096, MIB, 7)
     assert got.chunk_total == 21
     assert got.capacity_bytes == 21 * 256 * KIB
 
 
 def test_copies_lie_on_other_members_in_bands_of_their_own() -> None:
-    got = Geometry(3, 4096, 512, MIB, 11, replicas=2)
-    assert (got.all_groups[0].band_rows, got.chunk_total) == (5, 15)
+    got = Geometry.of_one_group(3, 4096, 512, MIB, 11, replicas=2)
+    assert (got.groups[0].band_rows, got.chunk_total) == (5, 15)
     assert got.capacity_bytes == 15 * 4096
     assert [got.locate(chunk, 1) for chunk in range(4)] == [
         (1, MIB + 5 * 4096),
@@ -58,7 +58,7 @@ def test_copies_lie_on_other_members_in_bands_of_their_own() -> None:
 
 def test_members_hold_fewer_chunks_when_each_is_there_twice() -> None:
     got = Geometry.for_members([8 * MIB, 3 * MIB + 100, 9 * MIB], 256 * KIB, 4096, 2)
-    assert got == Geometry(3, 256 * KIB, 4096, MIB, 7, 2)
+    assert got == Geometry.of_one_group(3, 256 * KIB, 4096, MIB, 7, 2)
     assert got.chunk_total == 9
     size = MIB + 2 * 2 * 4096 + 4096
     assert Geometry.for_members([size] * 2, 4096, 4096, 2).chunk_total == 4
@@ -67,7 +67,9 @@ def test_members_hold_fewer_chunks_when_each_is_there_twice() -> None:
 
 
 def test_a_range_has_the_same_pieces_in_every_copy() -> None:
-    space = DataSpace(Geometry(3, 4096, 512, MIB, 10, 2), (ChunkRun(1, 2), ChunkRun(7, 1)))
+    space = DataSpace(
+        Geometry.of_one_group(3, 4096, 512, MIB, 10, 2), (ChunkRun(1, 2), ChunkRun(7, 1))
+    )
     first = list(space.member_ranges(100, 10000))
     second = list(space.member_ranges(100, 10000, 1))
     assert [piece.length_bytes for piece in first] == [piece.length_bytes for piece in second]
@@ -86,14 +88,14 @@ def test_the_tail_is_the_last_whole_block() -> None:
 
 def test_exactly_enough_room() -> None:
     size = MIB + 4 * 4096 + 4096
-    assert Geometry.for_members([size], 4096, 4096).row_count == 4
+    assert Geometry.for_members([size], 4096, 4096).groups[0].row_count == 4
     with pytest.raises(UsageError, match=f"member 0 is too small: expected at least {size} bytes"):
         Geometry.for_members([size - 1], 4096, 4096)
 
 
 def test_the_smallest_size_is_named_for_an_odd_number_of_rows() -> None:
     size = MIB + 4096 + 4096
-    assert Geometry.for_members([size] * 4, 4096, 4096).row_count == 1
+    assert Geometry.for_members([size] * 4, 4096, 4096).groups[0].row_count == 1
     with pytest.raises(UsageError, match=rf"member 2 .* at least {size} bytes .* for 1 chunks"):
         Geometry.for_members([size, size, size - 1, size], 4096, 4096)
 

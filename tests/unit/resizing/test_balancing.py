@@ -30,7 +30,7 @@ def chunks_by_group(volume: dlfs.Volume, record: DatasetRecord) -> list[int]:
     assert isinstance(session, LocalVolume)
     return [
         sum(run.chunk_count for run in record.data_runs if group.has(run))
-        for group in session.superblock.geometry.all_groups
+        for group in session.superblock.geometry.groups
     ]
 
 
@@ -49,7 +49,7 @@ def test_datasets_are_spread_over_all_groups(files: list[str], replicas: int) ->
         assert report.moved_bytes == done[-1][0] == done[-1][1] > 0
         assert done == sorted(done)
         shares = {(r.name, r.version): chunks_by_group(volume, r) for r in records(volume)}
-        capacities = [group.chunk_count for group in volume.session.superblock.geometry.all_groups]
+        capacities = [group.chunk_count for group in volume.session.superblock.geometry.groups]
         for counts in shares.values():
             for count, capacity in zip(counts, capacities, strict=True):
                 assert abs(count - sum(counts) * capacity / sum(capacities)) < 1

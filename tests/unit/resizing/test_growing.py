@@ -291,10 +291,9 @@ def test_malformed_tables_of_groups_are_refused(files: list[str]) -> None:
     with make(files[:1]) as volume:
         superblock = volume.session.superblock
     geometry = superblock.geometry
-    first = geometry.all_groups[0]
-    alone = geometry.with_groups([replace(first, evacuating=True)])
-    write_superblock(files[0], replace(superblock, geometry=alone), ("<H", 3584 + 20, 0))
-    expect_refused(files[:1], "expected no table of groups")
+    first = geometry.groups[0]
+    write_superblock(files[0], superblock, ("<I", 88, 0))
+    expect_refused(files[:1], "expected 1..20 groups of members, got 0")
     second = replace(first, first_chunk=first.end_chunk + 1)
     grown = replace(
         superblock,
@@ -310,13 +309,14 @@ def test_a_lagging_member_that_is_too_small_is_refused(files: list[str]) -> None
     with make(files[:2]) as volume:
         fill(volume, "data", 3)
         newest = volume.session.superblock
+    (group,) = newest.geometry.groups
     small = replace(
         newest,
         member_number=1,
         member_bytes=SIZE - 20 * CHUNK,
         generation=newest.generation - 1,
         catalog_runs=(replace(newest.catalog_runs[0], first_chunk=0),),
-        geometry=replace(newest.geometry, row_count=newest.geometry.row_count - 20),
+        geometry=replace(newest.geometry, groups=(replace(group, row_count=group.row_count - 20),)),
     )
     with open(files[1], "r+b") as opened:
         opened.write(bytes(1 * MIB))

@@ -15,7 +15,7 @@ from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_blocks, scan_sp
 from dlfs.units import KIB, MIB
 from tests.support.devices import Faults, FaultyDevice
 
-GEOMETRY = Geometry(3, 16 * KIB, 512, MIB, 800, 2)
+GEOMETRY = Geometry.of_one_group(3, 16 * KIB, 512, MIB, 800, 2)
 SPACE = DataSpace(GEOMETRY, (ChunkRun(5, 300), ChunkRun(700, 40)))
 CONTENT = np.random.default_rng(1).integers(0, 256, SPACE.size_bytes, np.uint8)
 
@@ -97,4 +97,4 @@ def test_choices_ask_for_copies_in_order() -> None:
     assert CopyOrder(avoid=0).order(SPACE, address) == [0, 1]
     assert CopyOrder(copy=1, only=True).order(SPACE, address) == [1]
     assert len(copy_orders(GEOMETRY)) == 5
-    assert copy_orders(Geometry(3, 4096, 512, MIB, 10)) == [CopyOrder()]
+    assert copy_orders(Geometry.of_one_group(3, 4096, 512, MIB, 10)) == [CopyOrder()]
