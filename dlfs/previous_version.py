@@ -26,6 +26,7 @@ from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.paths import display
 from dlfs.segment_loading import load_segment
+from dlfs.store.space import count_chunks
 from dlfs.store.transaction import Generation
 
 
@@ -39,6 +40,8 @@ class PreviousVersion:
         addresses: address of each sample in these chunks, ``uint64[n]``.
         lengths: length of each sample in bytes, ``int64[n]``.
         crcs: CRC32C of each sample, ``uint32[n]``.
+        parts: CRC32C of each part of a sample larger than a chunk, by chunk; see
+            ``FrozenDirectory.parts``.
         columns: ``[n]`` values of each attribute by name.
         encoder: encoder of the samples' fields; None for samples of bytes.
     """
@@ -48,6 +51,7 @@ class PreviousVersion:
     addresses: NDArray[np.uint64]
     lengths: NDArray[np.int64]
     crcs: NDArray[np.uint32]
+    parts: NDArray[np.uint32]
     columns: dict[str, NDArray[Any]]
     encoder: FieldEncoder | None
 
@@ -70,13 +74,15 @@ def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVe
     columns = {name: table.column(name) for name in table.dtypes}
     if encoder is not None:  # the same text for all samples, however another writer wrote it
         columns[FIELDS_COLUMN] = np.full(record.sample_count, encoder.text, object)
+    runs = record.split_data_runs(base.geometry.chunk_bytes)[0]
     with load_segment(base, record, shared=False, locked=True) as directory:
         return PreviousVersion(
-            runs=record.split_data_runs(base.geometry.chunk_bytes)[0],
+            runs=runs,
             paths=directory.names(),
             addresses=directory.addresses(),
             lengths=directory.lengths(),
             crcs=directory.crcs(),
+            parts=directory.parts[: count_chunks(runs)].copy(),
             columns=columns,
             encoder=encoder,
         )

@@ -147,11 +147,12 @@ def load_segment(
         ):
             raise DatasetIdentity.of(record).moved() from None
         raise
-    if (len(directory), directory.data_bytes) != (record.sample_count, record.data_bytes):
-        got = len(directory), directory.data_bytes
+    expected = record.sample_count, record.data_bytes, generation.geometry.chunk_bytes
+    got = len(directory), directory.data_bytes, directory.chunk_bytes
+    if got != expected:
         directory.close()
         raise FormatError(
-            f"open {label}: expected {record.sample_count} samples in {record.data_bytes} bytes, "
-            f"got {got[0]} in {got[1]}"
+            f"open {label}: expected {expected[0]} samples in {expected[1]} bytes in chunks of "
+            f"{expected[2]}, got {got[0]} in {got[1]} in chunks of {got[2]}"
         )
     return directory

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlfs._native.packing import Checker
+from dlfs._native.packing import sum_ranges
 from dlfs.attributes import AttributeTable, read_attributes
-from dlfs.directory import FrozenDirectory
+from dlfs.directory import CheckedRanges, FrozenDirectory, checked_ranges
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
@@ -51,6 +51,9 @@ class Finding:
         version: version of that dataset.
         path: path of the sample, if the defect is in one.
         index: index of that sample.
+        sample_offset_bytes: first damaged byte of that sample: not 0 in a part of one larger than a
+            chunk, whose parts have checksums of their own.
+        length_bytes: length of what one checksum covers there: the sample, or the part of it.
         member: URI of the member where the defect lies or begins.
         offset_bytes: offset on that member, in bytes.
     """
@@ -61,6 +64,8 @@ class Finding:
     version: int | None = None
     path: bytes | None = None
     index: int | None = None
+    sample_offset_bytes: int | None = None
+    length_bytes: int | None = None
     member: str | None = None
     offset_bytes: int | None = None
 
@@ -245,11 +250,16 @@ class _DatasetCheck:
         If a shared chunk has a damaged sample, it is read again: each version gets a finding.
         """
         self._start = self._shared.start(self._record, directory)
+        ranges = checked_ranges(directory, start=self._start, end=self._space.size_bytes)
         intact, done = True, -self._start
+        for finding in self._find_outside(directory):
+            intact = False
+            yield finding
         for copy in range(self._space.geometry.replicas):
             self._copy = copy
-            for finding in self._check_samples(
+            for finding in self._scan(
                 directory,
+                ranges,
                 lambda address, done=done: progress(done + address),  # type: ignore[misc]
             ):
                 intact = False
@@ -325,100 +335,111 @@ class _DatasetCheck:
         if geometry.replicas > 1:
             yield from self._compare_segments("attributes", space, correct[: extent.segment_bytes])
 
-    def _check_samples(
-        self, directory: FrozenDirectory, progress: Callable[[int], None]
-    ) -> Iterator[Finding]:
-        addresses, lengths = directory.addresses().astype(np.int64), directory.lengths()
-        outside = np.flatnonzero(addresses + lengths > self._space.size_bytes)
-        for index in outside.tolist() if self._copy == 0 else ():
-            yield self._sample_finding(directory, index, "lies outside the dataset's data")
-        order = directory.order()
-        if len(outside):
-            order = order[~np.isin(order, outside)]
-        if self._start:
-            order = order[addresses[order.astype(np.int64)] >= self._start]
-        yield from self._scan(directory, addresses, lengths, order, progress)
+    def _find_outside(self, directory: FrozenDirectory) -> Iterator[Finding]:
+        """Yield the samples that reach beyond the dataset's data."""
+        ends = directory.addresses().astype(np.int64) + directory.lengths()
+        for index in np.flatnonzero(ends > self._space.size_bytes).tolist():
+            address, length = (
+                int(directory.addresses([index])[0]),
+                int(directory.lengths([index])[0]),
+            )
+            damage = _Damage(index, 0, length, address, "lies outside the dataset's data")
+            yield self._sample_finding(directory, damage)
 
     def _scan(
-        self,
-        directory: FrozenDirectory,
-        addresses: Int64Array,
-        lengths: Int64Array,
-        order: NDArray[np.uint64],
-        progress: Callable[[int], None],
+        self, directory: FrozenDirectory, ranges: CheckedRanges, progress: Callable[[int], None]
     ) -> Iterator[Finding]:
-        """Compute and compare the checksums of the samples, window by window."""
-        geometry = self._generation.geometry
-        checker = Checker(
-            chunk_bytes=geometry.chunk_bytes,
-            block_bytes=geometry.block_bytes,
-            locations=directory.locations,
-        )
-        expected = directory.crcs()
+        """Compute and compare the checksums of samples, or parts of them, window by window."""
         first = 0
-        failures: list[FailedRead] = []
         choice = CopyOrder(copy=self._copy, only=True)
-        sources = self._generation.sources
-        for window in scan_space(sources, self._space, choice, start=self._start):
-            failures += window.failures
+        for window in scan_space(self._generation.sources, self._space, choice, start=self._start):
             self._lost |= _absent(window.failures) if self._space.geometry.replicas > 1 else {}
-            crcs = checker.check(order[first:], window=window.memory, window_address=window.address)
-            passed = order[first : first + len(crcs)].astype(np.int64)
-            first += len(crcs)
-            bad = crcs != expected[passed]
-            for failure in failures:
-                bad |= _touches(failure, addresses[passed], lengths[passed])
-            for failure in failures:
-                if failure.absent and self._space.geometry.replicas > 1:
-                    bad &= ~_touches(failure, addresses[passed], lengths[passed])
-            for position in np.flatnonzero(bad).tolist():
-                index = int(passed[position])
-                got = int(crcs[position])
-                reason = _failed_read(failures, int(addresses[index]), int(lengths[index]))
-                reason = reason or f"expected CRC32C {int(expected[index]):#010x}, got {got:#010x}"
-                yield self._sample_finding(directory, index, reason)
-            if first < len(order):
-                reached = int(addresses[int(order[first])])
-                failures = [f for f in failures if f.address + f.length_bytes > reached]
+            crcs = sum_ranges(
+                ranges.locations[first:], window=window.memory, window_address=window.address
+            )
+            passed = slice(first, first + len(crcs))
+            first = passed.stop
+            for position in self._find_bad(window, ranges, passed, crcs).tolist():
+                number = passed.start + position
+                reason = _failed_read(window, ranges, number)
+                expected, got = int(ranges.crcs[number]), int(crcs[position])
+                reason = reason or f"expected CRC32C {expected:#010x}, got {got:#010x}"
+                index, address = int(ranges.samples[number]), int(ranges.addresses[number])
+                offset = address - int(directory.addresses([index])[0])
+                damage = _Damage(index, offset, int(ranges.lengths[number]), address, reason)
+                yield self._sample_finding(directory, damage)
             progress(window.address + window.memory.nbytes)
-        for index in order[first:].astype(np.int64).tolist():
-            if lengths[index]:
-                yield self._sample_finding(directory, index, "its chunks do not hold it")
 
-    def _sample_finding(self, directory: FrozenDirectory, index: int, reason: str) -> Finding:
-        address = int(directory.addresses([index])[0])
-        path = directory.name(index)
+    def _find_bad(
+        self, window: Window, ranges: CheckedRanges, passed: slice, crcs: NDArray[np.uint32]
+    ) -> NDArray[np.int64]:
+        """Return the positions, of the ranges of a window, of those that are wrong or unreadable.
+
+        With replicas, those on a lost member are none.
+        """
+        bad = crcs != ranges.crcs[passed]
+        addresses, lengths = ranges.addresses[passed], ranges.lengths[passed]
+        for failure in window.failures:
+            bad |= _touches(failure, addresses, lengths)
+        for failure in window.failures:
+            if failure.absent and self._space.geometry.replicas > 1:
+                bad &= ~_touches(failure, addresses, lengths)
+        return np.flatnonzero(bad)
+
+    def _sample_finding(self, directory: FrozenDirectory, damage: _Damage) -> Finding:
+        path = directory.name(damage.index)
         member, offset_bytes = None, None
-        if address < self._space.size_bytes:
-            number, offset_bytes = self._space.resolve(address, self._copy)
+        if damage.address < self._space.size_bytes:
+            number, offset_bytes = self._space.resolve(damage.address, self._copy)
             member = self._generation.devices[number].uri
-        length = int(directory.lengths([index])[0])
+        length = int(directory.lengths([damage.index])[0])
+        part = ""
+        if damage.length_bytes < length:
+            last = damage.offset_bytes + damage.length_bytes - 1
+            part = f", bytes {damage.offset_bytes} to {last} of {length}"
         return Finding(
             kind="sample",
             message=(
-                f"sample {index} {display(path)!r} of {self._name}: {member} at byte "
-                f"{offset_bytes}, {length} bytes: {reason}"
+                f"sample {damage.index} {display(path)!r} of {self._name}{part}: {member} at byte "
+                f"{offset_bytes}, {damage.length_bytes} bytes: {damage.reason}"
             ),
             dataset=display(self._record.name),
             version=self._record.version,
             path=path,
-            index=index,
+            index=damage.index,
+            sample_offset_bytes=damage.offset_bytes,
+            length_bytes=damage.length_bytes,
             member=member,
             offset_bytes=offset_bytes,
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Damage:
+    """A damaged sample, or a damaged part of one larger than a chunk.
+
+    Attributes:
+        index: index of the sample.
+        offset_bytes: first byte of the damaged part in the sample.
+        length_bytes: length of the damaged part.
+        address: address of the damaged part in the data space.
+        reason: description of the damage.
+    """
+
+    index: int
+    offset_bytes: int
+    length_bytes: int
+    address: int
+    reason: str
+
+
 def _touches(failure: FailedRead, addresses: Int64Array, lengths: Int64Array) -> NDArray[np.bool_]:
-    """Return a mask of the samples with bytes in a range that could not be read."""
+    """Return a mask of the ranges with bytes in a range that could not be read."""
     end = failure.address + failure.length_bytes
-    touched: NDArray[np.bool_] = (
-        (lengths > 0) & (addresses < end) & (addresses + lengths > failure.address)
-    )
+    touched: NDArray[np.bool_] = (addresses < end) & (addresses + lengths > failure.address)
     return touched
 
 
-def _failed_read(failures: Sequence[FailedRead], address: int, length: int) -> str | None:
-    for failure in failures:
-        if _touches(failure, np.array([address]), np.array([length]))[0]:
-            return str(failure.error)
-    return None
+def _failed_read(window: Window, ranges: CheckedRanges, number: int) -> str | None:
+    failure = window.failure_at(int(ranges.addresses[number]), int(ranges.lengths[number]))
+    return None if failure is None else str(failure.error)

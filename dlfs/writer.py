@@ -39,7 +39,7 @@ from dlfs._native.packing import Packer
 from dlfs._native.permutation import packing_permutation
 from dlfs.arguments import Layout, check_choice, check_integer
 from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder
-from dlfs.directory.builder import DirectoryBuilder, FrozenParts
+from dlfs.directory.builder import DirectoryBuilder, FrozenParts, segment_bytes_max
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder
 from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
@@ -47,7 +47,7 @@ from dlfs.format.constants import SAMPLE_BYTES_MAX
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.previous_version import PreviousVersion
-from dlfs.reader.reserved import check_reserved, has_reserved
+from dlfs.reader.reserved import check_no_reserved, check_reserved, has_reserved
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer
@@ -63,9 +63,6 @@ STAGE_BYTES_SHUFFLED = 256 * MIB
 
 STAGE_BYTES_ORDERED = 8 * MIB
 """Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
-
-DIRECTORY_SAMPLE_BYTES = 32
-"""Upper bound of a sample's directory entry without its path, in bytes."""
 
 SEED_MAX = (1 << 64) - 1
 
@@ -157,6 +154,7 @@ class DatasetWriter:
             chunk_bytes=geometry.chunk_bytes,
             block_bytes=geometry.block_bytes,
             address=count_chunks(self._first_runs) * geometry.chunk_bytes,
+            parts=None if previous is None else previous.parts,
         )
         self._chunks: ChunkWriter | None = None
         self._state = "open"
@@ -216,7 +214,7 @@ class DatasetWriter:
         if raw in self._stage.path_set or raw in self._directory:
             raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
         if isinstance(data, Mapping):
-            _check_no_reserved(attributes, raw)
+            check_no_reserved(attributes, raw)
             array, columns = self._encode_fields(raw, data)
             attributes = {**attributes, **columns}
         else:
@@ -476,8 +474,13 @@ class DatasetWriter:
         extent = self._write_attributes(chunks) if len(self._attributes) else None
         chunks.drain()
         flush_all(self._transaction.devices)
-        data_bytes = chunks.chunk_count * self._transaction.geometry.chunk_bytes
-        return extent, self._directory.freeze(self.uuid, data_bytes)
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        return extent, self._directory.freeze(
+            self.uuid,
+            chunks.chunk_count * chunk_bytes,
+            chunk_bytes=chunk_bytes,
+            parts=self._packer.parts,
+        )
 
     def _write_attributes(self, chunks: ChunkWriter) -> AttributeExtent:
         """Write the columns to chunks from the end of the free space, last in the data space."""
@@ -533,20 +536,22 @@ class DatasetWriter:
 
     def _reserve(self) -> None:
         """Reserve free chunks for the directory and the catalog of the samples so far."""
-        overhead = self._overhead_chunks(self.sample_count, self._path_bytes)
+        overhead = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
         self._transaction.space.reserve = overhead
 
-    def _overhead_chunks(self, samples: int, path_bytes: int) -> int:
+    def _overhead_chunks(self, samples: int, path_bytes: int, sample_bytes: int) -> int:
         """Return the chunks to reserve for attributes, directory and catalog."""
-        directory = samples * DIRECTORY_SAMPLE_BYTES + path_bytes + 10 * 4096
         chunk_bytes = self._transaction.geometry.chunk_bytes
+        directory = segment_bytes_max(samples, path_bytes, sample_bytes // chunk_bytes)
         attributes = -(-self._attributes.size_bytes // chunk_bytes)
         return attributes - (-directory // chunk_bytes) + self._transaction.catalog_chunks(1)
 
     def _check_space(self, expected_bytes: int, expected_samples: int) -> None:
         chunk_bytes = self._transaction.geometry.chunk_bytes
         samples = self.sample_count + expected_samples
-        overhead = self._overhead_chunks(samples, self._path_bytes)
+        overhead = self._overhead_chunks(
+            samples, self._path_bytes, self.sample_bytes + expected_bytes
+        )
         needed = -(-expected_bytes // chunk_bytes) + overhead
         free = self._transaction.space.chunk_count
         if needed > free:
@@ -565,15 +570,6 @@ class DatasetWriter:
             self.seal()
         else:
             self.abort()
-
-
-def _check_no_reserved(attributes: Mapping[str, Any], path: bytes) -> None:
-    """Check that no attribute of a sample with fields has a reserved name."""
-    if has_reserved(attributes):
-        raise UsageError(
-            f"add the sample {display(path)!r}: expected no attributes with reserved names next to "
-            f"fields, got {', '.join(attributes)}"
-        )
 
 
 def _check_batch(

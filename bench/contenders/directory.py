@@ -64,6 +64,7 @@ def lay_directory(folder: Path, count: int) -> LaidDirectory:
             locations.view(np.uint8),
             dataset_uuid=UUID_OF_BENCH.bytes,
             data_bytes=data_bytes,
+            chunk_bytes=CHUNK_BYTES,
         )
         with open(path, "wb") as file:
             file.write(segment.entries.data)

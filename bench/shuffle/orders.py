@@ -95,7 +95,8 @@ class Stored:
             np.zeros(count, np.uint32),
         )
         chunks = -(-count // per_chunk)
-        parts = builder.freeze(_DATASET, chunks * per_chunk * SAMPLE_BYTES)
+        chunk_bytes = per_chunk * SAMPLE_BYTES
+        parts = builder.freeze(_DATASET, chunks * chunk_bytes, chunk_bytes=chunk_bytes)
         return cls(count, per_chunk, FrozenDirectory(parts.entries, lambda: parts.names))
 
 

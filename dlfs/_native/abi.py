@@ -157,6 +157,18 @@ class NvmeStatus(Structure):
     )
 
 
+class DirectoryContent(Structure):
+    """``dlfs_directory_content``."""
+
+    _fields_ = fields(
+        (c_uint64, "count"),
+        (c_void_p, "names offsets locations parts"),
+        (c_uint64, "part_count data_bytes"),
+        (c_uint32, "chunk_bytes"),
+        (c_uint8 * 16, "dataset_uuid"),
+    )
+
+
 class DirectoryPlan(Structure):
     """``dlfs_directory_plan``."""
 
@@ -361,19 +373,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_nvme_get_generation": (c_int, (c_void_p, POINTER(c_uint64))),
     "dlfs_nvme_limit_writes": (c_int, (c_void_p, c_uint64, c_uint64)),
     "dlfs_nvme_get_status": (c_int, (c_void_p, POINTER(NvmeStatus))),
-    "dlfs_directory_plan_build": (c_int, (c_void_p, _U64S, c_uint64, POINTER(DirectoryPlan))),
+    "dlfs_directory_plan_build": (c_int, (POINTER(DirectoryContent), POINTER(DirectoryPlan))),
     "dlfs_directory_build": (
         c_int,
-        (
-            POINTER(DirectoryPlan),
-            c_void_p,
-            _U64S,
-            c_void_p,
-            POINTER(c_uint8 * 16),
-            c_uint64,
-            c_void_p,
-            c_void_p,
-        ),
+        (POINTER(DirectoryPlan), POINTER(DirectoryContent), c_void_p, c_void_p),
     ),
     "dlfs_directory_open": (c_int, (c_void_p, c_uint64, _OUT)),
     "dlfs_directory_open_parts": (c_int, (c_void_p, c_void_p, c_void_p, _OUT)),
@@ -387,6 +390,9 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_directory_data_bytes": (c_uint64, (c_void_p,)),
     "dlfs_directory_names_bytes": (c_uint64, (c_void_p,)),
     "dlfs_directory_locations": (c_void_p, (c_void_p,)),
+    "dlfs_directory_chunk_bytes": (c_uint64, (c_void_p,)),
+    "dlfs_directory_parts": (c_void_p, (c_void_p, POINTER(c_uint64))),
+    "dlfs_directory_verify_parts": (c_int, (c_void_p, POINTER(c_uint64))),
     "dlfs_directory_order": (c_int, (c_void_p, c_uint64, c_uint64, _U64S)),
     "dlfs_directory_rank_at": (c_uint64, (c_void_p, c_uint64)),
     "dlfs_directory_find": (c_int, (c_void_p, c_void_p, _U64S, c_uint64, _U64S)),
@@ -418,21 +424,12 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             c_uint64,
             c_uint64,
             c_void_p,
+            c_void_p,
         ),
     ),
     "dlfs_pack_verify": (
         c_int64,
-        (
-            POINTER(Packing),
-            c_void_p,
-            c_uint64,
-            _U64S,
-            c_uint64,
-            c_void_p,
-            c_uint64,
-            c_uint64,
-            c_void_p,
-        ),
+        (c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_void_p),
     ),
     "dlfs_reader_create": (c_int, (POINTER(ReaderConfig), _OUT)),
     "dlfs_reader_destroy": (c_int, (c_void_p,)),

@@ -37,8 +37,8 @@ _WIDE_INDICES_MIN = (1 << 32) - 1
 
 _NOT_FOUND = (1 << 64) - 1
 _UNSORTED = (
-    "expected all samples, each once, sorted by address: reads could not be verified; "
-    "import the dataset anew"
+    "expected all samples, each once, sorted by address, in one chunk or from the start of one on: "
+    "reads could not be verified; import the dataset anew"
 )
 _TEXT_BYTES = 1 << 20  # names are decoded into text of this size at a time
 
@@ -67,6 +67,8 @@ def build_segment(
     *,
     dataset_uuid: bytes,
     data_bytes: int,
+    chunk_bytes: int,
+    parts: NDArray[np.uint32] | None = None,
 ) -> Segment:
     """Build the directory segment of a dataset.
 
@@ -76,10 +78,14 @@ def build_segment(
         locations: uint8[16 * n_samples], in the same order, as ``dlfs_location``.
         dataset_uuid: 16 bytes.
         data_bytes: the size of the data space, which every location must lie in.
+        chunk_bytes: chunk size of the volume.
+        parts: CRC32C of each part of a sample larger than a chunk, by chunk of the data space,
+            ``uint32[data_bytes / chunk_bytes]``; None if no sample is larger than a chunk.
 
     Raises:
-        UsageError: a path breaks a rule or is out of order, or a location lies outside the data
-            space or in another sample.
+        UsageError: a path breaks a rule or is out of order; a location lies outside the data space
+            or in another sample, or neither starts a chunk nor lies in one; or the CRC32C of a
+            sample is not that of its parts.
         DeviceError: not enough memory.
 
     Owns: no argument after the return.
@@ -91,22 +97,24 @@ def build_segment(
             f"build a directory of {count} samples: expected {count * LOCATION_BYTES} bytes of "
             f"locations and 16 of UUID, got {locations.nbytes} and {len(dataset_uuid)}"
         )
-    plan = abi.DirectoryPlan()
-    code = library().dlfs_directory_plan_build(
-        text.ctypes.data, offsets.ctypes.data, count, byref(plan)
+    content = abi.DirectoryContent(
+        count=count,
+        names=text.ctypes.data,
+        offsets=offsets.ctypes.data,
+        locations=locations.ctypes.data,
+        parts=None if parts is None else parts.ctypes.data,
+        part_count=0 if parts is None else len(parts),
+        data_bytes=data_bytes,
+        chunk_bytes=chunk_bytes,
+        dataset_uuid=(c_uint8 * 16).from_buffer_copy(dataset_uuid),
     )
-    check(code, f"plan the directory of {count} samples")
+    plan = abi.DirectoryPlan()
+    code = library().dlfs_directory_plan_build(byref(content), byref(plan))
+    check(code, f"plan the directory of {count} samples in {data_bytes} bytes of data")
     entries = aligned_buffer(plan.entries_bytes, PART_ALIGNMENT_BYTES)
     names = aligned_buffer(plan.names_bytes, PART_ALIGNMENT_BYTES)
     code = library().dlfs_directory_build(
-        byref(plan),
-        text.ctypes.data,
-        offsets.ctypes.data,
-        locations.ctypes.data,
-        (c_uint8 * 16).from_buffer_copy(dataset_uuid),
-        data_bytes,
-        entries.ctypes.data,
-        names.ctypes.data,
+        byref(plan), byref(content), entries.ctypes.data, names.ctypes.data
     )
     check(code, f"build the directory of {count} samples in {data_bytes} bytes of data")
     return Segment(entries, names, int(plan.hash_seed))
@@ -184,6 +192,7 @@ class NativeDirectory:
         self.count: int = library().dlfs_directory_count(handle)
         self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
         self.names_bytes: int = library().dlfs_directory_names_bytes(handle)
+        self.chunk_bytes: int = library().dlfs_directory_chunk_bytes(handle)
 
     @classmethod
     def of_parts(
@@ -269,11 +278,13 @@ class NativeDirectory:
     def verify(self, part: int, memory: NDArray[np.uint8]) -> None:
         """Check every block of a part (0 entries, 1 names) against the directory's checksums.
 
-        The entries that the directory is open over must also list all samples in storage order.
+        The entries that the directory is open over must also list all samples in storage order,
+        and each must lie in chunks as it may.
 
         Raises:
             ChecksumError: a block is bad; the message has its offset in the part.
-            FormatError: the samples are not listed in storage order; the message has the offset.
+            FormatError: the samples are not listed in storage order, or lie in chunks as none may;
+                the message has the offset.
             TruncatedError: the memory is shorter than the part.
         """
         bad = c_uint64()
@@ -308,6 +319,34 @@ class NativeDirectory:
         view = entries[first : first + LOCATION_BYTES * self.count]
         view.flags.writeable = False
         return view
+
+    def parts(self) -> NDArray[np.uint32]:
+        """Return the CRC32C of each part of a sample larger than a chunk, by chunk, read-only.
+
+        Empty if no sample is larger than a chunk; else ``uint32[data_bytes / chunk_bytes]``, 0 for
+        chunks without such a part.
+        """
+        handle = self.handle
+        entries = cast("NDArray[np.uint8]", handle.keeps[0])
+        count = c_uint64()
+        base = library().dlfs_directory_parts(handle, byref(count)) or 0
+        first = base - entries.ctypes.data
+        view = entries[first : first + 4 * count.value].view(np.uint32)
+        view.flags.writeable = False
+        return view
+
+    def verify_parts(self) -> int | None:
+        """Return the first sample whose CRC32C is not that of its parts; None if there is none.
+
+        Raises:
+            UsageError: the directory is one of parts of samples.
+        """
+        bad = c_uint64()
+        code = library().dlfs_directory_verify_parts(self.handle, byref(bad))
+        if code == abi.E_FORMAT:
+            return bad.value
+        check(code, f"verify the parts of {self._label}")
+        return None
 
     def order(self, first: int, count: int) -> NDArray[np.uint64]:
         """Return the indices at ranks first..first+count-1 of storage order, ``uint64[count]``.

@@ -1,6 +1,6 @@
 """Packs samples into a dataset's data space, and verifies packed samples, many in one call.
 
-libdlfs copies and computes checksums without the GIL. Both classes have their progress, so a sample
+libdlfs copies and computes checksums without the GIL. A ``Packer`` has its progress, so a sample
 larger than the window continues in the next call.
 """
 
@@ -16,6 +16,7 @@ from dlfs._native import abi
 from dlfs._native.library import check, library
 
 Bytes = NDArray[np.uint8]
+Crcs = NDArray[np.uint32]
 Locations = NDArray[Any]
 
 
@@ -26,17 +27,41 @@ class Packer:
         chunk_bytes: chunk size of the volume, a power of two.
         block_bytes: block size of the volume, a power of two, at most chunk_bytes.
         address: first free byte of the data space, a multiple of chunk_bytes.
+        parts: those of the chunks before ``address``; see ``parts``.
 
     Threads: one at a time.
     """
 
-    def __init__(self, *, chunk_bytes: int, block_bytes: int, address: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        chunk_bytes: int,
+        block_bytes: int,
+        address: int = 0,
+        parts: Crcs | None = None,
+    ) -> None:
         self._state = abi.Packing(address=address, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+        self._parts = np.empty(0, np.uint32) if parts is None else parts
+        self._reserve_parts(address // chunk_bytes)
 
     @property
     def address(self) -> int:
         """The first free byte of the data space."""
         return int(self._state.address)
+
+    @property
+    def parts(self) -> Crcs:
+        """CRC32C of each part of a sample larger than a chunk, by the number of its chunk.
+
+        ``uint32[n]`` for the first n chunks of the data space; 0 for those without such a part.
+        """
+        return self._parts[: -(-self.address // self._state.chunk_bytes)]
+
+    def _reserve_parts(self, chunks: int) -> None:
+        if chunks > len(self._parts):
+            grown = np.zeros(max(chunks, 2 * len(self._parts)), np.uint32)
+            grown[: len(self._parts)] = self._parts
+            self._parts = grown
 
     def fill_chunks(self, lengths: NDArray[np.int64], order: NDArray[np.uint64]) -> None:
         """Change an order of packing slightly, in place, so that chunks are filled better.
@@ -90,6 +115,8 @@ class Packer:
             LimitError: the data space would grow over 2^56 bytes.
         """
         count = len(offsets) if order is None else len(order)
+        chunk_bytes = self._state.chunk_bytes
+        self._reserve_parts((window_address + window.size) // chunk_bytes)
         code = library().dlfs_pack(
             ctypes.byref(self._state),
             source.ctypes.data,
@@ -102,51 +129,32 @@ class Packer:
             window_address,
             window.size,
             locations.ctypes.data,
+            self._parts[window_address // chunk_bytes :].ctypes.data,
         )
         return check(code, f"pack {count} samples at address {window_address}")
 
 
-class Checker:
-    """Computes the CRC32C of samples in storage order, window by window of the data space.
+def sum_ranges(locations: Locations, *, window: Bytes, window_address: int) -> Crcs:
+    """Compute the CRC32C of ranges of the data space, up to the end of a window.
 
     Args:
-        chunk_bytes: chunk size of the volume.
-        block_bytes: block size of the volume.
-        locations: ``dlfs_location[n_samples]`` of the whole dataset, in index order.
+        locations: ``dlfs_location[n_ranges]``, rising by address; their checksums are not used.
+        window: uint8[n_bytes], whole chunks of the data space from ``window_address`` on.
+        window_address: at most the address of the first range.
 
-    Threads: one at a time.
+    Returns:
+        uint32[n]: the CRC32C of each range that begins before the window's end: the first n.
+
+    Raises:
+        FormatError: a range begins before the window, or reaches beyond its end.
     """
-
-    def __init__(self, *, chunk_bytes: int, block_bytes: int, locations: Locations) -> None:
-        self._state = abi.Packing(chunk_bytes=chunk_bytes, block_bytes=block_bytes)
-        self._locations = locations
-
-    def check(
-        self, order: NDArray[np.uint64], *, window: Bytes, window_address: int
-    ) -> NDArray[np.uint32]:
-        """Compute the CRC32C of the samples of ``order`` until the window ends.
-
-        Args:
-            order: indices, rising by address, the next to sum first.
-            window: uint8[n_bytes], whole chunks of the data space from ``window_address`` on.
-            window_address: at most the address of the next sample's next byte.
-
-        Returns:
-            uint32[n]: the CRC32C of each sample completed: the first n of ``order``.
-
-        Raises:
-            FormatError: an index is out of range, or the addresses do not rise.
-        """
-        crcs = np.empty(len(order), np.uint32)
-        code = library().dlfs_pack_verify(
-            ctypes.byref(self._state),
-            self._locations.ctypes.data,
-            len(self._locations),
-            order.ctypes.data,
-            len(order),
-            window.ctypes.data,
-            window_address,
-            window.size,
-            crcs.ctypes.data,
-        )
-        return crcs[: check(code, f"sum {len(order)} samples at address {window_address}")]
+    crcs = np.empty(len(locations), np.uint32)
+    code = library().dlfs_pack_verify(
+        locations.ctypes.data,
+        len(locations),
+        window.ctypes.data,
+        window_address,
+        window.size,
+        crcs.ctypes.data,
+    )
+    return crcs[: check(code, f"sum {len(locations)} ranges at address {window_address}")]

@@ -8,6 +8,7 @@ the static tree of a sealed one, and ``PartDirectory`` that of a part of each sa
 from __future__ import annotations
 
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts, Location
+from dlfs.directory.checked_ranges import CheckedRanges, checked_ranges
 from dlfs.directory.frozen import DirectoryChild, Entry, FrozenDirectory
 from dlfs.directory.indices import as_array, as_indices, check_indices, check_position, find_outside
 from dlfs.directory.neighbours import near_paths
@@ -15,6 +16,7 @@ from dlfs.directory.parts import PartDirectory
 from dlfs.directory.sharing import DirectoryIdentity, DirectorySizes, load_directory
 
 __all__ = [
+    "CheckedRanges",
     "DirectoryBuilder",
     "DirectoryChild",
     "DirectoryIdentity",
@@ -28,6 +30,7 @@ __all__ = [
     "as_indices",
     "check_indices",
     "check_position",
+    "checked_ranges",
     "find_outside",
     "load_directory",
     "near_paths",

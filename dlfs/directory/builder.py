@@ -27,6 +27,20 @@ SAMPLES_MAX = 1 << 48
 """Most samples of one dataset (FORMAT.md, "Directory segment")."""
 
 _ROWS_AT_FIRST = 1024
+_SECTIONS_BYTES = 11 * 4096  # header, and the padding of each section
+_SAMPLE_BYTES = 32  # location, order, leaf, separators, name offsets, and their checksums
+_CHUNK_BYTES = 10  # entries of the table of parts for a chunk of samples, which may need two chunks
+
+
+def segment_bytes_max(samples: int, path_bytes: int, sample_chunks: int) -> int:
+    """Return an upper bound of the length of a directory segment, in bytes.
+
+    Args:
+        samples: number of samples.
+        path_bytes: sum of the lengths of their paths.
+        sample_chunks: sum of the lengths of the samples, in chunks.
+    """
+    return _SECTIONS_BYTES + samples * _SAMPLE_BYTES + path_bytes + sample_chunks * _CHUNK_BYTES
 
 
 class Location(NamedTuple):
@@ -144,28 +158,47 @@ class DirectoryBuilder:
         in_order: list[bytes] = paths[self.rows()].tolist()
         return in_order
 
-    def freeze(self, dataset_uuid: UUID, data_bytes: int) -> FrozenParts:
+    def freeze(
+        self,
+        dataset_uuid: UUID,
+        data_bytes: int,
+        *,
+        chunk_bytes: int,
+        parts: NDArray[np.uint32] | None = None,
+    ) -> FrozenParts:
         """Encode the segment of all samples added. More samples may be added afterwards.
 
         Args:
             dataset_uuid: UUID of the dataset, stored in the segment.
             data_bytes: the size of the data space: chunks * chunk_bytes.
+            chunk_bytes: chunk size of the volume.
+            parts: CRC32C of each part of a sample larger than a chunk, ``uint32[n_chunks]`` for the
+                first chunks of the data space; those after them have no such part.
 
         Raises:
-            UsageError: a sample lies outside the data space, or in another.
+            UsageError: a sample lies outside the data space, or in another; it neither starts a
+                chunk nor lies in one; or its CRC32C is not that of its parts.
             DeviceError: not enough memory.
         """
         count = len(self._paths)
         text, offsets = pack_paths(self._sorted_paths())
         locations = self._locations[self.rows()]
+        lengths = unpack_locations(locations)[1]
+        table = None
+        if np.any(lengths > chunk_bytes):
+            table = np.zeros(data_bytes // chunk_bytes, np.uint32)
+            known = table[:0] if parts is None else parts[: len(table)]
+            table[: len(known)] = known
         segment = build_segment(
             text,
             offsets,
             locations.view(np.uint8),
             dataset_uuid=dataset_uuid.bytes,
             data_bytes=data_bytes,
+            chunk_bytes=chunk_bytes,
+            parts=table,
         )
-        sample_bytes = int(unpack_locations(locations)[1].sum(dtype=np.uint64))
+        sample_bytes = int(lengths.sum(dtype=np.uint64))
         return FrozenParts(segment.entries, segment.names, count, sample_bytes)
 
     def _reserve(self, rows: int) -> None:

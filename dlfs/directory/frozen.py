@@ -105,6 +105,11 @@ class FrozenDirectory(Closing):
         """Length of the data space in bytes, as stored in the segment."""
         return self._native.data_bytes
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Chunk size of the volume in bytes, as stored in the segment."""
+        return self._native.chunk_bytes
+
     # ---- paths to indices ----------------------------------------------------------------------
 
     def find(self, paths: Sequence[bytes]) -> NDArray[np.int64]:
@@ -176,6 +181,16 @@ class FrozenDirectory(Closing):
         They are not checked: a caller compares addresses and lengths with ``data_bytes``.
         """
         return self._native.locations().view(LOCATION)
+
+    @property
+    def parts(self) -> NDArray[np.uint32]:
+        """Return the CRC32C of each part of a sample larger than a chunk, a read-only view.
+
+        ``uint32[n_chunks]`` by the number of the chunk in the data space: a part is the bytes of
+        the sample in one chunk, and 0 stands for a chunk without one. Empty if no sample is larger
+        than a chunk.
+        """
+        return self._native.parts()
 
     def addresses(self, indices: ArrayLike | None = None) -> NDArray[np.uint64]:
         """Return the addresses in the data space of some samples, or of all, ``uint64[n]``.
@@ -317,13 +332,20 @@ class FrozenDirectory(Closing):
     # ---- memory --------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """Check every block of both parts against their checksums.
+        """Check every block of both parts against their checksums, and the rules of their content.
 
         Raises:
             ChecksumError: a block is bad.
-            FormatError: names are out of order.
+            FormatError: names are out of order, samples are not listed in storage order or lie in
+                chunks as none may, or the CRC32C of a sample is not that of its parts.
         """
         self._named().verify_own()
+        bad = self._native.verify_parts()
+        if bad is not None:
+            raise FormatError(
+                f"verify {self._label}: expected the CRC32C of sample {bad} "
+                f"{quote(self.name(bad))} to be that of its parts"
+            )
         before = b""
         for first in range(0, len(self), _LIST_MANY):
             names = self.names(first, min(_LIST_MANY, len(self) - first))

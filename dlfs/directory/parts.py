@@ -42,6 +42,11 @@ class PartDirectory(FrozenDirectory):
         """UUID of the dataset, as stored in the segment."""
         return self._whole.dataset_uuid
 
+    @property
+    def parts(self) -> NDArray[np.uint32]:
+        """Return the CRC32C of each part of a whole sample larger than a chunk."""
+        return self._whole.parts
+
     def _named(self) -> NativeDirectory:
         return self._whole._named()
 

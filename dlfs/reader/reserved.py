@@ -18,11 +18,25 @@ from dlfs.errors import FormatError, NotFoundError, UsageError
 from dlfs.fields import FIELDS_COLUMN, fields_of_json, place_fields
 from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
 from dlfs.format.constants import RESERVED_PREFIX
+from dlfs.format.paths import display
 
 
 def has_reserved(attributes: Mapping[str, Any]) -> bool:
     """Return True if attributes have a reserved name."""
     return any(name.startswith(RESERVED_PREFIX) for name in attributes)
+
+
+def check_no_reserved(attributes: Mapping[str, Any], path: bytes) -> None:
+    """Check that no attribute of a sample with fields has a reserved name.
+
+    Raises:
+        UsageError: one has.
+    """
+    if has_reserved(attributes):
+        raise UsageError(
+            f"add the sample {display(path)!r}: expected no attributes with reserved names next to "
+            f"fields, got {', '.join(attributes)}"
+        )
 
 
 def check_reserved(

@@ -1,10 +1,9 @@
 """Makes all copies of a data space equal to the bytes whose checksums are right.
 
 The space is read window by window, each copy separately. The correct bytes are assembled from the
-copies. A small sample comes from the first copy with the right checksum. A sample larger than a
-chunk is read in several ways until its checksum is right, which gives a checksum for each of its
-chunks. Bytes between samples come from the first readable copy. Then every copy is compared with
-the correct bytes, and the blocks that differ are written.
+copies. A sample comes from the first copy with the right checksum, and so does each part of a
+sample larger than a chunk. Bytes between samples come from the first readable copy. Then every copy
+is compared with the correct bytes, and the blocks that differ are written.
 
 A sample without a valid copy is reported and left as it is in every copy: an unreadable copy, or
 one of an unreadable directory, may be the right one. Only a new device, which has no data to lose,
@@ -23,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c
-from dlfs._native.packing import Checker
+from dlfs._native.packing import sum_ranges
 from dlfs.block import BlockDevice, aligned_buffer
-from dlfs.directory import FrozenDirectory
-from dlfs.errors import DeviceError
+from dlfs.directory import FrozenDirectory, checked_ranges
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import (
@@ -34,14 +32,11 @@ from dlfs.store.chunk_reader import (
     CopyOrder,
     FailedRead,
     Window,
-    copy_orders,
-    read_into,
     scan_space,
 )
 from dlfs.wording import quote
 
 Bytes = NDArray[np.uint8]
-Indices = NDArray[np.int64]
 Spans = list[slice]
 """Ranges of a window or a chunk."""
 
@@ -102,7 +97,6 @@ def repair_samples(
         start: address of the first chunk to repair; those before it agree already.
     """
     samples = _Samples(state, space, directory, name, start)
-    samples.find_chunk_checksums()
     _SpaceRepair(state, space, start).run(samples.patch, None)
 
 
@@ -237,115 +231,39 @@ class _Samples:
         start: int,
     ) -> None:
         self._state = state
-        self._space = space
         self._directory = directory
         self._name = name
-        addresses, lengths = directory.addresses().astype(np.int64), directory.lengths()
-        inside = (lengths > 0) & (addresses >= start) & (addresses + lengths <= space.size_bytes)
-        order = np.flatnonzero(inside)
-        order = order[np.argsort(addresses[order], kind="stable")]
-        large = lengths[order] > space.geometry.chunk_bytes
-        self._addresses, self._lengths, self._crcs = addresses, lengths, directory.crcs()
-        self._small: Indices = order[~large]
-        self._starts: Indices = addresses[self._small]
-        self._large: Indices = order[large]
-        self._chunks: dict[int, tuple[int, int, int]] = {}
-        """Chunks of large samples, by address: sample index, length in bytes and CRC32C."""
-        self._lost: list[tuple[int, int]] = []
-        """Address ranges of large samples that no reading gave with the right checksum."""
-
-    # ---- large samples ---------------------------------------------------------------------------
-
-    def find_chunk_checksums(self) -> None:
-        """Find a right reading of each large sample, and the checksums of its chunks."""
-        for index in self._large.tolist():
-            first = int(self._addresses[index])
-            chunks = self._checksums_of(index)
-            if chunks is None:
-                self._report(index)
-                self._lost.append((first, first + int(self._lengths[index])))
-                continue
-            self._chunks |= {address: (index, *chunk) for address, chunk in chunks.items()}
-
-    def _checksums_of(self, index: int) -> dict[int, tuple[int, int]] | None:
-        for choice in copy_orders(self._space.geometry):
-            try:
-                crc, chunks = self._sum(index, choice)
-            except DeviceError:
-                continue
-            if crc == int(self._crcs[index]):
-                return chunks
-        return None
-
-    def _sum(self, index: int, choice: CopyOrder) -> tuple[int, dict[int, tuple[int, int]]]:
-        """Return the checksums of a sample and its chunks, read in one way; it starts a chunk."""
-        block = max(4096, self._space.geometry.block_bytes)
-        chunk_bytes = self._space.geometry.chunk_bytes
-        memory = aligned_buffer(max(WINDOW_BYTES, chunk_bytes), block)
-        first, left, crc = int(self._addresses[index]), int(self._lengths[index]), 0
-        chunks: dict[int, tuple[int, int]] = {}
-        while left > 0:
-            part = memory[: min(-(-left // block) * block, memory.nbytes)]
-            read_into(self._state.sources, self._space, first, part, choice)
-            taken = min(left, part.nbytes)
-            crc = crc32c(part[:taken].data, crc)
-            for start in range(0, taken, chunk_bytes):
-                chunk = part[start : min(start + chunk_bytes, taken)]
-                chunks[first + start] = chunk.nbytes, crc32c(chunk.data)
-            first, left = first + taken, left - taken
-        return crc, chunks
-
-    def _patch_large(self, part: Window, windows: Sequence[Window]) -> Iterator[slice]:
-        """Correct the chunks of large samples; yield the ranges without a right copy."""
-        end = part.address + part.memory.nbytes
-        for address in range(part.address, end, self._space.geometry.chunk_bytes):
-            if address not in self._chunks:
-                continue
-            index, length, crc = self._chunks[address]
-            span = slice(address - part.address, address - part.address + length)
-            whole = crc32c(part.memory[span].data) == crc
-            if not whole and not _patch_span(span, crc, part, windows):
-                self._report(index)
-                yield span
-        for first, last in self._lost:
-            if first < end and last > part.address:
-                yield slice(max(first - part.address, 0), last - part.address)
-
-    # ---- small samples ---------------------------------------------------------------------------
+        self._ranges = checked_ranges(directory, start=start, end=space.size_bytes)
 
     def patch(self, part: Window, windows: Sequence[Window]) -> Spans:
-        """Correct the wrong samples of an assembled window from copies that are right.
+        """Correct what is wrong in an assembled window from copies that are right.
 
         Returns:
-            The ranges of samples without a right copy.
+            The ranges without a right copy: samples, or parts of large ones.
         """
-        unverified = list(self._patch_large(part, windows))
-        end = part.address + part.memory.nbytes
-        low, high = np.searchsorted(self._starts, [part.address, end])
-        chosen = self._small[low:high]
-        geometry = self._space.geometry
-        checker = Checker(
-            chunk_bytes=geometry.chunk_bytes,
-            block_bytes=geometry.block_bytes,
-            locations=self._directory.locations,
-        )
-        crcs = checker.check(
-            chosen.astype(np.uint64), window=part.memory, window_address=part.address
-        )
-        for index in chosen[np.flatnonzero(crcs != self._crcs[chosen])].tolist():
-            start = int(self._addresses[index]) - part.address
-            span = slice(start, start + int(self._lengths[index]))
-            if not _patch_span(span, int(self._crcs[index]), part, windows):
-                self._report(index)
+        ranges = self._ranges
+        first = int(np.searchsorted(ranges.addresses, part.address))
+        crcs = sum_ranges(ranges.locations[first:], window=part.memory, window_address=part.address)
+        unverified: Spans = []
+        bad = np.flatnonzero(crcs != ranges.crcs[first : first + len(crcs)])
+        for number in (first + bad).tolist():
+            start = int(ranges.addresses[number]) - part.address
+            span = slice(start, start + int(ranges.lengths[number]))
+            if not _patch_span(span, int(ranges.crcs[number]), part, windows):
+                self._report(number)
                 unverified.append(span)
         return unverified
 
-    def _report(self, index: int) -> None:
-        path = display(self._directory.name(index))
-        self._state.damaged.append(
-            f"sample {index} {quote(path)} of {self._name}: no copy has its CRC32C "
-            f"{int(self._crcs[index]):#010x}"
-        )
+    def _report(self, number: int) -> None:
+        index, crc = int(self._ranges.samples[number]), int(self._ranges.crcs[number])
+        length = int(self._ranges.lengths[number])
+        whole, path = int(self._directory.lengths([index])[0]), display(self._directory.name(index))
+        part = ""
+        if length < whole:
+            offset = int(self._ranges.addresses[number] - self._directory.addresses([index])[0])
+            part = f", bytes {offset} to {offset + length - 1} of {whole}"
+        where = f"sample {index} {quote(path)} of {self._name}{part}"
+        self._state.damaged.append(f"{where}: no copy has its CRC32C {crc:#010x}")
 
 
 def _patch_span(span: slice, crc: int, part: Window, windows: Sequence[Window]) -> bool:

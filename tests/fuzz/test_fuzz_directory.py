@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlfs._native.checksums import crc32c
+from dlfs._native.checksums import crc32c, crc32c_blocks
 from dlfs._native.device import aligned_buffer
-from dlfs.directory import DirectoryBuilder, FrozenDirectory
+from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location, checked_ranges
 from dlfs.errors import FormatError
 
 PATHS = sorted(b"%d/%d/name-%d" % (n % 3, n % 7, n) for n in range(500))
 LOCATIONS_FIELD, HEADER_CRC, BLOCK = 112, 4092, 4096
+CHUNK = 4096
 
 Bytes = NDArray[np.uint8]
 
@@ -30,7 +31,14 @@ def make_parts() -> tuple[Bytes, Bytes]:
     builder = DirectoryBuilder()
     ones = np.ones(len(PATHS))
     builder.add_many(PATHS, np.arange(len(PATHS)), ones, ones)
-    parts = builder.freeze(uuid.UUID(int=1), len(PATHS))
+    large = np.zeros(2 * CHUNK + 1, np.uint8)
+    builder.add(b"large", Location(CHUNK, large.size, crc32c(large)))
+    parts = builder.freeze(
+        uuid.UUID(int=1),
+        4 * CHUNK,
+        chunk_bytes=CHUNK,
+        parts=np.concatenate([[0], crc32c_blocks(large, CHUNK)]).astype(np.uint32),
+    )
     return parts.entries, parts.names
 
 
@@ -68,7 +76,7 @@ def ask_everything(entries: Bytes, names: Bytes) -> None:
     except FormatError:
         return
     count = len(directory)
-    assert count == len(PATHS)  # the entries would have another length
+    assert count == len(PATHS) + 1  # the entries would have another length
     tolerate(lambda: in_range(directory.find(PATHS), count))
     tolerate(lambda: in_range(directory.order(), count))
     tolerate(lambda: bounded_names(directory))
@@ -77,7 +85,14 @@ def ask_everything(entries: Bytes, names: Bytes) -> None:
         tolerate(lambda prefix=prefix: bounded_listing(directory, prefix))
     directory.lengths()
     assert 0 <= directory.rank_at(77) <= count
-    tolerate(directory.verify)
+    tolerate(lambda: ranges_in_chunks(directory))
+
+
+def ranges_in_chunks(directory: FrozenDirectory) -> None:
+    directory.verify()
+    ranges = checked_ranges(directory)
+    assert (ranges.addresses // CHUNK == (ranges.addresses + ranges.lengths - 1) // CHUNK).all()
+    assert (ranges.addresses + ranges.lengths <= directory.data_bytes).all()
 
 
 def in_range(values: NDArray[np.int64] | NDArray[np.uint64], count: int) -> None:
@@ -122,10 +137,10 @@ def test_wild_sections_under_right_checksums(changes: list[tuple[bool, float, by
 
 
 @settings(max_examples=150)
-@given(st.integers(0, 168 // 4), st.binary(min_size=4, max_size=8))
+@given(st.integers(0, 192 // 4), st.binary(min_size=4, max_size=8))
 def test_wild_headers_under_right_checksums(word: int, data: bytes) -> None:
     entries, names = copy(ENTRIES), copy(NAMES)
-    at = min(word * 4, 168 - len(data))
+    at = min(word * 4, 192 - len(data))
     entries[at : at + len(data)] = np.frombuffer(data, np.uint8)
     entries[HEADER_CRC:BLOCK].view(np.uint32)[0] = crc32c(entries[:HEADER_CRC])
     ask_everything(entries, names)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 4096
-DRAFT = 1
+DRAFT = 2
 Runs = list[tuple[int, int]]
 
 
@@ -360,9 +360,14 @@ def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
     expect(crc32c(entries[BLOCK:locations]) == tables_crc, "checksum tables")
     check_blocks(entries[locations:], entries[entry_sums:name_sums])
     check_blocks(names, entries[name_sums:locations])
+    chunk_bytes, parts_offset, part_count = struct.unpack_from("<IQQ", entries, 172)
+    expect(chunk_bytes == volume.superblock.chunk_bytes, "directory chunk size")
+    expect(up(parts_offset + 4 * part_count) == len(entries), "parts offset")
+    parts = struct.unpack_from(f"<{part_count}I", entries, parts_offset)
     data = volume.space(record.data_runs)
     expect(len(data) == data_bytes, "data bytes")
     samples, found = {}, []
+    expected_parts = [0] * (data_bytes // chunk_bytes)
     for index, path in enumerate(decode_names(names, count)):
         crc, low, high = struct.unpack_from("<IIQ", entries, locations + 16 * index)
         address, length = high & (1 << 56) - 1, low | high >> 56 << 32
@@ -370,6 +375,13 @@ def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
         expect(address + length <= len(data), f"end of {path!r}")
         expect(crc32c(samples[path]) == crc, f"checksum of {path!r}")
         found.append((address, index, length))
+        inside = address % chunk_bytes + length <= chunk_bytes
+        expect(not length or inside or address % chunk_bytes == 0, f"chunks of {path!r}")
+        for at in range(0, length if length > chunk_bytes else 0, chunk_bytes):
+            part = samples[path][at : at + chunk_bytes]
+            expected_parts[(address + at) // chunk_bytes] = crc32c(part)
+    is_large = any(length > chunk_bytes for _, _, length in found)
+    expect(list(parts) == (expected_parts if is_large else []), "parts")
     found.sort()
     form = f"<{count}{'I' if index_bytes == 4 else 'Q'}"
     expect(struct.unpack_from(form, entries, order) == tuple(i for _, i, _ in found), "order")

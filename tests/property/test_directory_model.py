@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlfs._native.checksums import combine_crc32c
 from dlfs.directory import DirectoryBuilder, Entry, FrozenDirectory, Location
 from dlfs.errors import ExistsError
 
@@ -16,6 +17,7 @@ from dlfs.errors import ExistsError
 components = st.text("a!.0-\xff", min_size=1, max_size=4).map(lambda t: t.encode("latin-1"))
 names = components.filter(lambda c: c not in (b".", b".."))
 paths = st.lists(names, min_size=1, max_size=4).map(b"/".join)
+CHUNK = 1 << 26
 lengths = st.one_of(st.just(0), st.integers(1, 100), st.integers(1 << 32, (1 << 34)))
 
 
@@ -24,6 +26,27 @@ def conflicts(path: bytes, model: dict[bytes, int]) -> bool:
         path == other or other.startswith(path + b"/") or path.startswith(other + b"/")
         for other in model
     )
+
+
+def start_of(address: int, length: int) -> int:
+    """Where a sample may begin, at or after an address."""
+    fits = address % CHUNK + length <= CHUNK
+    return address if fits else -(-address // CHUNK) * CHUNK
+
+
+def sums_of(number: int, length: int) -> tuple[int, list[int]]:
+    """The CRC32C of a sample, and those of its parts if it is larger than a chunk.
+
+    All parts but the last have the same bytes.
+    """
+    if length <= CHUNK:
+        return number, []
+    count, rest = divmod(length, CHUNK)
+    sums = [number] * count + [number + 1] * (rest > 0)
+    crc = np.zeros(1, np.uint32)
+    for following, size in zip(sums, [CHUNK] * count + [rest], strict=False):
+        crc = combine_crc32c(crc, np.array([following], np.uint32), np.array([size], np.int64))
+    return int(crc[0]), sums
 
 
 def listed(model: list[bytes], prefix: bytes) -> list[Entry]:
@@ -45,20 +68,29 @@ def test_builder_then_frozen(samples: list[tuple[bytes, int]]) -> None:
     model: dict[bytes, int] = {}
     address = 0
     addresses: dict[bytes, int] = {}
+    chunks: dict[int, int] = {}
     for number, (path, length) in enumerate(samples):
+        address = start_of(address, length)
+        crc, sums = sums_of(number, length)
+        location = Location(address, length, crc)
         if conflicts(path, model):
             try:
-                builder.add(path, Location(address, length, number))
+                builder.add(path, location)
             except ExistsError:
                 continue
             raise AssertionError(f"{path!r} was taken")
-        builder.add(path, Location(address, length, number))
+        builder.add(path, location)
         model[path], addresses[path] = length, address
+        chunks |= {address // CHUNK + chunk: found for chunk, found in enumerate(sums)}
         address += length
     assert list(builder) == sorted(model)
-    parts = builder.freeze(uuid.UUID(int=5), address)
+    data_bytes = -(-address // CHUNK) * CHUNK
+    table = np.zeros(data_bytes // CHUNK, np.uint32)
+    table[list(chunks)] = list(chunks.values())
+    parts = builder.freeze(uuid.UUID(int=5), data_bytes, chunk_bytes=CHUNK, parts=table)
     directory = FrozenDirectory(parts.entries, lambda: parts.names)
     directory.verify()
+    assert directory.parts.tolist() == (table.tolist() if chunks else [])
     check(directory, sorted(model), model, addresses)
 
 
@@ -117,7 +149,7 @@ def test_many(count: int, fan: int, seed: int) -> None:
     builder.add_many(
         [order[i] for i in shuffled], starts[shuffled], sizes[shuffled], np.arange(count)
     )
-    parts = builder.freeze(uuid.UUID(int=5), int(sizes.sum()))
+    parts = builder.freeze(uuid.UUID(int=5), 1 << 20, chunk_bytes=1 << 20)
     directory = FrozenDirectory(parts.entries, lambda: parts.names)
     asked = random.integers(0, max(count, 1), 200 if count else 0)
     assert directory.find([order[i] for i in asked]).tolist() == asked.tolist()

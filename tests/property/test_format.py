@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlfs._native.checksums import crc32c
+from dlfs._native.checksums import crc32c, crc32c_blocks
 from dlfs._native.packing import Packer
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.catalog import (
@@ -262,7 +262,8 @@ def test_packing_follows_the_rule(lengths: list[int]) -> None:
     source = np.arange(3 * CHUNK, dtype=np.uint64).astype(np.uint8)
     window = np.zeros((4 * len(lengths) + 1) * CHUNK, np.uint8)
     locations = np.zeros(len(lengths), LOCATION)
-    done = Packer(chunk_bytes=CHUNK, block_bytes=BLOCK).pack(
+    packer = Packer(chunk_bytes=CHUNK, block_bytes=BLOCK)
+    done = packer.pack(
         source,
         np.zeros(len(lengths), np.int64),
         np.array(lengths, np.int64),
@@ -272,9 +273,16 @@ def test_packing_follows_the_rule(lengths: list[int]) -> None:
         locations=locations,
     )
     assert done == len(lengths)
+    parts = packer.parts
     addresses, packed_lengths, crcs = unpack_locations(locations)
     assert packed_lengths.tolist() == lengths
     assert addresses.tolist() == addresses_by_the_rule(lengths, CHUNK, BLOCK)
     for address, length, crc in zip(addresses.tolist(), lengths, crcs.tolist(), strict=True):
         assert crc == crc32c(window[address : address + length].tobytes())
         assert window[address : address + length].tobytes() == source[:length].tobytes()
+        if length > CHUNK:
+            first, count = address // CHUNK, -(-length // CHUNK)
+            expected = crc32c_blocks(source[:length], CHUNK).tolist()
+            assert parts[first : first + count].tolist() == expected
+            parts[first : first + count] = 0
+    assert not parts.any()

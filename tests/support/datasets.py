@@ -103,7 +103,12 @@ def lay_dataset(
         lengths,
         locations["crc32c"],
     )
-    parts = builder.freeze(UUID_OF_TESTS, chunk_count * chunk_bytes)
+    parts = builder.freeze(
+        UUID_OF_TESTS,
+        chunk_count * chunk_bytes,
+        chunk_bytes=chunk_bytes,
+        parts=packer.parts,
+    )
     directory = FrozenDirectory(parts.entries, load_names=lambda: parts.names, label="test")
     return LaidDataset(
         geometry, tuple(runs), directory, tuple(bytes(samples[path]) for path in paths)

@@ -72,7 +72,8 @@ DLFS_API int dlfs_directory_attach_names(dlfs_directory *directory, const void *
  * Checks every block of a part (0: entries, 1: names), in memory at base, against the checksums in
  * the entries. *bad_block gets the first bad block, as an index of 4096-byte blocks of that part.
  * If base is the memory of the open directory, its storage order is checked too: it must name every
- * sample once. Errors: DLFS_E_CHECKSUM, DLFS_E_FORMAT (the order).
+ * sample once, and each must lie in chunks as FORMAT.md, section 5, requires, those larger than a
+ * chunk with a table of parts. Errors: DLFS_E_CHECKSUM, DLFS_E_FORMAT (the order, a location).
  */
 DLFS_API int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const void *base,
                                    uint64_t bytes, uint64_t *bad_block);
@@ -86,6 +87,23 @@ DLFS_API uint64_t dlfs_directory_names_bytes(const dlfs_directory *directory);
  * dlfs_location_address and its siblings read the fields.
  */
 DLFS_API const dlfs_location *dlfs_directory_locations(const dlfs_directory *directory);
+/* Returns the chunk size of the volume, in bytes: a power of two. */
+DLFS_API uint64_t dlfs_directory_chunk_bytes(const dlfs_directory *directory);
+/*
+ * Returns the CRC32Cs of the parts of samples larger than a chunk, [*count] by the number of the
+ * chunk in the data space (address / chunk size), 0 for a chunk that has no part of such a sample.
+ * Each part is the bytes of the sample in one chunk; the sample starts a chunk, so only the last
+ * part is shorter than a chunk. *count is 0 if no sample is larger than a chunk. The array stays
+ * valid as long as the directory. Parts are those of whole samples, also in a directory that
+ * dlfs_directory_open_parts opened.
+ */
+DLFS_API const uint32_t *dlfs_directory_parts(const dlfs_directory *directory, uint64_t *count);
+/*
+ * Checks that the CRC32C of each sample larger than a chunk is that of its parts one after the
+ * other. *bad_index gets the first sample of which it is not. Errors: DLFS_E_FORMAT; -EINVAL for a
+ * directory of parts.
+ */
+DLFS_API int dlfs_directory_verify_parts(const dlfs_directory *directory, uint64_t *bad_index);
 /*
  * Sets out[i] to the index of the sample at rank first + i in storage order (by address). -EINVAL:
  * out of range.

@@ -17,9 +17,9 @@ extern "C" {
 /* ---- packing --------------------------------------------------------------------------------- */
 
 /*
- * The progress of packing, or of verifying packed samples, in a dataset's data space. It is a plain
- * value. The caller zeroes it, sets the two sizes (powers of two, block_bytes <= chunk_bytes), and
- * passes it on from window to window.
+ * The progress of packing in a dataset's data space. It is a plain value. The caller zeroes it,
+ * sets the two sizes (powers of two, block_bytes <= chunk_bytes), and passes it on from window to
+ * window.
  */
 typedef struct dlfs_packing {
     uint32_t chunk_bytes;
@@ -27,7 +27,7 @@ typedef struct dlfs_packing {
     uint64_t address;    /* first free byte of the data space */
     uint64_t start;      /* address of the sample that is partly packed */
     uint64_t done_bytes; /* bytes of that sample packed so far */
-    uint32_t crc32c;     /* CRC32C of those bytes */
+    uint32_t crc32c;     /* CRC32C of those bytes, combined from those of the parts in chunks */
     uint32_t under_way;  /* 1: the first sample of the next call is already partly packed */
 } dlfs_packing;
 
@@ -45,7 +45,9 @@ DLFS_API int dlfs_pack_order(const dlfs_packing *packing, const int64_t *lengths
  * of the data space from window_address on. Copies the samples, computes their checksums, and
  * zeroes the gaps between them, but not the bytes after packing->address. Sample k is
  * source[offsets[k]..offsets[k]+lengths[k]). Samples are taken in the order order[0..count), or
- * 0..count-1 if order is NULL. locations[k] is set when sample k is complete.
+ * 0..count-1 if order is NULL. locations[k] is set when sample k is complete. parts[c] is set for
+ * each chunk c of the window that gets a part of a sample larger than a chunk, to the CRC32C of
+ * that part.
  *
  * Returns the number of complete samples. It is less than count when the window is full;
  * packing->address is then the window's end, and the caller passes the remaining samples with the
@@ -55,41 +57,54 @@ DLFS_API int dlfs_pack_order(const dlfs_packing *packing, const int64_t *lengths
 DLFS_API int64_t dlfs_pack(dlfs_packing *packing, const uint8_t *source, uint64_t source_bytes,
                            const int64_t *offsets, const int64_t *lengths, const uint64_t *order,
                            uint64_t count, void *window, uint64_t window_address,
-                           uint64_t window_bytes, dlfs_location *locations);
+                           uint64_t window_bytes, dlfs_location *locations, uint32_t *parts);
 /*
- * Computes the checksums of samples order[0..count), whose addresses rise, in a window of the data
- * space: crcs[i] is that of sample order[i]. Returns the number of complete samples. It is less
- * than count when the window ends first; the caller passes the remaining samples with the next
- * window. packing carries a partial sample over. Errors: -EINVAL, DLFS_E_LIMIT, DLFS_E_FORMAT (an
- * index >= location_count, or a sample before the window).
+ * Computes the CRC32Cs of ranges, whose addresses rise, in a window of the data space: crcs[i] is
+ * that of the bytes at locations[i]. Returns the number of ranges that begin before the window's
+ * end. Errors: -EINVAL (the window), DLFS_E_FORMAT (a range before the window, or across its end).
  */
-DLFS_API int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *locations,
-                                  uint64_t location_count, const uint64_t *order, uint64_t count,
+DLFS_API int64_t dlfs_pack_verify(const dlfs_location *locations, uint64_t count,
                                   const void *window, uint64_t window_address,
                                   uint64_t window_bytes, uint32_t *crcs);
 
 /* ---- building a directory ------------------------------------------------------------------- */
 
+/*
+ * What a directory segment is built from; borrowed. The paths of samples are
+ * names[offsets[i]..offsets[i+1]), in strictly rising byte order.
+ */
+typedef struct dlfs_directory_content {
+    uint64_t count;
+    const uint8_t *names;
+    const uint64_t *offsets;        /* [count + 1] */
+    const dlfs_location *locations; /* [count] */
+    const uint32_t *parts;          /* [part_count], as dlfs_directory_parts returns them */
+    uint64_t part_count;  /* data_bytes / chunk_bytes if a sample is larger than a chunk, else 0 */
+    uint64_t data_bytes;  /* size of the data space, a multiple of chunk_bytes */
+    uint32_t chunk_bytes; /* chunk size of the volume, a power of two */
+    uint8_t dataset_uuid[16];
+} dlfs_directory_content;
+
 /* Sizes of the parts of a directory segment. */
 typedef struct dlfs_directory_plan {
     uint64_t sample_count;
-    uint64_t entries_bytes; /* header, locations, order, tree: loaded when the dataset is opened */
+    uint64_t entries_bytes; /* all but the names: loaded when the dataset is opened */
     uint64_t names_bytes;   /* name blocks and their offsets: loaded when names are needed */
     uint64_t hash_seed;     /* smallest seed with which no 16 paths share a hash */
 } dlfs_directory_plan;
 
 /*
- * Plan, then encode, the directory of count samples whose paths, in strictly rising byte order, are
- * names[offsets[i]..offsets[i+1]). entries and names are written completely: plan->entries_bytes
- * and names_bytes, both multiples of 4096. Errors: -EINVAL (paths out of order or over the limits,
- * locations over data_bytes or overlapping), -ENOMEM.
+ * Plan, then encode, the directory of a dataset. entries and names are written completely:
+ * plan->entries_bytes and names_bytes, both multiples of 4096. Errors: -EINVAL (paths out of order
+ * or over the limits; locations over data_bytes, overlapping, or in chunks as none may be; a
+ * CRC32C that is not that of the sample's parts; other counts or sizes than the content requires),
+ * -ENOMEM.
  */
-DLFS_API int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets,
-                                       uint64_t count, dlfs_directory_plan *plan);
-DLFS_API int dlfs_directory_build(const dlfs_directory_plan *plan, const uint8_t *names,
-                                  const uint64_t *offsets, const dlfs_location *locations,
-                                  const uint8_t dataset_uuid[16], uint64_t data_bytes,
-                                  void *entries, void *names_out);
+DLFS_API int dlfs_directory_plan_build(const dlfs_directory_content *content,
+                                       dlfs_directory_plan *plan);
+DLFS_API int dlfs_directory_build(const dlfs_directory_plan *plan,
+                                  const dlfs_directory_content *content, void *entries,
+                                  void *names);
 
 /* ---- paths ----------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /*
- * Writes a directory segment: names, locations, storage order, tree, checksums.
+ * Writes a directory segment: names, locations, storage order, tree, parts, checksums.
  *
  * There are two steps, between which the caller allocates space for the parts. Planning reads the
  * names once, checks every rule about paths, adds up the name blocks and chooses the hash seed.
@@ -295,27 +295,47 @@ static int choose_seed(const uint8_t *names, const uint64_t *offsets, uint64_t c
     return -EINVAL;
 }
 
-int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets, uint64_t count,
-                              dlfs_directory_plan *plan)
+/* Checks what does not depend on the samples. */
+static int check_content(const dlfs_directory_content *content)
+{
+    uint32_t chunk = content->chunk_bytes;
+    bool complete = content->offsets != NULL &&
+                    (content->count == 0 || (content->names != NULL && content->locations != NULL));
+    bool sized = chunk >= DLFS_CHUNK_BYTES_MIN && chunk <= DLFS_CHUNK_BYTES_MAX &&
+                 (chunk & (chunk - 1)) == 0 && content->data_bytes % chunk == 0;
+    if (!complete || !sized || content->count > DLFS_DIRECTORY_SAMPLES_MAX) {
+        return -EINVAL;
+    }
+    bool parts = content->part_count > 0;
+    if (parts && (content->parts == NULL || content->part_count != content->data_bytes / chunk)) {
+        return -EINVAL;
+    }
+    return 0;
+}
+
+int dlfs_directory_plan_build(const dlfs_directory_content *content, dlfs_directory_plan *plan)
 {
     dlfs_directory_layout layout;
     uint64_t bytes;
     uint64_t seed = 0;
 
-    if (plan == NULL || offsets == NULL || (names == NULL && count > 0) ||
-        count > DLFS_DIRECTORY_SAMPLES_MAX) {
+    if (plan == NULL || content == NULL || check_content(content) < 0) {
         return -EINVAL;
     }
-    int code = encode_names(names, offsets, count, NULL, DLFS_DIRECTORY_NAMES_BYTES_MAX, &bytes);
+    uint64_t count = content->count;
+    int code = encode_names(content->names, content->offsets, count, NULL,
+                            DLFS_DIRECTORY_NAMES_BYTES_MAX, &bytes);
     if (code < 0) {
         return code;
     }
     bytes = (bytes + DLFS_DIRECTORY_BLOCK_BYTES - 1) & ~(uint64_t)(DLFS_DIRECTORY_BLOCK_BYTES - 1);
-    code = dlfs_directory_layout_compute(count, bytes, &layout);
+    const dlfs_directory_counts counts = {
+        .sample_count = count, .names_bytes = bytes, .part_count = content->part_count};
+    code = dlfs_directory_layout_compute(&counts, &layout);
     if (code < 0) {
         return code;
     }
-    code = choose_seed(names, offsets, count, &seed);
+    code = choose_seed(content->names, content->offsets, count, &seed);
     if (code < 0) {
         return code;
     }
@@ -338,24 +358,49 @@ static void store_index(void *indices, uint32_t index_bytes, uint64_t at, uint64
 }
 
 /*
- * Writes the order section. -EINVAL: a sample ends after data_bytes, or begins in another sample.
+ * Checks the location of one sample: it lies in the data space, in chunks as it must, and if it is
+ * larger than a chunk its CRC32C is that of its parts. Sets *large for such a sample.
  */
-static int build_order(const dlfs_directory_layout *layout, const dlfs_location *locations,
-                       uint64_t data_bytes, pair *pairs, uint8_t *entries)
+static int check_location(const dlfs_directory_content *content, const dlfs_location *location,
+                          bool *large)
+{
+    uint64_t address = dlfs_location_address(location);
+    uint64_t length = dlfs_location_length(location);
+    if (address > content->data_bytes || length > content->data_bytes - address ||
+        !dlfs_location_fits_chunks(location, content->chunk_bytes)) {
+        return -EINVAL;
+    }
+    if (length <= content->chunk_bytes) {
+        return 0;
+    }
+    *large = true;
+    int code = dlfs_directory_check_parts(location, content->chunk_bytes, content->parts,
+                                          content->part_count);
+    return code < 0 ? -EINVAL : 0;
+}
+
+/* Writes the order section. -EINVAL: a location breaks a rule, or a sample begins in another. */
+static int build_order(const dlfs_directory_layout *layout, const dlfs_directory_content *content,
+                       pair *pairs, uint8_t *entries)
 {
     uint64_t count = layout->sample_count;
+    const dlfs_location *locations = content->locations;
+    bool large = false;
     for (uint64_t i = 0; i < count; i++) {
+        if (check_location(content, &locations[i], &large) < 0) {
+            return -EINVAL;
+        }
         pairs[i].key = dlfs_location_address(&locations[i]);
         pairs[i].index = i;
+    }
+    if (large != (content->part_count > 0)) {
+        return -EINVAL;
     }
     const pair *sorted = count > 0 ? radix_sort(pairs, pairs + count, count) : pairs;
     uint64_t end = 0; /* end of the samples so far that have bytes */
     for (uint64_t rank = 0; rank < count; rank++) {
         const pair *at = &sorted[rank];
         uint64_t length = dlfs_location_length(&locations[at->index]);
-        if (at->key > data_bytes || length > data_bytes - at->key) {
-            return -EINVAL;
-        }
         if (length > 0) {
             if (at->key < end) {
                 return -EINVAL;
@@ -400,15 +445,16 @@ static void build_tree(const dlfs_directory_layout *layout, const pair *sorted, 
 }
 
 static void build_header(const dlfs_directory_layout *layout, const dlfs_directory_plan *plan,
-                         const uint8_t dataset_uuid[16], uint64_t data_bytes, uint8_t *entries)
+                         const dlfs_directory_content *content, uint8_t *entries)
 {
     dlfs_directory_header *header = (dlfs_directory_header *)entries;
     memcpy(header->magic, DLFS_DIRECTORY_MAGIC, sizeof(header->magic));
-    memcpy(header->dataset_uuid, dataset_uuid, sizeof(header->dataset_uuid));
+    memcpy(header->dataset_uuid, content->dataset_uuid, sizeof(header->dataset_uuid));
     header->version = DLFS_DIRECTORY_VERSION;
     header->header_bytes = sizeof(*header);
     header->sample_count = layout->sample_count;
-    header->data_bytes = data_bytes;
+    header->data_bytes = content->data_bytes;
+    header->chunk_bytes = content->chunk_bytes;
     header->hash_seed = plan->hash_seed;
     header->index_bytes = layout->index_bytes;
     header->level_count = layout->level_count;
@@ -425,6 +471,8 @@ static void build_header(const dlfs_directory_layout *layout, const dlfs_directo
     header->separators_offset = layout->separators_offset;
     header->separator_count = layout->separator_count;
     header->name_block_count = layout->name_block_count;
+    header->parts_offset = layout->parts_offset;
+    header->part_count = layout->part_count;
 }
 
 /* Writes the checksums in the order of their dependence: blocks, tables, header. */
@@ -444,61 +492,79 @@ static void build_checksums(const dlfs_directory_layout *layout, uint8_t *entrie
 }
 
 /*
- * Checks a plan's sizes, which differ if it was not made for these names; a wrong plan never causes
- * a write out of bounds.
+ * Checks a plan's sizes, which differ if it was not made for this content; a wrong plan never
+ * causes a write out of bounds.
  */
-static int check_plan(const dlfs_directory_plan *plan, dlfs_directory_layout *layout)
+static int check_plan(const dlfs_directory_plan *plan, const dlfs_directory_content *content,
+                      dlfs_directory_layout *layout)
 {
-    if (plan->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 || plan->hash_seed >= SEEDS_MAX) {
+    if (plan->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 || plan->hash_seed >= SEEDS_MAX ||
+        plan->sample_count != content->count) {
         return -EINVAL;
     }
-    int code = dlfs_directory_layout_compute(plan->sample_count, plan->names_bytes, layout);
+    const dlfs_directory_counts counts = {.sample_count = content->count,
+                                          .names_bytes = plan->names_bytes,
+                                          .part_count = content->part_count};
+    int code = dlfs_directory_layout_compute(&counts, layout);
     if (code < 0) {
         return code;
     }
     return layout->entries_bytes == plan->entries_bytes ? 0 : -EINVAL;
 }
 
-int dlfs_directory_build(const dlfs_directory_plan *plan, const uint8_t *names,
-                         const uint64_t *offsets, const dlfs_location *locations,
-                         const uint8_t dataset_uuid[16], uint64_t data_bytes, void *entries,
-                         void *names_out)
+/* Writes the names, the order, the locations, the tree and the parts. */
+static int build_sections(const dlfs_directory_layout *layout, const dlfs_directory_plan *plan,
+                          const dlfs_directory_content *content, pair *pairs, uint8_t *entries,
+                          uint8_t *names)
+{
+    uint64_t count = content->count;
+    uint64_t used;
+    int code =
+        encode_names(content->names, content->offsets, count, names, layout->names_bytes, &used);
+    if (code == 0 && layout->names_bytes - used >= DLFS_DIRECTORY_BLOCK_BYTES) {
+        code = -EINVAL;
+    }
+    if (code == 0) {
+        code = build_order(layout, content, pairs, entries);
+    }
+    if (code < 0 || count == 0) {
+        return code;
+    }
+    memcpy(entries + layout->locations_offset, content->locations,
+           count * sizeof(*content->locations));
+    hash_names(content->names, content->offsets, count, plan->hash_seed, pairs);
+    build_tree(layout, radix_sort(pairs, pairs + count, count), entries);
+    if (content->part_count > 0) {
+        memcpy(entries + layout->parts_offset, content->parts,
+               content->part_count * sizeof(*content->parts));
+    }
+    return 0;
+}
+
+int dlfs_directory_build(const dlfs_directory_plan *plan, const dlfs_directory_content *content,
+                         void *entries, void *names)
 {
     dlfs_directory_layout layout;
-    uint64_t used;
 
-    if (plan == NULL || offsets == NULL || dataset_uuid == NULL || entries == NULL ||
-        names_out == NULL || (plan->sample_count > 0 && (names == NULL || locations == NULL)) ||
-        ((uintptr_t)entries | (uintptr_t)names_out) % DLFS_DIRECTORY_ALIGNMENT != 0) {
+    if (plan == NULL || content == NULL || entries == NULL || names == NULL ||
+        check_content(content) < 0 ||
+        ((uintptr_t)entries | (uintptr_t)names) % DLFS_DIRECTORY_ALIGNMENT != 0) {
         return -EINVAL;
     }
-    int code = check_plan(plan, &layout);
+    int code = check_plan(plan, content, &layout);
     if (code < 0) {
         return code;
     }
-    uint64_t count = layout.sample_count;
-    pair *pairs = allocate_pairs(count);
+    pair *pairs = allocate_pairs(layout.sample_count);
     if (pairs == NULL) {
         return -ENOMEM;
     }
     memset(entries, 0, layout.entries_bytes);
-    memset(names_out, 0, layout.names_bytes);
-    code = encode_names(names, offsets, count, names_out, layout.names_bytes, &used);
-    if (code == 0 && layout.names_bytes - used >= DLFS_DIRECTORY_BLOCK_BYTES) {
-        code = -EINVAL;
-    }
+    memset(names, 0, layout.names_bytes);
+    code = build_sections(&layout, plan, content, pairs, entries, names);
     if (code == 0) {
-        code = build_order(&layout, locations, data_bytes, pairs, entries);
-    }
-    if (code == 0) {
-        if (count > 0) {
-            memcpy((uint8_t *)entries + layout.locations_offset, locations,
-                   count * sizeof(*locations));
-            hash_names(names, offsets, count, plan->hash_seed, pairs);
-            build_tree(&layout, radix_sort(pairs, pairs + count, count), entries);
-        }
-        build_header(&layout, plan, dataset_uuid, data_bytes, entries);
-        build_checksums(&layout, entries, names_out);
+        build_header(&layout, plan, content, entries);
+        build_checksums(&layout, entries, names);
     }
     free(pairs);
     return code;

@@ -34,19 +34,23 @@ static void compute_levels(dlfs_directory_layout *layout)
     }
 }
 
-int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
+int dlfs_directory_layout_compute(const dlfs_directory_counts *counts,
                                   dlfs_directory_layout *layout)
 {
     const uint64_t block = DLFS_DIRECTORY_BLOCK_BYTES;
     const uint64_t keys = DLFS_DIRECTORY_NODE_KEYS;
+    const uint64_t sample_count = counts->sample_count;
+    const uint64_t names_bytes = counts->names_bytes;
 
     /* with these limits no sum below comes near 2^64 */
-    if (sample_count > DLFS_DIRECTORY_SAMPLES_MAX || names_bytes > DLFS_DIRECTORY_NAMES_BYTES_MAX) {
+    if (sample_count > DLFS_DIRECTORY_SAMPLES_MAX || names_bytes > DLFS_DIRECTORY_NAMES_BYTES_MAX ||
+        counts->part_count > DLFS_ADDRESS_MAX / DLFS_CHUNK_BYTES_MIN) {
         return -EINVAL;
     }
     memset(layout, 0, sizeof(*layout));
     layout->sample_count = sample_count;
     layout->names_bytes = names_bytes;
+    layout->part_count = counts->part_count;
     layout->index_bytes = sample_count < UINT32_MAX ? 4 : 8;
     layout->leaf_count = (sample_count + keys - 1) / keys;
     layout->leaf_bytes = keys * (sizeof(uint32_t) + layout->index_bytes);
@@ -57,7 +61,8 @@ int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
     uint64_t order = round_up(sample_count * layout->index_bytes, block);
     uint64_t leaves = round_up(layout->leaf_count * layout->leaf_bytes, block);
     uint64_t separators = round_up(layout->separator_count * sizeof(uint64_t), block);
-    layout->entries_checksum_count = (locations + order + leaves + separators) / block;
+    uint64_t parts = round_up(layout->part_count * sizeof(uint32_t), block);
+    layout->entries_checksum_count = (locations + order + leaves + separators + parts) / block;
     layout->names_checksum_count = names_bytes / block;
     layout->entries_checksums_offset = block;
     layout->names_checksums_offset =
@@ -67,7 +72,8 @@ int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
     layout->order_offset = layout->locations_offset + locations;
     layout->leaves_offset = layout->order_offset + order;
     layout->separators_offset = layout->leaves_offset + leaves;
-    layout->entries_bytes = layout->separators_offset + separators;
+    layout->parts_offset = layout->separators_offset + separators;
+    layout->entries_bytes = layout->parts_offset + parts;
     return 0;
 }
 
@@ -86,7 +92,22 @@ static bool header_agrees(const dlfs_directory_header *header, const dlfs_direct
            header->leaf_count == layout->leaf_count &&
            header->separators_offset == layout->separators_offset &&
            header->separator_count == layout->separator_count &&
+           header->parts_offset == layout->parts_offset &&
            header->name_block_count == layout->name_block_count;
+}
+
+/*
+ * Returns true if the data space consists of chunks, and the table of parts is empty or has an
+ * entry for each.
+ */
+static bool chunks_agree(const dlfs_directory_header *header)
+{
+    uint32_t chunk = header->chunk_bytes;
+    if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
+        (chunk & (chunk - 1)) != 0 || header->data_bytes % chunk != 0) {
+        return false;
+    }
+    return header->part_count == 0 || header->part_count == header->data_bytes / chunk;
 }
 
 /*
@@ -105,10 +126,13 @@ static int check_header(const dlfs_directory_header *header, dlfs_directory_layo
     if (header->version != DLFS_DIRECTORY_VERSION) {
         return DLFS_E_FORMAT;
     }
-    if (dlfs_directory_layout_compute(header->sample_count, header->names_bytes, layout) < 0) {
+    const dlfs_directory_counts counts = {.sample_count = header->sample_count,
+                                          .names_bytes = header->names_bytes,
+                                          .part_count = header->part_count};
+    if (dlfs_directory_layout_compute(&counts, layout) < 0) {
         return DLFS_E_FORMAT;
     }
-    if (!header_agrees(header, layout)) {
+    if (!header_agrees(header, layout) || !chunks_agree(header)) {
         return DLFS_E_FORMAT;
     }
     uint64_t offsets_bytes = (layout->name_block_count + 1) * sizeof(uint64_t);
@@ -151,11 +175,13 @@ int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_direct
     directory->layout = layout;
     directory->data_bytes = header->data_bytes;
     directory->hash_seed = header->hash_seed;
+    directory->chunk_shift = (uint32_t)__builtin_ctz(header->chunk_bytes);
     directory->entries = base;
     directory->locations = (const dlfs_location *)(base + layout.locations_offset);
     directory->order = base + layout.order_offset;
     directory->leaves = base + layout.leaves_offset;
     directory->separators = (const uint64_t *)(base + layout.separators_offset);
+    directory->parts = (const uint32_t *)(base + layout.parts_offset);
     atomic_init(&directory->names, NULL);
     *out = directory;
     return 0;
@@ -175,11 +201,13 @@ int dlfs_directory_open_parts(const dlfs_directory *whole, const dlfs_location *
     directory->layout = whole->layout;
     directory->data_bytes = whole->data_bytes;
     directory->hash_seed = whole->hash_seed;
+    directory->chunk_shift = whole->chunk_shift;
     directory->entries = whole->entries;
     directory->locations = locations;
     directory->order = order != NULL ? order : whole->order;
     directory->leaves = whole->leaves;
     directory->separators = whole->separators;
+    directory->parts = whole->parts;
     atomic_init(&directory->names, NULL);
     *out = directory;
     return 0;
@@ -224,6 +252,17 @@ uint64_t dlfs_directory_names_bytes(const dlfs_directory *directory)
 const dlfs_location *dlfs_directory_locations(const dlfs_directory *directory)
 {
     return directory->locations;
+}
+
+uint64_t dlfs_directory_chunk_bytes(const dlfs_directory *directory)
+{
+    return UINT64_C(1) << directory->chunk_shift;
+}
+
+const uint32_t *dlfs_directory_parts(const dlfs_directory *directory, uint64_t *count)
+{
+    *count = directory->layout.part_count;
+    return directory->parts;
 }
 
 int dlfs_directory_order(const dlfs_directory *directory, uint64_t first, uint64_t count,

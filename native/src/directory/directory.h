@@ -11,6 +11,7 @@
 #define DLFS_DIRECTORY_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -55,22 +56,30 @@ typedef struct dlfs_directory_header {
     uint64_t separator_count;
     uint64_t name_block_count;
     uint32_t tables_crc32c;
-    uint8_t reserved[4092 - 172];
+    uint32_t chunk_bytes;
+    uint64_t parts_offset;
+    uint64_t part_count;
+    uint8_t reserved[4092 - 192];
     uint32_t header_crc32c;
 } dlfs_directory_header;
 
 _Static_assert(sizeof(dlfs_directory_header) == DLFS_DIRECTORY_BLOCK_BYTES, "one block");
-_Static_assert(offsetof(dlfs_directory_header, tables_crc32c) == 168, "as in FORMAT.md");
+_Static_assert(offsetof(dlfs_directory_header, part_count) == 184, "as in FORMAT.md");
 _Static_assert(offsetof(dlfs_directory_header, header_crc32c) == 4092, "as in FORMAT.md");
 _Static_assert(sizeof(dlfs_location) == 16, "as in FORMAT.md");
 
-/*
- * The positions of all sections: a function of the number of samples and the length of the names
- * part.
- */
+/* What the positions of all sections follow from. */
+typedef struct dlfs_directory_counts {
+    uint64_t sample_count;
+    uint64_t names_bytes; /* length of the names part */
+    uint64_t part_count;  /* entries of the table of parts */
+} dlfs_directory_counts;
+
+/* The positions of all sections. */
 typedef struct dlfs_directory_layout {
     uint64_t sample_count;
     uint64_t names_bytes;
+    uint64_t part_count;
     uint64_t entries_bytes;
     uint64_t entries_checksums_offset;
     uint64_t entries_checksum_count;
@@ -83,6 +92,7 @@ typedef struct dlfs_directory_layout {
     uint64_t leaf_bytes; /* bytes of one leaf */
     uint64_t separators_offset;
     uint64_t separator_count;
+    uint64_t parts_offset;
     uint64_t name_block_count;
     uint32_t index_bytes;
     uint32_t level_count;
@@ -95,17 +105,37 @@ struct dlfs_directory {
     dlfs_directory_layout layout;
     uint64_t data_bytes;
     uint64_t hash_seed;
+    uint32_t chunk_shift; /* the chunk size is 1 << chunk_shift */
     const uint8_t *entries;
     const dlfs_location *locations;
     const void *order;
     const uint8_t *leaves;
     const uint64_t *separators;
+    const uint32_t *parts;          /* [layout.part_count] */
     _Atomic(const uint8_t *) names; /* NULL until attached */
 };
 
 /* Computes the layout. -EINVAL: a count is over its limit. */
-int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
+int dlfs_directory_layout_compute(const dlfs_directory_counts *counts,
                                   dlfs_directory_layout *layout);
+
+/*
+ * Returns true if the bytes of a location lie in chunks as FORMAT.md, section 5, requires: in one
+ * chunk, or from the start of a chunk on.
+ */
+static inline bool dlfs_location_fits_chunks(const dlfs_location *location, uint64_t chunk_bytes)
+{
+    uint64_t length = dlfs_location_length(location);
+    uint64_t offset = dlfs_location_address(location) & (chunk_bytes - 1);
+    return length == 0 || offset == 0 || offset + length <= chunk_bytes;
+}
+/*
+ * Checks a sample larger than a chunk against the CRC32Cs of its parts: it starts a chunk, its
+ * chunks are in the table, and its CRC32C is that of its parts one after the other. Errors:
+ * DLFS_E_FORMAT.
+ */
+int dlfs_directory_check_parts(const dlfs_location *location, uint64_t chunk_bytes,
+                               const uint32_t *parts, uint64_t part_count);
 
 /* An iteration over the names of one block, in order. */
 typedef struct dlfs_name_cursor {

@@ -1,6 +1,7 @@
 /*
- * Checks every block of a directory's parts against the checksums in its entries, and the storage
- * order, by which the reader finds the samples of a chunk to verify.
+ * Checks every block of a directory's parts against the checksums in its entries, the storage
+ * order, by which the reader finds the samples of a chunk to verify, and that samples lie in chunks
+ * as the format requires, so that each part of a large one has its checksum.
  */
 #include "directory/directory.h"
 
@@ -61,11 +62,22 @@ static uint64_t address_of(const dlfs_directory *directory, uint64_t index)
     return dlfs_location_address(dlfs_directory_location(directory, index));
 }
 
+/* Returns true if a sample lies in chunks as required; a large one needs a table of parts. */
+static bool lies_in_chunks(const dlfs_directory *directory, const dlfs_location *location)
+{
+    uint64_t chunk_bytes = dlfs_directory_chunk_bytes(directory);
+    if (!dlfs_location_fits_chunks(location, chunk_bytes)) {
+        return false;
+    }
+    return dlfs_location_length(location) <= chunk_bytes || directory->layout.part_count > 0;
+}
+
 /*
- * Returns the first rank at which the order does not rise by (address, index) or names no sample,
- * or else the number of samples. An order that rises over all ranks contains each sample once.
+ * Returns the first rank at which the order does not rise by (address, index), or names no sample
+ * or one that lies in chunks as none may, or else the number of samples. An order that rises over
+ * all ranks contains each sample once.
  */
-static uint64_t first_unsorted(const dlfs_directory *directory)
+static uint64_t first_bad_rank(const dlfs_directory *directory)
 {
     uint64_t count = directory->layout.sample_count;
     uint64_t address = 0;
@@ -85,7 +97,8 @@ static uint64_t first_unsorted(const dlfs_directory *directory)
         }
         address = address_of(directory, index);
         bool rises = address > last_address || (address == last_address && index > last_index);
-        if (rank > 0 && !rises) {
+        if ((rank > 0 && !rises) ||
+            !lies_in_chunks(directory, dlfs_directory_location(directory, index))) {
             return rank;
         }
     }
@@ -95,7 +108,7 @@ static uint64_t first_unsorted(const dlfs_directory *directory)
 static int verify_order(const dlfs_directory *directory, uint64_t *bad_block)
 {
     const dlfs_directory_layout *layout = &directory->layout;
-    uint64_t rank = first_unsorted(directory);
+    uint64_t rank = first_bad_rank(directory);
     if (rank == layout->sample_count) {
         return 0;
     }
@@ -133,6 +146,42 @@ static int verify_names(const dlfs_directory *directory, const uint8_t *base, ui
     }
     *bad_block = bad;
     return DLFS_E_CHECKSUM;
+}
+
+int dlfs_directory_check_parts(const dlfs_location *location, uint64_t chunk_bytes,
+                               const uint32_t *parts, uint64_t part_count)
+{
+    uint64_t left = dlfs_location_length(location);
+    uint64_t chunk = dlfs_location_address(location) / chunk_bytes;
+    if (dlfs_location_address(location) % chunk_bytes != 0 || chunk >= part_count ||
+        (left - 1) / chunk_bytes >= part_count - chunk) {
+        return DLFS_E_FORMAT;
+    }
+    uint32_t crc = 0;
+    for (; left > 0; chunk++) {
+        uint64_t bytes = left < chunk_bytes ? left : chunk_bytes;
+        dlfs_crc32c_combine(&crc, &parts[chunk], &bytes, 1);
+        left -= bytes;
+    }
+    return crc == dlfs_location_crc32c(location) ? 0 : DLFS_E_FORMAT;
+}
+
+int dlfs_directory_verify_parts(const dlfs_directory *directory, uint64_t *bad_index)
+{
+    uint64_t chunk_bytes = dlfs_directory_chunk_bytes(directory);
+    if (bad_index == NULL || directory->whole != NULL) {
+        return -EINVAL;
+    }
+    for (uint64_t index = 0; index < directory->layout.sample_count; index++) {
+        const dlfs_location *location = dlfs_directory_location(directory, index);
+        if (dlfs_location_length(location) > chunk_bytes &&
+            dlfs_directory_check_parts(location, chunk_bytes, directory->parts,
+                                       directory->layout.part_count) < 0) {
+            *bad_index = index;
+            return DLFS_E_FORMAT;
+        }
+    }
+    return 0;
 }
 
 int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const void *base,

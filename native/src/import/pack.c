@@ -3,9 +3,10 @@
  * samples.
  *
  * Both work on a window of the data space in memory, of whole chunks, which advances from call to
- * call. A sample larger than the window passes through it in parts; dlfs_packing has its state
- * between calls. Nothing is allocated. Each source byte is read once: it is copied and added to the
- * checksum in the same pass.
+ * call. A sample larger than the window passes through it in several calls; dlfs_packing has its
+ * state between them. Nothing is allocated. Each source byte is read once: it is copied and added
+ * to the checksum in the same pass. That of a sample larger than a chunk is combined from those of
+ * its parts in each chunk.
  */
 #include <errno.h>
 #include <string.h>
@@ -76,20 +77,27 @@ static dlfs_location location_of(uint64_t address, uint64_t length, uint32_t crc
 }
 
 /*
- * Copies the part of the current sample that fits. Returns 1 if the sample is complete, 0 if the
- * window is full.
+ * Copies the bytes of the current sample that fit: a small sample, which lies in one chunk, or the
+ * parts of a larger one, which starts a chunk. Returns 1 if the sample is complete, 0 if the window
+ * is full.
  */
-static int copy_part(dlfs_packing *packing, const uint8_t *sample, uint64_t length, uint8_t *window,
-                     uint64_t window_address, uint64_t window_end)
+static int copy_sample(dlfs_packing *packing, const uint8_t *sample, uint64_t length,
+                       uint8_t *window, uint64_t window_address, uint64_t window_end,
+                       uint32_t *parts)
 {
-    uint64_t left = length - packing->done_bytes;
-    uint64_t room = window_end - packing->address;
-    uint64_t bytes = left < room ? left : room;
-    packing->crc32c =
-        dlfs_crc32c_copy(packing->crc32c, window + (packing->address - window_address),
-                         sample + packing->done_bytes, bytes);
-    packing->address += bytes;
-    packing->done_bytes += bytes;
+    uint64_t chunk = packing->chunk_bytes;
+    while (packing->done_bytes < length && packing->address < window_end) {
+        uint64_t left = length - packing->done_bytes;
+        uint64_t bytes = left < chunk ? left : chunk;
+        uint64_t at = packing->address - window_address;
+        uint32_t crc = dlfs_crc32c_copy(0, window + at, sample + packing->done_bytes, bytes);
+        if (length > chunk) {
+            parts[at / chunk] = crc;
+        }
+        dlfs_crc32c_combine(&packing->crc32c, &crc, &bytes, 1);
+        packing->address += bytes;
+        packing->done_bytes += bytes;
+    }
     return packing->done_bytes == length;
 }
 
@@ -196,7 +204,7 @@ int dlfs_pack_order(const dlfs_packing *packing, const int64_t *lengths, uint64_
 int64_t dlfs_pack(dlfs_packing *packing, const uint8_t *source, uint64_t source_bytes,
                   const int64_t *offsets, const int64_t *lengths, const uint64_t *order,
                   uint64_t count, void *window, uint64_t window_address, uint64_t window_bytes,
-                  dlfs_location *locations)
+                  dlfs_location *locations, uint32_t *parts)
 {
     int code = packing_check(packing, window_address, window_bytes);
     if (code != 0) {
@@ -222,7 +230,8 @@ int64_t dlfs_pack(dlfs_packing *packing, const uint8_t *source, uint64_t source_
             !start_sample(packing, length, window, window_address, window_end)) {
             break;
         }
-        if (!copy_part(packing, source + offset, length, window, window_address, window_end)) {
+        if (!copy_sample(packing, source + offset, length, window, window_address, window_end,
+                         parts)) {
             break;
         }
         locations[sample] = location_of(packing->start, length, packing->crc32c);
@@ -231,41 +240,24 @@ int64_t dlfs_pack(dlfs_packing *packing, const uint8_t *source, uint64_t source_
     return (int64_t)i;
 }
 
-int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *locations,
-                         uint64_t location_count, const uint64_t *order, uint64_t count,
-                         const void *window, uint64_t window_address, uint64_t window_bytes,
-                         uint32_t *crcs)
+int64_t dlfs_pack_verify(const dlfs_location *locations, uint64_t count, const void *window,
+                         uint64_t window_address, uint64_t window_bytes, uint32_t *crcs)
 {
-    int code = packing_check(packing, window_address, window_bytes);
-    if (code != 0) {
-        return code;
-    }
     const uint8_t *bytes = window;
-    uint64_t window_end = window_address + window_bytes;
     uint64_t i = 0;
+    if (window_bytes > UINT64_MAX - window_address) {
+        return -EINVAL;
+    }
     for (; i < count; i++) {
-        if (order[i] >= location_count) {
-            return DLFS_E_FORMAT;
-        }
-        uint64_t address = dlfs_location_address(&locations[order[i]]) + packing->done_bytes;
-        uint64_t left = dlfs_location_length(&locations[order[i]]) - packing->done_bytes;
-        if (left != 0 && address >= window_end) {
+        uint64_t address = dlfs_location_address(&locations[i]);
+        uint64_t length = dlfs_location_length(&locations[i]);
+        if (address >= window_address + window_bytes) {
             break;
         }
-        if (left != 0 && address < window_address) {
+        if (address < window_address || length > window_bytes - (address - window_address)) {
             return DLFS_E_FORMAT;
         }
-        uint64_t room = left != 0 ? window_end - address : 0;
-        uint64_t part = left < room ? left : room;
-        packing->crc32c = dlfs_crc32c(packing->crc32c,
-                                      left != 0 ? bytes + (address - window_address) : NULL, part);
-        packing->done_bytes += part;
-        if (part < left) {
-            break;
-        }
-        crcs[i] = packing->crc32c;
-        packing->crc32c = 0;
-        packing->done_bytes = 0;
+        crcs[i] = dlfs_crc32c(0, bytes + (address - window_address), length);
     }
     return (int64_t)i;
 }

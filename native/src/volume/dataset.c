@@ -74,6 +74,7 @@ static int check_segment(dlfs_dataset *dataset, uint64_t *position)
     if (memcmp(header->dataset_uuid, record->uuid, sizeof header->dataset_uuid) != 0 ||
         dlfs_directory_count(directory) != record->sample_count ||
         dlfs_directory_data_bytes(directory) != record->data_bytes ||
+        dlfs_directory_chunk_bytes(directory) != dataset->volume->superblock.chunk_bytes ||
         dlfs_directory_names_bytes(directory) != record->names_bytes) {
         goto failed;
     }

@@ -10,12 +10,16 @@
 #include "directory/directory.h"
 
 #define TEXT_MAX 64
+#define CHUNK_BYTES 65536u
+#define SAMPLE_BYTES 128u /* divides a chunk, so that no sample crosses the end of one */
 
 typedef struct sample_set {
     uint64_t count;
     uint8_t *text;
     uint64_t *offsets;
     dlfs_location *locations;
+    uint32_t *parts;
+    uint64_t part_count;
     uint64_t data_bytes;
 } sample_set;
 
@@ -34,11 +38,12 @@ static inline void *allocate(uint64_t bytes)
     return memory;
 }
 
-/* count samples of 100 bytes; sample i lies at place (i * 7) mod count, when 7 does not divide
+/* count samples of SAMPLE_BYTES; sample i lies at place (i * 7) mod count, when 7 does not divide
  * count. */
 static inline sample_set make_samples(uint64_t count)
 {
-    sample_set set = {.count = count, .data_bytes = count * 100};
+    uint64_t chunks = (count * SAMPLE_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    sample_set set = {.count = count, .data_bytes = chunks * CHUNK_BYTES};
     set.text = malloc(count * TEXT_MAX + 1);
     set.offsets = malloc((count + 1) * sizeof(uint64_t));
     set.locations = calloc(count + 1, sizeof(dlfs_location));
@@ -49,7 +54,10 @@ static inline sample_set make_samples(uint64_t count)
             (uint64_t)snprintf((char *)set.text + used, TEXT_MAX, "train/%03llu/image-%06llu.jpg",
                                (unsigned long long)(i / 100), (unsigned long long)i);
         set.locations[i] = (dlfs_location){
-            .crc32c = (uint32_t)i, .length_low = 100, .address = i * 7 % count * 100};
+            .crc32c = (uint32_t)i,
+            .length_low = SAMPLE_BYTES,
+            .address = i * 7 % count * SAMPLE_BYTES,
+        };
     }
     set.offsets[count] = used;
     return set;
@@ -60,20 +68,43 @@ static inline void free_samples(sample_set *set)
     free(set->text);
     free(set->offsets);
     free(set->locations);
+    free(set->parts);
+}
+
+static inline dlfs_directory_content content_of(const sample_set *set)
+{
+    dlfs_directory_content content = {
+        .count = set->count,
+        .names = set->text,
+        .offsets = set->offsets,
+        .locations = set->locations,
+        .parts = set->parts,
+        .part_count = set->part_count,
+        .data_bytes = set->data_bytes,
+        .chunk_bytes = CHUNK_BYTES,
+    };
+    memcpy(content.dataset_uuid, UUID, sizeof(content.dataset_uuid));
+    return content;
 }
 
 static inline segment build(const sample_set *set)
 {
     segment made;
-    CHECK_EQ(dlfs_directory_plan_build(set->text, set->offsets, set->count, &made.plan), 0);
+    const dlfs_directory_content content = content_of(set);
+    CHECK_EQ(dlfs_directory_plan_build(&content, &made.plan), 0);
     CHECK_EQ(made.plan.entries_bytes % DLFS_DIRECTORY_BLOCK_BYTES, 0);
     CHECK_EQ(made.plan.names_bytes % DLFS_DIRECTORY_BLOCK_BYTES, 0);
     made.entries = allocate(made.plan.entries_bytes);
     made.names = allocate(made.plan.names_bytes);
-    CHECK_EQ(dlfs_directory_build(&made.plan, set->text, set->offsets, set->locations, UUID,
-                                  set->data_bytes, made.entries, made.names),
-             0);
+    CHECK_EQ(dlfs_directory_build(&made.plan, &content, made.entries, made.names), 0);
     return made;
+}
+
+/* Builds a set into the memory of a segment that was planned for it. */
+static inline int build_again(const sample_set *set, const segment *made)
+{
+    const dlfs_directory_content content = content_of(set);
+    return dlfs_directory_build(&made->plan, &content, made->entries, made->names);
 }
 
 static inline dlfs_directory *open_segment(const segment *made)

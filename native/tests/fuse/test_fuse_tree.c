@@ -24,21 +24,27 @@ static void fixture_create(struct fixture *fixture)
     uint8_t text[256];
     uint64_t offsets[PATH_COUNT + 1] = {0};
     const dlfs_location locations[PATH_COUNT] = {{0}};
-    const uint8_t uuid[16] = {7};
     dlfs_directory_plan plan;
     for (uint64_t i = 0; i < PATH_COUNT; i++) {
         size_t bytes = strlen(PATHS[i]);
         memcpy(text + offsets[i], PATHS[i], bytes);
         offsets[i + 1] = offsets[i] + bytes;
     }
-    CHECK_EQ(dlfs_directory_plan_build(text, offsets, PATH_COUNT, &plan), 0);
+    const dlfs_directory_content content = {
+        .count = PATH_COUNT,
+        .names = text,
+        .offsets = offsets,
+        .locations = locations,
+        .data_bytes = 4096,
+        .chunk_bytes = 4096,
+        .dataset_uuid = {7},
+    };
+    CHECK_EQ(dlfs_directory_plan_build(&content, &plan), 0);
     fixture->entries_bytes = plan.entries_bytes;
     fixture->names_bytes = plan.names_bytes;
     CHECK_EQ(dlfs_memory_map(plan.entries_bytes, &fixture->entries, NULL), 0);
     CHECK_EQ(dlfs_memory_map(plan.names_bytes, &fixture->names, NULL), 0);
-    CHECK_EQ(dlfs_directory_build(&plan, text, offsets, locations, uuid, 4096, fixture->entries,
-                                  fixture->names),
-             0);
+    CHECK_EQ(dlfs_directory_build(&plan, &content, fixture->entries, fixture->names), 0);
     CHECK_EQ(dlfs_directory_open(fixture->entries, plan.entries_bytes, &fixture->directory), 0);
     CHECK_EQ(dlfs_directory_attach_names(fixture->directory, fixture->names, plan.names_bytes), 0);
 }

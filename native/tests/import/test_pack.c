@@ -11,6 +11,7 @@
 #define CHUNK 4096u
 #define BLOCK 512u
 #define SAMPLES 300u
+#define CHUNKS_MAX 1024u
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -43,9 +44,12 @@ static void make_source(struct source *source, uint64_t seed)
     }
 }
 
-/* Packs all samples through windows, each in memory of exactly its size; returns the data space. */
+/*
+ * Packs all samples through windows, each in memory of exactly its size; returns the data space.
+ * parts gets those of all its chunks.
+ */
 static uint8_t *pack_all(const struct source *source, bool ordered, uint64_t window_chunks,
-                         dlfs_location *locations, uint64_t *space_bytes)
+                         dlfs_location *locations, uint32_t *parts, uint64_t *space_bytes)
 {
     dlfs_packing packing = {.chunk_bytes = CHUNK, .block_bytes = BLOCK};
     uint64_t window_bytes = window_chunks * CHUNK;
@@ -60,7 +64,7 @@ static uint8_t *pack_all(const struct source *source, bool ordered, uint64_t win
         uint64_t skip = ordered ? 0 : done;
         int64_t count = dlfs_pack(&packing, source->bytes, source->size, source->offsets + skip,
                                   source->lengths + skip, order, SAMPLES - done, window, address,
-                                  window_bytes, locations + skip);
+                                  window_bytes, locations + skip, parts + address / CHUNK);
         CHECK(count >= 0);
         done += (uint64_t)count;
         uint64_t used = packing.address - address;
@@ -77,6 +81,23 @@ static uint8_t *pack_all(const struct source *source, bool ordered, uint64_t win
     }
     *space_bytes = address;
     return space;
+}
+
+/* The parts of large samples have the checksums of their bytes, and all other chunks have none. */
+static void check_parts(const struct source *source, const dlfs_location *locations,
+                        const uint32_t *parts)
+{
+    uint32_t expected[CHUNKS_MAX] = {0};
+    for (uint64_t i = 0; i < SAMPLES; i++) {
+        uint64_t length = dlfs_location_length(&locations[i]);
+        uint64_t first = dlfs_location_address(&locations[i]) / CHUNK;
+        for (uint64_t at = 0; length > CHUNK && at < length; at += CHUNK) {
+            uint64_t bytes = length - at < CHUNK ? length - at : CHUNK;
+            expected[first + at / CHUNK] =
+                dlfs_crc32c(0, source->bytes + source->offsets[i] + at, bytes);
+        }
+    }
+    CHECK(memcmp(parts, expected, sizeof(expected)) == 0);
 }
 
 static void check_placed(const struct source *source, const dlfs_location *locations,
@@ -117,9 +138,12 @@ static void test_windows(void)
                 dlfs_location locations[SAMPLES];
                 memset(locations, 0, sizeof(locations));
                 uint64_t space_bytes = 0;
+                uint32_t parts[CHUNKS_MAX] = {0};
                 uint8_t *space =
-                    pack_all(&source, ordered != 0, window_chunks, locations, &space_bytes);
+                    pack_all(&source, ordered != 0, window_chunks, locations, parts, &space_bytes);
+                CHECK(space_bytes <= UINT64_C(1) * CHUNKS_MAX * CHUNK);
                 check_placed(&source, locations, space, space_bytes);
+                check_parts(&source, locations, parts);
                 if (window_chunks == 1) {
                     memcpy(first, locations, sizeof(first));
                 }
@@ -138,9 +162,10 @@ static uint64_t place_after(uint64_t first, uint64_t second)
     int64_t offsets[2] = {0, 0};
     int64_t lengths[2] = {(int64_t)first, (int64_t)second};
     dlfs_location locations[2];
+    uint32_t parts[4];
     dlfs_packing packing = {.chunk_bytes = CHUNK, .block_bytes = BLOCK};
     CHECK_EQ(dlfs_pack(&packing, bytes, sizeof(bytes), offsets, lengths, NULL, 2, window, 0,
-                       sizeof(window), locations),
+                       sizeof(window), locations, parts),
              2);
     return dlfs_location_address(&locations[1]);
 }
@@ -162,51 +187,34 @@ static void test_rule(void)
     CHECK_EQ(place_after(510, 3585), 510); /* fits only without the padding */
 }
 
-static void sum_all(const dlfs_location *locations, const uint64_t *ranks, const uint8_t *space,
-                    uint64_t space_bytes, uint64_t window_chunks, uint32_t *crcs)
-{
-    dlfs_packing packing = {.chunk_bytes = CHUNK, .block_bytes = BLOCK};
-    uint64_t done = 0;
-    for (uint64_t address = 0; address < space_bytes; address += window_chunks * CHUNK) {
-        uint64_t left = space_bytes - address;
-        uint64_t bytes = left < window_chunks * CHUNK ? left : window_chunks * CHUNK;
-        uint8_t *window = malloc(bytes);
-        CHECK(window != NULL);
-        memcpy(window, space + address, bytes);
-        int64_t count = dlfs_pack_verify(&packing, locations, SAMPLES, ranks + done, SAMPLES - done,
-                                         window, address, bytes, crcs + done);
-        CHECK(count >= 0);
-        done += (uint64_t)count;
-        free(window);
-    }
-    CHECK_EQ(done, SAMPLES);
-}
-
+/* A flipped bit changes the sum of its range alone, and every range belongs to one window. */
 static void test_sums(void)
 {
     struct source source;
     make_source(&source, 9);
     dlfs_location locations[SAMPLES];
-    uint64_t ranks[SAMPLES];
+    uint32_t parts[CHUNKS_MAX] = {0};
     uint32_t crcs[SAMPLES];
     uint64_t space_bytes = 0;
-    uint8_t *space = pack_all(&source, false, 4, locations, &space_bytes);
-    for (uint64_t i = 0; i < SAMPLES; i++) {
-        ranks[i] = i;
-    }
-    for (uint64_t window_chunks = 1; window_chunks <= 8; window_chunks += 3) {
-        sum_all(locations, ranks, space, space_bytes, window_chunks, crcs);
-        for (uint64_t i = 0; i < SAMPLES; i++) {
-            CHECK_EQ(crcs[i], locations[i].crc32c);
+    uint8_t *space = pack_all(&source, false, 4, locations, parts, &space_bytes);
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < SAMPLES; i++) { /* those of at most a chunk, in rising order */
+        if (dlfs_location_length(&locations[i]) <= CHUNK) {
+            locations[count++] = locations[i];
         }
     }
-    uint64_t victim = 0;
-    while (dlfs_location_length(&locations[victim]) <= 2 * CHUNK) {
-        victim++;
+    const uint64_t victim = count / 2;
+    CHECK(dlfs_location_length(&locations[victim]) > 3);
+    space[dlfs_location_address(&locations[victim]) + 3] ^= 4;
+    uint64_t done = 0;
+    for (uint64_t address = 0; address < space_bytes; address += UINT64_C(2) * CHUNK) {
+        int64_t got = dlfs_pack_verify(locations + done, count - done, space + address, address,
+                                       2 * CHUNK, crcs + done);
+        CHECK(got >= 0);
+        done += (uint64_t)got;
     }
-    space[dlfs_location_address(&locations[victim]) + CHUNK + 3] ^= 4;
-    sum_all(locations, ranks, space, space_bytes, 1, crcs);
-    for (uint64_t i = 0; i < SAMPLES; i++) {
+    CHECK_EQ(done, count);
+    for (uint64_t i = 0; i < count; i++) {
         CHECK((crcs[i] == locations[i].crc32c) == (i != victim));
     }
     free(space);
@@ -219,6 +227,7 @@ static void test_refused(void)
     static uint8_t window[CHUNK];
     int64_t offset = 0, length = 16;
     dlfs_location location;
+    uint32_t part;
     dlfs_packing good = {.chunk_bytes = CHUNK, .block_bytes = BLOCK};
     dlfs_packing bad[] = {
         {.chunk_bytes = 0, .block_bytes = BLOCK},
@@ -228,31 +237,32 @@ static void test_refused(void)
         {.chunk_bytes = CHUNK, .block_bytes = BLOCK, .address = 2 * CHUNK},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        CHECK_EQ(
-            dlfs_pack(&bad[i], bytes, 16, &offset, &length, NULL, 1, window, 0, CHUNK, &location),
-            -EINVAL);
+        CHECK_EQ(dlfs_pack(&bad[i], bytes, 16, &offset, &length, NULL, 1, window, 0, CHUNK,
+                           &location, &part),
+                 -EINVAL);
     }
-    CHECK_EQ(dlfs_pack(&good, bytes, 15, &offset, &length, NULL, 1, window, 0, CHUNK, &location),
-             -EINVAL);
-    CHECK_EQ(dlfs_pack(&good, bytes, 16, &offset, &length, NULL, 1, window, 0, 100, &location),
-             -EINVAL);
+    CHECK_EQ(
+        dlfs_pack(&good, bytes, 15, &offset, &length, NULL, 1, window, 0, CHUNK, &location, &part),
+        -EINVAL);
+    CHECK_EQ(
+        dlfs_pack(&good, bytes, 16, &offset, &length, NULL, 1, window, 0, 100, &location, &part),
+        -EINVAL);
     offset = -1;
-    CHECK_EQ(dlfs_pack(&good, bytes, 16, &offset, &length, NULL, 1, window, 0, CHUNK, &location),
-             -EINVAL);
+    CHECK_EQ(
+        dlfs_pack(&good, bytes, 16, &offset, &length, NULL, 1, window, 0, CHUNK, &location, &part),
+        -EINVAL);
     offset = 0;
     dlfs_packing far = {
         .chunk_bytes = CHUNK, .block_bytes = BLOCK, .address = (DLFS_ADDRESS_MAX + 1) - CHUNK};
     CHECK_EQ(dlfs_pack(&far, bytes, 16, &offset, &length, NULL, 1, window, far.address, CHUNK,
-                       &location),
+                       &location, &part),
              DLFS_E_LIMIT);
-    uint64_t beyond = 1;
     uint32_t crc;
-    CHECK_EQ(dlfs_pack_verify(&good, &location, 1, &beyond, 1, window, 0, CHUNK, &crc),
-             DLFS_E_FORMAT);
-    uint64_t index = 0;
     location = (dlfs_location){.length_low = 16, .address = 0};
-    CHECK_EQ(dlfs_pack_verify(&good, &location, 1, &index, 1, window, CHUNK, CHUNK, &crc),
-             DLFS_E_FORMAT);
+    CHECK_EQ(dlfs_pack_verify(&location, 1, window, CHUNK, CHUNK, &crc), DLFS_E_FORMAT);
+    location.address = CHUNK - 15;
+    CHECK_EQ(dlfs_pack_verify(&location, 1, window, 0, CHUNK, &crc), DLFS_E_FORMAT);
+    CHECK_EQ(dlfs_pack_verify(&location, 1, window, UINT64_MAX, CHUNK, &crc), -EINVAL);
 }
 
 int main(void)

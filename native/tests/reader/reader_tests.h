@@ -64,8 +64,8 @@ static inline void check_sample(const dlfs_batch *batch, uint64_t position)
     check_bytes(batch->base + batch->offsets[position], index);
 }
 
-static void dataset_pack(dlfs_location *locations, uint8_t *data, uint64_t data_bytes,
-                         uint64_t *used)
+static void dataset_pack(dlfs_location *locations, uint32_t *parts, uint8_t *data,
+                         uint64_t data_bytes, uint64_t *used)
 {
     int64_t *offsets = calloc(COUNT, sizeof(int64_t));
     int64_t *lengths = calloc(COUNT, sizeof(int64_t));
@@ -83,7 +83,7 @@ static void dataset_pack(dlfs_location *locations, uint8_t *data, uint64_t data_
     }
     dlfs_packing packing = {.chunk_bytes = CHUNK, .block_bytes = BLOCK};
     CHECK_EQ(dlfs_pack(&packing, source, data_bytes, offsets, lengths, order, COUNT, data, 0,
-                       data_bytes, locations),
+                       data_bytes, locations, parts),
              COUNT);
     *used = packing.address;
     free(offsets);
@@ -92,7 +92,8 @@ static void dataset_pack(dlfs_location *locations, uint8_t *data, uint64_t data_
     free(source);
 }
 
-static void dataset_directory(struct dataset *dataset, const dlfs_location *locations)
+static void dataset_directory(struct dataset *dataset, const dlfs_location *locations,
+                              const uint32_t *parts)
 {
     uint8_t names[COUNT * 8];
     uint64_t offsets[COUNT + 1] = {0};
@@ -101,15 +102,27 @@ static void dataset_directory(struct dataset *dataset, const dlfs_location *loca
         offsets[i + 1] = offsets[i] + (uint64_t)length;
     }
     dlfs_directory_plan plan;
-    const uint8_t uuid[16] = {1};
-    CHECK_EQ(dlfs_directory_plan_build(names, offsets, COUNT, &plan), 0);
+    bool large = false;
+    for (uint64_t i = 0; i < COUNT; i++) {
+        large = large || sample_length(i) > CHUNK;
+    }
+    const dlfs_directory_content content = {
+        .count = COUNT,
+        .names = names,
+        .offsets = offsets,
+        .locations = locations,
+        .parts = parts,
+        .part_count = large ? dataset->chunk_count : 0,
+        .data_bytes = dataset->chunk_count * CHUNK,
+        .chunk_bytes = CHUNK,
+        .dataset_uuid = {1},
+    };
+    CHECK_EQ(dlfs_directory_plan_build(&content, &plan), 0);
     dataset->entries_bytes = plan.entries_bytes;
     dataset->names_bytes = plan.names_bytes;
     CHECK_EQ(dlfs_memory_map(plan.entries_bytes, &dataset->entries, NULL), 0);
     CHECK_EQ(dlfs_memory_map(plan.names_bytes, &dataset->names, NULL), 0);
-    CHECK_EQ(dlfs_directory_build(&plan, names, offsets, locations, uuid,
-                                  dataset->chunk_count * CHUNK, dataset->entries, dataset->names),
-             0);
+    CHECK_EQ(dlfs_directory_build(&plan, &content, dataset->entries, dataset->names), 0);
     CHECK_EQ(dlfs_directory_open(dataset->entries, plan.entries_bytes, &dataset->directory), 0);
 }
 
@@ -120,7 +133,8 @@ static void dataset_create(struct dataset *dataset, const dlfs_fault_config *fau
     uint64_t used;
     dlfs_location *locations = calloc(COUNT, sizeof(*locations));
     CHECK_EQ(dlfs_memory_map(data_bytes, &data, NULL), 0);
-    dataset_pack(locations, data, data_bytes, &used);
+    uint32_t *parts = calloc(data_bytes / CHUNK, sizeof(*parts));
+    dataset_pack(locations, parts, data, data_bytes, &used);
     dataset->chunk_count = (used + CHUNK - 1) / CHUNK;
     CHECK_EQ(dlfs_device_create_memory(DEVICE_BYTES, 512, &dataset->inner), 0);
     dlfs_queue *queue;
@@ -130,8 +144,9 @@ static void dataset_create(struct dataset *dataset, const dlfs_fault_config *fau
              0);
     dlfs_queue_destroy(queue);
     dlfs_memory_unmap(data, data_bytes);
-    dataset_directory(dataset, locations);
+    dataset_directory(dataset, locations, parts);
     free(locations);
+    free(parts);
     dataset->device = dataset->inner;
     if (faults != NULL) {
         CHECK_EQ(dlfs_device_create_fault(dataset->inner, faults, &dataset->device), 0);

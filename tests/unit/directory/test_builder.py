@@ -8,10 +8,12 @@ import uuid
 import numpy as np
 import pytest
 
-from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location
+from dlfs._native.checksums import crc32c, crc32c_blocks
+from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location, checked_ranges
 from dlfs.errors import ExistsError, LimitError, NotFoundError, UsageError
 
 DATASET = uuid.UUID(int=7)
+CHUNK = 4096
 
 
 def filled(*paths: bytes) -> DirectoryBuilder:
@@ -136,13 +138,13 @@ def test_a_sample_takes_little_memory_beside_its_path() -> None:
 
 def test_freeze_is_repeatable_and_does_not_end_the_builder() -> None:
     builder = filled(b"b", b"a")
-    first = builder.freeze(DATASET, 100)
-    again = builder.freeze(DATASET, 100)
+    first = builder.freeze(DATASET, CHUNK, chunk_bytes=CHUNK)
+    again = builder.freeze(DATASET, CHUNK, chunk_bytes=CHUNK)
     assert first.entries.tobytes() == again.entries.tobytes()
     assert first.names.tobytes() == again.names.tobytes()
     assert (first.sample_count, first.sample_bytes) == (2, 20)
     builder.add(b"c", Location(20, 5, 0))
-    parts = builder.freeze(DATASET, 100)
+    parts = builder.freeze(DATASET, CHUNK, chunk_bytes=CHUNK)
     directory = FrozenDirectory(parts.entries, lambda: parts.names)
     assert directory.names() == [b"a", b"b", b"c"]
     assert directory.dataset_uuid == DATASET
@@ -150,13 +152,38 @@ def test_freeze_is_repeatable_and_does_not_end_the_builder() -> None:
 
 def test_freeze_refuses_locations_outside_or_inside_others() -> None:
     builder = filled(b"a", b"b")
-    with pytest.raises(UsageError, match="19 bytes of data"):
-        builder.freeze(DATASET, 19)
+    with pytest.raises(UsageError, match="in 0 bytes of data"):
+        builder.freeze(DATASET, 0, chunk_bytes=CHUNK)
     builder.add(b"c", Location(15, 1, 0))
     with pytest.raises(UsageError):
-        builder.freeze(DATASET, 100)
+        builder.freeze(DATASET, CHUNK, chunk_bytes=CHUNK)
+
+
+def test_freeze_takes_the_parts_of_samples_larger_than_a_chunk() -> None:
+    data = bytes(range(256)) * 40
+    parts = crc32c_blocks(data, CHUNK)
+    builder = DirectoryBuilder()
+    builder.add(b"large", Location(CHUNK, len(data), crc32c(data)))
+    builder.add(b"small", Location(0, 5, 1))
+    table = np.concatenate([[0], parts]).astype(np.uint32)
+    frozen = builder.freeze(DATASET, 5 * CHUNK, chunk_bytes=CHUNK, parts=table)
+    with FrozenDirectory(frozen.entries, lambda: frozen.names) as directory:
+        assert directory.parts.tolist() == [*table.tolist(), 0]
+        directory.verify()
+        ranges = checked_ranges(directory)
+        assert ranges.samples.tolist() == [1, 0, 0, 0]
+        assert ranges.addresses.tolist() == [0, CHUNK, 2 * CHUNK, 3 * CHUNK]
+        assert ranges.lengths.tolist() == [5, CHUNK, CHUNK, len(data) - 2 * CHUNK]
+        assert ranges.crcs.tolist() == [1, *parts.tolist()]
+        assert len(checked_ranges(directory, start=CHUNK)) == 3
+        assert len(checked_ranges(directory, end=3 * CHUNK)) == 1
+    table[2] ^= 1
+    with pytest.raises(UsageError):
+        builder.freeze(DATASET, 5 * CHUNK, chunk_bytes=CHUNK, parts=table)
+    with pytest.raises(UsageError):
+        builder.freeze(DATASET, 5 * CHUNK, chunk_bytes=CHUNK)
 
 
 def test_empty() -> None:
-    parts = DirectoryBuilder().freeze(DATASET, 0)
+    parts = DirectoryBuilder().freeze(DATASET, 0, chunk_bytes=CHUNK)
     assert (parts.sample_count, parts.sample_bytes) == (0, 0)

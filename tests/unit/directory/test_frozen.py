@@ -22,6 +22,7 @@ from dlfs.errors import (
     VersionError,
 )
 
+CHUNK = 1 << 20
 PATHS = sorted(
     [b"train/%02d/%03d.png" % (n % 7, n) for n in range(300)]
     + [b"readme", b"train-notes", b"train.txt", b"val/a/b/c/deep", b"\xff/\xfe raw\n name"]
@@ -33,7 +34,7 @@ def freeze(paths: list[bytes], lengths: list[int] | None = None) -> FrozenParts:
     sizes = np.array(lengths if lengths is not None else [10] * len(paths), np.uint64)
     addresses = np.cumsum(sizes) - sizes
     builder.add_many(paths, addresses[::-1], sizes[::-1], np.arange(len(paths)))
-    return builder.freeze(uuid.UUID(int=1), int(sizes.sum()))
+    return builder.freeze(uuid.UUID(int=1), CHUNK, chunk_bytes=CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,8 @@ def test_locations(directory: FrozenDirectory) -> None:
     assert directory.rank_at(0) == 0
     assert directory.rank_at(11) == 2
     assert directory.rank_at(count * 10) == count
-    assert directory.data_bytes == count * 10
+    assert directory.data_bytes == directory.chunk_bytes == CHUNK
+    assert directory.parts.tolist() == []
     with pytest.raises(ValueError, match="read-only"):
         directory.locations["crc32c"] = 0
     for indices in ([-1], [count]):
@@ -283,7 +285,7 @@ def test_a_sound_directory_passes_its_verification(directory: FrozenDirectory) -
 
 
 def test_empty() -> None:
-    parts = DirectoryBuilder().freeze(uuid.UUID(int=1), 0)
+    parts = DirectoryBuilder().freeze(uuid.UUID(int=1), 0, chunk_bytes=CHUNK)
     directory = FrozenDirectory(parts.entries, lambda: parts.names)
     assert len(directory) == 0
     assert directory.find([b"a"]).tolist() == [-1]

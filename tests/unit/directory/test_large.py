@@ -83,6 +83,7 @@ def stored(
         locations.view(np.uint8),
         dataset_uuid=DATASET.bytes,
         data_bytes=COUNT * SAMPLE_BYTES,
+        chunk_bytes=64 * SAMPLE_BYTES,
     )
     path = tmp_path_factory.mktemp("large") / "segment"
     with path.open("wb") as file:

@@ -29,6 +29,7 @@ from dlfs.directory import (
 )
 from dlfs.errors import ChecksumError, ClosedError, DeviceError, FormatError, UsageError
 
+CHUNK = 4096
 PATHS = [b"d/%05d" % n for n in range(3000)]
 VOLUME, DATASET = uuid.UUID(int=1), uuid.UUID(int=2)
 
@@ -87,7 +88,7 @@ class Segment:
         builder = DirectoryBuilder()
         ones = np.ones(len(PATHS))
         builder.add_many(PATHS, np.arange(len(PATHS)), ones, ones)
-        parts = builder.freeze(uuid.UUID(int=number), len(PATHS))
+        parts = builder.freeze(uuid.UUID(int=number), CHUNK, chunk_bytes=CHUNK)
         self.path = path
         self.path.write_bytes(parts.entries.tobytes() + parts.names.tobytes())
         self.sizes = DirectorySizes(parts.entries.nbytes, parts.names.nbytes)
@@ -444,7 +445,7 @@ def test_the_files_of_a_private_directory_can_be_mapped_and_not_changed(tmp_path
 def test_plain_memory_has_no_descriptor() -> None:
     builder = DirectoryBuilder()
     builder.add_many([b"a"], np.zeros(1), np.ones(1), np.ones(1))
-    parts = builder.freeze(uuid.UUID(int=1), 1)
+    parts = builder.freeze(uuid.UUID(int=1), CHUNK, chunk_bytes=CHUNK)
     directory = FrozenDirectory(parts.entries, lambda: parts.names)
     with directory, pytest.raises(UsageError, match="got plain memory"):
         directory.entries_descriptor()

@@ -28,7 +28,7 @@ def frozen(paths: Sequence[bytes]) -> FrozenDirectory:
     builder = DirectoryBuilder()
     for path in paths:
         builder.add(path, Location(0, 0, 0))
-    parts = builder.freeze(UUID(int=5), 0)
+    parts = builder.freeze(UUID(int=5), 0, chunk_bytes=4096)
     return FrozenDirectory(parts.entries, lambda: parts.names)
 
 

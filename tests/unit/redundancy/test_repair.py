@@ -441,19 +441,26 @@ def contents(uris: list[str]) -> list[bytes]:
     return [Path(uri).read_bytes()[256 * KIB : -4 * KIB] for uri in uris]
 
 
-def test_the_pieces_of_a_sample_that_no_reading_has_are_left(uris: list[str]) -> None:
-    """Each of its chunks is whole somewhere: a repair must not take that away."""
+def test_a_sample_whose_parts_are_whole_in_different_copies_is_repaired(uris: list[str]) -> None:
+    """One part is whole nowhere: it is reported, and left as it is in both copies."""
     space = spaces(load(uris))[2]
     with dlfs.open(uris) as volume, volume["data"] as dataset:
         large = int(dataset.directory.addresses([dataset.index(b"large")])[0])
     for chunk, copy in ((0, 0), (1, 0), (2, 0), (4, 1), (5, 1), (6, 1)):
         flip(load(uris), space, large + chunk * 16 * KIB + 77, copy)
-    before = contents(uris)
+    first = 9 * 16 * KIB
+    for copy in (0, 1):
+        flip(load(uris), space, large + first + 77 + copy, copy)
     report = dlfs.repair(uris)
     assert len(report.damaged) == 1
+    assert f"version 1, bytes {first} to {first + 16 * KIB - 1} of 300000:" in report.damaged[0]
     assert "'large'" in report.damaged[0]
-    assert report.written_bytes == 0
-    assert contents(uris) == before
+    assert report.written_bytes == 6 * 512
+    for copy in (0, 1):
+        flip(load(uris), space, large + first + 77 + copy, copy)
+    with dlfs.open(uris) as volume, volume["data"] as dataset:
+        assert list(volume.verify()) == []
+        assert dataset.get(b"large") == SAMPLES[b"large"]
 
 
 def test_the_samples_of_a_lost_directory_are_left_as_they_are(
