@@ -305,10 +305,10 @@ class Dataset(ColumnAccess, Closing):
         return batch if fields is None else batch.with_fields(fields)
 
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:
-        """Read a sample, or a part of it, into a buffer. A large sample has no other copy.
+        """Read a sample, or a range of it, into a buffer. A large sample has no other copy.
 
-        A whole sample is verified. A part is not, because the checksum covers the whole sample (see
-        ``read_pieces``); it is only checked that the dataset still has these chunks.
+        What is read is verified: of a sample larger than a chunk, the chunks that the range lies
+        in; they stay in memory for the next range, as it has room. Of any other, the whole sample.
 
         Args:
             index: index of the sample, negative from the end.
@@ -336,8 +336,7 @@ class Dataset(ColumnAccess, Closing):
     def read_pieces(self, index: int) -> Iterator[memoryview]:
         """Read a sample in pieces of up to 8 MiB, in bounded memory.
 
-        A sample of up to 64 MiB is verified before its first piece is returned. A longer sample is
-        verified while it is read: its last piece is returned only if the checksum is right.
+        Each piece is verified before it is returned.
 
         Args:
             index: index of the sample, negative from the end.
@@ -347,7 +346,7 @@ class Dataset(ColumnAccess, Closing):
 
         Raises:
             IndexError: there is no such sample.
-            ChecksumError: the sample is damaged; a note says how many bytes were returned before.
+            ChecksumError: the piece is damaged, and none follows.
             DlfsError: as ``read``.
         """
         return read_pieces(lambda: self._opened().reader, self._position(index))

@@ -2,10 +2,10 @@
 
 A ``LocalPlacement`` belongs to one open dataset and knows its chunks when it was opened. A chunk is
 written again only after a commit that freed it, and a commit writes a superblock to every member.
-So if no member's superblock has changed after a read, the bytes are the dataset's: ``check`` reads
-the superblocks A and B of members that have its chunks, and nothing else while they stay the same.
-These are one member of each group, and those of the bytes that were read: a device may have been
-overwritten by another volume.
+So if no member's superblock has changed after a read, the bytes are the dataset's, and a wrong
+checksum is damage: ``diagnose`` reads the superblocks A and B of the members that have its chunks,
+and nothing else while they stay the same. All of them, since a device may have been overwritten by
+another volume.
 
 Once a second a thread looks at the open datasets of each volume, in the same way. It remembers
 where the members of a grown volume are, and has datasets opened anew when their members have left.
@@ -36,7 +36,6 @@ from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, Usag
 from dlfs.forks import Lock
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import SUPERBLOCK_BYTES
-from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import decode_superblock, superblock_offsets
 from dlfs.identity import DatasetIdentity
 from dlfs.store.located import remember_members
@@ -90,7 +89,6 @@ class LocalPlacement:
         self._engine = engine
         self._opener = opener
         self._members = _members_of(generation, record, every=generation.geometry.replicas > 1)
-        self._space = DataSpace(generation.geometry, record.data_runs)
         self._right: _Marks = {}  # while these are read, the chunks are the dataset's
         self._seen: _Marks = {}  # when the thread looked last
         self.closed = False
@@ -105,18 +103,14 @@ class LocalPlacement:
         with self._uses, limit_call(), limit_device(self._part):
             self._note_unanswered()
             with suppress(FormatError, DeviceError, NotFoundError, UsageError):
-                found = self.check()
+                found = self._check()
             if found is None:  # it looks at some of the members
                 other = describe_swapped(self._opened.devices, self.volume_uuid)
                 found = None if other is None else self._identity.stale(other)
         return found  # None: the samples' own errors explain it
 
-    def check(self, address: int = 0, length_bytes: int | None = None) -> DlfsError | None:
+    def _check(self) -> DlfsError | None:
         """Return None if what was read so far is the dataset's; else the error that says why.
-
-        Args:
-            address: first byte of what was read, as an address in the dataset.
-            length_bytes: length of that, in bytes; None for all data of the dataset.
 
         Raises:
             DlfsError: the newest generation cannot be read.
@@ -124,10 +118,9 @@ class LocalPlacement:
         with self._uses, limit_call(), limit_device(self._part):
             if self.moved:
                 return self._identity.moved()
-            marks = self._read_marks(self._members_of_part(address, length_bytes))
+            marks = self._read_marks(_members_of(self._opened, self._record, every=True))
             if self._note_if_right(marks):
                 return None
-            marks = self._read_marks(self._members_of_part(0, None))
             found = self._examine()
             if found is None:
                 return self._identity.missing_from(self._opened.devices)
@@ -178,14 +171,6 @@ class LocalPlacement:
                 return None
             self.moved |= have_left(self._opened, self._record, newest)
             return is_moved(self._opened, self._record, newest, found)
-
-    def _members_of_part(self, address: int, length_bytes: int | None) -> list[Member]:
-        """Return the members to watch, and those that have some bytes of the dataset."""
-        if length_bytes is None or self._opened.geometry.replicas > 1:
-            return _members_of(self._opened, self._record, every=True)
-        parts = self._space.member_ranges(address, length_bytes)
-        numbers = {member.number for member in self._members} | {part.member for part in parts}
-        return [self._opened.members[number] for number in sorted(numbers)]
 
     def _read_marks(self, members: Sequence[Member]) -> _Marks:
         lost = self.lost_members()

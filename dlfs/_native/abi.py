@@ -59,7 +59,6 @@ ORDER_LIST, ORDER_SELECTED, ORDER_WEIGHTED = 3, 4, 5
 PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_CHUNK_COPY = 0, 1, 2, 3
 GET_CACHED = 1
 GET_PROMPT = 2
-MEMBER_ANY = (1 << 32) - 1
 READER_SHARED = 1
 READER_PARTS = 2
 PERMUTATION_ROUNDS_MAX = 24
@@ -231,6 +230,8 @@ class Failure(Structure):
         ("offset_bytes", c_uint64),
         ("crc_expected", c_uint32),
         ("crc_got", c_uint32),
+        ("part_offset_bytes", c_uint64),
+        ("part_length_bytes", c_uint64),
     )
 
 
@@ -239,7 +240,6 @@ class Part(Structure):
 
     _fields_ = fields(
         (c_uint64, "index offset_bytes length_bytes"),
-        (c_uint32, "avoided_member reserved"),
     )
 
 
@@ -434,7 +434,6 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_reader_create": (c_int, (POINTER(ReaderConfig), _OUT)),
     "dlfs_reader_destroy": (c_int, (c_void_p,)),
     "dlfs_reader_read": (c_int, (c_void_p, _U64S, c_uint64, _OUT)),
-    "dlfs_reader_read_apart": (c_int, (c_void_p, _U64S, c_uint64, _OUT)),
     "dlfs_batch_release": (None, (c_void_p,)),
     "dlfs_batch_gather": (c_int, (c_void_p, c_void_p, c_uint64, _U64S)),
     "dlfs_reader_read_awake": (

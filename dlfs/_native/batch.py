@@ -30,6 +30,8 @@ class NativeFailure:
     offset_bytes: int
     crc_expected: int
     crc_got: int
+    part_offset_bytes: int
+    part_length_bytes: int
 
 
 def batch_handle(process: int) -> Handle:

@@ -241,7 +241,7 @@ class ClientReader:
         return None
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
-        """Copy a part of a sample, unverified, like ``NativeReader.read_part``."""
+        """Copy a part of a sample like ``NativeReader.read_part``."""
         channel, code = self.take_channel(), 0
         try:
             code, failure = copy_part(library().dlfs_client_read_part, channel.handle, part, buffer)

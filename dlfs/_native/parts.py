@@ -25,13 +25,10 @@ class SamplePart:
     Attributes:
         index: index of the sample, 0..N-1.
         offset_bytes: first byte of the part in the sample.
-        avoided_member: number of a member not to read from if another one has a copy; None for
-            no such member.
     """
 
     index: int
     offset_bytes: int
-    avoided_member: int | None = None
 
 
 def copy_part(
@@ -46,15 +43,9 @@ def copy_part(
         buffer: ``uint8[n]``, contiguous and writable; the part is as long as this.
 
     Returns:
-        The code; and the location of the sample, with the same code if the sample could not be
-        read, else with code 0.
+        The code; and the failure, with the same code if the bytes could not be read, else code 0.
     """
-    request = abi.Part(
-        index=part.index,
-        offset_bytes=part.offset_bytes,
-        length_bytes=buffer.nbytes,
-        avoided_member=abi.MEMBER_ANY if part.avoided_member is None else part.avoided_member,
-    )
+    request = abi.Part(index=part.index, offset_bytes=part.offset_bytes, length_bytes=buffer.nbytes)
     failure = abi.Failure()
     memory = (c_uint8 * buffer.nbytes).from_buffer(buffer)
     try:

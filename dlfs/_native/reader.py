@@ -213,15 +213,14 @@ class NativeReader:
         return NativeBegunRead(read, self._scratch)
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
-        """Copy a part of a sample, unverified.
+        """Copy a part of a sample, verified.
 
         Args:
             part: sample and first byte.
             buffer: ``uint8[n]``, contiguous and writable; gets the n bytes of the part.
 
         Returns:
-            The location of the sample with code 0; or its failure, and then the content of the
-            buffer is undefined.
+            Code 0; or the failure, and then the content of the buffer is undefined.
 
         Raises:
             UsageError: the sample has no such part.

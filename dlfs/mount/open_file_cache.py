@@ -1,9 +1,9 @@
 """The open-file cache of the pyfuse3 server: samples that programs have open, read and verified.
 
-A CRC32C covers a whole sample, so a sample is read as a whole before its first byte is sent. It
-stays in memory as long as a file handle on it is open, within one budget. When the budget is full,
-the least recently used sample is evicted; it is read again if it is requested again. A sample
-larger than the budget is not cached: it is read once to verify it, and then in parts on request.
+A sample of up to a chunk, or a MiB, is read as a whole before its first byte is sent. It stays in
+memory as long as a file handle on it is open, within one budget. When the budget is full, the least
+recently used sample is evicted; it is read again if it is requested again. Of a larger sample what
+is requested is read, and the dataset's reader keeps the chunks that it lies in.
 
 Threads: the FUSE loop (trio) owns the cache. A small sample that is in the reader's memory, or that
 the devices send within half a millisecond, is copied in the loop: two changes of the thread that
@@ -21,7 +21,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
@@ -30,26 +30,22 @@ import trio
 
 from dlfs._native.single_reads import NativeBegunRead
 from dlfs.connection import DatasetSession
-from dlfs.errors import DlfsError, LimitError, StaleError
-from dlfs.reader import MOVES_MAX, LargeSample, MovedError
+from dlfs.errors import DlfsError, StaleError
 from dlfs.threads import start_thread
-from dlfs.units import GIB, MIB
+from dlfs.units import MIB
 
 _log = logging.getLogger(__name__)
 
 SMALL_BYTES_MAX = 1 * MIB
 """Largest sample that is read when its file is looked up or opened, before any read request."""
 
-SAMPLE_BYTES_MAX = 4 * GIB
-"""Largest sample that can be read through the mount, since it needs memory as a whole."""
-
 SMALL_READS_MAX = 32
 """Most small samples that are read at the same time, each by a thread."""
 LARGE_READS_MAX = 2
-"""Most large samples that are read at the same time, each by a thread."""
+"""Most other whole samples that are read at the same time, each by a thread."""
 
-PART_READS_MAX = 2
-"""Most parts of samples larger than the budget that are read at the same time."""
+RANGE_READS_MAX = 8
+"""Most ranges of larger samples that are read at the same time."""
 
 _READ_SHARE_STEP = 1 / 8
 
@@ -68,6 +64,9 @@ class SampleSource(Protocol):
 
     def __getitem__(self, index: int, /) -> bytes:
         """Read one sample."""
+
+    def read_into(self, index: int, buffer: bytearray, *, offset_bytes: int) -> int:
+        """Read a range of a sample."""
 
     @property
     def session(self) -> DatasetSession:
@@ -128,15 +127,14 @@ class OpenSample:
     source: SampleSource
     index: int
     length_bytes: int
+    in_ranges: bool = False
+    """True if what is requested is read, and not the whole sample."""
     handle_count: int = 0
     load: Load | None = None
     was_read: bool = False
     """True once a program has read from one of the handles."""
-    verified: LargeSample | None = None
-    """The verified sample, if it is larger than the budget and read in parts."""
     withdrawn: bool = False
     """True once the dataset was removed from the mount, so that no read may begin."""
-    verify_lock: trio.Lock = field(default_factory=trio.Lock)
 
 
 @dataclass(eq=False)
@@ -165,8 +163,7 @@ class OpenFileCache:
         self._loads: OrderedDict[OpenSample, Load] = OrderedDict()  # least recently used first
         self._small = _ReaderThreads(SMALL_READS_MAX, "dlfs-small-read", self._end)
         self._large = _ReaderThreads(LARGE_READS_MAX, "dlfs-large-read", self._end)
-        self._verifications = trio.CapacityLimiter(LARGE_READS_MAX)
-        self._part_reads = trio.CapacityLimiter(PART_READS_MAX)
+        self._range_reads = trio.CapacityLimiter(RANGE_READS_MAX)
         self._room_lock = trio.Lock()  # serves tasks in order of arrival while the budget is full
         self._read_share = 1.0  # share of recently opened files that were also read
         self._prompt_pause = 0  # samples that the loop is still not to wait for
@@ -236,25 +233,25 @@ class OpenFileCache:
         return early.read
 
     def open(
-        self, inode: int, dataset: Pinnable, source: SampleSource, index: int, length_bytes: int
+        self,
+        inode: int,
+        dataset: Pinnable,
+        source: SampleSource,
+        index: int,
+        length_bytes: int,
+        *,
+        chunk_bytes: int,
     ) -> OpenSample:
         """Add a handle on a sample, and start to read the sample if it is likely to be requested.
 
         The kernel answers reads of a file from its own cache if the file was read before; then the
         server sees an open without a read. A small sample is therefore read at once only if most
         recently opened files were read.
-
-        Raises:
-            LimitError: the sample is too large to be read through the mount.
         """
-        if length_bytes > SAMPLE_BYTES_MAX:
-            raise LimitError(
-                f"open sample {index}: expected at most {SAMPLE_BYTES_MAX} bytes on a mount, "
-                f"got {length_bytes}"
-            )
         sample = self._samples.get(inode)
         if sample is None:
-            sample = OpenSample(inode, dataset, source, index, length_bytes)
+            in_ranges = length_bytes > max(SMALL_BYTES_MAX, chunk_bytes)
+            sample = OpenSample(inode, dataset, source, index, length_bytes, in_ranges)
             self._samples[inode] = sample
             dataset.pin()
         sample.handle_count += 1
@@ -297,8 +294,8 @@ class OpenFileCache:
             StaleError: the dataset was removed from the mount.
             DlfsError: the sample cannot be read, or it is damaged.
         """
-        if sample.length_bytes > max(self._budget_bytes, SMALL_BYTES_MAX):
-            return await self._read_part(sample, offset_bytes, size_bytes)
+        if sample.in_ranges:
+            return await self._read_range(sample, offset_bytes, size_bytes)
         data = await self.read(sample)
         if not offset_bytes and size_bytes >= len(data):
             return data
@@ -325,41 +322,19 @@ class OpenFileCache:
         assert load.data is not None
         return load.data
 
-    async def _read_part(
+    async def _read_range(
         self, sample: OpenSample, offset_bytes: int, size_bytes: int
     ) -> bytes | memoryview:
         sample.was_read = True
         _check(sample)
         buffer = bytearray(max(0, min(size_bytes, sample.length_bytes - offset_bytes)))
+        read = partial(sample.source.read_into, sample.index, buffer, offset_bytes=offset_bytes)
         sample.dataset.pin()
         try:
-            for attempt in range(MOVES_MAX + 1):
-                try:
-                    large = await self._verify(sample)
-                    read = partial(large.read_part, memoryview(buffer), offset_bytes)
-                    if buffer:
-                        await trio.to_thread.run_sync(read, limiter=self._part_reads)
-                    break
-                except MovedError:
-                    if attempt == MOVES_MAX:
-                        raise
-                    sample.verified = None
+            await trio.to_thread.run_sync(read, limiter=self._range_reads)
         finally:
             sample.dataset.unpin()
         return memoryview(buffer)
-
-    async def _verify(self, sample: OpenSample) -> LargeSample:
-        """Return a sample that is read in parts, once it was verified where it is now."""
-        async with sample.verify_lock:
-            if sample.verified is None:
-
-                def verify() -> LargeSample:
-                    large = LargeSample(sample.source.session.reader, sample.index)
-                    large.verify()
-                    return large
-
-                sample.verified = await trio.to_thread.run_sync(verify, limiter=self._verifications)
-            return sample.verified
 
     def _start_at_once(self, sample: OpenSample) -> Load | None:
         """Start to read a sample if the budget has room for it and no other waits for room."""

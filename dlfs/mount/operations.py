@@ -296,7 +296,14 @@ class MountOperations(ReadOnlyOperations):
             raise FUSEError(errno.EISDIR)
         loaded = shown.loaded or await self._view.load(shown)
         length = loaded.sample(node.sample_index).length_bytes
-        sample = self._cache.open(inode, shown, loaded.dataset, node.sample_index, length)
+        sample = self._cache.open(
+            inode,
+            shown,
+            loaded.dataset,
+            node.sample_index,
+            length,
+            chunk_bytes=loaded.chunk_bytes,
+        )
         self._last_handle += 1
         self._files[self._last_handle] = sample
         return FileInfo(fh=self._last_handle, keep_cache=True)

@@ -93,6 +93,7 @@ class LoadedDataset:
         self.tree = DatasetTree(directory, label=f"dataset {dataset.name!r}")
         self._count = len(directory)
         self._locations = directory.locations
+        self.chunk_bytes = directory.chunk_bytes
 
     def sample(self, index: int) -> SampleAttributes:
         """Return the length and CRC32C of a sample.

@@ -14,7 +14,7 @@ from dlfs.reader.failures import SampleFailure, Where
 from dlfs.reader.field_readers import FieldReaders
 from dlfs.reader.fields import pick_fields
 from dlfs.reader.following import MOVES_MAX, MovedError, Placement, follow
-from dlfs.reader.parts import LargeSample, read_into, read_pieces
+from dlfs.reader.parts import read_into, read_pieces
 from dlfs.reader.reader import (
     DEPTH_MAX,
     ReaderOptions,
@@ -32,7 +32,6 @@ __all__ = [
     "EpochReader",
     "EpochStream",
     "FieldReaders",
-    "LargeSample",
     "MovedError",
     "Placement",
     "ReaderOptions",

@@ -50,7 +50,7 @@ class ReaderBackend(Protocol):
         """Have the devices read one sample, without waiting for them; None if it cannot."""
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
-        """Copy a part of a sample, unverified; return its location with code 0, or the failure."""
+        """Copy a part of a sample; return the failure, or one with code 0."""
 
     def stream(self, sequence: NativeSequence, options: StreamOptions) -> StreamBackend:
         """Start reading some positions of an order ahead."""

@@ -50,12 +50,13 @@ class SampleFailure:
         index: index of the sample.
         position: position of the sample in the batch that was requested.
         member: device URI of the member.
-        offset_bytes: offset of the sample on the member, in bytes.
+        offset_bytes: offset of the sample on the member, in bytes; of its damaged part if ``part``.
         length_bytes: length of the sample in bytes.
         reason: description of the failure.
         code: error code of libdlfs.
         span: names of the fields that were read of the sample; then offset and length are those of
             their bytes. Empty for a whole sample.
+        part: the bytes of a large sample that are damaged; empty if the failure is of all of it.
     """
 
     dataset: str
@@ -68,15 +69,17 @@ class SampleFailure:
     reason: str
     code: int
     span: FieldSpan = ()
+    part: range = range(0)
 
     def __str__(self) -> str:
         return f"{self._place()}: {self.reason}"
 
     def _place(self) -> str:
         fields = f"{self._names()} of " if self.span else ""
+        part = f"bytes {self.part[0]} to {self.part[-1]} of " if self.part else ""
         return (
             f"{fields}sample {self.index} {quote(self.path)} of dataset {quote(self.dataset)}: "
-            f"{self.member} at byte {self.offset_bytes}, {self.length_bytes} bytes"
+            f"{self.member} at byte {self.offset_bytes}, {part}{self.length_bytes} bytes"
         )
 
     def _names(self) -> str:
@@ -127,4 +130,7 @@ def _describe(failure: NativeFailure, directory: FrozenDirectory, where: Where) 
         reason=reason,
         code=failure.code,
         span=where.span,
+        part=range(
+            failure.part_offset_bytes, failure.part_offset_bytes + failure.part_length_bytes
+        ),
     )

@@ -1,9 +1,8 @@
 """Follows a dataset whose samples are moved to other chunks of the volume while it is read.
 
-A reader knows the chunks of its dataset when it was opened. If samples cannot be read, or bytes
-without a checksum were read, the ``Placement`` of the dataset says whether it has other chunks now.
-The reader then reports ``MovedError``, and the caller opens another reader and reads the same
-samples again.
+A reader knows the chunks of its dataset when it was opened. If samples cannot be read, the
+``Placement`` of the dataset says whether it has other chunks now. The reader then reports
+``MovedError``, and the caller opens another reader and reads the same samples again.
 """
 
 from __future__ import annotations
@@ -33,17 +32,6 @@ class Placement(Protocol):
 
     def diagnose(self) -> DlfsError | None:
         """Return the error that explains failed reads: MovedError, StaleError, or None."""
-
-    def check(self, address: int = 0, length_bytes: int | None = None) -> DlfsError | None:
-        """Return None if what was read so far is the dataset's; else MovedError or StaleError.
-
-        Args:
-            address: first byte of what was read, as an address in the dataset.
-            length_bytes: length of that, in bytes; None for all data of the dataset.
-
-        Raises:
-            DlfsError: the newest generation cannot be read.
-        """
 
 
 def follow(open_session: Callable[[], S], use: Callable[[S], T]) -> T:

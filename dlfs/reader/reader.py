@@ -206,11 +206,9 @@ class SampleReader(Closing):
             self.watch_members()
         if found is not None:
             return found
-        if parts.is_large(self, index):
-            return parts.read_bytes(self, index)
         # A large or failed sample: this read has its error. It does not wait for a silent member.
-        with limit_call(time.monotonic() - asked), self.read([index]) as batch:
-            return batch.tobytes(0)
+        with limit_call(time.monotonic() - asked):
+            return parts.read_bytes(self, index)
 
     def get_if_cached(self, index: int) -> bytes | None:
         """Return a sample of at most 1 MiB if it is cached; None if it must be read first."""
@@ -291,20 +289,6 @@ class SampleReader(Closing):
         MovedError if the samples are elsewhere now; then another reader must be opened.
         """
         return None if self._placement is None else self._placement.diagnose()
-
-    def check_placement(
-        self, address: int = 0, length_bytes: int | None = None
-    ) -> DlfsError | None:
-        """Return None if bytes that were read are the dataset's, else as ``diagnose``.
-
-        Args:
-            address: address of the first one.
-            length_bytes: number of bytes; None for all data of the dataset.
-
-        Raises:
-            DlfsError: the newest generation cannot be read.
-        """
-        return None if self._placement is None else self._placement.check(address, length_bytes)
 
     def explain(self, failure: NativeFailure) -> DlfsError:
         """Return the error for a failed sample that libdlfs reported to another caller."""

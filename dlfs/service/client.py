@@ -426,26 +426,9 @@ class ServicePlacement:
     def diagnose(self) -> DlfsError | None:
         """Return the error that explains failed reads: dataset removed or moved, device swapped."""
         try:
-            return self._request(strict=False)
+            answer, _ = self._control.request(Diagnose(self._identity.uuid), Diagnosis)
         except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
             return None  # the errors of the samples say more
-
-    def check(self, address: int = 0, length_bytes: int | None = None) -> DlfsError | None:
-        """Return None if all that was read so far is the dataset's; else the error that says why.
-
-        Args:
-            address: ignored: the service checks all data of the dataset.
-            length_bytes: ignored as well.
-
-        Raises:
-            DlfsError: the service cannot read the newest generation, or is lost.
-        """
-        del address, length_bytes
-        return self._request(strict=True)
-
-    def _request(self, *, strict: bool) -> DlfsError | None:
-        request = Diagnose(self._identity.uuid, strict)
-        answer, _ = self._control.request(request, Diagnosis)
         self.moved |= answer.moved
         if answer.moved:
             return self._identity.moved()

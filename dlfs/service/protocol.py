@@ -103,8 +103,6 @@ class Diagnose(Message, frozen=True):
     """Check that an open dataset can still be read. Answered by ``Diagnosis``."""
 
     dataset: UUID
-    strict: bool = False
-    """True if the request fails when the newest generation cannot be read."""
 
 
 class GetStatistics(Message, frozen=True):

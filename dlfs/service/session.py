@@ -453,9 +453,7 @@ class Session:
     async def _diagnose(self, request: Diagnose) -> Reply:
         opened = self._opened(request.dataset)
         volume = self._state.volume(opened.volume)
-        samples = opened.samples
-        find = samples.check_placement if request.strict else samples.diagnose
-        found = await self._state.run_for_volume(volume, find)
+        found = await self._state.run_for_volume(volume, opened.samples.diagnose)
         reason = None if found is None else str(found)
         return Reply(Diagnosis(reason, isinstance(found, MovedError)))
 

@@ -1,5 +1,6 @@
 /*
- * A sample is read and verified as a whole, whatever part of it is requested.
+ * A sample of up to a chunk, or a MiB, is read and verified as a whole, whatever part of it is
+ * requested; of a larger one, the parts that are requested (dlfs_reader_read_part).
  *
  * A file that the kernel requests as a whole goes from the reader's memory directly to the kernel,
  * which caches it. A file that is requested in parts is read once and stays in the open-file cache
@@ -9,9 +10,6 @@
  * Samples that were read ahead for a program that goes from index to index are pushed into the
  * kernel's cache, which then sends no request for them. The kernel takes them only if their
  * directory was listed: so this is done with the first request in each directory and each window.
- *
- * Large samples bypass the reader's own cache: to keep them there would cost fresh pages and a
- * copy, which is more than to read them again.
  */
 #include "read.h"
 
@@ -19,10 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dlfs/part.h"
 #include "inode.h"
 
-/* Largest sample that is served, since it needs memory as a whole. */
-#define SAMPLE_BYTES_MAX (UINT64_C(4) << 30)
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20) /* largest request of the kernel */
 #define BUSY_POLL_BYTES_MAX (128u << 10)    /* largest read that a thread busy-polls for */
 #define MOVES_MAX 20u /* most times that a request follows its dataset to other chunks */
@@ -111,6 +108,67 @@ static void reply_error(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
     (void)fuse_reply_err(request->request, error == EAGAIN ? EIO : error);
 }
 
+/* ---- parts of large samples ------------------------------------------------------------------ */
+
+static bool has_parts(const struct dataset_entry *dataset, uint64_t length)
+{
+    return length > WHOLE_BYTES_MAX && length > dlfs_directory_chunk_bytes(dataset->directory);
+}
+
+/* Reads the requested part of a large sample. */
+static void read_part(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
+                      const struct read_request *request)
+{
+    uint64_t left = dataset_length(dataset, index) - request->offset;
+    dlfs_part part = {.index = index,
+                      .offset_bytes = request->offset,
+                      .length_bytes = request->bytes < left ? request->bytes : left};
+    uint8_t *buffer = malloc(part.length_bytes);
+    if (buffer == NULL) {
+        (void)fuse_reply_err(request->request, ENOMEM);
+        return;
+    }
+    receivers_release(&fuse->receivers);
+    uint32_t reader;
+    dlfs_failure failure;
+    int code = dlfs_reader_read_part(dataset_take_reader(&fuse->datasets, dataset, &reader), &part,
+                                     buffer, &failure);
+    dataset_return_reader(&fuse->datasets, dataset, reader);
+    if (code == 0) {
+        count(&fuse->counters.read_bytes, part.length_bytes);
+        (void)fuse_reply_buf(request->request, (const char *)buffer, part.length_bytes);
+    } else {
+        failure.code = code;
+        int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, &failure);
+        reply_error(fuse, dataset, index, error, request);
+    }
+    free(buffer);
+}
+
+/* Brings a range of a sample into the reader's memory. Failures are left to the requests for it. */
+static void load_range(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
+                       const struct file_range *range)
+{
+    dlfs_part part = {range->index, range->offset, range->bytes};
+    uint32_t reader;
+    dlfs_failure failure;
+    (void)dlfs_reader_read_part(dataset_take_reader(&fuse->datasets, dataset, &reader), &part, NULL,
+                                &failure);
+    dataset_return_reader(&fuse->datasets, dataset, reader);
+}
+
+/* Reads ahead in a file that a program reads in order, after one of its requests. */
+static void read_ahead_in_file(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
+                               uint64_t index, const struct read_request *request)
+{
+    struct readahead_job job = {.dataset = dataset->info.number};
+    job.range = readahead_in_file(&fuse->readahead, dataset->info.number, index, request->offset,
+                                  request->bytes, dataset_length(dataset, index));
+    if (job.range.bytes > 0) {
+        readahead_thread_post(&fuse->readahead_thread, &job);
+    }
+}
+
 /* ---- a sample in one request ----------------------------------------------------------------- */
 
 static void read_whole(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
@@ -192,37 +250,16 @@ static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     for (uint32_t i = 0; i < sample_count; i++) {
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
-        if (failure == NULL) {
+        if (failure == NULL && samples[i]->copy != NULL) {
             memcpy(samples[i]->copy, batch->base + batch->offsets[i], samples[i]->bytes);
+        } else if (failure == NULL) { /* alone, and too large to copy: it stays in its batch */
+            samples[i]->data = batch->base + batch->offsets[i];
+            samples[i]->batch = batch;
+            batch = NULL;
         }
         answer_queued(fuse, dataset, samples[i], reader, failure);
     }
-    if (code == 0) {
-        dlfs_batch_release(batch);
-    }
-}
-
-/* Reads a sample that is too large to copy: it stays in its batch, outside the reader's cache. */
-static void load_large(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
-                       struct cached_file *sample)
-{
-    uint64_t index = inode_unpack(sample->key).node.index;
-    dlfs_batch *batch = NULL;
-    receivers_release(&fuse->receivers);
-    uint32_t reader;
-    int code = dlfs_reader_read_apart(dataset_take_reader(&fuse->datasets, dataset, &reader),
-                                      &index, 1, &batch);
-    dataset_return_reader(&fuse->datasets, dataset, reader);
-    dlfs_failure whole = {.index = index, .code = code, .member = UINT32_MAX};
-    const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, 0);
-    if (failure == NULL) {
-        sample->batch = batch;
-        sample->data = batch->base + batch->offsets[0];
-    }
-    answer_queued(fuse, dataset, sample, reader, failure);
-    if (code == 0 && failure != NULL) {
-        dlfs_batch_release(batch);
-    }
+    dlfs_batch_release(batch);
 }
 
 /* Reads samples first..first+sample_count-1 into the cache, except those that it has. */
@@ -335,7 +372,11 @@ void read_ahead_job(void *fuse, const struct readahead_job *job)
     struct dlfs_fuse *mount = fuse;
     struct dataset_entry *dataset;
     if (dataset_acquire(&mount->datasets, job->dataset, &dataset) == 0) {
-        read_ahead_as_planned(mount, dataset, job);
+        if (job->range.bytes > 0) {
+            load_range(mount, dataset, &job->range);
+        } else {
+            read_ahead_as_planned(mount, dataset, job);
+        }
         dataset_release(&mount->datasets, dataset);
     }
 }
@@ -345,7 +386,7 @@ static void read_ahead_in_sequence(struct dlfs_fuse *fuse, struct dataset_entry 
 {
     struct readahead_plan plan = readahead_advance(&fuse->readahead, dataset->info.number, index,
                                                    dataset->locations, dataset->count);
-    struct readahead_job job = {dataset->info.number, plan};
+    struct readahead_job job = {.dataset = dataset->info.number, .plan = plan};
     if (!is_over_uring(fuse)) {
         read_ahead_as_planned(fuse, dataset, &job);
     } else if (plan.count > 0 || plan.push_end > plan.push_first) {
@@ -406,11 +447,7 @@ static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *datase
     if (file_cache_find(fuse->cache, key, request, &was_readahead, &other) != FILE_CACHE_QUEUED) {
         (void)fuse_reply_err(request->request, ENOMEM);
     }
-    if (sample->copy == NULL) {
-        load_large(fuse, dataset, sample);
-    } else {
-        load(fuse, dataset, &sample, 1);
-    }
+    load(fuse, dataset, &sample, 1);
     return true;
 }
 
@@ -420,7 +457,10 @@ static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
                         const struct read_request *request)
 {
     uint64_t length = dataset_length(dataset, index);
-    bool done = false;
+    bool done = has_parts(dataset, length);
+    if (done) {
+        read_part(fuse, dataset, index, request);
+    }
     while (!done) {
         struct cached_file *sample;
         bool was_readahead;
@@ -464,13 +504,11 @@ void handle_read(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t offs
         (void)fuse_reply_err(request, ESTALE);
     } else if (part.offset >= length) {
         (void)reply_part(fuse, &part, NULL, 0);
-    } else if (length > SAMPLE_BYTES_MAX) {
-        dlfs_failure failure = {.index = index, .code = DLFS_E_LIMIT, .member = UINT32_MAX};
-        int code =
-            upcall_report_failure(&fuse->upcalls, inode.dataset, DLFS_FUSE_NO_READER, &failure);
-        (void)fuse_reply_err(request, code);
     } else {
         read_sample(fuse, dataset, index, &part);
+        if (has_parts(dataset, length)) {
+            read_ahead_in_file(fuse, dataset, index, &part);
+        }
     }
     if (offset == 0 && index < dataset->count) {
         readahead_on_read(&fuse->readahead);

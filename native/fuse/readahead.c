@@ -143,6 +143,51 @@ struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t da
     return plan;
 }
 
+/* ---- large files ----------------------------------------------------------------------------- */
+
+/* The kernel requests what it reads ahead in pieces of this size, not always in order. */
+#define DISORDER_BYTES (UINT64_C(1) << 20)
+
+/* Returns the run of a file that a request at this offset continues, or else a new one in place of
+ * the least recently used. */
+static struct file_run *file_run_of(struct readahead *readahead, uint32_t dataset, uint64_t index,
+                                    uint64_t offset)
+{
+    struct file_run *oldest = &readahead->files[0];
+    for (uint32_t i = 0; i < READAHEAD_RUNS; i++) {
+        struct file_run *run = &readahead->files[i];
+        if (run->used_at > 0 && run->dataset == dataset && run->index == index &&
+            offset <= run->next + DISORDER_BYTES && run->next <= offset + DISORDER_BYTES) {
+            return run;
+        }
+        oldest = run->used_at < oldest->used_at ? run : oldest;
+    }
+    *oldest = (struct file_run){.dataset = dataset, .index = index, .next = offset};
+    return oldest;
+}
+
+struct file_range readahead_in_file(struct readahead *readahead, uint32_t dataset, uint64_t index,
+                                    uint64_t offset, uint64_t bytes, uint64_t length)
+{
+    struct file_range range = {.index = index};
+    (void)pthread_mutex_lock(&readahead->lock);
+    struct file_run *run = file_run_of(readahead, dataset, index, offset);
+    bool goes_on = run->used_at > 0 || offset == 0;
+    run->used_at = ++readahead->clock;
+    run->next = offset + bytes > run->next ? offset + bytes : run->next;
+    run->ahead = run->next > run->ahead ? run->next : run->ahead;
+    if (goes_on && run->ahead < length && run->ahead - run->next <= run->window / 2) {
+        uint64_t doubled = 2 * run->window;
+        run->window = doubled < READAHEAD_RANGE_FIRST ? READAHEAD_RANGE_FIRST : doubled;
+        run->window = run->window < READAHEAD_RANGE_MAX ? run->window : READAHEAD_RANGE_MAX;
+        range.offset = run->ahead;
+        range.bytes = length - run->ahead < run->window ? length - run->ahead : run->window;
+        run->ahead += range.bytes;
+    }
+    (void)pthread_mutex_unlock(&readahead->lock);
+    return range;
+}
+
 struct readahead_plan readahead_on_listing(struct readahead *readahead, uint32_t dataset,
                                            uint64_t index)
 {

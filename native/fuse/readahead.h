@@ -5,7 +5,8 @@
  * files looked up lately were read; the device then works while the kernel and the program are
  * still on their way. Second, a program that reads samples in the order of their indices goes on
  * so: a folder is copied, or a training run does not shuffle. Each window of such a run is twice as
- * long as the one before, and is read when the program enters that one.
+ * long as the one before, and is read when the program enters that one. The same holds for the
+ * bytes of a large file.
  *
  * Pure bookkeeping without I/O. Threads: any at once.
  */
@@ -19,12 +20,14 @@
 
 #include "dlfs/dlfs.h"
 
-#define READAHEAD_RUNS 16u                    /* sequential runs that are tracked at once */
-#define READAHEAD_STEPS_MIN 3u                /* steps of a run before it is read ahead */
-#define READAHEAD_SAMPLES_FIRST 32u           /* samples of a run's first window */
-#define READAHEAD_SAMPLES_MAX 256u            /* most samples of one window */
-#define READAHEAD_BYTES (UINT64_C(16) << 20)  /* most bytes of one window */
-#define READAHEAD_SAMPLE_BYTES_MAX (1u << 20) /* largest sample that is read ahead */
+#define READAHEAD_RUNS 16u                        /* sequential runs that are tracked at once */
+#define READAHEAD_STEPS_MIN 3u                    /* steps of a run before it is read ahead */
+#define READAHEAD_SAMPLES_FIRST 32u               /* samples of a run's first window */
+#define READAHEAD_SAMPLES_MAX 256u                /* most samples of one window */
+#define READAHEAD_BYTES (UINT64_C(16) << 20)      /* most bytes of one window */
+#define READAHEAD_SAMPLE_BYTES_MAX (1u << 20)     /* largest sample that is read ahead */
+#define READAHEAD_RANGE_FIRST (UINT64_C(1) << 20) /* bytes of the first window in a file */
+#define READAHEAD_RANGE_MAX (UINT64_C(8) << 20)   /* most bytes of one window in a file */
 
 /* The samples to read ahead and to push after a request. */
 struct readahead_plan {
@@ -47,11 +50,29 @@ struct sequential_run {
     uint64_t used_at;     /* value of the tracker's clock at the last use */
 };
 
+/* A range of a file. */
+struct file_range {
+    uint64_t index; /* of the sample */
+    uint64_t offset;
+    uint64_t bytes;
+};
+
+/* A program that reads a large file from its beginning to its end. */
+struct file_run {
+    uint32_t dataset;
+    uint64_t index;
+    uint64_t next;    /* end of what was requested in order */
+    uint64_t ahead;   /* end of what was read ahead */
+    uint64_t window;  /* bytes of the last window */
+    uint64_t used_at; /* value of the tracker's clock at the last use; 0: unused */
+};
+
 struct readahead {
     pthread_mutex_t lock;
     _Atomic int32_t lookup_credit; /* high while files that are looked up are also read */
     uint64_t clock;                /* uses of all runs, counted */
     struct sequential_run runs[READAHEAD_RUNS];
+    struct file_run files[READAHEAD_RUNS];
 };
 
 void readahead_init(struct readahead *readahead);
@@ -70,6 +91,12 @@ void readahead_on_read(struct readahead *readahead);
 struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t dataset,
                                         uint64_t index, const dlfs_location *locations,
                                         uint64_t count);
+/*
+ * Notes that a range of a large file of this length was requested. Returns the range to read ahead
+ * now, mostly an empty one.
+ */
+struct file_range readahead_in_file(struct readahead *readahead, uint32_t dataset, uint64_t index,
+                                    uint64_t offset, uint64_t bytes, uint64_t length);
 /*
  * Returns the samples that may be pushed when a program has listed a directory, by the first sample
  * below it: those that were read ahead for a run which comes here. Begins and continues no run: a

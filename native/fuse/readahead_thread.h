@@ -1,5 +1,5 @@
 /*
- * A thread that reads ahead for those that receive requests over io_uring.
+ * A thread that reads ahead: in large files, and for threads that receive requests over io_uring.
  *
  * Such a thread has one entry, which is free for the next request as soon as the reply is sent. So
  * it must not go on with other work then: the program's next request would wait for it.
@@ -21,6 +21,7 @@
 struct readahead_job {
     uint32_t dataset; /* number */
     struct readahead_plan plan;
+    struct file_range range; /* to read in place of the plan, if it is not empty */
 };
 
 struct readahead_thread {

@@ -63,13 +63,6 @@ static void note_init(struct dlfs_fuse *fuse, const struct fuse_in_header *heade
     int code = !offered  ? -EOPNOTSUPP
                : refused ? -ECANCELED
                          : rings_start(fuse, dlfs_fuse_stop, &rings);
-    if (code == 0) {
-        code = readahead_thread_start(&fuse->readahead_thread, read_ahead_job, fuse);
-    }
-    if (code < 0) {
-        rings_destroy(rings);
-        rings = NULL;
-    }
     atomic_store(&fuse->uring, code);
     fuse->init = header->unique;
     atomic_store_explicit(&fuse->rings, rings, memory_order_release);
@@ -401,7 +394,8 @@ DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse)
     if (!start) {
         return again ? -EALREADY : 0;
     }
-    int code = loop(fuse);
+    int code = readahead_thread_start(&fuse->readahead_thread, read_ahead_job, fuse);
+    code = code < 0 ? code : loop(fuse);
     struct rings *rings = atomic_load(&fuse->rings);
     int failure = rings != NULL ? rings_stop(rings) : 0;
     readahead_thread_stop(&fuse->readahead_thread);

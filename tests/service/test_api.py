@@ -163,8 +163,6 @@ def test_one_sample_by_an_integer_of_any_type(world: World, index: Any) -> None:
 
 
 def test_large_samples_come_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample counts as large here if it does not fit in one piece."""
-    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1000)
     monkeypatch.setattr(parts, "PIECE_BYTES", 1000)
     index, expected = max(enumerate(world.samples.values()), key=lambda pair: len(pair[1]))
 

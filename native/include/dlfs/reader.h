@@ -95,9 +95,11 @@ typedef struct dlfs_failure {
     uint64_t index;
     int32_t code;
     uint32_t member;
-    uint64_t offset_bytes; /* offset of the sample on the member */
-    uint32_t crc_expected;
+    uint64_t offset_bytes; /* on the member: of the sample, its bad part, or what is unreadable */
+    uint32_t crc_expected; /* of the sample, or its bad part */
     uint32_t crc_got;
+    uint64_t part_offset_bytes; /* of a damaged sample larger than a chunk: its bad part */
+    uint64_t part_length_bytes; /* 0: the failure is of the whole sample */
 } dlfs_failure;
 
 /*
@@ -125,12 +127,6 @@ typedef struct dlfs_batch {
  */
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out);
-/*
- * Reads like dlfs_reader_read into memory that belongs to the batch alone. Nothing is cached, and
- * the batch takes nothing of the reader's budget.
- */
-DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                                    dlfs_batch **out);
 /*
  * Reads like dlfs_reader_read, but polls the devices for awake_us before the thread sleeps. It
  * calls sleeps(argument) once, before it sleeps or connects to a device, so that the caller can

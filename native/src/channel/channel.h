@@ -56,10 +56,8 @@ enum operation {
     OPERATION_MEMBER,   /* value: member; result: the code why the member was lost */
     OPERATION_MEMBER_STATS, /* value: member; result area: a dlfs_member_stats */
     /*
-     * Read a part of a sample. Request area: a dlfs_part of at most PART_BYTES_MAX and of the
-     * result area's size. Result area: its bytes. The answer's number, base_offset and base_bytes
-     * are member, offset_bytes and crc_expected of the dlfs_failure. failure_count is 1 if the
-     * dlfs_failure has a code, which is the result then.
+     * Read a range of a sample. Request area: a dlfs_part of at most PART_BYTES_MAX and of the
+     * result area's size. Result area: its bytes; or, if failure_count is 1, a dlfs_failure.
      */
     OPERATION_PART,
 };

@@ -375,10 +375,11 @@ static int request_part(dlfs_client *client, const dlfs_part *part, uint8_t *buf
     int code = send_request(client, &request, &answer);
     if (code == 0) {
         code = (int)answer.result;
-        failure->code = answer.failure_count > 0 ? code : 0;
-        failure->member = (uint32_t)answer.number;
-        failure->offset_bytes = answer.base_offset;
-        failure->crc_expected = (uint32_t)answer.base_bytes;
+    }
+    if (code < 0 && answer.failure_count > 0) {
+        memcpy(failure, client->memory.result, sizeof(*failure));
+        failure->index = part->index;
+        failure->code = code;
     }
     if (code == 0 && buffer != NULL && part->length_bytes > 0) {
         memcpy(buffer, client->memory.result, part->length_bytes);

@@ -157,10 +157,10 @@ static int64_t serve_part(dlfs_channel *channel, struct completion *answer)
     int code =
         reader_read_part(channel->reader, &part, channel->memory.result, &channel->stop, &failure);
     discharge(channel, bytes);
-    answer->number = failure.member;
-    answer->base_offset = failure.offset_bytes;
-    answer->base_bytes = failure.crc_expected;
     answer->failure_count = failure.code < 0;
+    if (failure.code < 0) {
+        memcpy(channel->memory.result, &failure, sizeof(failure));
+    }
     if (code == 0) {
         atomic_fetch_add_explicit(&channel->counters.sample_bytes, part.length_bytes,
                                   memory_order_relaxed);

@@ -99,7 +99,10 @@ static int verify_samples(struct read *read, const struct span *span, bool last_
         } else if (span->code < 0) {
             code = read_fail(read, miss->position, span->code, 0, span->bad_address);
         } else {
-            code = read_fail(read, miss->position, DLFS_E_CHECKSUM, crc, 0);
+            struct location location = {miss->address, miss->length, 0, miss->crc32c};
+            uint64_t bad_address =
+                reader_bad_part(read->reader, &location, span->memory + start, &crc);
+            code = read_fail(read, miss->position, DLFS_E_CHECKSUM, crc, bad_address);
         }
     }
     return code < 0 ? code : bad;
@@ -397,14 +400,6 @@ DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint
                               dlfs_batch **out)
 {
     return reader_read(reader, indices, count, &READ_TERMS_PLAIN, out);
-}
-
-DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                                    dlfs_batch **out)
-{
-    struct read_terms terms = READ_TERMS_PLAIN;
-    terms.private_only = true;
-    return reader_read(reader, indices, count, &terms, out);
 }
 
 /* ---- a read that is begun by one call and finished by another -------------------------------- */

@@ -1,9 +1,11 @@
 /*
- * Reads a part of a large sample into the caller's buffer, which need not be aligned for devices.
+ * Reads a range of a sample into the caller's buffer, which need not be aligned for devices.
  *
- * The part is read window after window into private memory of bounded size, and copied from there.
- * A window is one span: its requests, one for each chunk, are sent to all members at once. A window
- * that a member delays beyond its deadline is read again into other memory, from another copy.
+ * A sample of up to a chunk is read as in a batch. A larger one has a checksum for each of its
+ * parts, which are the chunks that it fills. The parts that the range touches are read into slots
+ * of the arena, verified and kept there like any chunk, a window of them at a time. A part that
+ * another call is reading is waited for; where the arena has no slot, the window has memory of its
+ * own.
  */
 #include "dlfs/part.h"
 
@@ -13,131 +15,392 @@
 #include "reader/reader.h"
 
 #define WINDOW_BYTES (UINT64_C(8) << 20)
+#define WINDOW_PARTS_MAX 64u
+#define SLOTS_SHARE 4u              /* of the arena that one window takes: a quarter */
+#define WAIT_NS UINT64_C(100000000) /* between two looks at the deadline and *stop */
 
-/* The byte range of the data space that a window covers. */
-struct window {
-    uint64_t address;
-    uint64_t length;
-    uint32_t avoided_member;
+/* The owner of chunks that this file loads: calls wait for each other's, and for nobody else's. */
+static const char part_owner;
+
+/* A part of the window. */
+struct window_part {
+    uint32_t slot;        /* it is in this slot, or is read into it; SLOT_NONE: private memory */
+    const uint8_t *bytes; /* of the whole part */
+    uint32_t crc_got;
+    int code;
+    bool reads;      /* it is read by this call */
+    bool registered; /* the arena knows that it is loaded */
+    bool again;      /* it is to be read again from another copy, into other memory */
 };
 
-/* Reads the blocks of a window. Returns a code, and the address of the request that failed. */
-static int read_once(struct fetch *fetch, const struct window *window,
-                     struct private_memory *private_memory, uint64_t *bad_address)
+/* A call. */
+struct part_read {
+    dlfs_reader *reader;
+    struct fetch *fetch;
+    struct location location;
+    const uint32_t *checksums; /* of the data space's chunks */
+    struct private_memory *private_memory;
+    uint64_t first_chunk; /* of the window */
+    uint32_t count;       /* parts in the window */
+    struct window_part parts[WINDOW_PARTS_MAX];
+};
+
+/* Returns the length of the part of the sample that lies in a chunk. */
+static uint64_t part_length(const struct part_read *read, uint64_t chunk)
 {
-    uint64_t mask = fetch->reader->config.block_bytes - 1;
-    int code = fetch_reserve_spans(fetch, 1);
+    return location_part_length(read->reader, &read->location, chunk << read->reader->chunk_shift);
+}
+
+/* ---- the window: lock held ------------------------------------------------------------------- */
+
+/* Finds a part in memory: alone, or in a run of slots that holds the whole sample. */
+static bool find_part(struct part_read *read, uint64_t chunk, struct window_part *part)
+{
+    dlfs_reader *reader = read->reader;
+    uint64_t offset;
+    uint32_t head = arena_find(reader, read->location.chunk);
+    uint32_t number = arena_find(reader, chunk);
+    if (head != SLOT_NONE && arena_holds(reader, head, &read->location, &offset)) {
+        part->slot = head;
+        part->bytes =
+            reader->arena + offset + ((chunk - read->location.chunk) << reader->chunk_shift);
+    } else if (number != SLOT_NONE && reader->slots[number].state == SLOT_CHUNK &&
+               reader->slots[number].bad == NULL) {
+        part->slot = number;
+        part->bytes = slot_memory(reader, number);
+    } else {
+        return false;
+    }
+    arena_reference(reader, part->slot);
+    reader->slots[part->slot].uses++;
+    read->fetch->stats.cache_hits++;
+    return true;
+}
+
+/* Takes a slot to read a part into. Returns false if there is none. */
+static bool take_slot(struct part_read *read, uint64_t chunk, struct window_part *part)
+{
+    dlfs_reader *reader = read->reader;
+    uint32_t number = arena_take(reader, 1, true);
+    if (number == SLOT_NONE) {
+        return false;
+    }
+    part->registered = arena_find(reader, chunk) == SLOT_NONE;
+    if (part->registered) {
+        arena_begin_load(reader, number, chunk, &part_owner);
+    }
+    part->slot = number;
+    part->bytes = slot_memory(reader, number);
+    part->reads = true;
+    return true;
+}
+
+/* Returns true if another call is reading a part. */
+static bool is_being_read(const dlfs_reader *reader, uint64_t chunk)
+{
+    uint32_t number = arena_find(reader, chunk);
+    return number != SLOT_NONE && reader->slots[number].state == SLOT_LOADING &&
+           reader->slots[number].owner == &part_owner;
+}
+
+/* Waits for the first part while another call reads it. */
+static int wait_for_part(struct part_read *read)
+{
+    dlfs_reader *reader = read->reader;
+    struct fetch *fetch = read->fetch;
+    while (is_being_read(reader, read->first_chunk)) {
+        if (fetch_is_stopped(fetch) || fetch->now_ns >= fetch->deadline_ns) {
+            return DLFS_E_TIMEOUT;
+        }
+        struct timespec until = clock_timespec(fetch->now_ns + WAIT_NS);
+        (void)pthread_cond_timedwait(&reader->released, &reader->lock, &until);
+        fetch->now_ns = monotonic_ns();
+    }
+    return 0;
+}
+
+/* Finds the first parts in memory, or takes slots for them: as many as there are. */
+static int take_window(struct part_read *read, uint32_t count_max)
+{
+    dlfs_reader *reader = read->reader;
+    pthread_mutex_lock(&reader->lock);
+    int code = arena_map(reader);
+    code = code < 0 ? code : wait_for_part(read);
+    read->count = 0;
+    while (code == 0 && read->count < count_max) {
+        uint64_t chunk = read->first_chunk + read->count;
+        struct window_part *part = &read->parts[read->count];
+        *part = (struct window_part){.slot = SLOT_NONE};
+        if (!find_part(read, chunk, part) &&
+            (is_being_read(reader, chunk) || !take_slot(read, chunk, part))) {
+            break;
+        }
+        read->count++;
+    }
+    pthread_mutex_unlock(&reader->lock);
+    return code;
+}
+
+/* Gives one part of the window private memory, because batches have pinned the arena. */
+static int take_private_memory(struct part_read *read)
+{
+    uint64_t bytes = read->reader->config.chunk_bytes;
+    int code = private_memory_take(read->reader, bytes, NULL, &read->private_memory);
+    if (code == 0) {
+        read->parts[0] = (struct window_part){
+            .slot = SLOT_NONE, .bytes = read->private_memory->base, .reads = true};
+        read->count = 1;
+    }
+    return code;
+}
+
+/* Ends the loads of the window: what is sound stays in memory. */
+static void end_loads(struct part_read *read)
+{
+    dlfs_reader *reader = read->reader;
+    bool any = false;
+    pthread_mutex_lock(&reader->lock);
+    for (uint32_t i = 0; i < read->count; i++) {
+        const struct window_part *part = &read->parts[i];
+        if (part->registered) {
+            arena_end_load(reader, part->slot, part->code == 0, NULL);
+            any = true;
+        }
+    }
+    if (any) {
+        pthread_cond_broadcast(&reader->released);
+    }
+    pthread_mutex_unlock(&reader->lock);
+}
+
+static void release_window(struct part_read *read)
+{
+    dlfs_reader *reader = read->reader;
+    pthread_mutex_lock(&reader->lock);
+    for (uint32_t i = 0; i < read->count; i++) {
+        if (read->parts[i].slot != SLOT_NONE) {
+            arena_release(reader, read->parts[i].slot);
+        }
+    }
+    pthread_mutex_unlock(&reader->lock);
+    if (read->private_memory != NULL) {
+        private_memory_release(read->private_memory);
+        read->private_memory = NULL;
+    }
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static void start_span(struct part_read *read, uint32_t number)
+{
+    const struct window_part *part = &read->parts[number];
+    uint64_t mask = read->reader->config.block_bytes - 1;
+    uint64_t chunk = read->first_chunk + number;
+    struct span *span = span_take(read->fetch);
+    span->address = chunk << read->reader->chunk_shift;
+    span->length = (part_length(read, chunk) + mask) & ~mask;
+    span->memory = (uint8_t *)(uintptr_t)part->bytes;
+    span->slot = part->slot;
+    span->private_memory = read->private_memory;
+    span->tag = number;
+    span_start(read->fetch, span);
+}
+
+/* Verifies a part that has come. Returns true if it is read again. */
+static bool finish_span(struct part_read *read, struct span *span)
+{
+    struct fetch *fetch = read->fetch;
+    struct window_part *part = &read->parts[span->tag];
+    uint64_t chunk = read->first_chunk + span->tag;
+    part->code = span->code;
+    if (span->code == 0) {
+        part->crc_got = dlfs_crc32c(0, span->memory, part_length(read, chunk));
+        if (part->crc_got != read->checksums[chunk]) {
+            fetch->stats.checksum_errors++;
+            if (span_retry(fetch, span)) {
+                return true;
+            }
+            part->code = DLFS_E_CHECKSUM;
+        }
+    }
+    part->again = span->code == DLFS_E_TIMEOUT && span->redirected && !fetch_is_stopped(fetch) &&
+                  fetch->now_ns < fetch->deadline_ns;
+    span_recycle(fetch, span);
+    return false;
+}
+
+/* Reads the parts of the window that are not in memory. If nothing can be read, they fail. */
+static int fetch_window(struct part_read *read)
+{
+    struct fetch *fetch = read->fetch;
+    uint32_t under_way = 0;
+    for (uint32_t i = 0; i < read->count; i++) {
+        under_way += read->parts[i].reads;
+    }
+    if (under_way == 0) {
+        return 0;
+    }
+    fetch->now_ns = monotonic_ns();
+    int code = fetch_reserve_spans(fetch, under_way);
     if (code == 0) {
         code = fetch_prepare(fetch, NULL);
     }
+    for (uint32_t i = 0; i < read->count; i++) {
+        if (read->parts[i].reads && code == 0) {
+            start_span(read, i);
+        } else if (read->parts[i].reads) {
+            read->parts[i].code = code;
+        }
+    }
+    while (code == 0 && under_way > 0) {
+        struct span *span = fetch_take_done(fetch);
+        if (span == NULL) {
+            fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
+        } else {
+            under_way -= !finish_span(read, span);
+        }
+    }
+    fetch_add_time(fetch, &fetch->stats.verify_ns);
+    return code == -ENOMEM ? code : 0;
+}
+
+/*
+ * Reads the next window, of at most count_max parts, and copies its share of the range. Returns the
+ * bytes of the range in the window, 0 if it is to be read again, or a code.
+ */
+static int64_t read_window(struct part_read *read, uint32_t count_max, uint64_t address,
+                           uint64_t end, uint8_t *buffer, dlfs_failure *failure)
+{
+    dlfs_reader *reader = read->reader;
+    uint64_t start = read->first_chunk << reader->chunk_shift;
+    int64_t result = take_window(read, count_max);
+    if (result == 0 && read->count == 0) {
+        result = take_private_memory(read);
+    }
+    if (result == 0) {
+        result = fetch_window(read);
+    }
+    end_loads(read);
+    uint64_t done = 0;
+    for (uint32_t i = 0; result == 0 && i < read->count; i++) {
+        const struct window_part *part = &read->parts[i];
+        uint64_t first = start + ((uint64_t)i << reader->chunk_shift);
+        if (part->code < 0 && part->again) {
+            break;
+        }
+        if (part->code < 0) {
+            result = part->code;
+            *failure = reader_failure(reader, failure->index, part->code, part->crc_got, first);
+            break;
+        }
+        uint64_t from = address > first ? address - first : 0;
+        uint64_t last = first + part_length(read, read->first_chunk + i);
+        uint64_t to = (end < last ? end : last) - first;
+        if (buffer != NULL) {
+            memcpy(buffer + done, part->bytes + from, to - from);
+        }
+        done += to - from;
+    }
+    release_window(read);
+    return result < 0 ? result : (int64_t)done;
+}
+
+/* Reads a range of a sample that is larger than a chunk. */
+static int read_large(struct part_read *read, const dlfs_part *range, uint8_t *buffer,
+                      dlfs_failure *failure)
+{
+    dlfs_reader *reader = read->reader;
+    uint64_t window = WINDOW_BYTES >> reader->chunk_shift;
+    window = window > WINDOW_PARTS_MAX ? WINDOW_PARTS_MAX : window;
+    window = window > reader->slot_count / SLOTS_SHARE ? reader->slot_count / SLOTS_SHARE : window;
+    window = window > 0 ? window : 1;
+    uint64_t address = read->location.address + range->offset_bytes;
+    uint64_t end = address + range->length_bytes;
+    while (address < end) {
+        read->first_chunk = address >> reader->chunk_shift;
+        uint64_t left = ((end - 1) >> reader->chunk_shift) - read->first_chunk + 1;
+        int64_t done = read_window(read, (uint32_t)(left < window ? left : window), address, end,
+                                   buffer, failure);
+        if (done < 0) {
+            return (int)done;
+        }
+        address += (uint64_t)done;
+        buffer = buffer != NULL ? buffer + done : NULL;
+    }
+    return 0;
+}
+
+/* Reads a range of a sample that has no parts. */
+static int read_small(dlfs_reader *reader, const dlfs_part *range, uint8_t *buffer,
+                      const _Atomic bool *stop, dlfs_failure *failure)
+{
+    struct read_terms terms = READ_TERMS_PLAIN;
+    terms.stop = stop;
+    dlfs_batch *batch;
+    int code = reader_read(reader, &range->index, 1, &terms, &batch);
     if (code < 0) {
         return code;
     }
-    struct span *span = span_take(fetch);
-    span->address = window->address & ~mask;
-    span->length = ((window->address + window->length + mask) & ~mask) - span->address;
-    span->memory = private_memory->base;
-    span->private_memory = private_memory;
-    span->avoided_member = window->avoided_member;
-    fetch->now_ns = monotonic_ns();
-    span_start(fetch, span);
-    while ((span = fetch_take_done(fetch)) == NULL) {
-        fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
+    if (batch->failure_count > 0) {
+        *failure = batch->failures[0];
+        code = failure->code;
+    } else if (buffer != NULL) {
+        memcpy(buffer, batch->base + batch->offsets[0] + range->offset_bytes, range->length_bytes);
     }
-    code = span->code;
-    *bad_address = span->bad_address;
-    span_recycle(fetch, span);
+    dlfs_batch_release(batch);
     return code;
 }
 
-static int read_window(struct fetch *fetch, const struct window *window, uint8_t *buffer,
-                       uint64_t *bad_address)
-{
-    dlfs_reader *reader = fetch->reader;
-    uint64_t mask = reader->config.block_bytes - 1;
-    int code = DLFS_E_TIMEOUT;
-    fetch->deadline_ns = monotonic_ns() + reader_timeout_ns(reader);
-    fetch->slow_bytes = window->length;
-    for (uint32_t tries = 0; code == DLFS_E_TIMEOUT && tries < reader->config.replicas; tries++) {
-        struct private_memory *private_memory;
-        if (private_memory_take(reader, window->length + 2 * (mask + 1), NULL, &private_memory) <
-            0) {
-            return -ENOMEM;
-        }
-        code = read_once(fetch, window, private_memory, bad_address);
-        if (code == 0) {
-            memcpy(buffer, private_memory->base + (window->address & mask), window->length);
-        }
-        private_memory_release(private_memory);
-    }
-    return code;
-}
+/* ---- the whole call -------------------------------------------------------------------------- */
 
-/* Finds the sample. Returns -EINVAL unless it has such a part. */
-static int locate(const dlfs_reader *reader, const dlfs_part *part, struct location *location)
+/* Finds the sample. Returns -EINVAL unless it has such a range. */
+static int locate(const dlfs_reader *reader, const dlfs_part *range, struct location *location)
 {
-    if (part->index >= reader->sample_count || part->reserved != 0) {
+    if (range->index >= reader->sample_count) {
         return -EINVAL;
     }
-    if (part->avoided_member != DLFS_MEMBER_ANY &&
-        part->avoided_member >= reader->config.member_count) {
-        return -EINVAL;
-    }
-    if (!reader_locate(reader, part->index, location)) {
+    if (!reader_locate(reader, range->index, location)) {
         return DLFS_E_FORMAT;
     }
-    bool within = part->offset_bytes <= location->length &&
-                  part->length_bytes <= location->length - part->offset_bytes;
+    bool within = range->offset_bytes <= location->length &&
+                  range->length_bytes <= location->length - range->offset_bytes;
     return within ? 0 : -EINVAL;
 }
 
-static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct location *location,
-                     uint8_t *buffer, dlfs_failure *failure)
-{
-    uint64_t done = 0;
-    int code = 0;
-    while (code == 0 && done < part->length_bytes) {
-        uint64_t left = part->length_bytes - done;
-        struct window window = {.address = location->address + part->offset_bytes + done,
-                                .length = left < WINDOW_BYTES ? left : WINDOW_BYTES,
-                                .avoided_member = part->avoided_member};
-        uint64_t bad_address = 0;
-        code = read_window(fetch, &window, buffer + done, &bad_address);
-        if (code < 0 && code != -ENOMEM) {
-            *failure = reader_failure(fetch->reader, part->index, code, 0, bad_address);
-        }
-        done += window.length;
-    }
-    if (code == 0) {
-        fetch->stats.sample_bytes += part->length_bytes;
-        fetch->stats.samples += part->offset_bytes + part->length_bytes == location->length;
-    }
-    return code;
-}
-
-int reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
+int reader_read_part(dlfs_reader *reader, const dlfs_part *range, void *buffer,
                      const _Atomic bool *stop, dlfs_failure *failure)
 {
-    if (reader == NULL || part == NULL || failure == NULL ||
-        (buffer == NULL && part->length_bytes > 0)) {
+    if (reader == NULL || range == NULL || failure == NULL) {
         return -EINVAL;
     }
-    struct location location;
-    *failure = (dlfs_failure){.index = part->index};
-    int code = locate(reader, part, &location);
-    if (code != -EINVAL) {
-        *failure = reader_failure(reader, part->index, code, 0, 0);
+    struct part_read read = {.reader = reader};
+    *failure = (dlfs_failure){.index = range->index};
+    int code = locate(reader, range, &read.location);
+    if (code == DLFS_E_FORMAT) {
+        *failure = reader_failure(reader, range->index, code, 0, 0);
     }
-    if (code < 0 || part->length_bytes == 0) {
+    if (code < 0 || range->length_bytes == 0) {
         return code;
     }
-    struct fetch *fetch;
-    code = reader_take_fetch(reader, &fetch);
+    read.checksums = reader_part_checksums(reader, &read.location);
+    if (read.checksums == NULL) {
+        return read_small(reader, range, buffer, stop, failure);
+    }
+    code = reader_take_fetch(reader, &read.fetch);
     if (code < 0) {
         return code;
     }
+    struct fetch *fetch = read.fetch;
     fetch->stop = stop;
-    code = copy_part(fetch, part, &location, buffer, failure);
+    fetch->now_ns = monotonic_ns();
+    fetch->slow_bytes = range->length_bytes;
+    fetch->deadline_ns = fetch->now_ns + reader_timeout_ns(reader);
+    fetch->redirected_ns = fetch->now_ns;
+    code = read_large(&read, range, buffer, failure);
+    if (code == 0 && buffer != NULL) {
+        fetch->stats.sample_bytes += range->length_bytes;
+        fetch->stats.samples += range->offset_bytes + range->length_bytes == read.location.length;
+    }
     reader_return_fetch(reader, fetch);
     return code;
 }

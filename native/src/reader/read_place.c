@@ -180,7 +180,7 @@ static int take_private_memory(struct read *read)
     }
     move_hits(read, private_memory, bytes);
     read->batch->private_memory = private_memory;
-    read->fetch->stats.private_batches += !read->terms->private_only;
+    read->fetch->stats.private_batches++;
     return 0;
 }
 
@@ -188,9 +188,6 @@ int read_place(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     plan_sort(read->misses, read->fetch->sort_scratch, read->miss_count);
-    if (read->terms->private_only) {
-        return take_private_memory(read);
-    }
     if (read->whole_chunks) {
         uint64_t slots = 0;
         uint64_t all = plan_widen(reader, read->misses, read->miss_count, read->spans, &slots);

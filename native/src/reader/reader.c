@@ -383,6 +383,33 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
 
 /* ---- verification ---------------------------------------------------------------------------- */
 
+const uint32_t *reader_part_checksums(const dlfs_reader *reader, const struct location *location)
+{
+    uint64_t count;
+    const uint32_t *checksums = dlfs_directory_parts(reader->config.directory, &count);
+    uint64_t last = (location->address + location->length - 1) >> reader->chunk_shift;
+    bool whole = (reader->config.flags & DLFS_READER_PARTS) == 0; /* else fields, of any address */
+    bool starts_chunk = (location->address & (reader->config.chunk_bytes - 1)) == 0;
+    bool found = whole && starts_chunk && location->length > reader->config.chunk_bytes;
+    return found && last < count ? checksums : NULL;
+}
+
+uint64_t reader_bad_part(const dlfs_reader *reader, const struct location *location,
+                         const uint8_t *sample, uint32_t *crc_got)
+{
+    const uint32_t *checksums = reader_part_checksums(reader, location);
+    for (uint64_t at = 0; checksums != NULL && at < location->length;
+         at += reader->config.chunk_bytes) {
+        uint64_t address = location->address + at;
+        uint32_t crc = dlfs_crc32c(0, sample + at, location_part_length(reader, location, address));
+        if (crc != checksums[address >> reader->chunk_shift]) {
+            *crc_got = crc;
+            return address;
+        }
+    }
+    return UINT64_MAX;
+}
+
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address)
 {
@@ -395,6 +422,14 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
                       &failure.offset_bytes);
     }
     failure.crc_expected = location.crc32c;
+    bool in_part = code == DLFS_E_CHECKSUM && bad_address >= location.address &&
+                   bad_address - location.address < location.length;
+    const uint32_t *checksums = in_part ? reader_part_checksums(reader, &location) : NULL;
+    if (checksums != NULL) {
+        failure.crc_expected = checksums[bad_address >> reader->chunk_shift];
+        failure.part_offset_bytes = bad_address - location.address;
+        failure.part_length_bytes = location_part_length(reader, &location, bad_address);
+    }
     return failure;
 }
 

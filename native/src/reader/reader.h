@@ -63,8 +63,15 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch);
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
 /* Collects completions of abandoned reads for fetches that no thread uses. */
 void reader_drain_fetches(dlfs_reader *reader);
+/* Returns the CRC32Cs of a sample's parts, by the number of their chunk in the data space; NULL if
+ * it is verified as a whole. */
+const uint32_t *reader_part_checksums(const dlfs_reader *reader, const struct location *location);
+/* Returns the address of the first damaged part of a sample that is in memory, and its CRC32C;
+ * UINT64_MAX if there is none, or the sample has no parts. */
+uint64_t reader_bad_part(const dlfs_reader *reader, const struct location *location,
+                         const uint8_t *sample, uint32_t *crc_got);
 /* Describes the failure of a sample: the member and the offset of its first byte, or of the byte at
- * bad_address if that lies in it. */
+ * bad_address if that lies in it. With DLFS_E_CHECKSUM that is the first byte of the bad part. */
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address);
 /* Misses that were verified already, by address. */
@@ -95,7 +102,6 @@ struct read_terms {
     uint64_t deadline_ns;     /* of the monotonic clock; 0: set by the reader's timeout_ms */
     const _Atomic bool *stop; /* the read ends soon after this is set; or NULL */
     uint32_t redirect_rounds; /* carried from one attempt to the next */
-    bool private_only;        /* as dlfs_reader_read_apart: uses no slots of the arena */
     struct busy_wait busy_wait;
 };
 #define PROMPT_NS UINT64_C(500000) /* longest wait for devices with DLFS_GET_PROMPT */

@@ -129,6 +129,14 @@ static inline bool location_in_one_chunk(const dlfs_reader *reader, const struct
     return (location->address + location->length - 1) >> reader->chunk_shift == location->chunk;
 }
 
+/* Returns the length of the part of a sample that begins at an address, in one chunk. */
+static inline uint64_t location_part_length(const dlfs_reader *reader,
+                                            const struct location *location, uint64_t address)
+{
+    uint64_t left = location->address + location->length - address;
+    return left < reader->config.chunk_bytes ? left : reader->config.chunk_bytes;
+}
+
 /* Returns the address behind the last block that holds samples of a chunk. */
 static inline uint64_t reader_chunk_end(const dlfs_reader *reader, uint64_t chunk)
 {

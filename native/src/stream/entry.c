@@ -239,6 +239,8 @@ void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
     if (*again) {
         return;
     }
+    uint64_t bad_address =
+        bad ? reader_bad_part(reader, &location, span->memory + start, &crc) : span->bad_address;
     pthread_mutex_lock(&reader->lock);
     uint64_t position = entry_position(stream, span->tag);
     bool cached = entry->cached;
@@ -249,7 +251,7 @@ void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
     if (span->code == DLFS_E_TIMEOUT && stream_retries(stream, position, span)) {
         entry_again(stream, position, true);
     } else if (span->code < 0 || bad) {
-        entry_fail(stream, position, bad ? DLFS_E_CHECKSUM : span->code, crc, span->bad_address);
+        entry_fail(stream, position, bad ? DLFS_E_CHECKSUM : span->code, crc, bad_address);
     } else {
         entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start,
                      location.length);

@@ -371,11 +371,18 @@ DLFS_API int dlfs_describe_failure(const dlfs_dataset *dataset, const dlfs_failu
         volume_message(reason, sizeof reason, "expected CRC32C %08x, got %08x",
                        failure->crc_expected, failure->crc_got);
     }
+    char range[SHOWN_BYTES] = "";
+    if (failure->part_length_bytes > 0) {
+        uint64_t end = failure->part_offset_bytes + failure->part_length_bytes;
+        volume_message(range, sizeof range, "bytes %llu to %llu of ",
+                       (unsigned long long)failure->part_offset_bytes,
+                       (unsigned long long)end - 1);
+    }
     volume_message(message, message_bytes,
-                   "sample %llu '%s' of dataset '%s': %s at byte %llu, %lld bytes: %s",
+                   "sample %llu '%s' of dataset '%s': %s at byte %llu, %s%lld bytes: %s",
                    (unsigned long long)failure->index, shown_path, shown_name,
                    volume_member_name(dataset->volume, failure->member).text,
-                   (unsigned long long)failure->offset_bytes,
+                   (unsigned long long)failure->offset_bytes, range,
                    (long long)dlfs_length(dataset, failure->index), reason);
     return 0;
 }

@@ -114,8 +114,7 @@ static void small_bounds_refuse(struct service *service)
     config.memory = memory;
     one = connect_with(service, &config, 0);
     CHECK_EQ(dlfs_client_get(one.client, 1, buffer, sizeof buffer, 0), DLFS_E_LIMIT);
-    dlfs_part part = {
-        .index = 1, .length_bytes = sample_length(1), .avoided_member = DLFS_MEMBER_ANY};
+    dlfs_part part = {.index = 1, .length_bytes = sample_length(1)};
     CHECK(part.length_bytes > 0 && part.length_bytes < 4096);
     CHECK_EQ(dlfs_client_read_part(one.client, &part, buffer, &failure), 0);
     check_bytes(buffer, 1);

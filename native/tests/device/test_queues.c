@@ -46,7 +46,7 @@ static void *read_batches(void *argument)
         for (uint64_t i = 0; i < 16; i++) {
             indices[i] = (round * 16 + i) * 7 % COUNT;
         }
-        CHECK_EQ(dlfs_reader_read_apart(reader, indices, 16, &batch), 0);
+        CHECK_EQ(dlfs_reader_read(reader, indices, 16, &batch), 0);
         check_no_failure(batch);
         for (uint64_t i = 0; i < 16; i++) {
             check_sample(batch, i);

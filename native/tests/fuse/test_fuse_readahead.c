@@ -167,6 +167,43 @@ static void test_large_samples_are_not_read_ahead(struct readahead *readahead)
     }
 }
 
+#define MIB (UINT64_C(1) << 20)
+#define PIECE (UINT64_C(128) << 10)
+
+/* Checks that files that are read in order, in turns, are read ahead once, in windows that grow. */
+static void test_large_files(struct readahead *readahead)
+{
+    uint64_t length = 100 * MIB + 5;
+    uint64_t ahead[3] = {PIECE, PIECE, PIECE};
+    uint64_t longest = 0;
+    for (uint64_t offset = 0; offset < length; offset += PIECE) {
+        for (uint64_t file = 0; file < 3; file++) {
+            struct file_range range = readahead_in_file(readahead, 7, file, offset, PIECE, length);
+            if (range.bytes > 0) {
+                CHECK_EQ(range.index, file);
+                CHECK_EQ(range.offset, ahead[file]);
+                ahead[file] += range.bytes;
+            }
+            CHECK(range.bytes <= READAHEAD_RANGE_MAX);
+            CHECK(ahead[file] >= length || ahead[file] >= offset + PIECE);
+            longest = range.bytes > longest ? range.bytes : longest;
+        }
+    }
+    CHECK_EQ(longest, READAHEAD_RANGE_MAX);
+    for (uint32_t file = 0; file < 3; file++) {
+        CHECK_EQ(ahead[file], length);
+    }
+}
+
+/* Checks that nothing is read ahead in a file that is read at random offsets. */
+static void test_random_offsets(struct readahead *readahead)
+{
+    for (uint64_t i = 1; i < 500; i++) {
+        uint64_t offset = i * 7919 % 1000 * 5 * MIB + 4096;
+        CHECK_EQ(readahead_in_file(readahead, 8, 1, offset, 4096, 5000 * MIB).bytes, 0);
+    }
+}
+
 int main(void)
 {
     struct readahead readahead;
@@ -184,6 +221,8 @@ int main(void)
     test_runs_side_by_side(&readahead);
     test_large_samples_are_not_read_ahead(&readahead);
     test_an_empty_sample_is_no_trigger(&readahead);
+    test_large_files(&readahead);
+    test_random_offsets(&readahead);
     readahead_destroy(&readahead);
     return 0;
 }

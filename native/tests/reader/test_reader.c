@@ -283,7 +283,7 @@ static bool touches(const struct location *location, uint64_t bad)
 }
 
 /* Checks that an unreadable sector fails the samples in its block, and no others. */
-static void bad_sector(uint64_t slots, bool private_only)
+static void bad_sector(uint64_t slots)
 {
     struct dataset dataset;
     struct location location;
@@ -300,9 +300,7 @@ static void bad_sector(uint64_t slots, bool private_only)
     }
     for (int round = 0; round < 2; round++) {
         dlfs_batch *batch;
-        CHECK_EQ(private_only ? dlfs_reader_read_apart(reader, indices, COUNT, &batch)
-                              : dlfs_reader_read(reader, indices, COUNT, &batch),
-                 0);
+        CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
         for (uint64_t i = 0; i < COUNT; i++) {
             CHECK(reader_locate(reader, i, &location));
             if (touches(&location, bad)) {
@@ -487,9 +485,8 @@ int main(void)
     abandoned_memory_comes_back();
     bad_samples_are_known();
     large_batch();
-    bad_sector(4096, false);
-    bad_sector(8, false);
-    bad_sector(8, true);
+    bad_sector(4096);
+    bad_sector(8); /* in private memory: the batch is larger */
     lost_between();
     return 0;
 }

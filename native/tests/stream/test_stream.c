@@ -241,7 +241,7 @@ static void batches_beyond_memory(uint32_t plan)
         uint64_t indices[SIZE];
         dlfs_batch *batch;
         CHECK_EQ(dlfs_sequence_fill(sequence, first, 1, SIZE, indices), 0);
-        CHECK_EQ(dlfs_reader_read_apart(reader, indices, SIZE, &batch), 0);
+        CHECK_EQ(dlfs_reader_read(reader, indices, SIZE, &batch), 0);
         dlfs_batch_release(batch);
     }
     uint64_t needed = read_bytes(reader);

@@ -15,20 +15,19 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import dlfs
 from dlfs.connection import DatasetSession
 from dlfs.dataset import Dataset
-from dlfs.errors import ClosedError, LimitError, StaleError
+from dlfs.errors import ClosedError, StaleError
 from dlfs.mount.open_file_cache import (
     EARLY_PAUSE,
     EARLY_SECONDS,
     LARGE_READS_MAX,
     PROMPT_PAUSE,
-    SAMPLE_BYTES_MAX,
     SMALL_BYTES_MAX,
     OpenFileCache,
     OpenSample,
 )
-from dlfs.reader import LargeSample
-from dlfs.units import MIB
+from dlfs.units import KIB, MIB
 
+CHUNK_BYTES = 256 * KIB
 SIZES = [0, 1, 1000, 1000, 1000, 5000, SMALL_BYTES_MAX + 1]
 
 
@@ -68,7 +67,9 @@ class Setup:
         self.pins = Pins()
 
     def open(self, index: int) -> OpenSample:
-        return self.cache.open(index, self.pins, self.dataset, index, SIZES[index])
+        return self.cache.open(
+            index, self.pins, self.dataset, index, SIZES[index], chunk_bytes=CHUNK_BYTES
+        )
 
     async def read(self, sample: OpenSample) -> bytes:
         with trio.fail_after(20):
@@ -111,7 +112,7 @@ def test_samples_are_read_with_any_budget(dataset: Dataset, budget_bytes: int) -
 
 @pytest.mark.parametrize("budget_bytes", [1500, 16 * MIB])
 def test_any_range_of_a_sample_whatever_the_budget(dataset: Dataset, budget_bytes: int) -> None:
-    """A sample larger than the budget is verified, then read in parts; it is not cached."""
+    """A sample larger than a chunk and a MiB is read in ranges; it is not cached."""
     large = len(SIZES) - 1
 
     async def body(setup: Setup) -> None:
@@ -121,7 +122,7 @@ def test_any_range_of_a_sample_whatever_the_budget(dataset: Dataset, budget_byte
                 for size in (0, 1, 5000, 2 * SIZES[large]):
                     found = await setup.cache.read_range(sample, offset, size)
                     assert bytes(found) == content(large)[offset : offset + size]
-        assert setup.cache.cached_bytes == (0 if budget_bytes < SIZES[large] else SIZES[large])
+        assert setup.cache.cached_bytes == 0
         setup.cache.release(sample)
 
     run(dataset, body, budget_bytes)
@@ -242,7 +243,7 @@ class Broken:
 
 def test_an_unexpected_error_ends_its_reads_only(dataset: Dataset) -> None:
     async def body(setup: Setup) -> None:
-        broken = setup.cache.open(2, setup.pins, Broken(), 2, SIZES[2])
+        broken = setup.cache.open(2, setup.pins, Broken(), 2, SIZES[2], chunk_bytes=CHUNK_BYTES)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="a planted defect"):
                 await setup.read(broken)
@@ -292,7 +293,7 @@ def test_threads_read_while_the_devices_send_nothing_at_once(dataset: Dataset) -
         slow.completes.set()
 
         async def read_one() -> None:
-            sample = setup.cache.open(2, setup.pins, slow, 2, SIZES[2])
+            sample = setup.cache.open(2, setup.pins, slow, 2, SIZES[2], chunk_bytes=CHUNK_BYTES)
             assert await setup.read(sample) == content(2)
             setup.cache.release(sample)
 
@@ -358,7 +359,9 @@ class EarlySource(Slow):
         setup.cache.expect(index, setup.pins, self, index, SIZES[index])
 
     async def read(self, setup: Setup, index: int) -> None:
-        sample = setup.cache.open(index, setup.pins, self, index, SIZES[index])
+        sample = setup.cache.open(
+            index, setup.pins, self, index, SIZES[index], chunk_bytes=CHUNK_BYTES
+        )
         assert await setup.read(sample) == content(index)
         setup.cache.release(sample)
 
@@ -407,7 +410,7 @@ def test_a_program_that_reads_another_file_has_left_the_one_looked_up(dataset: D
 def test_what_is_not_read_when_it_is_looked_up(dataset: Dataset) -> None:
     async def body(setup: Setup) -> None:
         source = EarlySource(dataset)
-        opened = setup.cache.open(2, setup.pins, source, 2, SIZES[2])
+        opened = setup.cache.open(2, setup.pins, source, 2, SIZES[2], chunk_bytes=CHUNK_BYTES)
         for index in (0, 2, 6):  # empty, open, large
             source.look_up(setup, index)
         assert source.early.begun == []
@@ -471,7 +474,7 @@ def test_an_early_read_that_no_program_asks_for_is_given_up(dataset: Dataset) ->
 def test_requests_of_one_sample_share_a_read(dataset: Dataset) -> None:
     async def body(setup: Setup) -> None:
         slow = Slow(dataset)
-        sample = setup.cache.open(2, setup.pins, slow, 2, SIZES[2])
+        sample = setup.cache.open(2, setup.pins, slow, 2, SIZES[2], chunk_bytes=CHUNK_BYTES)
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(setup.read, sample)
@@ -489,7 +492,7 @@ def test_large_reads_do_not_delay_small_ones(dataset: Dataset) -> None:
     async def body(setup: Setup) -> None:
         slow = Slow(dataset)
         large = [
-            setup.cache.open(inode, setup.pins, slow, 6, SIZES[6])
+            setup.cache.open(inode, setup.pins, slow, 6, SIZES[6], chunk_bytes=CHUNK_BYTES)
             for inode in range(100, 101 + LARGE_READS_MAX)
         ]
         small = setup.open(2)
@@ -505,15 +508,6 @@ def test_large_reads_do_not_delay_small_ones(dataset: Dataset) -> None:
             setup.cache.release(sample)
 
     run(dataset, body, 16 * MIB)
-
-
-def test_too_large_to_open(dataset: Dataset) -> None:
-    async def body(setup: Setup) -> None:
-        with pytest.raises(LimitError, match="at most"):
-            setup.cache.open(9, setup.pins, dataset, 9, SAMPLE_BYTES_MAX + 1)
-        assert setup.pins.count == 0
-
-    run(dataset, body)
 
 
 @pytest.mark.parametrize("index", [0, 5, 6])
@@ -538,14 +532,14 @@ def test_a_read_under_way_when_its_dataset_is_withdrawn_ends(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go = threading.Event(), threading.Event()
-    verify = LargeSample.verify
+    read_into = dataset.read_into
 
-    def wait_and_verify(large: LargeSample) -> None:
+    def wait_and_read(index: int, buffer: bytearray, *, offset_bytes: int) -> int:
         began.set()
         assert go.wait(60)
-        verify(large)
+        return read_into(index, buffer, offset_bytes=offset_bytes)
 
-    monkeypatch.setattr(LargeSample, "verify", wait_and_verify)
+    monkeypatch.setattr(dataset, "read_into", wait_and_read)
 
     async def body(setup: Setup) -> None:
         sample = setup.open(6)

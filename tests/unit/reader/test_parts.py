@@ -1,22 +1,20 @@
-"""Large samples: into a caller's buffer and in pieces, verified, from whatever copy is right."""
+"""Ranges of samples: into a buffer of the caller and in pieces, verified, from the right copy."""
 
 from __future__ import annotations
 
 import mmap
-import sys
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
-from types import FrameType
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dlfs._native.batch import NativeFailure
 from dlfs._native.parts import SamplePart
 from dlfs.errors import ChecksumError, DeviceError, UsageError
-from dlfs.reader import LargeSample, parts, read_into, read_pieces
+from dlfs.reader import parts, read_into, read_pieces
 from dlfs.units import KIB, MIB
 from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import CHUNK_BYTES, Bench
@@ -26,13 +24,9 @@ SAMPLES = {b"empty": b"", b"large": LARGE, b"small": b"a few bytes"}
 EMPTY_INDEX, LARGE_INDEX, SMALL_INDEX = range(3)
 PIECE = 3000  # of no multiple of a block
 
-TraceFunction = Callable[[FrameType, str, Any], Any]
-
 
 @pytest.fixture(autouse=True)
 def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a sample of a few chunks count as large."""
-    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 2 * CHUNK_BYTES)
     monkeypatch.setattr(parts, "PIECE_BYTES", PIECE)
 
 
@@ -94,27 +88,78 @@ def test_native_parts_stay_within_the_sample(bench: Callable[..., Bench]) -> Non
             SamplePart(LARGE_INDEX, len(LARGE) - 99),
             SamplePart(LARGE_INDEX, (1 << 64) - 50),
             SamplePart(SMALL_INDEX, 0),
-            SamplePart(LARGE_INDEX, 0, avoided_member=2),
         ):
             with pytest.raises(UsageError, match="read a part of sample"):
                 reader.native.read_part(part, room)
 
 
-def test_a_damaged_sample_is_never_given_whole(bench: Callable[..., Bench]) -> None:
+def test_a_flipped_bit_fails_the_reads_that_touch_its_part_and_no_others(
+    bench: Callable[..., Bench],
+) -> None:
     made = bench(SAMPLES)
-    made.corrupt(LARGE_INDEX, bit=8 * (len(LARGE) - 1))
+    bad = range(3 * CHUNK_BYTES, 4 * CHUNK_BYTES)
+    made.corrupt(LARGE_INDEX, bit=8 * (bad.start + 5))
+    address = int(made.laid.directory.addresses([LARGE_INDEX])[0])
+    _, offset = made.member_offset(address + bad.start)
     with made.reader() as reader:
-        named = r"sample 1 'large' of dataset 'test'.*expected CRC32C"
-        with pytest.raises(ChecksumError, match=named):
-            reader.get(LARGE_INDEX)
-        with pytest.raises(ChecksumError, match=named):
-            read_into(reader, LARGE_INDEX, bytearray(len(LARGE)), 0)
+        named = (
+            f"sample 1 'large' of dataset 'test': .* at byte {offset}, bytes {bad.start} to "
+            f"{bad.stop - 1} of {len(LARGE)} bytes: expected CRC32C"
+        )
+        for ask in (
+            lambda: reader.get(LARGE_INDEX),
+            lambda: reader.read([SMALL_INDEX, LARGE_INDEX]),
+            lambda: read_into(reader, LARGE_INDEX, bytearray(len(LARGE)), 0),
+            lambda: read_into(reader, LARGE_INDEX, bytearray(1), bad.start),
+            lambda: read_into(reader, LARGE_INDEX, bytearray(1), bad.stop - 1),
+        ):
+            with pytest.raises(ChecksumError, match=named):
+                ask()
+        for sound in (range(bad.start), range(bad.stop, len(LARGE))):
+            room = bytearray(len(sound))
+            read_into(reader, LARGE_INDEX, room, sound.start)
+            assert room == LARGE[sound.start : sound.stop]
         given: deque[bytes] = deque()
-        pieces = map(bytes, read_pieces(lambda: reader, LARGE_INDEX))
-        with pytest.raises(ChecksumError, match=named) as caught:
-            given.extend(pieces)
-        assert b"".join(given) == LARGE[: len(LARGE) // PIECE * PIECE]
-        assert "were given out before that was known" in caught.value.__notes__[0]
+        with pytest.raises(ChecksumError, match=named):
+            given.extend(map(bytes, read_pieces(lambda: reader, LARGE_INDEX)))
+        assert b"".join(given) == LARGE[: bad.start // PIECE * PIECE]
+
+
+def test_chunks_of_a_range_stay_in_memory(bench: Callable[..., Bench]) -> None:
+    with bench(SAMPLES).reader() as reader:
+        room = bytearray(len(LARGE))
+        read_into(reader, LARGE_INDEX, room, 0)
+        before = reader.stats()["read_bytes"]
+        for start in range(0, len(LARGE), 1000):
+            piece = bytearray(min(1000, len(LARGE) - start))
+            read_into(reader, LARGE_INDEX, piece, start)
+            assert piece == LARGE[start : start + 1000]
+        assert reader.stats()["read_bytes"] == before
+
+
+def test_ranges_of_a_sample_that_is_larger_than_memory(bench: Callable[..., Bench]) -> None:
+    """Each chunk is read once where the ranges follow one another."""
+    data = np.random.default_rng(1).bytes(40 * CHUNK_BYTES + 77)
+    with bench({b"large": data}).reader(memory_bytes=4 * CHUNK_BYTES) as reader:
+        for start in range(0, len(data), PIECE):
+            piece = bytearray(min(PIECE, len(data) - start))
+            read_into(reader, 0, piece, start)
+            assert piece == data[start : start + PIECE]
+        assert reader.stats()["read_bytes"] <= 1.1 * len(data)
+
+
+def test_many_threads_read_each_chunk_once(bench: Callable[..., Bench]) -> None:
+    with bench(SAMPLES).reader() as reader:
+
+        def read(start: int) -> bytes:
+            room = bytearray(min(3000, len(LARGE) - start))
+            read_into(reader, LARGE_INDEX, room, start)
+            return bytes(room)
+
+        starts = range(0, len(LARGE), 3000)
+        with ThreadPoolExecutor(8) as pool:
+            assert b"".join(pool.map(read, starts)) == LARGE
+        assert reader.stats()["read_bytes"] <= len(LARGE) + CHUNK_BYTES
 
 
 @pytest.mark.parametrize("bit", [0, 8 * 3 * CHUNK_BYTES, 8 * (len(LARGE) - 1)])
@@ -127,25 +172,6 @@ def test_the_right_copy_is_found(bench: Callable[..., Bench], bit: int) -> None:
         read_into(reader, LARGE_INDEX, room, 0)
         assert room == LARGE
         assert b"".join(map(bytes, read_pieces(lambda: reader, LARGE_INDEX))) == LARGE
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_parts_of_a_verified_sample_are_right(bench: Callable[..., Bench], replicas: int) -> None:
-    made = bench(SAMPLES, members=2, replicas=replicas)
-    with made.reader() as reader:
-        LargeSample(reader, LARGE_INDEX).verify()
-    made.corrupt(LARGE_INDEX, bit=8 * 2 * CHUNK_BYTES)
-    with made.reader() as reader:
-        sample = LargeSample(reader, LARGE_INDEX)
-        if replicas == 1:
-            with pytest.raises(ChecksumError, match="sample 1 'large'"):
-                sample.verify()
-            return
-        sample.verify()
-        for start in range(0, len(LARGE), 7001):
-            room = memoryview(bytearray(min(7001, len(LARGE) - start)))
-            sample.read_part(room, start)
-            assert room == LARGE[start : start + 7001]
 
 
 def test_an_unreadable_sector_is_reported_with_its_sample(bench: Callable[..., Bench]) -> None:
@@ -165,43 +191,6 @@ def test_an_unreadable_sector_is_reported_with_its_sample(bench: Callable[..., B
                 ask()
             assert made.devices[member].uri in str(caught.value)
         assert reader.get(SMALL_INDEX) == SAMPLES[b"small"]
-
-
-def test_a_read_by_another_thread_hides_no_failure(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = bench(SAMPLES)
-    address = int(made.laid.directory.addresses([LARGE_INDEX])[0]) + 3 * CHUNK_BYTES
-    _, offset = made.member_offset(address)
-    faults = Faults(bad_first_bytes=offset // 512 * 512, bad_length_bytes=512)
-    native = FaultyNativeDevice(made.devices[0].native, faults, uri="mem:")
-    with made.reader([native]) as reader:
-        sample = LargeSample(reader, LARGE_INDEX)
-        read_native = reader.native.read_part
-        failed = False
-
-        def read_part(part: SamplePart, buffer: memoryview) -> NativeFailure:
-            nonlocal failed
-            found = read_native(part, buffer)
-            failed = found.code < 0
-            return found
-
-        def switch_threads(frame: FrameType, _event: str, _value: object) -> TraceFunction:
-            """Read another part between the failure and the next line, as another thread may."""
-            nonlocal failed
-            if failed and frame.f_code is LargeSample._read.__code__:
-                failed = False
-                sample.read_part(memoryview(bytearray(100)), 0)
-            return switch_threads
-
-        monkeypatch.setattr(reader.native, "read_part", read_part)
-        before = sys.gettrace()
-        sys.settrace(switch_threads)
-        try:
-            with pytest.raises(DeviceError, match="sample 1 'large'"):
-                sample.read_part(memoryview(bytearray(100)), 3 * CHUNK_BYTES)
-        finally:
-            sys.settrace(before)
 
 
 def test_a_copy_is_read_where_one_has_an_unreadable_sector(bench: Callable[..., Bench]) -> None:
