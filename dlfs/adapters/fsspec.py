@@ -14,9 +14,9 @@ pattern (``?``, ``*``, ``[``)::
 
 A dataset is its newest version at its first use; ``NAME@VERSION`` selects another one, and
 ``invalidate_cache`` looks for newer ones. Files and directories are those of a mount
-(``dlfs/mount/SEMANTICS.md``). A sample is verified as a whole, so a file is read whole when it is
-opened, and a range costs as much as the file. Several files (``cat``, ``cat_ranges``, ``get`` of a
-tree) are read as one batch.
+(``dlfs/mount/SEMANTICS.md``). Of a file larger than a chunk of the volume (256 KiB), the chunks are
+read and verified that a range lies in; a smaller one is read whole. Several files (``cat``,
+``cat_ranges``, ``get`` of a tree) are read as one batch.
 
 A file opened with ``wb`` or ``xb`` becomes a sample when it is closed, and is not visible before
 (``dlfs.adapters.new_files``). Directories need not be made. All other changes fail with EROFS.
@@ -36,7 +36,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -61,11 +61,20 @@ except ImportError as error:
         f"read through fsspec: it cannot be loaded ({error}); {install_command('fsspec')}"
     ) from error
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 MARK = "!"
 """Character that ends the volume in a path."""
 
 BATCH_BYTES = 64 << 20
 """Largest sum of file lengths that one batch reads, in bytes, if several files are requested."""
+
+BUFFER_BYTES = 256 << 10
+"""What an open file reads at once for small reads, in bytes."""
+
+RANGE_BYTES_MIN = 1 << 20
+"""Longest file that ``cat_ranges`` reads whole, in bytes."""
 
 LOCK_TIMEOUT_S = 60.0
 """Default time that the close of a new file waits for another writer of the volume."""
@@ -273,7 +282,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self, path: str, mode: str = "rb", autocommit: bool = True, **_options: Any
     ) -> SampleFile | NewSampleFile:
         if mode == "rb":
-            return SampleFile(self.cat_file(path), self, self._strip_protocol(path))
+            return SampleFile(self, self._strip_protocol(path))
         if mode not in ("wb", "xb"):
             _refuse(path)
         volume, _, remainder = self._split(path)
@@ -305,12 +314,26 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             IsADirectoryError: it is a directory.
             DlfsError: as ``Dataset.read``.
         """
+        dataset, index = self.find_sample(path)
+        if start is None and end is None:
+            return dataset[index]
+        first, last, _ = slice(start, end).indices(int(dataset.lengths([index])[0]))
+        data = bytearray(max(0, last - first))
+        dataset.read_into(index, data, offset_bytes=first)
+        return bytes(data)
+
+    def find_sample(self, path: str) -> tuple[dlfs.Dataset, int]:
+        """Return the dataset and the index of the sample that is a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            IsADirectoryError: it is a directory.
+        """
         entry = self._find(path)
         if entry.is_directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         assert entry.dataset is not None
-        data = entry.dataset[entry.index]
-        return data if start is None and end is None else data[start:end]
+        return entry.dataset, entry.index
 
     def cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any
@@ -351,7 +374,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **_options: Any,
     ) -> list[Any]:
-        """Read ranges of files; each file is read once.
+        """Read ranges of files. A file of up to ``RANGE_BYTES_MIN`` is read once for all of them.
 
         Args:
             paths: paths of the files; a path may occur more than once.
@@ -367,12 +390,28 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 f"read ranges: expected as many starts and ends as paths, "
                 f"got {len(paths)}, {len(begins)}, {len(stops)}"
             )
-        unique = list(dict.fromkeys(paths))
-        found = dict(zip(unique, self._read_many(unique, on_error), strict=True))
-        return [
-            data[start:stop] if isinstance(data := found[path], bytes) else data
-            for path, start, stop in zip(paths, begins, stops, strict=True)
-        ]
+        whole = [path for path in dict.fromkeys(paths) if not self._is_large(path)]
+        found = dict(zip(whole, self._read_many(whole, on_error), strict=True))
+        out: list[Any] = []
+        for path, start, stop in zip(paths, begins, stops, strict=True):
+            data = found.get(path)
+            if data is not None:
+                out.append(data[start:stop] if isinstance(data, bytes) else data)
+                continue
+            try:
+                out.append(self.cat_file(path, start, stop))
+            except (OSError, dlfs.DlfsError) as error:
+                if on_error == "raise":
+                    raise
+                out.append(error)
+        return out
+
+    def _is_large(self, path: str) -> bool:
+        try:
+            dataset, index = self.find_sample(path)
+        except (OSError, dlfs.DlfsError):
+            return False  # the read of it has the error
+        return int(dataset.lengths([index])[0]) > RANGE_BYTES_MIN
 
     def _read_many(self, paths: Sequence[str], on_error: str) -> list[bytes | Exception]:
         """Return the bytes of each path, or its error unless errors are raised."""
@@ -438,8 +477,49 @@ for _name in _CHANGES:
     setattr(DlfsFileSystem, _name, _refuse)
 
 
-class SampleFile(io.BytesIO):
-    """An open file: the bytes of a sample in memory.
+class _SampleBytes(io.RawIOBase):
+    """The bytes of a sample, read as they are asked for."""
+
+    def __init__(self, dataset: dlfs.Dataset, index: int) -> None:
+        self._dataset = dataset
+        self._index = index
+        self._offset_bytes = 0
+        self.size = int(dataset.lengths([index])[0])
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        count = self._dataset.read_into(self._index, buffer, offset_bytes=self._offset_bytes)
+        self._offset_bytes += count
+        return count
+
+    def readall(self) -> bytes:
+        if self._offset_bytes == 0:
+            self._offset_bytes = self.size
+            return self._dataset[self._index]
+        return self.read(max(0, self.size - self._offset_bytes)) or b""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset_bytes, io.SEEK_END: self.size}[whence]
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._offset_bytes = base + offset
+        return self._offset_bytes
+
+    def tell(self) -> int:
+        return self._offset_bytes
+
+
+class SampleFile(io.BufferedReader):
+    """An open file: what is read of it is read from the sample, ``BUFFER_BYTES`` at a time.
+
+    Args:
+        fs: file system of the file.
+        path: path of the file.
 
     Attributes:
         fs: file system of the file.
@@ -449,11 +529,12 @@ class SampleFile(io.BytesIO):
 
     mode = "rb"
 
-    def __init__(self, data: bytes, fs: DlfsFileSystem, path: str) -> None:
-        super().__init__(data)
+    def __init__(self, fs: DlfsFileSystem, path: str) -> None:
+        raw = _SampleBytes(*fs.find_sample(path))
+        super().__init__(raw, BUFFER_BYTES)
         self.fs = fs
         self.path = path
-        self.size = len(data)
+        self.size = raw.size
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.fs, self.path, self.tell())
@@ -477,7 +558,7 @@ class SampleFile(io.BytesIO):
 
 def _reopen(fs: DlfsFileSystem, path: str, position: int) -> SampleFile:
     """Open a file again when its pickle is loaded."""
-    opened = SampleFile(fs.cat_file(path), fs, path)
+    opened = SampleFile(fs, path)
     opened.seek(position)
     return opened
 

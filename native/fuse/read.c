@@ -239,6 +239,7 @@ static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     uint64_t indices[READAHEAD_SAMPLES_MAX] = {0};
     uint64_t bytes = 0;
     dlfs_batch *batch = NULL;
+    bool kept = false;
     for (uint32_t i = 0; i < sample_count; i++) {
         indices[i] = inode_unpack(samples[i]->key).node.index;
     }
@@ -255,11 +256,13 @@ static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
         } else if (failure == NULL) { /* alone, and too large to copy: it stays in its batch */
             samples[i]->data = batch->base + batch->offsets[i];
             samples[i]->batch = batch;
-            batch = NULL;
+            kept = true;
         }
         answer_queued(fuse, dataset, samples[i], reader, failure);
     }
-    dlfs_batch_release(batch);
+    if (code == 0 && !kept) {
+        dlfs_batch_release(batch);
+    }
 }
 
 /* Reads samples first..first+sample_count-1 into the cache, except those that it has. */

@@ -369,7 +369,7 @@ static int request_part(dlfs_client *client, const dlfs_part *part, uint8_t *buf
                         dlfs_failure *failure)
 {
     struct submission request = {.operation = OPERATION_PART};
-    struct completion answer;
+    struct completion answer = {0};
     pthread_mutex_lock(&client->call_lock);
     memcpy(client->memory.request, part, sizeof(*part));
     int code = send_request(client, &request, &answer);

@@ -375,8 +375,7 @@ DLFS_API int dlfs_describe_failure(const dlfs_dataset *dataset, const dlfs_failu
     if (failure->part_length_bytes > 0) {
         uint64_t end = failure->part_offset_bytes + failure->part_length_bytes;
         volume_message(range, sizeof range, "bytes %llu to %llu of ",
-                       (unsigned long long)failure->part_offset_bytes,
-                       (unsigned long long)end - 1);
+                       (unsigned long long)failure->part_offset_bytes, (unsigned long long)end - 1);
     }
     volume_message(message, message_bytes,
                    "sample %llu '%s' of dataset '%s': %s at byte %llu, %s%lld bytes: %s",

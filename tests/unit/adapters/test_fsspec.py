@@ -304,7 +304,7 @@ def test_a_damaged_sample_gives_no_bytes(fs, make_volume):
         file.seek(offset + 4999)
         file.write(b"x")
     base = f"{path}!/data"
-    for read in (fs.cat_file, fs.open):
+    for read in (fs.cat_file, lambda path: fs.open(path).read()):
         with pytest.raises(dlfs.ChecksumError, match="bad"):
             read(f"{base}/bad")
     with pytest.raises(dlfs.ChecksumError):
@@ -313,6 +313,24 @@ def test_a_damaged_sample_gives_no_bytes(fs, make_volume):
     assert got[f"{base}/good"] == b"g" * 5000
     assert isinstance(got[f"{base}/bad"], dlfs.ChecksumError)
     assert fs.exists(f"{base}/bad")
+
+
+def test_ranges_of_a_large_file_cost_the_chunks_that_they_lie_in(fs, make_volume):
+    data = os.urandom(4 << 20)
+    path = f"{make_volume(data={'large': data})}!/data/large"
+    dataset, _ = fs.find_sample(path)
+    assert fs.cat_file(path, 1 << 20, (1 << 20) + 5) == data[1 << 20 : (1 << 20) + 5]
+    assert fs.cat_ranges([path, path], [-9, 3], [None, 9]) == [data[-9:], data[3:9]]
+    with fs.open(path) as opened:
+        opened.seek(2 << 20)
+        assert opened.read(100) == data[2 << 20 : (2 << 20) + 100]
+    assert dataset.session.reader.stats()["read_bytes"] < len(data) // 2
+    with fs.open(path) as opened:
+        assert opened.read(9) + opened.read() == data
+        assert opened.seek(len(data) + 5) == len(data) + 5
+        assert opened.read() == b""
+        with pytest.raises(OSError, match="Invalid argument"):
+            opened.seek(-1)
 
 
 # ---- the rest of a file system -------------------------------------------------------------------
