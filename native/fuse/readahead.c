@@ -147,6 +147,9 @@ struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t da
 
 /* The kernel requests what it reads ahead in pieces of this size, not always in order. */
 #define DISORDER_BYTES (UINT64_C(1) << 20)
+/* Bytes in order, but for those from the beginning of a file, after which it is read ahead: the
+ * kernel requests up to 128 KiB around a page of a mapped file, in several pieces. */
+#define IN_ORDER_BYTES_MIN (UINT64_C(512) << 10)
 
 /* Returns the run of a file that a request at this offset continues, or else a new one in place of
  * the least recently used. */
@@ -162,7 +165,8 @@ static struct file_run *file_run_of(struct readahead *readahead, uint32_t datase
         }
         oldest = run->used_at < oldest->used_at ? run : oldest;
     }
-    *oldest = (struct file_run){.dataset = dataset, .index = index, .next = offset};
+    *oldest =
+        (struct file_run){.dataset = dataset, .index = index, .first = offset, .next = offset};
     return oldest;
 }
 
@@ -172,9 +176,9 @@ struct file_range readahead_in_file(struct readahead *readahead, uint32_t datase
     struct file_range range = {.index = index};
     (void)pthread_mutex_lock(&readahead->lock);
     struct file_run *run = file_run_of(readahead, dataset, index, offset);
-    bool goes_on = run->used_at > 0 || offset == 0;
     run->used_at = ++readahead->clock;
     run->next = offset + bytes > run->next ? offset + bytes : run->next;
+    bool goes_on = run->first == 0 || run->next - run->first >= IN_ORDER_BYTES_MIN;
     run->ahead = run->next > run->ahead ? run->next : run->ahead;
     if (goes_on && run->ahead < length && run->ahead - run->next <= run->window / 2) {
         uint64_t doubled = 2 * run->window;

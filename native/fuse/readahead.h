@@ -61,7 +61,8 @@ struct file_range {
 struct file_run {
     uint32_t dataset;
     uint64_t index;
-    uint64_t next;    /* end of what was requested in order */
+    uint64_t first;   /* begin of what was requested in order */
+    uint64_t next;    /* end of it */
     uint64_t ahead;   /* end of what was read ahead */
     uint64_t window;  /* bytes of the last window */
     uint64_t used_at; /* value of the tracker's clock at the last use; 0: unused */
