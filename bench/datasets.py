@@ -76,6 +76,7 @@ SPECS = (
     DatasetSpec("corpus", 16 * KIB, 0.0, 0, 0, 1024, "the files of a folder: --corpus"),
     DatasetSpec("cosmoflow", 2 * MIB, 0.0, 1 * GIB, 512 * MIB, 16, "cubes and their targets"),
     DatasetSpec("unet3d", 10 * MIB, 0.0, 1 * GIB, 512 * MIB, 4, "scans and their masks"),
+    DatasetSpec("60m", 60 * MIB, 0.0, 420 * MIB, 420 * MIB, 1, "files of many records"),
     DatasetSpec("caption", 110 * KIB, 0.6, 1 * GIB, 512 * MIB, 128, "images and captions"),
     DatasetSpec("state", 32 * MIB, 0.0, 2000 * MIB, 512 * MIB, 1, "a training state"),
     # Batches of 8 and 32 MiB. A batch begins and ends with a queue that is not full, and costs
@@ -158,7 +159,8 @@ class SyntheticSource(Source):
         self, spec: DatasetSpec, total_bytes: int, random: np.random.Generator
     ) -> NDArray[np.int64]:
         """Return the length of each sample in bytes."""
-        count = max(64, total_bytes // spec.mean_bytes)
+        least = 64 if spec.mean_bytes <= 10 * MIB else 1
+        count = max(least, total_bytes // spec.mean_bytes)
         if not spec.spread:
             return np.full(count, spec.mean_bytes, np.int64)
         mu = np.log(spec.mean_bytes) - spec.spread**2 / 2

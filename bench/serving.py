@@ -20,6 +20,7 @@ from bench.errors import Unavailable
 from bench.process import ROOT, find_program, started
 from dlfs.extras import install_command
 from dlfs.mount.keeper import ENABLE_URING
+from dlfs.mount.options import CACHE_BYTES
 
 READY_SECONDS = 30.0
 """Most time until a file system is mounted."""
@@ -105,7 +106,13 @@ def uring_offered(offered: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Iterator[Mounted]:
+def mount_dlfs(
+    volume: str,
+    point: Path,
+    log: Path,
+    server: str = "auto",
+    memory_bytes: int = CACHE_BYTES,
+) -> Iterator[Mounted]:
     """Mount a volume by a server.
 
     The server is ``native`` (through /dev/fuse), ``uring`` (native over io_uring), ``pyfuse3``, or
@@ -123,7 +130,9 @@ def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Ite
         raise Unavailable("only root may set fuse.enable_uring, of Linux 6.14 and newer")
     point.mkdir(exist_ok=True)
     options = MountOptions(
-        fuse="native" if server == "uring" else server, uring=server in ("uring", "auto")
+        fuse="native" if server == "uring" else server,
+        uring=server in ("uring", "auto"),
+        cache_bytes=memory_bytes,
     )
     try:
         with uring_offered() if server == "uring" else nullcontext():

@@ -25,6 +25,7 @@ from bench.contenders.service import (
     ServiceClients,
     ServiceEpoch,
 )
+from bench.contenders.turns import FilesInTurns
 from bench.contenders.walks import COMMANDS, Walk
 from bench.measurement import Contender, Measurement
 from dlfs.units import KIB, MIB
@@ -276,6 +277,17 @@ def _mount(dataset: str) -> Case:
     return Case(f"mount-{dataset}", dataset, about, contenders, floors)
 
 
+def _turns(dataset: str) -> Case:
+    about = "large files through a mount with memory for half of one, in turns of 256 KiB, cold"
+    native, uring, pyfuse3 = (FilesInTurns(server) for server in ("native", "uring", "pyfuse3"))
+    plain = FilesInTurns("")
+    floors = tuple(
+        Floor(f"{name}: 80% of plain files", ours, 0.8, bandwidth, (plain,))
+        for name, ours in (("native", native), ("io_uring", uring))
+    )
+    return Case(f"turns-{dataset}", dataset, about, (native, uring, pyfuse3, plain), floors)
+
+
 def _walk(dataset: str) -> Case:
     about = "all files in the order of a directory tree, cold"
     contenders: list[Contender] = []
@@ -427,6 +439,7 @@ CASES: tuple[Case, ...] = (
     _mount("4k"),
     _mount("110k"),
     _walk("4k"),
+    _turns("60m"),
     _nvme("nvme-4k", 4 * KIB, 32),
     _nvme("nvme-128k", 128 * KIB, 16),
     Case(

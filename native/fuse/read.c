@@ -162,8 +162,9 @@ static void read_ahead_in_file(struct dlfs_fuse *fuse, struct dataset_entry *dat
                                uint64_t index, const struct read_request *request)
 {
     struct readahead_job job = {.dataset = dataset->info.number};
-    job.range = readahead_in_file(&fuse->readahead, dataset->info.number, index, request->offset,
-                                  request->bytes, dataset_length(dataset, index));
+    job.range =
+        readahead_in_file(&fuse->readahead, dataset->info.number, index, request->offset,
+                          request->bytes, dataset_length(dataset, index), fuse->config.cache_bytes);
     if (job.range.bytes > 0) {
         readahead_thread_post(&fuse->readahead_thread, &job);
     }

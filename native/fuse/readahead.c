@@ -151,6 +151,8 @@ struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t da
  * kernel requests up to 128 KiB around a page of a mapped file, in several pieces. */
 #define IN_ORDER_BYTES_MIN (UINT64_C(512) << 10)
 
+#define ACTIVE_REQUESTS 256u /* a file without one of so many requests is not being read */
+
 /* Returns the run of a file that a request at this offset continues, or else a new one in place of
  * the least recently used. */
 static struct file_run *file_run_of(struct readahead *readahead, uint32_t dataset, uint64_t index,
@@ -170,8 +172,20 @@ static struct file_run *file_run_of(struct readahead *readahead, uint32_t datase
     return oldest;
 }
 
+/* Returns how many files are being read: they had one of the last requests. */
+static uint32_t active_files(const struct readahead *readahead)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < READAHEAD_RUNS; i++) {
+        const struct file_run *run = &readahead->files[i];
+        count += run->used_at > 0 && readahead->clock - run->used_at < ACTIVE_REQUESTS;
+    }
+    return count > 0 ? count : 1;
+}
+
 struct file_range readahead_in_file(struct readahead *readahead, uint32_t dataset, uint64_t index,
-                                    uint64_t offset, uint64_t bytes, uint64_t length)
+                                    uint64_t offset, uint64_t bytes, uint64_t length,
+                                    uint64_t memory_bytes)
 {
     struct file_range range = {.index = index};
     (void)pthread_mutex_lock(&readahead->lock);
@@ -181,9 +195,11 @@ struct file_range readahead_in_file(struct readahead *readahead, uint32_t datase
     bool goes_on = run->first == 0 || run->next - run->first >= IN_ORDER_BYTES_MIN;
     run->ahead = run->next > run->ahead ? run->next : run->ahead;
     if (goes_on && run->ahead < length && run->ahead - run->next <= run->window / 2) {
+        uint64_t most = memory_bytes / READAHEAD_MEMORY_SHARE / active_files(readahead);
+        most = most < READAHEAD_RANGE_MAX ? most : READAHEAD_RANGE_MAX;
         uint64_t doubled = 2 * run->window;
         run->window = doubled < READAHEAD_RANGE_FIRST ? READAHEAD_RANGE_FIRST : doubled;
-        run->window = run->window < READAHEAD_RANGE_MAX ? run->window : READAHEAD_RANGE_MAX;
+        run->window = run->window < most ? run->window : most;
         range.offset = run->ahead;
         range.bytes = length - run->ahead < run->window ? length - run->ahead : run->window;
         run->ahead += range.bytes;

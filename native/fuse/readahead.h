@@ -28,6 +28,7 @@
 #define READAHEAD_SAMPLE_BYTES_MAX (1u << 20)     /* largest sample that is read ahead */
 #define READAHEAD_RANGE_FIRST (UINT64_C(1) << 20) /* bytes of the first window in a file */
 #define READAHEAD_RANGE_MAX (UINT64_C(8) << 20)   /* most bytes of one window in a file */
+#define READAHEAD_MEMORY_SHARE 4u /* all files' windows together take a quarter of the memory */
 
 /* The samples to read ahead and to push after a request. */
 struct readahead_plan {
@@ -94,10 +95,11 @@ struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t da
                                         uint64_t count);
 /*
  * Notes that a range of a large file of this length was requested. Returns the range to read ahead
- * now, mostly an empty one.
+ * now, mostly an empty one. memory_bytes is what the reader may keep.
  */
 struct file_range readahead_in_file(struct readahead *readahead, uint32_t dataset, uint64_t index,
-                                    uint64_t offset, uint64_t bytes, uint64_t length);
+                                    uint64_t offset, uint64_t bytes, uint64_t length,
+                                    uint64_t memory_bytes);
 /*
  * Returns the samples that may be pushed when a program has listed a directory, by the first sample
  * below it: those that were read ahead for a run which comes here. Begins and continues no run: a

@@ -178,7 +178,8 @@ static void test_large_files(struct readahead *readahead)
     uint64_t longest = 0;
     for (uint64_t offset = 0; offset < length; offset += PIECE) {
         for (uint64_t file = 0; file < 3; file++) {
-            struct file_range range = readahead_in_file(readahead, 7, file, offset, PIECE, length);
+            struct file_range range =
+                readahead_in_file(readahead, 7, file, offset, PIECE, length, 256 * MIB);
             if (range.bytes > 0) {
                 CHECK_EQ(range.index, file);
                 CHECK_EQ(range.offset, ahead[file]);
@@ -200,7 +201,7 @@ static void test_random_offsets(struct readahead *readahead)
 {
     for (uint64_t i = 1; i < 500; i++) {
         uint64_t offset = i * 7919 % 1000 * 5 * MIB + 4096;
-        CHECK_EQ(readahead_in_file(readahead, 8, 1, offset, 4096, 5000 * MIB).bytes, 0);
+        CHECK_EQ(readahead_in_file(readahead, 8, 1, offset, 4096, 5000 * MIB, 256 * MIB).bytes, 0);
     }
 }
 
