@@ -44,7 +44,8 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   ranks           which share of an epoch this process takes; standard library only
 #   json_records    dataclasses and structs as JSON, with their types checked
 #   distinct        distinct values of arrays
-#   closing, deadlines, errors, extras, forks, threads, units, wording   standard library only
+#   closing, deadlines, errors, extras, forks, memory_limit, threads, units, wording
+#                   standard library only
 
 TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 

@@ -27,6 +27,7 @@ from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name,
 from dlfs.format.paths import display
 from dlfs.identity import DatasetIdentity
 from dlfs.member_changes import MemberChanges
+from dlfs.memory_limit import default_memory_bytes
 from dlfs.previous_version import PreviousVersion, load_previous_version
 from dlfs.store.info import (
     DatasetInfo,
@@ -65,8 +66,9 @@ def open(
             The URI of a discovery controller stands for all members that it lists.
         memory_bytes: sample memory of each open dataset in each process, in bytes: samples that are
             cached, read ahead and pinned by batches; at least four chunks. By default the
-            environment variable DLFS_MEMORY, such as ``1GiB``, or 256 MiB. ``Volume`` describes the
-            total of a training script.
+            environment variable DLFS_MEMORY, such as ``1GiB``; or 256 MiB, but at most a sixteenth
+            of what the process may use (its control group's limit, or the machine's memory).
+            ``Volume`` describes the total of a training script.
         depth: operations in flight per member and thread, 1..4096.
         engine: engine for file devices: ``auto`` (io_uring if the kernel allows it), ``uring``,
             ``threads``.
@@ -86,7 +88,7 @@ def open(
 def _default_memory_bytes() -> int:
     text = os.environ.get(MEMORY_VARIABLE)
     if not text:
-        return OpenOptions().memory_bytes
+        return default_memory_bytes()
     try:
         return parse_bytes(text)
     except UsageError as error:

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 from dlfs.arguments import check_choice
 from dlfs.errors import UsageError
-from dlfs.units import MIB
+from dlfs.memory_limit import default_memory_bytes
 
 FILE_SYSTEM_NAME = "dlfs"
 FILE_MODE_DEFAULT = 0o444
-CACHE_BYTES = 256 * MIB
-"""Default memory for samples, in bytes."""
 BUSY_POLL_US = 200
 """Default busy polling, in microseconds: longer than a small read of most disks takes, and longer
 than a program pauses between two files."""
@@ -38,7 +36,8 @@ class MountOptions:
         gid: group of every file; this process's group by default.
         file_mode: permission bits of files, without write; directories get x where these have r.
         allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
-        cache_bytes: memory for samples of each dataset, and as much for those of open files.
+        cache_bytes: memory for samples of each dataset, and as much for those of open files; by
+            default a share of what the process may use.
         incoming: directory of the staging area for files written below ``incoming``; None: the
             mount has no ``incoming``.
         fuse: the server: ``native``, ``pyfuse3``, or ``auto`` (native if possible).
@@ -58,7 +57,7 @@ class MountOptions:
     gid: int = field(default_factory=os.getgid)
     file_mode: int = FILE_MODE_DEFAULT
     allow_other: bool = False
-    cache_bytes: int = CACHE_BYTES
+    cache_bytes: int = field(default_factory=default_memory_bytes)
     incoming: str | None = None
     fuse: str = "auto"
     busy_poll_us: int = BUSY_POLL_US

@@ -46,11 +46,9 @@ from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
 from dlfs.store.records import find_record, no_such_dataset
 from dlfs.store.transaction import Generation
-from dlfs.units import GIB, KIB, MIB
+from dlfs.units import KIB, MIB
 from dlfs.volume import Volume
 
-CACHE_BYTES = 4 * GIB
-"""Sample memory of all open datasets, in bytes, by default."""
 CACHE_BYTES_MIN = 64 * MIB
 """Least sample memory of an open dataset, in bytes, unless its data needs less."""
 PART_OVERHEAD_BYTES = 4 * KIB
@@ -93,7 +91,7 @@ class DatasetCache:
         cache_bytes: budget of sample memory for all datasets, in bytes.
     """
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, cache_bytes: int) -> None:
         self._cache_bytes = cache_bytes
         self._mutex = Lock()
         self._places: dict[UUID, _Entry] = {}

@@ -25,12 +25,14 @@ import trio
 from dlfs._native.malloc import give_back_freed_memory
 from dlfs.connection import OpenOptions
 from dlfs.errors import UsageError
+from dlfs.memory_limit import default_service_bytes
 from dlfs.mount.signals import run_until_signal
 from dlfs.service import systemd
 from dlfs.service.attachments import VolumeAttachments
-from dlfs.service.dataset_cache import CACHE_BYTES, DatasetCache, ServedVolume
+from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.server import SampleServer
 from dlfs.service.sockets import AllowList, Listener, adopt, default_path, listen
+from dlfs.units import format_bytes
 
 if TYPE_CHECKING:
     from dlfs.service.metrics import MetricsEndpoint
@@ -56,7 +58,8 @@ class NodeOptions:
         incoming: staging directory of the mount: see ``MountOptions``.
         fuse: server of the mount: see ``MountOptions``.
         metrics: ``HOST:PORT`` of the endpoint for Prometheus; None: no endpoint.
-        cache_bytes: sample memory for all datasets, in bytes.
+        cache_bytes: sample memory for all datasets, in bytes; by default a share of what the
+            process may use.
         allow: users and groups that may use the socket.
         open_options: options for opening the volumes' devices.
     """
@@ -68,7 +71,7 @@ class NodeOptions:
     incoming: str | None = None
     fuse: str = "auto"
     metrics: str | None = None
-    cache_bytes: int = CACHE_BYTES
+    cache_bytes: int = field(default_factory=default_service_bytes)
     allow: AllowList = field(default_factory=AllowList)
     open_options: OpenOptions = field(default_factory=OpenOptions)
 
@@ -131,6 +134,7 @@ class NodeService:
             if self.metrics is not None:
                 opened.callback(self.metrics.close)
             self.listener = self._listen()
+            _log.info("memory for samples: %s", format_bytes(options.cache_bytes))
             opened.pop_all()
 
     def _open_metrics(self) -> MetricsEndpoint | None:

@@ -46,7 +46,8 @@ MemoryOption = Annotated[
         metavar="SIZE",
         envvar=MEMORY_VARIABLE,
         help="Memory for samples of each dataset, and as much for those of open files "
-        "[$DLFS_MEMORY, or 256MiB]. A dataset that fits is read from the devices once.",
+        "[$DLFS_MEMORY, or 256MiB, at most a 16th of what the process may use]. A dataset that "
+        "fits is read from the devices once.",
     ),
 ]
 
@@ -135,7 +136,7 @@ def mount(
     """Mount volumes: any program can read DIR/DATASET/PATH; of several, DIR/LABEL/DATASET/PATH."""
     require_trio("mount", "mount")
     from dlfs.mount.background import mount_volume, replace_server
-    from dlfs.mount.options import CACHE_BYTES, MountOptions
+    from dlfs.mount.options import MountOptions
     from dlfs.mount.server import choose_server, serve
 
     memory_bytes = parse_size(memory)
@@ -157,7 +158,7 @@ def mount(
         gid=defaults.gid if gid is None else gid,
         file_mode=_parse_mode(mode),
         allow_other=allow_other,
-        cache_bytes=CACHE_BYTES if memory_bytes is None else memory_bytes,
+        cache_bytes=defaults.cache_bytes if memory_bytes is None else memory_bytes,
         incoming=None if incoming is None else os.path.abspath(incoming),
         fuse=fuse,
         busy_poll_us=busy_poll,

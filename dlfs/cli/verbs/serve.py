@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dlfs.cli.options import JsonOption, parse_size, require_trio
+from dlfs.cli.options import JsonOption, require_trio
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.cli.verbs.mount import FuseOption, NestedOption
 
@@ -49,10 +49,11 @@ MetricsOption = Annotated[
     ),
 ]
 CacheOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="SIZE",
-        help="Sample memory of all datasets together. A dataset takes what its data needs of the "
+        help="Sample memory of all datasets together [4GiB, at most a quarter of what the process "
+        "may use]. A dataset takes what its data needs of the "
         "remaining memory, at least 64 MiB; unused datasets are closed for it.",
     ),
 ]
@@ -82,7 +83,7 @@ def serve(
     fuse: FuseOption = "auto",
     socket: SocketOption = None,
     metrics: MetricsOption = None,
-    cache: CacheOption = "4GiB",
+    cache: CacheOption = None,
     allow_user: UserOption = None,
     allow_group: GroupOption = None,
     depth: DepthOption = 128,
@@ -91,10 +92,12 @@ def serve(
     """Serve volumes to the training processes of this node, until Ctrl-C: see dlfs.connect."""
     require_trio("serve", "service")
     from dlfs.connection import OpenOptions
+    from dlfs.memory_limit import default_service_bytes
     from dlfs.mount.options import MountOptions
     from dlfs.mount.server import choose_server
     from dlfs.service.process import NodeOptions, NodeService
     from dlfs.service.sockets import SCHEME, AllowList, group_number, user_number
+    from dlfs.units import parse_bytes
 
     log_events()
     staging = None if incoming is None else os.path.abspath(incoming)
@@ -108,7 +111,7 @@ def serve(
         metrics=metrics,
         incoming=staging,
         fuse=fuse,
-        cache_bytes=parse_size(cache) or 0,
+        cache_bytes=default_service_bytes() if cache is None else parse_bytes(cache),
         allow=AllowList(
             frozenset(map(user_number, allow_user or [])),
             frozenset(map(group_number, allow_group or [])),

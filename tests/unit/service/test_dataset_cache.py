@@ -16,7 +16,7 @@ from dlfs.connection import OpenOptions
 from dlfs.errors import DeviceError
 from dlfs.service import dataset_cache
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
-from dlfs.units import MIB
+from dlfs.units import GIB, MIB
 from tests.unit.resizing.test_following import overwrite
 
 
@@ -40,7 +40,7 @@ def test_a_reader_of_fields_that_fails_to_open_takes_no_memory(
         raise DeviceError("out of memory")
 
     with (
-        closing(DatasetCache()) as cache,
+        closing(DatasetCache(GIB)) as cache,
         ServedVolume(path, cache, OpenOptions()) as served,
         served.dataset("d", 1) as dataset,
     ):
@@ -56,7 +56,7 @@ def test_a_reader_of_fields_that_fails_to_open_takes_no_memory(
 
 def test_a_move_gives_back_the_memory_of_readers_of_fields(path: str, tmp_path: Path) -> None:
     with (
-        closing(DatasetCache()) as cache,
+        closing(DatasetCache(GIB)) as cache,
         ServedVolume(path, cache, OpenOptions()) as served,
         served.dataset("d", 1) as dataset,
     ):
@@ -88,7 +88,7 @@ def test_a_dataset_is_acquired_while_its_attributes_are_read(
 
     monkeypatch.setattr(dataset_cache, "_load_attributes", load_slowly)
     with (
-        closing(DatasetCache()) as cache,
+        closing(DatasetCache(GIB)) as cache,
         ServedVolume(path, cache, OpenOptions()) as served,
         served.dataset("d", 1) as dataset,
         ThreadPoolExecutor(3) as pool,

@@ -49,6 +49,7 @@ from dlfs.service.session import Session
 from dlfs.service.sockets import Peer
 from dlfs.service.state import ServerState
 from dlfs.store.transaction import load_generation
+from dlfs.units import GIB
 from tests.service.serving import make_volume
 
 
@@ -64,7 +65,7 @@ class NoAttachments:
 
 @pytest.fixture
 def cache() -> Iterator[DatasetCache]:
-    with closing(DatasetCache()) as made:
+    with closing(DatasetCache(GIB)) as made:
         yield made
 
 

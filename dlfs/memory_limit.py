@@ -1,0 +1,80 @@
+"""How much memory this process may use: the machine's, or less in a control group (v1 or v2).
+
+Defaults of memory for samples are shares of it, so that they do not have a process killed in a
+container whose limit is far below the machine's memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from dlfs.units import GIB, MIB
+
+PROC = Path("/proc/self")
+
+READER_SHARE = 16
+"""Divisor of the allowed memory for one dataset in one process: a loader has several."""
+READER_BYTES_MAX = 256 * MIB
+"""Memory for samples by default where there is no lower limit, in bytes."""
+
+SERVICE_SHARE = 4
+"""Divisor of the allowed memory for all datasets of a service, which has nothing else."""
+SERVICE_BYTES_MAX = 4 * GIB
+"""Memory for samples of a service by default where there is no lower limit, in bytes."""
+
+_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
+
+
+def allowed_bytes() -> int:
+    """Return the memory that this process may use, in bytes."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_limits()])
+
+
+def default_memory_bytes() -> int:
+    """Return the memory for samples of a dataset if none is given: a share of what is allowed."""
+    return min(READER_BYTES_MAX, allowed_bytes() // READER_SHARE)
+
+
+def default_service_bytes() -> int:
+    """Return the memory for samples of a service if none is given: a share of what is allowed."""
+    return min(SERVICE_BYTES_MAX, allowed_bytes() // SERVICE_SHARE)
+
+
+def _limits() -> Iterator[int]:
+    """Yield the limits of the process's control groups and of those above them, in bytes."""
+    for directory in _groups():
+        for name in _FILES:
+            with suppress(OSError, ValueError):  # "max", or a file of the other version
+                yield int((directory / name).read_text())
+
+
+def _groups() -> Iterator[Path]:
+    """Yield the directories of the process's control groups for memory, and those above them."""
+    paths: dict[str, str] = {}
+    with suppress(OSError):
+        for line in (PROC / "cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0" or "memory" in controllers.split(","):
+                paths["cgroup2" if number == "0" else "cgroup"] = path
+    with suppress(OSError):
+        for line in (PROC / "mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            root, point = before.split(" ")[3:5]
+            kind, _, options = after.split(" ", 2)
+            if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
+                yield from _upwards(Path(point), root, paths.get(kind, root))
+
+
+def _upwards(mounted: Path, root: str, path: str) -> Iterator[Path]:
+    """Yield a group's directory and those above it, in a mount of the groups below a root."""
+    inside = os.path.relpath(path, root)
+    group = mounted if inside.startswith("..") else mounted / inside
+    yield group
+    for above in group.parents:
+        if not above.is_relative_to(mounted):
+            break
+        yield above
