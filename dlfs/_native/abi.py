@@ -186,6 +186,14 @@ class Packing(Structure):
     )
 
 
+class Szip(Structure):
+    """``dlfs_szip``."""
+
+    _fields_ = fields(
+        (c_uint32, "sample_bits block_samples interval_blocks has_references"),
+    )
+
+
 class Extent(Structure):
     """``dlfs_extent``."""
 
@@ -492,4 +500,5 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "dlfs_ranges_read": (c_int, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_lzf_decompress": (c_int64, (c_char_p, c_uint64, c_void_p, c_uint64)),
+    "dlfs_szip_count": (c_int64, (c_char_p, c_uint64, POINTER(Szip), c_uint64)),
 }

@@ -1,9 +1,9 @@
 /*
  * Writing datasets: packing samples into chunks, building their directory, sorting paths, reading
- * many small source files, and decompressing.
+ * many small source files, and filters of HDF5.
  *
- * Used by the dataset writer and by imports (dlfs/_native/packing.py, directory.py, files.py and
- * lzf.py); readers do not need it. The conventions are those of dlfs.h.
+ * Used by the dataset writer and by imports (dlfs/_native/packing.py, directory.py, files.py,
+ * lzf.py and szip.py); readers do not need it. The conventions are those of dlfs.h.
  */
 #ifndef DLFS_IMPORT_H
 #define DLFS_IMPORT_H
@@ -170,6 +170,22 @@ DLFS_API int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer,
  */
 DLFS_API int64_t dlfs_lzf_decompress(const uint8_t *source, uint64_t source_bytes, uint8_t *target,
                                      uint64_t target_bytes);
+
+/* How a stream of szip, as HDF5 files have it, is divided. */
+typedef struct dlfs_szip {
+    uint32_t sample_bits;     /* 1..32 */
+    uint32_t block_samples;   /* even, 2..64 */
+    uint32_t interval_blocks; /* >= 1; a reference begins an interval */
+    uint32_t has_references;  /* 1: the samples are differences from a predictor */
+} dlfs_szip;
+
+/*
+ * Counts the samples in a stream of szip, at most sample_count. Returns fewer if the stream is cut;
+ * those of a block that is cut do not count. DLFS_E_FORMAT: the stream is malformed; -EINVAL: form,
+ * or a size over what 64 bits can count. Allocates nothing. Any threads at once.
+ */
+DLFS_API int64_t dlfs_szip_count(const uint8_t *source, uint64_t source_bytes,
+                                 const dlfs_szip *form, uint64_t sample_count);
 
 #ifdef __cplusplus
 }

@@ -237,6 +237,33 @@ def test_zarr_chunks_that_a_shard_lacks(tmp_path: Path) -> None:
     check_lacks(path, match, filled(slice(30, 40))[:50], "chunk", 1)
 
 
+@pytest.mark.parametrize("kind", ["nested", "packed", "other index"])
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+def test_zarr_shards_whose_chunks_are_not_counted(tmp_path: Path, kind: str) -> None:
+    """The reader gives fill values for chunks that such shards lack, too."""
+    zarr = pytest.importorskip("zarr")
+    path = tmp_path / "a.zarr"
+    codecs = zarr.codecs
+    inner = [codecs.BytesCodec()]
+    if kind == "nested":
+        inner = [codecs.ShardingCodec(chunk_shape=(5, 7), codecs=inner)]
+    index = [codecs.BytesCodec(), *([codecs.GzipCodec()] if kind == "other index" else [])]
+    shards = codecs.ShardingCodec(chunk_shape=(10, 7), codecs=inner, index_codecs=index)
+    options: dict[str, Any] = {"serializer": shards, "compressors": None}
+    if kind == "packed":
+        options["compressors"] = [codecs.GzipCodec()]
+    root = zarr.open_group(path, mode="w")
+    x = root.create_array("x", shape=(60, 7), chunks=(20, 7), dtype="f8", **options)
+    x[:30] = VALUES[:30]
+    x[40:] = VALUES[40:]
+    match = r"expected shards that have chunks and no further codec, got the codecs .*sharding_ind"
+    if kind == "other index":
+        match = r"x/c/0/0: expected a shard's index by bytes and crc32c, got .*GzipCodec"
+    for missing in ("error", "fill"):
+        with pytest.raises(FormatError, match=rf"a\.zarr: .*{match}"):
+            open_source(path, options={"missing": missing})
+
+
 @pytest.mark.parametrize("layout", [2, 3])
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 def test_zarr_arrays_that_consolidated_metadata_names(tmp_path: Path, layout: int) -> None:

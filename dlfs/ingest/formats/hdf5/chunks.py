@@ -1,17 +1,20 @@
-"""Decodes the chunks of HDF5 datasets, for the filters whose result the library does not check.
+"""Decodes the chunks of HDF5 datasets, since the library does not check what filters make of them.
 
 If a chunk has fewer bytes after its filters than it should, the library gives what lies behind them
-in memory. So chunks of deflate, LZF, shuffle and Fletcher32 are read as stored and decoded here, at
-the speed of the library. Where it converts the elements, it still reads them, after a check of the
-chunks' sizes. It also reads szip and scale-offset, after a check of the sizes in their headers.
-Other filters have the sizes in their data, as far as is known.
+in memory. So chunks are read as stored and decoded here, at the speed of the library. Where it
+converts the elements, it still reads them, after a check of the chunks' sizes. It also reads szip,
+N-bit and scale-offset, after a check that their streams are whole. Plug-ins that the library cannot
+run apart from their dataset (ZFP, SZ, SZ3, SPERR, FCIDECOMP, and any that are not known) are not
+checked.
 """
 
 from __future__ import annotations
 
+import bz2
 import math
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -19,78 +22,38 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.lzf import decompress_lzf
+from dlfs.ingest.formats.hdf5.plugins import MORE_BYTES, Plugin
+from dlfs.ingest.formats.hdf5.streams import BITSHUFFLE, BLOSC, LZ4, Stream, check_stream
 
 if TYPE_CHECKING:
     import h5py
 
-_DEFLATE, _SHUFFLE, _FLETCHER32, _SZIP, _SCALEOFFSET, _LZF = 1, 2, 3, 4, 6, 32000
-_KNOWN = {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF}
-_SCALEOFFSET_BYTES = 21
-"""Size of the header of scale-offset, in bytes."""
+_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
+_BZIP2, _ZSTANDARD, _BLOSC2 = 307, 32015, 32026
+_PLUGINS = {BLOSC, LZ4, BITSHUFFLE, _ZSTANDARD, _BLOSC2}
+_DECODED = {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF, _BZIP2, *_PLUGINS}
 _CHECKSUM_BYTES = 4
 _COUNTS_BYTES = 8
 """Size of the length and the index in the reference to a value of any length, in bytes."""
 _SUMMED_WORDS = 1 << 20
 
 
-def has_known_filters(dataset: h5py.Dataset) -> bool:
-    """Return True if a dataset has filters, and all of them are decoded here."""
-    import h5py
-
-    layout = dataset.id.get_create_plist()
-    is_chunked = layout.get_layout() == h5py.h5d.CHUNKED
-    found = set(_filters(dataset))
-    has_members = dataset.dtype.hasobject and dataset.dtype.kind != "O"
-    return is_chunked and bool(found) and found <= _KNOWN and not has_members
-
-
-def has_headers(dataset: h5py.Dataset) -> bool:
-    """Return True if a dataset has filters that write sizes which ``check_headers`` knows."""
-    return bool({_SZIP, _SCALEOFFSET} & set(_filters(dataset)))
-
-
-def check_headers(dataset: h5py.Dataset, first: int, count: int, *, lacks_some: bool) -> None:
-    """Check the sizes in the headers of chunks of szip and scale-offset; see ``read_chunks``.
-
-    A stream of szip that is cut, with the right size in its header, is not found.
-    """
-    for offset in _offsets(dataset, first, count, lacks_some=lacks_some):
-        _check_header(dataset, offset)
-
-
-def _check_header(dataset: h5py.Dataset, offset: tuple[int, ...]) -> None:
-    """Check the size that szip or scale-offset has in the header of a chunk."""
-    filters, item_bytes = _filters(dataset), _item_bytes(dataset)
-    size = math.prod(dataset.chunks) * item_bytes
-    mask, data = dataset.id.read_direct_chunk(offset)
-    for number in reversed(range(len(filters))):
-        if mask >> number & 1:
-            continue
-        if filters[number] == _DEFLATE:
-            data = _inflate(data, 2 * size + _SCALEOFFSET_BYTES, offset, is_exact=False)
-        elif filters[number] == _FLETCHER32:
-            data = _without_checksum(data, offset)
-        elif filters[number] == _SZIP:
-            expected, found = size, int.from_bytes(data[:4], "little")
-            if found != expected:
-                raise ValueError(f"chunk at {offset}: expected {expected} bytes, got {found}")
-            return
-        elif filters[number] == _SCALEOFFSET:
-            bits = int.from_bytes(data[:4], "little")
-            expected = _SCALEOFFSET_BYTES + -(-size * min(bits, 8 * item_bytes) // (8 * item_bytes))
-            if len(data) < expected:
-                raise ValueError(f"chunk at {offset}: expected {expected} bytes, got {len(data)}")
-            return
-        else:
-            return
-
-
-def is_stored_as_read(dataset: h5py.Dataset) -> bool:
-    """Return True if h5py reads the bytes of a dataset's elements as they are stored."""
+def is_decoded(dataset: h5py.Dataset) -> bool:
+    """Return True if ``read_chunks`` reads a dataset: it knows all filters, and the type."""
     import h5py
 
     wanted = h5py.h5t.py_create(dataset.dtype, logical=True)
-    return not dataset.dtype.hasobject and bool(dataset.id.get_type() == wanted)
+    is_stored_as_read = not dataset.dtype.hasobject and dataset.id.get_type() == wanted
+    return is_checked(dataset) and set(_filters(dataset)) <= _DECODED and is_stored_as_read
+
+
+def is_checked(dataset: h5py.Dataset) -> bool:
+    """Return True if a dataset has filters, and ``check_chunks`` knows the size of its elements."""
+    import h5py
+
+    is_chunked = dataset.id.get_create_plist().get_layout() == h5py.h5d.CHUNKED
+    has_members = dataset.dtype.hasobject and dataset.dtype.kind != "O"
+    return is_chunked and bool(_filters(dataset)) and not has_members
 
 
 def read_chunks(
@@ -99,7 +62,7 @@ def read_chunks(
     """Read rows of a dataset chunk by chunk.
 
     Args:
-        dataset: dataset with known filters, whose elements are stored as they are read.
+        dataset: dataset for which ``is_decoded`` is true.
         first: number of the first row.
         out: the rows; elements that are arrays are further dimensions.
         lacks_some: True if some chunks do not exist; these leave ``out`` as it is.
@@ -119,7 +82,7 @@ def read_chunks(
 
 
 def check_chunks(dataset: h5py.Dataset, first: int, count: int, *, lacks_some: bool) -> None:
-    """Check the chunks of some rows of a dataset with known filters; see ``read_chunks``."""
+    """Check the chunks of some rows of a dataset with filters; see ``read_chunks``."""
     for _ in _chunks(dataset, first, count, lacks_some=lacks_some):
         pass
 
@@ -134,11 +97,14 @@ def _chunks(
     dataset: h5py.Dataset, first: int, count: int, *, lacks_some: bool
 ) -> Iterator[tuple[tuple[int, ...], bytes]]:
     """Yield the offset and the bytes of each chunk that has some rows of a dataset."""
-    filters, item_bytes = _filters(dataset), _item_bytes(dataset)
-    size = math.prod(dataset.chunks) * item_bytes
-    for offset in _offsets(dataset, first, count, lacks_some=lacks_some):
-        mask, data = dataset.id.read_direct_chunk(offset)
-        yield offset, _decode(data, mask, filters, size, item_bytes, offset)
+    with ExitStack() as stack:
+        decoder = _Decoder(dataset, stack)
+        for offset in _offsets(dataset, first, count, lacks_some=lacks_some):
+            mask, data = dataset.id.read_direct_chunk(offset)
+            try:
+                yield offset, decoder.decode(data, mask)
+            except ValueError as error:
+                raise ValueError(f"chunk at {offset}: {error}") from error
 
 
 def _offsets(
@@ -163,34 +129,69 @@ def _item_bytes(dataset: h5py.Dataset) -> int:
     return _COUNTS_BYTES + address_bytes  # a value of any length lies elsewhere
 
 
-def _decode(
-    data: bytes,
-    mask: int,
-    filters: list[int],
-    size: int,
-    item_bytes: int,
-    offset: tuple[int, ...],
-) -> bytes:
-    """Undo the filters of a chunk, the last one first."""
-    for number in reversed(range(len(filters))):
-        if mask >> number & 1:
-            continue
-        if filters[number] in (_DEFLATE, _LZF):
-            checksums = sum(
-                each == _FLETCHER32 and not mask >> n & 1 for n, each in enumerate(filters[:number])
-            )
-            expected = size + checksums * _CHECKSUM_BYTES
-            if filters[number] == _LZF:
-                data = _unpack_lzf(data, expected, offset)
-            else:
-                data = _inflate(data, expected, offset)
-        elif filters[number] == _FLETCHER32:
-            data = _without_checksum(data, offset)
-        else:
-            data = _unshuffle(data, item_bytes)
-    if len(data) != size:
-        raise ValueError(f"chunk at {offset}: expected {size} bytes, got {len(data)}")
-    return data
+class _Decoder:
+    """Undoes the filters of one dataset, the last one first.
+
+    Args:
+        dataset: the dataset.
+        stack: closes what plug-ins have open.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, stack: ExitStack) -> None:
+        self._dataset = dataset
+        self._stack = stack
+        layout = dataset.id.get_create_plist()
+        found = [layout.get_filter(number) for number in range(layout.get_nfilters())]
+        self._filters = [(code, values) for code, _, values, _ in found]
+        self._item_bytes = _item_bytes(dataset)
+        self._size = math.prod(dataset.chunks) * self._item_bytes
+        self._plugins: dict[int, Plugin] = {}
+
+    def decode(self, data: bytes, mask: int) -> bytes:
+        """Return the bytes of a chunk; as far as they are decoded before a filter that is not.
+
+        Args:
+            data: the chunk as stored.
+            mask: bit mask of the filters that were left out.
+
+        Raises:
+            ValueError: the chunk does not have its size, or cannot be decoded.
+        """
+        size = self._size
+        for number in reversed(range(len(self._filters))):
+            if mask >> number & 1:
+                continue
+            code, values = self._filters[number]
+            check_stream(code, Stream(values, data, size, self._item_bytes))
+            if code not in _DECODED:
+                return data
+            data = self._undo(number, data, mask)
+        if len(data) != size:
+            raise ValueError(f"expected {size} bytes, got {len(data)}")
+        return data
+
+    def _undo(self, number: int, data: bytes, mask: int) -> bytes:
+        """Undo one filter."""
+        code, _ = self._filters[number]
+        if code == _FLETCHER32:
+            return _without_checksum(data)
+        if code == _SHUFFLE:
+            return _unshuffle(data, self._item_bytes)
+        if code in _PLUGINS:
+            return self._plugin(number).undo(data)
+        before = [each for n, (each, _) in enumerate(self._filters[:number]) if not mask >> n & 1]
+        bound = self._size + before.count(_FLETCHER32) * _CHECKSUM_BYTES
+        if not set(before) <= {_SHUFFLE, _FLETCHER32}:
+            bound = 2 * bound + MORE_BYTES
+        if code == _LZF:
+            return decompress_lzf(data, bound)
+        return _unpack_bzip2(data, bound) if code == _BZIP2 else _inflate(data, bound)
+
+    def _plugin(self, number: int) -> Plugin:
+        if number not in self._plugins:
+            made = Plugin(self._dataset, number, self._item_bytes)
+            self._plugins[number] = self._stack.enter_context(made)
+        return self._plugins[number]
 
 
 def _unshuffle(data: bytes, item_bytes: int) -> bytes:
@@ -200,32 +201,42 @@ def _unshuffle(data: bytes, item_bytes: int) -> bytes:
     return ordered + data[whole:]
 
 
-def _inflate(data: bytes, size: int, offset: tuple[int, ...], *, is_exact: bool = True) -> bytes:
-    """Return the bytes of a stream of deflate, and at most one more than expected."""
+def _inflate(data: bytes, size: int) -> bytes:
+    """Return the bytes of a stream of deflate, and at most one more than it may have."""
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(data, size + 1)
     except zlib.error as error:
-        raise ValueError(f"chunk at {offset}: expected a stream of deflate: {error}") from error
-    if is_exact and not stream.eof and len(found) <= size:
-        raise ValueError(f"chunk at {offset}: expected {size} bytes, got {len(found)}, cut off")
+        raise ValueError(f"expected a stream of deflate: {error}") from error
+    return _whole(found, size, is_ended=stream.eof)
+
+
+def _unpack_bzip2(data: bytes, size: int) -> bytes:
+    """Return the bytes of a stream of bzip2, and at most one more than it may have.
+
+    The plug-in runs for ever on a stream that is cut.
+    """
+    stream = bz2.BZ2Decompressor()
+    try:
+        found = stream.decompress(data, size + 1)
+    except OSError as error:
+        raise ValueError(f"expected a stream of bzip2: {error}") from error
+    return _whole(found, size, is_ended=stream.eof)
+
+
+def _whole(found: bytes, size: int, *, is_ended: bool) -> bytes:
+    """Return what was decompressed, unless the stream ended before its end."""
+    if not is_ended and len(found) <= size:
+        raise ValueError(f"expected {size} bytes, got {len(found)}, cut off")
     return found
 
 
-def _unpack_lzf(data: bytes, size: int, offset: tuple[int, ...]) -> bytes:
-    """Return the bytes of a stream of LZF."""
-    try:
-        return decompress_lzf(data, size)
-    except ValueError as error:
-        raise ValueError(f"chunk at {offset}: {error}") from error
-
-
-def _without_checksum(data: bytes, offset: tuple[int, ...]) -> bytes:
+def _without_checksum(data: bytes) -> bytes:
     """Return the bytes before a Fletcher32 checksum, after a comparison."""
     found, stored = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     expected = fletcher32(found)
     if len(data) < _CHECKSUM_BYTES or int.from_bytes(stored, "little") != expected:
-        raise ValueError(f"chunk at {offset}: its Fletcher32 checksum does not match")
+        raise ValueError("its Fletcher32 checksum does not match")
     return found
 
 

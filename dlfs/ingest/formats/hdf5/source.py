@@ -22,10 +22,8 @@ from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind, Missing, packing
 from dlfs.ingest.arrays.options import FileOptions
 from dlfs.ingest.formats.hdf5.chunks import (
     check_chunks,
-    check_headers,
-    has_headers,
-    has_known_filters,
-    is_stored_as_read,
+    is_checked,
+    is_decoded,
     read_chunks,
 )
 from dlfs.ingest.formats.hdf5.external import read_external
@@ -71,7 +69,7 @@ class Hdf5File(ArrayFile):
         dataset = self._file[array.name]
         if not array.shape:
             return [dataset[()]]
-        if has_known_filters(dataset):
+        if is_checked(dataset):
             check_chunks(dataset, first, count, lacks_some=array.missing is not None)
         return list(dataset[first : first + count])
 
@@ -181,14 +179,11 @@ def read_rows(
         if array.missing is None:
             value = dataset[()]
             out[...] = value[first : first + len(out)] if array.shape else value
-    elif not has_known_filters(dataset):
-        if has_headers(dataset):
-            check_headers(dataset, first, len(out), lacks_some=array.missing is not None)
-        _read(dataset, first, out)
-    elif is_stored_as_read(dataset):
+    elif is_decoded(dataset):
         read_chunks(dataset, first, out, lacks_some=array.missing is not None)
     else:
-        check_chunks(dataset, first, len(out), lacks_some=array.missing is not None)
+        if is_checked(dataset):
+            check_chunks(dataset, first, len(out), lacks_some=array.missing is not None)
         _read(dataset, first, out)
 
 

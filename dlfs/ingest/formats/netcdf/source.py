@@ -19,11 +19,7 @@ import numpy.typing as npt
 
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Missing, packing_of
 from dlfs.ingest.arrays.options import FileOptions
-from dlfs.ingest.formats.hdf5.chunks import (
-    check_chunks,
-    has_headers,
-    has_known_filters,
-)
+from dlfs.ingest.formats.hdf5.chunks import check_chunks, is_checked
 from dlfs.ingest.formats.hdf5.parts import find_missing
 from dlfs.ingest.formats.hdf5.source import read_rows
 from dlfs.ingest.formats.netcdf.classic import check_length
@@ -60,10 +56,7 @@ class NetcdfFile(ArrayFile):
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""
         variable, dataset = self._variables[array.name], self._dataset(array.name)
-        is_checked = dataset is not None and (
-            array.missing is not None or has_known_filters(dataset) or has_headers(dataset)
-        )
-        if dataset is not None and is_checked:
+        if dataset is not None and (array.missing is not None or is_checked(dataset)):
             _read_stored(variable, dataset, array, first, out, self._path)
         else:
             out[...] = variable[first : first + len(out)] if array.shape else variable[...]
@@ -73,7 +66,7 @@ class NetcdfFile(ArrayFile):
         variable, dataset = self._variables[array.name], self._dataset(array.name)
         if not array.shape:
             return [variable[...]]
-        if dataset is not None and has_known_filters(dataset):
+        if dataset is not None and is_checked(dataset):
             rows = min(count, dataset.shape[0] - first)
             check_chunks(dataset, first, rows, lacks_some=array.missing is not None)
         return list(variable[first : first + count])
