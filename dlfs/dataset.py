@@ -550,6 +550,10 @@ class Dataset(ColumnAccess, Closing):
         """List one directory of the tree of paths."""
         return list(self.directory.children(prefix, start_after))
 
+    def empty_directories(self) -> list[bytes]:
+        """Return the deepest directories without samples; those that contain them exist, too."""
+        return self.directory.empty_directories()
+
     def stat(self, index: int) -> SampleInfo:
         """Return location, length and checksum of a sample without reading it.
 

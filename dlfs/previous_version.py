@@ -42,6 +42,7 @@ class PreviousVersion:
         crcs: CRC32C of each sample, ``uint32[n]``.
         parts: CRC32C of each part of a sample larger than a chunk, by chunk; see
             ``FrozenDirectory.parts``.
+        empty_directories: paths of directories without samples.
         columns: ``[n]`` values of each attribute by name.
         encoder: encoder of the samples' fields; None for samples of bytes.
     """
@@ -52,6 +53,7 @@ class PreviousVersion:
     lengths: NDArray[np.int64]
     crcs: NDArray[np.uint32]
     parts: NDArray[np.uint32]
+    empty_directories: list[bytes]
     columns: dict[str, NDArray[Any]]
     encoder: FieldEncoder | None
 
@@ -83,6 +85,7 @@ def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVe
             lengths=directory.lengths(),
             crcs=directory.crcs(),
             parts=directory.parts[: count_chunks(runs)].copy(),
+            empty_directories=directory.empty_directories(),
             columns=columns,
             encoder=encoder,
         )

@@ -50,7 +50,7 @@ from dlfs.previous_version import PreviousVersion
 from dlfs.reader.reserved import check_no_reserved, check_reserved, has_reserved
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
-from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer
+from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer, check_batch
 from dlfs.store.space import TakenRuns, count_chunks
 from dlfs.store.transaction import Generation, Transaction, after_commit, flush_all, now_ns
 from dlfs.units import MIB, format_bytes, format_count
@@ -173,6 +173,8 @@ class DatasetWriter:
         paths, lengths = previous.paths, previous.lengths
         self._directory.add_many(paths, previous.addresses, lengths, previous.crcs)
         self._note(paths, int(lengths.sum()), previous.columns)
+        for path in previous.empty_directories:
+            self.add_directory(path)
         self._encoder = previous.encoder
         self._has_bytes = bool(paths) and previous.encoder is None
 
@@ -237,6 +239,22 @@ class DatasetWriter:
         else:
             self._pack([raw], array, np.zeros(1, np.int64), np.array([array.size]), None)
 
+    def add_directory(self, path: PathLike) -> None:
+        """Add a directory, which stays in the dataset if no sample lies below it.
+
+        Directories of samples need not be added. One that was added already stays as it is.
+
+        Raises:
+            ExistsError: the path is that of a sample, or lies below one. A clash with a buffered
+                sample may be reported by a later call.
+            UsageError, LimitError: the path is malformed, or too long.
+            ClosedError: the writer has ended.
+        """
+        self._check_open()
+        raw = path_bytes(path)
+        self._directory.add_directory(raw)
+        self._path_bytes += len(raw) + 1
+
     def _declare(self, fields: Mapping[str, str]) -> FieldEncoder:
         try:
             return FieldEncoder(fields)
@@ -300,7 +318,7 @@ class DatasetWriter:
         self._check_open()
         source = as_bytes_array(data)
         starts, sizes = np.asarray(offsets, np.int64), np.asarray(lengths, np.int64)
-        _check_batch(len(paths), source.size, starts, sizes)
+        check_batch(len(paths), source.size, starts, sizes)
         if len(paths) and FIELDS_COLUMN in attributes:  # importers encode fields themselves
             self._check_fields_allowed(paths[0], np.asarray(attributes[FIELDS_COLUMN]).tolist())
         elif len(paths):
@@ -570,20 +588,3 @@ class DatasetWriter:
             self.seal()
         else:
             self.abort()
-
-
-def _check_batch(
-    count: int, source_bytes: int, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> None:
-    if offsets.shape != (count,) or lengths.shape != (count,):
-        raise UsageError(
-            f"add a batch: expected {count} offsets and lengths, "
-            f"got {offsets.shape} and {lengths.shape}"
-        )
-    if not count:
-        return
-    low, high = int(offsets.min()), int((offsets + lengths).max())
-    if low < 0 or int(lengths.min()) < 0 or high > source_bytes:
-        raise UsageError(
-            f"add a batch: expected samples within {source_bytes} bytes, got some in {low}..{high}"
-        )

@@ -163,6 +163,8 @@ class DirectoryContent(Structure):
         (c_uint64, "count"),
         (c_void_p, "names offsets locations parts"),
         (c_uint64, "part_count data_bytes"),
+        (c_void_p, "empty_names empty_offsets"),
+        (c_uint64, "empty_count"),
         (c_uint32, "chunk_bytes"),
         (c_uint8 * 16, "dataset_uuid"),
     )
@@ -411,6 +413,15 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_directory_names": (
         c_int64,
         (c_void_p, c_uint64, c_uint64, c_void_p, c_uint64, _U64S),
+    ),
+    "dlfs_directory_empty_count": (c_uint64, (c_void_p,)),
+    "dlfs_directory_empty_names": (
+        c_int64,
+        (c_void_p, c_uint64, c_uint64, c_void_p, c_uint64, _U64S),
+    ),
+    "dlfs_directory_empty_lower_bound": (
+        c_int,
+        (c_void_p, c_void_p, c_uint64, POINTER(c_uint64)),
     ),
     "dlfs_directory_names_of": (
         c_int64,

@@ -69,6 +69,7 @@ def build_segment(
     data_bytes: int,
     chunk_bytes: int,
     parts: NDArray[np.uint32] | None = None,
+    empty_directories: Sequence[bytes] = (),
 ) -> Segment:
     """Build the directory segment of a dataset.
 
@@ -81,6 +82,8 @@ def build_segment(
         chunk_bytes: chunk size of the volume.
         parts: CRC32C of each part of a sample larger than a chunk, by chunk of the data space,
             ``uint32[data_bytes / chunk_bytes]``; None if no sample is larger than a chunk.
+        empty_directories: paths of directories without samples below them, each with a slash
+            behind it, in rising byte order.
 
     Raises:
         UsageError: a path breaks a rule or is out of order; a location lies outside the data space
@@ -97,6 +100,7 @@ def build_segment(
             f"build a directory of {count} samples: expected {count * LOCATION_BYTES} bytes of "
             f"locations and 16 of UUID, got {locations.nbytes} and {len(dataset_uuid)}"
         )
+    empty_text, empty_offsets = pack_paths(empty_directories)
     content = abi.DirectoryContent(
         count=count,
         names=text.ctypes.data,
@@ -105,6 +109,9 @@ def build_segment(
         parts=None if parts is None else parts.ctypes.data,
         part_count=0 if parts is None else len(parts),
         data_bytes=data_bytes,
+        empty_names=empty_text.ctypes.data,
+        empty_offsets=empty_offsets.ctypes.data,
+        empty_count=len(empty_directories),
         chunk_bytes=chunk_bytes,
         dataset_uuid=(c_uint8 * 16).from_buffer_copy(dataset_uuid),
     )
@@ -193,6 +200,7 @@ class NativeDirectory:
         self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
         self.names_bytes: int = library().dlfs_directory_names_bytes(handle)
         self.chunk_bytes: int = library().dlfs_directory_chunk_bytes(handle)
+        self.empty_count: int = library().dlfs_directory_empty_count(handle)
 
     @classmethod
     def of_parts(
@@ -408,6 +416,39 @@ class NativeDirectory:
         code = library().dlfs_directory_lower_bound(self.handle, path, len(path), byref(index))
         check(code, f"search the names of {self._label}")
         return index.value
+
+    def empty_lower_bound(self, path: bytes) -> int:
+        """Find the number of the first empty directory whose path and a slash are >= a path.
+
+        It is ``empty_count`` if there is none.
+
+        Raises:
+            UsageError: names are not attached.
+            FormatError: the names are malformed.
+        """
+        self._check_names()
+        number = c_uint64()
+        code = library().dlfs_directory_empty_lower_bound(
+            self.handle, path, len(path), byref(number)
+        )
+        check(code, f"search the empty directories of {self._label}")
+        return number.value
+
+    def empty_names(self, first: int, count: int) -> list[bytes]:
+        """Return the paths of the empty directories first..first+count-1, with a slash behind each.
+
+        Raises:
+            UsageError: out of range, or names are not attached.
+            FormatError: the names are malformed.
+        """
+        self._check_names()
+
+        def decode(done: int, *out: int) -> int:
+            return library().dlfs_directory_empty_names(  # type: ignore[no-any-return]
+                self.handle, first + done, count - done, *out
+            )
+
+        return self._decode(count, decode, f"list the empty directories of {self._label}")
 
     def names(self, first: int, count: int) -> list[bytes]:
         """Return the paths of the samples first..first+count-1.

@@ -150,12 +150,13 @@ class PathEntry:
         assert self.dataset is not None
         children = self.dataset.children(self.inner)
         paths = [self.path + "/" + text_path(child.name) for child in children]
-        first = np.array([child.first_index for child in children], np.int64)
-        found = self.describe_files(paths, first)
-        for at, child in enumerate(children):
-            if child.is_directory:
-                found[at] = self.describe_directory(paths[at])
-        return found
+        files = [at for at, child in enumerate(children) if not child.is_directory]
+        indices = np.array([children[at].first_index for at in files], np.int64)
+        described = iter(self.describe_files([paths[at] for at in files], indices))
+        return [
+            self.describe_directory(path) if child.is_directory else next(described)
+            for path, child in zip(paths, children, strict=True)
+        ]
 
     def describe_tree(self, with_directories: bool) -> list[dict[str, Any]]:
         """Return fsspec's info of all files below a directory, and of directories on request."""
@@ -165,6 +166,8 @@ class PathEntry:
         paths = [f"{self.base}/{text_path(one)}" for one in raw]
         found = self.describe_files(paths, np.arange(first, last))
         if with_directories:
+            empty = self.dataset.directory.empty_directories(self.inner)
+            paths += [f"{self.base}/{text_path(one)}/" for one in empty]
             found += [self.describe_directory(path) for path in directories(paths, self.path)]
         return found
 
@@ -178,14 +181,16 @@ def find_inside(entry: PathEntry) -> PathEntry:
     assert entry.dataset is not None
     if entry.inner:
         entry.index = int(entry.dataset.index_of([entry.inner])[0])
-        first, last = (0, 1) if entry.index >= 0 else entry.range()
-        if first >= last:
+        if entry.index < 0 and not entry.dataset.directory.is_directory(entry.inner):
             raise not_found(entry.path)
     return entry
 
 
 def directories(names: Iterable[str], root: str) -> Iterator[str]:
-    """Yield the directories of some sorted file paths, from ``root`` on, each once."""
+    """Yield the directories of some file paths, from ``root`` on, each once.
+
+    A path that ends with a slash is that of a directory.
+    """
     yield root
     seen = {root}
     for name in names:

@@ -105,8 +105,7 @@ class NewSample:
             return True
         with volume.dataset(self.dataset) as dataset:
             if int(dataset.index_of([raw])[0]) < 0:
-                first, last = dataset.directory.subtree_range(raw)
-                if first < last:
+                if dataset.directory.is_directory(raw):
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
                 self._check_columns(dataset)
                 return False

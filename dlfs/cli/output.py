@@ -185,12 +185,9 @@ def note(text: str) -> None:
         print_text(text, stderr=True)
 
 
-def note_left_out(skipped: Mapping[str, int], empty_directories: int) -> None:
+def note_left_out(skipped: Mapping[str, int]) -> None:
     """Report on stderr what an import left out, by reason."""
-    reasons = dict(skipped)
-    if empty_directories:
-        reasons["directory without samples"] = empty_directories
-    for reason, count in reasons.items():
+    for reason, count in skipped.items():
         note(f"left out: {human_count(count)} x {reason}")
 
 

@@ -20,8 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.directory import build_segment, pack_paths, sort_paths
 from dlfs.errors import ExistsError, LimitError, NotFoundError, UsageError
+from dlfs.format.constants import PATH_BYTES_MAX
 from dlfs.format.location import LOCATION, pack_locations, unpack_locations
 from dlfs.format.paths import display, path_bytes
+
+DIRECTORY_PATH_BYTES_MAX = PATH_BYTES_MAX - 1
+"""Greatest length of the path of an empty directory: it is stored with a slash behind it."""
 
 SAMPLES_MAX = 1 << 48
 """Most samples of one dataset (FORMAT.md, "Directory segment")."""
@@ -70,7 +74,8 @@ class DirectoryBuilder:
         self._order: NDArray[np.uint64] = np.empty(
             0, np.uint64
         )  # sorted order of the first rows; later rows are not sorted yet
-        self._directories: set[bytes] = set()
+        self._directories: set[bytes] = set()  # those that contain other paths
+        self._added_directories: set[bytes] = set()
         self._locations = np.empty(_ROWS_AT_FIRST, LOCATION)
 
     def __len__(self) -> int:
@@ -142,6 +147,31 @@ class DirectoryBuilder:
         self._paths.update(dict.fromkeys(paths))
         self._directories |= new_directories
 
+    def add_directory(self, path: bytes) -> None:
+        """Add a directory, which need not have samples below it. One that exists stays as it is.
+
+        Raises:
+            ExistsError: a sample has this path, or it lies below one.
+            UsageError: the path breaks a rule of paths.
+            LimitError: the path is too long.
+        """
+        path_bytes(path)
+        if len(path) > DIRECTORY_PATH_BYTES_MAX:
+            raise LimitError(
+                f"add the directory {display(path)!r}: expected at most "
+                f"{DIRECTORY_PATH_BYTES_MAX} bytes, got {len(path)}"
+            )
+        if path in self._paths:
+            raise ExistsError(f"add the directory {display(path)!r}: a sample has this path")
+        parents: set[bytes] = set()
+        self._check_parents(path, set(), parents, "directory")
+        self._added_directories.add(path)
+        self._directories |= parents
+
+    def empty_directories(self) -> list[bytes]:
+        """Return the added directories that contain neither samples nor others, in path order."""
+        return sorted(self._added_directories - self._directories, key=lambda path: path + b"/")
+
     def check(self, paths: Sequence[bytes]) -> None:
         """Raise the errors that ``add_many`` would raise for these paths; add nothing."""
         self._check(paths)
@@ -166,7 +196,7 @@ class DirectoryBuilder:
         chunk_bytes: int,
         parts: NDArray[np.uint32] | None = None,
     ) -> FrozenParts:
-        """Encode the segment of all samples added. More samples may be added afterwards.
+        """Encode the segment of all that was added. More may be added afterwards.
 
         Args:
             dataset_uuid: UUID of the dataset, stored in the segment.
@@ -197,6 +227,7 @@ class DirectoryBuilder:
             data_bytes=data_bytes,
             chunk_bytes=chunk_bytes,
             parts=table,
+            empty_directories=[path + b"/" for path in self.empty_directories()],
         )
         sample_bytes = int(lengths.sum(dtype=np.uint64))
         return FrozenParts(segment.entries, segment.names, count, sample_bytes)
@@ -215,14 +246,16 @@ class DirectoryBuilder:
             path_bytes(path)
             if path in new or path in self._paths:
                 raise ExistsError(f"add the sample {display(path)!r}: it was added already")
-            if path in directories or path in self._directories:
+            if path in directories or path in self._directories or path in self._added_directories:
                 raise ExistsError(f"add the sample {display(path)!r}: a directory has this path")
             new.add(path)
-            self._check_parents(path, new, directories)
+            self._check_parents(path, new, directories, "sample")
         return directories
 
-    def _check_parents(self, path: bytes, new: set[bytes], directories: set[bytes]) -> None:
-        """Add the directories that contain a path to ``new``, up to the first known one."""
+    def _check_parents(
+        self, path: bytes, new: set[bytes], directories: set[bytes], noun: str
+    ) -> None:
+        """Add the directories that contain a path to ``directories``, up to the first known one."""
         slash = path.rfind(b"/")
         while slash > 0:
             parent = path[:slash]
@@ -230,7 +263,7 @@ class DirectoryBuilder:
                 return
             if parent in self._paths or parent in new:
                 raise ExistsError(
-                    f"add the sample {display(path)!r}: {display(parent)!r} is a sample, "
+                    f"add the {noun} {display(path)!r}: {display(parent)!r} is a sample, "
                     f"it cannot be a directory"
                 )
             directories.add(parent)

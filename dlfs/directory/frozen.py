@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
 from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -25,6 +26,7 @@ from dlfs.directory.indices import check_indices
 from dlfs.errors import FormatError, UsageError
 from dlfs.forks import Lock, cached_property
 from dlfs.format.location import LOCATION, unpack_locations
+from dlfs.format.paths import path_problem
 from dlfs.wording import quote
 
 _PIECE_SAMPLES = 1 << 18  # locations decoded at a time
@@ -40,7 +42,10 @@ class Entry(NamedTuple):
     """Last component of the path."""
     is_directory: bool
     first_index: int
-    """Index of the sample itself, or of the first sample below the directory."""
+    """Index of the sample itself, or of the first sample below the directory.
+
+    For a directory without samples, the index that its first sample would have.
+    """
 
 
 class DirectoryChild(NamedTuple):
@@ -49,6 +54,21 @@ class DirectoryChild(NamedTuple):
     entry: Entry
     next_index: int
     """Index of the first sample of the next child."""
+
+
+class EmptyChild(NamedTuple):
+    """A subdirectory without samples, and where the listing of these continues."""
+
+    name: bytes
+    number: int
+    """Number of the first empty directory at or below it."""
+    next_number: int
+    """Number of the first empty directory after it."""
+
+
+def _listing_key(entry: Entry) -> bytes:
+    """Return what a listing is sorted by."""
+    return entry.name + b"/" if entry.is_directory else entry.name
 
 
 class FrozenDirectory(Closing):
@@ -257,9 +277,47 @@ class FrozenDirectory(Closing):
         return self.lower_bound(prefix + b"/"), self.lower_bound(prefix + _AFTER_SLASH)
 
     def is_directory(self, prefix: bytes) -> bool:
-        """Return True if samples lie below this path. The root always is a directory."""
+        """Return True if this is the path of a directory. The root always is one."""
         first, last = self.subtree_range(prefix)
-        return first < last or not prefix
+        return first < last or not prefix or self.empty_at(prefix) >= 0
+
+    @property
+    def empty_count(self) -> int:
+        """Number of the directories that ``empty_directories`` lists."""
+        return self._native.empty_count
+
+    def empty_directories(self, prefix: bytes = b"") -> list[bytes]:
+        """Return paths of directories without samples at or below a path, in listing order.
+
+        Those that contain others are not listed: a path is that of the deepest.
+
+        Raises:
+            FormatError: the names are malformed.
+        """
+        first = self._empty_lower_bound(prefix + b"/") if prefix else 0
+        last = self._empty_lower_bound(prefix + _AFTER_SLASH) if prefix else self.empty_count
+        return [path[:-1] for path in self._empty_names(first, last - first)]
+
+    def empty_name(self, number: int) -> bytes:
+        """Return the path of an empty directory, 0 <= number < ``empty_count``."""
+        return self._named().empty_names(number, 1)[0][:-1]
+
+    def empty_at(self, prefix: bytes) -> int:
+        """Return the number of the first empty directory at or below a path; -1 if none is there.
+
+        Raises:
+            FormatError: the names are malformed.
+        """
+        base = prefix + b"/" if prefix else b""
+        number = self._empty_lower_bound(base)
+        found = number < self.empty_count and self._empty_names(number, 1)[0].startswith(base)
+        return number if found else -1
+
+    def _empty_lower_bound(self, path: bytes) -> int:
+        return self._named().empty_lower_bound(path) if self.empty_count else 0
+
+    def _empty_names(self, first: int, count: int) -> list[bytes]:
+        return self._named().empty_names(first, count) if self.empty_count else []
 
     def children(self, prefix: bytes, start_after: bytes | None = None) -> Iterator[Entry]:
         """List one directory, in path order: a subdirectory is sorted as its name and "/".
@@ -277,7 +335,43 @@ class FrozenDirectory(Closing):
         """
         base = prefix + b"/" if prefix else b""
         first = 0 if start_after is None else self._behind(base + start_after)
-        return (child.entry for child in self.walk(prefix, first))
+        found = (child.entry for child in self.walk(prefix, first))
+        if self.empty_at(prefix) < 0:
+            return found
+        empty = (
+            Entry(child.name, True, self.lower_bound(base + child.name + b"/"))
+            for child in self.walk_empty(prefix)
+        )
+        if start_after is not None:
+            is_directory = self.is_directory(base + start_after)
+            after = _listing_key(Entry(start_after, is_directory, 0))
+            empty = (entry for entry in empty if _listing_key(entry) > after)
+        return merge(found, empty, key=_listing_key)
+
+    def walk_empty(self, prefix: bytes, number: int = 0) -> Iterator[EmptyChild]:
+        """List the subdirectories of a directory that have no samples below them.
+
+        Args:
+            prefix: the directory's path; ``b""`` is the root.
+            number: number of an empty directory; the subdirectories before its are left out.
+
+        Raises:
+            FormatError: the names are malformed or out of order.
+        """
+        base = prefix + b"/" if prefix else b""
+        at = max(number, self._empty_lower_bound(base))
+        while at < self.empty_count:
+            path = self._empty_names(at, 1)[0]
+            if not path.startswith(base) or path == base:
+                return
+            name = path[len(base) :].partition(b"/")[0]
+            following = self._empty_lower_bound(base + name + _AFTER_SLASH)
+            if following <= at or not name:
+                raise FormatError(f"list {quote(base)} in {self._label}: names out of order")
+            first, last = self.subtree_range(base + name)
+            if first == last:
+                yield EmptyChild(name, at, following)
+            at = following
 
     def walk(self, prefix: bytes, first: int = 0) -> Iterator[DirectoryChild]:
         """List one directory as ``children`` does, from the child at an index on.
@@ -327,7 +421,9 @@ class FrozenDirectory(Closing):
     def _behind(self, path: bytes) -> int:
         """Return the index after a sample or a directory with this path."""
         first, last = self.subtree_range(path)
-        return last if first < last else self.lower_bound(path + b"\0")
+        if first == last:
+            return self.lower_bound(path + (b"\0" if self.empty_at(path) < 0 else b"/"))
+        return last
 
     # ---- memory --------------------------------------------------------------------------------
 
@@ -337,7 +433,8 @@ class FrozenDirectory(Closing):
         Raises:
             ChecksumError: a block is bad.
             FormatError: names are out of order, samples are not listed in storage order or lie in
-                chunks as none may, or the CRC32C of a sample is not that of its parts.
+                chunks as none may, the CRC32C of a sample is not that of its parts, or an empty
+                directory is a sample or contains one.
         """
         self._named().verify_own()
         bad = self._native.verify_parts()
@@ -352,6 +449,20 @@ class FrozenDirectory(Closing):
             if any(a >= b for a, b in pairwise([before, *names])):
                 raise FormatError(f"verify {self._label}: names out of order at index {first}")
             before = names[-1]
+        self._verify_empty()
+
+    def _verify_empty(self) -> None:
+        """Check that empty directories are in order, and neither contain nor are anything else."""
+        for before, path in pairwise([b"", *self._empty_names(0, self.empty_count)]):
+            plain = path[:-1]
+            parents = [plain[:at] for at, byte in enumerate(plain) if byte == ord("/")]
+            first, last = self.subtree_range(plain)
+            taken = first < last or self.find([plain, *parents]).max() >= 0
+            nested = bool(before) and path.startswith(before)
+            if path_problem(plain) or not path.endswith(b"/") or path <= before or nested or taken:
+                raise FormatError(
+                    f"verify {self._label}: {quote(plain)} is no empty directory of its own"
+                )
 
     def close(self) -> None:
         """Release the memory. Idempotent. Views of ``locations`` must be gone."""

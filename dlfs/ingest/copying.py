@@ -1,7 +1,8 @@
 """Copies a dataset from one volume to another, or to another name.
 
 The copy has the samples with their paths, attributes and fields, packed in the order in which the
-source stores them. It has a UUID and a time of creation of its own, and the chunks of its volume.
+source stores them, and the directories without samples. It has a UUID and a time of creation of its
+own, and the chunks of its volume.
 
 A thread reads the next block from the source, where every sample and column is verified against its
 CRC32C, while the dataset writer packs and writes the present one. After any failure, Ctrl-C
@@ -90,6 +91,7 @@ class DatasetSource(Source):
         self.name = f"{dataset.name}@{dataset.version}"
         self.sample_count = len(dataset)
         self.sample_bytes = dataset.sample_bytes
+        self.empty_directories = dataset.empty_directories()
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:  # noqa: ARG002
         """Read every sample once, in storage order whatever the layout is.

@@ -60,6 +60,7 @@ class ImportReport:
     seconds: float
     skipped: Mapping[str, int]
     empty_directories: int
+    """Number of directories without samples that the source has, and so the dataset."""
 
 
 def open_source(
@@ -210,6 +211,8 @@ def import_dataset(
                     new.paths, new.data, new.offsets, new.lengths, attributes=new.attributes
                 )
                 meter.add(len(new.paths), int(new.lengths.sum()))
+        for path in source.empty_directories:
+            writer.add_directory(path)
         known += source.left_out
         if known and not meter.samples:
             writer.abort()
@@ -222,7 +225,7 @@ def import_dataset(
     source.finish()
     skipped = {**source.skipped, **({ALREADY_THERE: known} if known else {})}
     return ImportReport(
-        info, meter.samples, meter.bytes, meter.seconds, skipped, source.empty_directories
+        info, meter.samples, meter.bytes, meter.seconds, skipped, len(source.empty_directories)
     )
 
 
@@ -289,7 +292,7 @@ def _check_labels(block: SampleBlock, labels: Mapping[str, int], where: str) -> 
 def _no_samples(source: Source) -> NotFoundError:
     found = [f"{count:,} x {reason}" for reason, count in source.skipped.items()]
     if source.empty_directories:
-        found.append(f"{source.empty_directories:,} x directory without samples")
+        found.append(f"{len(source.empty_directories):,} x directory without samples")
     return NotFoundError(
         f"import {source.name}: expected at least one sample, got none: it holds "
         f"{', '.join(found) or 'nothing'}; allow_empty=True makes an empty dataset"

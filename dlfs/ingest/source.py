@@ -104,8 +104,8 @@ class Source(Protocol):
     left_out: int = 0
     """Number of known samples that ``blocks`` read and did not yield; complete once all blocks were
     taken."""
-    empty_directories: int = 0
-    """Number of directories without a sample under them; a dataset does not store these."""
+    empty_directories: Sequence[bytes] = ()
+    """Paths of directories without a sample under them; complete once all blocks were taken."""
     buffer_bytes: int = BUFFER_BYTES
     """Size of each of the two buffers of ``read_ahead``, in bytes."""
 

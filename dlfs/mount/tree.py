@@ -1,8 +1,10 @@
 """The sample directory of a dataset as a tree of files and directories.
 
-Directories are not stored. The paths of the samples are in byte order, so a directory is a range of
-indices. An entry is found by its whole path or by bisection, in O(log N). The position in a listing
-is the index at which the next child starts; it stays valid forever, so a listing resumes anywhere.
+Directories with samples below them are not stored. The paths of the samples are in byte order, so a
+directory is a range of indices. An entry is found by its whole path or by bisection, in O(log N).
+Directories without samples are stored, and numbered from N on. The position in a listing is the
+index at which the next child starts, those without samples last; it stays valid forever, so a
+listing resumes anywhere.
 
 Bytes from media are not trusted: a name that no file system can show, or a listing that would not
 advance, raises FormatError.
@@ -16,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dlfs.directory import DirectoryChild, FrozenDirectory
+from dlfs.directory import DirectoryChild, Entry, FrozenDirectory
 from dlfs.errors import FormatError, NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.staging.inode_numbers import DATASET_DEPTH, FILE_DEPTH
@@ -31,7 +33,11 @@ class TreeNode(NamedTuple):
 
     depth: int
     sample_index: int
-    """The file's sample, or the first sample below the directory."""
+    """The file's sample, or the first sample below the directory.
+
+    For a directory without samples, the number of samples plus the number of the first empty
+    directory at or below it.
+    """
 
 
 class Child(NamedTuple):
@@ -80,13 +86,16 @@ class DatasetTree:
         return self._cache_prefix(node, b"/".join(components[: node.depth - 1]) + b"/")
 
     def path(self, index: int) -> bytes:
-        """Return the path of a sample.
+        """Return the path of a sample, or that of an empty directory and a slash.
 
         Raises:
             StaleError: there is no such sample (the number comes from another mount).
         """
+        end = self._count + self._directory.empty_count
+        if index >= end:
+            raise StaleError(f"find sample {index} of {self._label}: expected < {end}")
         if index >= self._count:
-            raise StaleError(f"find sample {index} of {self._label}: expected < {self._count}")
+            return self._directory.empty_name(index - self._count) + b"/"
         return self._directory.name(index)
 
     def child(self, parent: TreeNode, name: bytes) -> TreeNode:
@@ -100,11 +109,10 @@ class DatasetTree:
             found = self._directory.find_one(path)
             if found >= 0:
                 return TreeNode(FILE_DEPTH, found)
-            below = path + b"/"
-            first = self._directory.lower_bound(below)
-            if first < self._count and self._directory.name(first).startswith(below):
+            first = self._first_below(path)
+            if first >= 0:
                 node = TreeNode(parent.depth + 1, first)
-                self._cache_prefix(node, below)
+                self._cache_prefix(node, path + b"/")
                 return node
         raise NotFoundError(f"look {quote(path)} up in {self._label}: no such file or directory")
 
@@ -112,12 +120,22 @@ class DatasetTree:
         """Return the directory that contains a node; the top directory contains itself."""
         if node.depth == DATASET_DEPTH:
             return node
+        if node.depth == FILE_DEPTH and node.sample_index >= self._count:
+            raise StaleError(f"find file {node} of {self._label}: expected a sample")
         depth = node.depth - 1 if node.depth else self.path(node.sample_index).count(b"/") + 1
         components = self.path(node.sample_index).split(b"/")[: depth - 1]
         if not components:
             return self.top
-        prefix = b"/".join(components) + b"/"
-        return TreeNode(depth, self._directory.lower_bound(prefix))
+        return TreeNode(depth, self._first_below(b"/".join(components)))
+
+    def _first_below(self, path: bytes) -> int:
+        """Return the index of a directory's node; -1 if there is no directory of this path."""
+        below = path + b"/"
+        first = self._directory.lower_bound(below)
+        if first < self._count and self._directory.name(first).startswith(below):
+            return first
+        empty = self._directory.empty_at(path)
+        return -1 if empty < 0 else self._count + empty
 
     def listing(self, node: TreeNode) -> Listing:
         """Start to list a directory."""
@@ -144,6 +162,7 @@ class Listing:
         self._label = label
         self._node = node
         self._prefix = prefix
+        self._count = len(directory)
         self._walk: Iterator[DirectoryChild] = iter(())
         self._child: Child | None = None
         self._index = self._next_index = -1  # of the child that was returned last
@@ -157,12 +176,21 @@ class Listing:
         index = max(position, self._node.sample_index)
         if index != self._index:
             if index != self._next_index:
-                self._walk = self._directory.walk(self._prefix[:-1], index)
+                self._walk = self._children(index)
             self._index = self._next_index = -1  # a walk that fails does not continue
             self._child = self._describe(next(self._walk, None))
             self._index = index
             self._next_index = -1 if self._child is None else self._child.next_index
         return self._child
+
+    def _children(self, index: int) -> Iterator[DirectoryChild]:
+        """List the directory from an index on: files and directories with samples, then others."""
+        prefix, count = self._prefix[:-1], self._count
+        if index < count:
+            yield from self._directory.walk(prefix, index)
+        for child in self._directory.walk_empty(prefix, max(index - count, 0)):
+            entry = Entry(child.name, True, count + child.number)
+            yield DirectoryChild(entry, count + child.next_number)
 
     def _describe(self, found: DirectoryChild | None) -> Child | None:
         if found is None:

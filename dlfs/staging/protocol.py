@@ -102,7 +102,7 @@ class SealStatus:
         seconds: time since the seal began, in seconds.
         version: version of the sealed dataset; None before.
         skipped: number of entries that were left out, by reason.
-        empty_directories: number of empty directories, which a dataset does not store.
+        empty_directories: number of directories without files, which the dataset has, too.
     """
 
     state: str

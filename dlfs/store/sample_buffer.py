@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs.errors import UsageError
+
 SAMPLES_MAX = 1 << 20
 """Most samples in one buffer."""
 
@@ -81,4 +83,26 @@ class SampleBuffer:
             self._memory[: self.used_bytes],
             np.frombuffer(self._offsets, np.int64),
             np.frombuffer(self._lengths, np.int64),
+        )
+
+
+def check_batch(
+    count: int, source_bytes: int, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> None:
+    """Check the arrays of a batch of samples.
+
+    Raises:
+        UsageError: they differ in length, or a sample lies outside the batch's bytes.
+    """
+    if offsets.shape != (count,) or lengths.shape != (count,):
+        raise UsageError(
+            f"add a batch: expected {count} offsets and lengths, "
+            f"got {offsets.shape} and {lengths.shape}"
+        )
+    if not count:
+        return
+    low, high = int(offsets.min()), int((offsets + lengths).max())
+    if low < 0 or int(lengths.min()) < 0 or high > source_bytes:
+        raise UsageError(
+            f"add a batch: expected samples within {source_bytes} bytes, got some in {low}..{high}"
         )

@@ -2,7 +2,8 @@
  * Inode numbers: a dataset's number, a depth and a sample index in one integer.
  *
  * Depth 0 is the file of that sample. Depth d >= 1 is a directory: the first d-1 components of the
- * path of that sample, which is the first sample below it. dlfs/staging/inode_numbers.py defines
+ * path of that sample, which is the first sample below it. Empty directories are numbered behind
+ * the samples. dlfs/staging/inode_numbers.py defines
  * the same layout in Python.
  */
 #ifndef DLFS_FUSE_INODE_H
@@ -22,7 +23,8 @@
 /* A file (depth 0) or a directory of a dataset. */
 struct tree_node {
     uint32_t depth;
-    uint64_t index; /* the file's sample, or the first sample below the directory */
+    uint64_t index; /* the file's sample, or the first sample below the directory; without one, the
+                       samples' count plus the number of its first empty directory */
 };
 
 struct inode {

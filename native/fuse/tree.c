@@ -22,15 +22,19 @@ struct path {
     uint8_t text[PATH_TEXT_BYTES];
 };
 
-/* Gets the path of a sample. */
+/* Gets the path of a sample, or that of an empty directory and a slash. */
 static int path_of(const dlfs_directory *directory, uint64_t index, struct path *path)
 {
     uint64_t offsets[2];
-    if (index >= dlfs_directory_count(directory)) {
+    uint64_t count = dlfs_directory_count(directory);
+    if (index >= count + dlfs_directory_empty_count(directory)) {
         return -ESTALE;
     }
     int64_t fitted =
-        dlfs_directory_names(directory, index, 1, path->text, sizeof path->text, offsets);
+        index < count
+            ? dlfs_directory_names(directory, index, 1, path->text, sizeof path->text, offsets)
+            : dlfs_directory_empty_names(directory, index - count, 1, path->text, sizeof path->text,
+                                         offsets);
     if (fitted < 0) {
         return (int)fitted;
     }
@@ -75,7 +79,7 @@ static int prefix_of(const dlfs_directory *directory, struct tree_node node, str
     return path_cut(path, node.depth - 1) ? 0 : -ESTALE;
 }
 
-/* Returns 1 if a sample's path starts with these bytes, 0 if not, or an error code. */
+/* Returns 1 if the path of an index starts with these bytes, 0 if not, or an error code. */
 static int starts_with(const dlfs_directory *directory, uint64_t index, const struct path *start)
 {
     struct path path;
@@ -84,6 +88,31 @@ static int starts_with(const dlfs_directory *directory, uint64_t index, const st
         return code;
     }
     return path.bytes >= start->bytes && memcmp(path.text, start->text, start->bytes) == 0;
+}
+
+/*
+ * Finds the index of a directory by its path and a slash: its first sample, or its first empty
+ * directory. -ENOENT: there is no such directory.
+ */
+static int first_below(const dlfs_directory *directory, const struct path *path, uint64_t *index)
+{
+    uint64_t count = dlfs_directory_count(directory);
+    uint64_t found;
+    int code = dlfs_directory_lower_bound(directory, path->text, path->bytes, &found);
+    if (code == 0 && found < count) {
+        code = starts_with(directory, found, path);
+    }
+    if (code == 0 && dlfs_directory_empty_count(directory) > 0) {
+        code = dlfs_directory_empty_lower_bound(directory, path->text, path->bytes, &found);
+        found += count;
+        if (code == 0 && found < count + dlfs_directory_empty_count(directory)) {
+            code = starts_with(directory, found, path);
+        }
+    }
+    if (code > 0) {
+        *index = found;
+    }
+    return code > 0 ? 0 : code < 0 ? code : -ENOENT;
 }
 
 int tree_child(const dlfs_directory *directory, struct tree_node parent, const char *name,
@@ -111,19 +140,11 @@ int tree_child(const dlfs_directory *directory, struct tree_node parent, const c
         return 0;
     }
     path.text[path.bytes++] = '/';
-    code = dlfs_directory_lower_bound(directory, path.text, path.bytes, &index);
-    if (code < 0) {
-        return code;
+    code = parent.depth == DEPTH_MAX ? -ENOENT : first_below(directory, &path, &index);
+    if (code == 0) {
+        *out = (struct tree_node){parent.depth + 1, index};
     }
-    if (index >= dlfs_directory_count(directory) || parent.depth == DEPTH_MAX) {
-        return -ENOENT;
-    }
-    code = starts_with(directory, index, &path);
-    if (code <= 0) {
-        return code < 0 ? code : -ENOENT;
-    }
-    *out = (struct tree_node){parent.depth + 1, index};
-    return 0;
+    return code;
 }
 
 int tree_parent(const dlfs_directory *directory, struct tree_node node, struct tree_node *out)
@@ -132,6 +153,9 @@ int tree_parent(const dlfs_directory *directory, struct tree_node node, struct t
     if (node.depth == DATASET_DEPTH) {
         *out = node;
         return 0;
+    }
+    if (node.depth == FILE_DEPTH && node.index >= dlfs_directory_count(directory)) {
+        return -ESTALE;
     }
     int code = path_of(directory, node.index, &path);
     if (code < 0) {
@@ -146,7 +170,7 @@ int tree_parent(const dlfs_directory *directory, struct tree_node node, struct t
         return -ESTALE;
     }
     struct tree_node found = {depth, 0};
-    code = dlfs_directory_lower_bound(directory, path.text, path.bytes, &found.index);
+    code = first_below(directory, &path, &found.index);
     if (code == 0) {
         *out = found;
     }
@@ -168,12 +192,24 @@ int listing_begin(const dlfs_directory *directory, struct tree_node node, struct
     listing->decode_max = LIST_FEW;
     listing->prefix_bytes = path.bytes;
     memcpy(listing->prefix, path.text, path.bytes);
-    listing->end = dlfs_directory_count(directory);
+    uint64_t count = dlfs_directory_count(directory);
+    listing->end = listing->empty = count;
+    listing->empty_end = count + dlfs_directory_empty_count(directory);
     if (path.bytes == 0) {
         return 0;
     }
+    uint64_t number = 0;
+    code = dlfs_directory_empty_lower_bound(directory, path.text, path.bytes, &number);
+    listing->empty = count + number;
     path.text[path.bytes - 1] = AFTER_SLASH;
-    return dlfs_directory_lower_bound(directory, path.text, path.bytes, &listing->end);
+    if (code == 0) {
+        code = dlfs_directory_empty_lower_bound(directory, path.text, path.bytes, &number);
+        listing->empty_end = count + number;
+    }
+    if (code == 0) {
+        code = dlfs_directory_lower_bound(directory, path.text, path.bytes, &listing->end);
+    }
+    return code;
 }
 
 /* Makes sure that the name of a sample is in the decoded window. */
@@ -209,30 +245,108 @@ static bool is_file_name(const uint8_t *name, uint64_t bytes)
     return !(name[0] == '.' && (bytes == 1 || (bytes == 2 && name[1] == '.')));
 }
 
+/* Gets the path of a child of a listed directory, and the byte after a slash. */
+static int end_path(const struct listing *listing, const struct child *child, struct path *path)
+{
+    size_t bytes = strlen(child->name);
+    path->bytes = listing->prefix_bytes;
+    if (path->bytes + bytes >= sizeof path->text) {
+        return DLFS_E_FORMAT;
+    }
+    memcpy(path->text, listing->prefix, path->bytes);
+    memcpy(path->text + path->bytes, child->name, bytes);
+    path->bytes += (uint32_t)bytes;
+    path->text[path->bytes++] = AFTER_SLASH;
+    return 0;
+}
+
 /* Gets the index after the last sample of a child directory. */
 static int end_of_directory(struct listing *listing, const struct child *child, uint64_t *next)
 {
-    struct path path = {.bytes = listing->prefix_bytes};
-    size_t bytes = strlen(child->name);
-    if (path.bytes + bytes >= sizeof path.text) {
-        return DLFS_E_FORMAT;
+    struct path path;
+    int code = end_path(listing, child, &path);
+    if (code == 0) {
+        code = dlfs_directory_lower_bound(listing->directory, path.text, path.bytes, next);
     }
-    memcpy(path.text, listing->prefix, path.bytes);
-    memcpy(path.text + path.bytes, child->name, bytes);
-    path.bytes += (uint32_t)bytes;
-    path.text[path.bytes++] = AFTER_SLASH;
-    int code = dlfs_directory_lower_bound(listing->directory, path.text, path.bytes, next);
     if (code < 0) {
         return code;
     }
     return *next > child->node.index ? 0 : DLFS_E_FORMAT;
 }
 
+/*
+ * Gets the subdirectory that an empty directory of a listed one is or lies below, and the index
+ * after its last empty directory. Returns 1, or 0 if the empty directory is the listed one itself.
+ */
+static int empty_child(const struct listing *listing, uint64_t index, struct child *child)
+{
+    struct path path;
+    int code = path_of(listing->directory, index, &path);
+    if (code < 0) {
+        return code;
+    }
+    if (path.bytes < listing->prefix_bytes ||
+        memcmp(path.text, listing->prefix, listing->prefix_bytes) != 0 ||
+        listing->node.depth == DEPTH_MAX) {
+        return DLFS_E_FORMAT;
+    }
+    const uint8_t *name = path.text + listing->prefix_bytes;
+    uint32_t bytes = path.bytes - listing->prefix_bytes;
+    if (bytes == 0) {
+        return 0;
+    }
+    const uint8_t *slash = memchr(name, '/', bytes);
+    uint64_t name_bytes = slash != NULL ? (uint64_t)(slash - name) : bytes;
+    if (!is_file_name(name, name_bytes)) {
+        return DLFS_E_FORMAT;
+    }
+    memcpy(child->name, name, name_bytes);
+    child->name[name_bytes] = '\0';
+    child->node = (struct tree_node){listing->node.depth + 1, index};
+    code = end_path(listing, child, &path);
+    if (code == 0) {
+        code = dlfs_directory_empty_lower_bound(listing->directory, path.text, path.bytes,
+                                                &child->next);
+    }
+    if (code < 0) {
+        return code;
+    }
+    child->next += dlfs_directory_count(listing->directory);
+    return child->next > index ? 1 : DLFS_E_FORMAT;
+}
+
+/* Gets the first subdirectory without samples at or after an index; see listing_child. */
+static int next_empty_child(const struct listing *listing, uint64_t index, struct child *child)
+{
+    uint64_t count = dlfs_directory_count(listing->directory);
+    for (index = index > listing->empty ? index : listing->empty; index < listing->empty_end;
+         index = child->next) {
+        struct path path;
+        uint64_t first;
+        int code = empty_child(listing, index, child);
+        if (code <= 0) {
+            return code;
+        }
+        code = end_path(listing, child, &path);
+        path.text[path.bytes - 1] = '/';
+        if (code == 0) {
+            code = dlfs_directory_lower_bound(listing->directory, path.text, path.bytes, &first);
+        }
+        if (code == 0 && first < count) {
+            code = starts_with(listing->directory, first, &path);
+        }
+        if (code <= 0) { /* no sample is below it: it was not listed with these */
+            return code < 0 ? code : 1;
+        }
+    }
+    return 0;
+}
+
 int listing_child(struct listing *listing, uint64_t position, struct child *child)
 {
     uint64_t index = position > listing->node.index ? position : listing->node.index;
     if (index >= listing->end) {
-        return 0;
+        return next_empty_child(listing, index, child);
     }
     int code = decode_name(listing, index);
     if (code < 0) {

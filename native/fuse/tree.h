@@ -1,8 +1,10 @@
 /*
  * One dataset's sample directory as a tree of files and directories.
  *
- * Directories are not stored. The paths are in byte order, so a directory is a range of indices;
- * its depth and the first sample below it identify it. dlfs/mount/tree.py is the same in Python.
+ * Directories with samples below them are not stored. The paths are in byte order, so a directory
+ * is a range of indices; its depth and the first sample below it identify it. Directories without
+ * samples are stored: they have the indices behind those of samples, and are listed last.
+ * dlfs/mount/tree.py is the same in Python.
  *
  * Threads: any at once; a tree never changes.
  */
@@ -41,6 +43,8 @@ struct listing {
     const dlfs_directory *directory;
     struct tree_node node;
     uint64_t end;        /* index after the directory's last sample */
+    uint64_t empty;      /* index of its first empty directory */
+    uint64_t empty_end;  /* index after its last empty directory */
     uint64_t first;      /* index of the first decoded name */
     uint64_t count;      /* decoded names */
     uint32_t decode_max; /* names to decode next */

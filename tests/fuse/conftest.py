@@ -14,6 +14,7 @@ from dlfs._native.fuse import is_built
 from dlfs.units import MIB
 from tests.fuse.keeping import make_volume
 from tests.fuse.mounting import (
+    EMPTY_DIRECTORIES,
     Mount,
     Prepared,
     World,
@@ -45,7 +46,9 @@ def plain_volume(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     files = sample_tree(source)
     volume = folder / "volume.img"
     dlfs.format_volume(str(volume), size_bytes=32 * MIB)
-    add_dataset(volume, "train", files)
+    for directory in EMPTY_DIRECTORIES:
+        (source / directory).mkdir(parents=True)
+    add_dataset(volume, "train", files, EMPTY_DIRECTORIES)
     return Prepared(volume, source, files)
 
 

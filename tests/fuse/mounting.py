@@ -80,10 +80,18 @@ def sample_tree(folder: Path, seed: int = 7) -> dict[bytes, bytes]:
     return files
 
 
-def add_dataset(volume_path: Path, name: str, files: dict[bytes, bytes]) -> dlfs.DatasetInfo:
+EMPTY_DIRECTORIES = ("empty/nested/deep", "empty/a", "class0/empty", "order/a-", "order/b/x")
+"""Directories without files next to those of ``sample_tree``."""
+
+
+def add_dataset(
+    volume_path: Path, name: str, files: dict[bytes, bytes], directories: Sequence[str] = ()
+) -> dlfs.DatasetInfo:
     """Write one more dataset, or version, to a volume."""
     with dlfs.open(str(volume_path)) as volume:
         with old_writer(volume, name) as writer:
+            for directory in directories:
+                writer.add_directory(directory)
             for path, data in sorted(files.items()):
                 writer.add(path, data)
         return max((i for i in volume.datasets() if i.name == name), key=lambda i: i.version)

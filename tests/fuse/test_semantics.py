@@ -29,6 +29,7 @@ from dlfs.mount.mountpoint import find_mount, parse_mountinfo, unmount
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     AS_NOBODY,
+    EMPTY_DIRECTORIES,
     SECONDS_MAX,
     Mount,
     Prepared,
@@ -97,7 +98,7 @@ def test_rule_02_versions_by_name(own_volume: Path, own_mount: Mount) -> None:
 
 def test_rule_03_tree_of_paths(world: World) -> None:
     directories = set()
-    for path in world.files:
+    for path in [*world.files, *(name.encode() + b"/" for name in EMPTY_DIRECTORIES)]:
         parts = path.split(b"/")
         directories |= {b"/".join(parts[:depth]) for depth in range(1, len(parts))}
     found = dict(walk(world.dataset))

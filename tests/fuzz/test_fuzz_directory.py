@@ -31,6 +31,8 @@ def make_parts() -> tuple[Bytes, Bytes]:
     builder = DirectoryBuilder()
     ones = np.ones(len(PATHS))
     builder.add_many(PATHS, np.arange(len(PATHS)), ones, ones)
+    for number in range(40):
+        builder.add_directory(b"%d/empty/%d" % (number % 4, number))
     large = np.zeros(2 * CHUNK + 1, np.uint8)
     builder.add(b"large", Location(CHUNK, large.size, crc32c(large)))
     parts = builder.freeze(
@@ -86,6 +88,8 @@ def ask_everything(entries: Bytes, names: Bytes) -> None:
     directory.lengths()
     assert 0 <= directory.rank_at(77) <= count
     tolerate(lambda: ranges_in_chunks(directory))
+    tolerate(lambda: list(directory.empty_directories(b"1")))
+    tolerate(lambda: directory.empty_at(b"2/empty/2"))
 
 
 def ranges_in_chunks(directory: FrozenDirectory) -> None:
@@ -105,7 +109,7 @@ def bounded_names(directory: FrozenDirectory) -> None:
 
 
 def bounded_listing(directory: FrozenDirectory, prefix: bytes) -> None:
-    assert sum(1 for _ in directory.children(prefix)) <= len(directory)
+    assert sum(1 for _ in directory.children(prefix)) <= len(directory) + directory.empty_count
 
 
 change = st.tuples(
@@ -137,10 +141,10 @@ def test_wild_sections_under_right_checksums(changes: list[tuple[bool, float, by
 
 
 @settings(max_examples=150)
-@given(st.integers(0, 192 // 4), st.binary(min_size=4, max_size=8))
+@given(st.integers(0, 200 // 4), st.binary(min_size=4, max_size=8))
 def test_wild_headers_under_right_checksums(word: int, data: bytes) -> None:
     entries, names = copy(ENTRIES), copy(NAMES)
-    at = min(word * 4, 192 - len(data))
+    at = min(word * 4, 200 - len(data))
     entries[at : at + len(data)] = np.frombuffer(data, np.uint8)
     entries[HEADER_CRC:BLOCK].view(np.uint32)[0] = crc32c(entries[:HEADER_CRC])
     ask_everything(entries, names)

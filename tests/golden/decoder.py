@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 4096
-DRAFT = 2
+DRAFT = 3
 Runs = list[tuple[int, int]]
 
 
@@ -325,22 +325,36 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     return data[at] & 0x7F | data[at + 1] << 7, at + 2
 
 
-def decode_names(part: bytes, count: int) -> list[bytes]:
-    """All paths, in index order."""
-    blocks = -(-count // 16)
+def decode_names(part: bytes, count: int, empty_count: int) -> tuple[list[bytes], list[bytes]]:
+    """The paths of samples, in index order, and of empty directories, each followed by a slash."""
+    blocks = -(-count // 16) + -(-empty_count // 16)
     offsets = struct.unpack_from(f"<{blocks + 1}Q", part)
     expect(offsets[0] == 8 * (blocks + 1) and len(part) == up(offsets[-1]), "names")
-    names: list[bytes] = []
-    for block in range(blocks):
-        at, name = offsets[block], b""
-        for _ in range(min(16, count - 16 * block)):
-            shared, at = varint(part, at)
-            length, at = varint(part, at)
-            name, at = name[:shared] + part[at : at + length], at + length
-            names.append(name)
-        expect(at == offsets[block + 1], f"name block {block}")
-    expect(names == sorted(set(names)), "order of paths")
-    return names
+    lists: tuple[list[bytes], list[bytes]] = [], []
+    block = 0
+    for names, total in zip(lists, (count, empty_count), strict=True):
+        while len(names) < total:
+            at, name = offsets[block], b""
+            for _ in range(min(16, total - len(names))):
+                shared, at = varint(part, at)
+                length, at = varint(part, at)
+                name, at = name[:shared] + part[at : at + length], at + length
+                names.append(name)
+            block += 1
+            expect(at == offsets[block], f"name block {block}")
+        expect(names == sorted(set(names)), "order of paths")
+    expect(all(len(name) > 1 and name.endswith(b"/") for name in lists[1]), "empty directories")
+    merged = sorted([path + b"/" for path in lists[0]] + lists[1])
+    expect(not any(b.startswith(a) for a, b in pairwise(merged)), "a path below another")
+    return lists
+
+
+def decode_empty(volume: Volume, record: Record) -> list[bytes]:
+    """The paths of the empty directories of a dataset."""
+    segment = volume.space(record.directory_runs)
+    names = segment[record.entries_bytes :][: record.names_bytes]
+    (empty_count,) = struct.unpack_from("<Q", segment, 192)
+    return [path[:-1] for path in decode_names(names, record.sample_count, empty_count)[1]]
 
 
 def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
@@ -360,7 +374,7 @@ def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
     expect(crc32c(entries[BLOCK:locations]) == tables_crc, "checksum tables")
     check_blocks(entries[locations:], entries[entry_sums:name_sums])
     check_blocks(names, entries[name_sums:locations])
-    chunk_bytes, parts_offset, part_count = struct.unpack_from("<IQQ", entries, 172)
+    chunk_bytes, parts_offset, part_count, empty_count = struct.unpack_from("<I3Q", entries, 172)
     expect(chunk_bytes == volume.superblock.chunk_bytes, "directory chunk size")
     expect(up(parts_offset + 4 * part_count) == len(entries), "parts offset")
     parts = struct.unpack_from(f"<{part_count}I", entries, parts_offset)
@@ -368,7 +382,7 @@ def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
     expect(len(data) == data_bytes, "data bytes")
     samples, found = {}, []
     expected_parts = [0] * (data_bytes // chunk_bytes)
-    for index, path in enumerate(decode_names(names, count)):
+    for index, path in enumerate(decode_names(names, count, empty_count)[0]):
         crc, low, high = struct.unpack_from("<IIQ", entries, locations + 16 * index)
         address, length = high & (1 << 56) - 1, low | high >> 56 << 32
         samples[path] = data[address : address + length]
@@ -517,6 +531,12 @@ def read_fields(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, 
         (r.name, r.version): decode_fields(decode_dataset(volume, r), decode_attributes(volume, r))
         for r in decode_catalog(volume)
     }
+
+
+def read_empty(paths: list[str | Path]) -> dict[tuple[bytes, int], list[bytes]]:
+    """The empty directories of every dataset of the volume that these files hold, in any order."""
+    volume = Volume([Path(path).read_bytes() for path in paths])
+    return {(r.name, r.version): decode_empty(volume, r) for r in decode_catalog(volume)}
 
 
 def read_attributes(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[str, list[object]]]:

@@ -81,6 +81,19 @@ FIELD_TYPES = {
 ALIGNMENTS = {"image": 1, "caption": 1, "label": 8, "points": 4, "mask": 1}
 
 
+EMPTY_DIRECTORIES: dict[bytes, list[bytes]] = {
+    b"empty": [b"nothing/below", b"train"],
+    b"odd \xff": [
+        b"a b/" + b"e" * 255,
+        b"a-",
+        b"not \xff UTF-8",
+        *(b"z/%d" % i for i in range(20)),
+    ],
+    b"grown": [b"kept"],
+}
+"""Directories without samples that datasets of these names have."""
+
+
 # ---- what is in them -----------------------------------------------------------------------------
 
 
@@ -306,7 +319,13 @@ def fill(members: Sequence[str], kind: str) -> None:
 
 
 def add_all(writer: dlfs.DatasetWriter, name: bytes, samples: Samples) -> None:
-    """Add samples with their attributes, in an order that is not that of their paths."""
+    """Add samples with their attributes, in an order that is not that of their paths.
+
+    So are empty directories, and some that contain others.
+    """
+    for directory in reversed(EMPTY_DIRECTORIES.get(name, [])):
+        writer.add_directory(directory)
+        writer.add_directory(directory.partition(b"/")[0])
     rows = columns(name, samples)
     paths = sorted(samples)
     for path in sorted(paths, key=lambda path: path[::-1]):

@@ -216,6 +216,18 @@ def test_the_current_code_writes_golden_volumes(kind: str, image: Image, tmp_pat
         assert Path(fresh).read_bytes() == Path(golden).read_bytes(), "see make.py"
 
 
+def test_empty_directories(image: Image, kind: str) -> None:
+    expected = {
+        (name, version): sorted(make.EMPTY_DIRECTORIES.get(name, []), key=lambda path: path + b"/")
+        for name, version in make.contents(kind)
+    }
+    assert decoder.read_empty(image.members) == expected
+    with dlfs.open(image.members) as volume:
+        for name, version in expected:
+            with volume.dataset(name, version) as dataset:
+                assert dataset.empty_directories() == expected[name, version]
+
+
 def test_the_decoder_reads_fields(kind: str, image: Image) -> None:
     found = decoder.read_fields(image.members)
     assert found.pop((b"scenes", 1)) == make.FIELDS
@@ -231,7 +243,8 @@ def test_the_search_tree_is_as_specified(image: Image) -> None:
     for record in image.catalog.datasets:
         entries = image.read(record.directory_runs, 0, record.entries_bytes)
         names = image.read(record.directory_runs, record.entries_bytes, record.names_bytes)
-        paths = decoder.decode_names(names, record.sample_count)
+        (empty_count,) = struct.unpack_from("<Q", entries, 192)
+        paths = decoder.decode_names(names, record.sample_count, empty_count)[0]
         tree = lookup.Tree(entries, paths)
         assert [tree.find(path) for path in paths] == list(range(len(paths)))
         assert tree.find(b"no/such/path") is None

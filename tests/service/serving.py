@@ -62,6 +62,7 @@ def add_dataset(uri: str, samples: dict[bytes, bytes], name: str = "d") -> None:
         for number, (path, data) in enumerate(samples.items()):
             attributes = {"number": number, "name": path.decode()[::-1]}
             writer.add(path, data, attributes=attributes)
+        writer.add_directory("class1/empty/nested")
 
 
 def damage(uri: str, *indices: int) -> None:

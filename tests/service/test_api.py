@@ -240,6 +240,8 @@ def test_a_connected_volume_has_the_properties_of_a_local_one(world: World) -> N
         lambda ds: ds.lengths([0, 9]),
         lambda ds: ds.children(),
         lambda ds: ds.children(b"class1", b"00001"),
+        lambda ds: ds.children(b"class1/empty"),
+        lambda ds: ds.empty_directories(),
         lambda ds: [ds.stat(index) for index in range(0, len(ds), 31)],
         lambda ds: ds.get("class2/00002"),
         lambda ds: ds.get("class9/00002"),

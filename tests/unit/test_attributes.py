@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +271,7 @@ class LabelledSource:
     sample_bytes = None
     gives_shuffled = False
     skipped: Mapping[str, int] = {}
-    empty_directories = 0
+    empty_directories: Sequence[bytes] = ()
     left_out = 0
 
     def blocks(self, *, layout: str, seed: int) -> Generator[SampleBlock, None, None]:

@@ -373,6 +373,8 @@ def _walk_folders(
     """Yield name and first index of the folders at a depth; ``above`` is the prefix's depth."""
     for entry in dataset.children(prefix):
         path = prefix + b"/" + entry.name if prefix else entry.name
+        if dataset.directory.empty_at(path) >= 0 and _has_no_samples(dataset, path):
+            continue
         if not entry.is_directory:
             raise UsageError(
                 f"label samples of dataset {quote(dataset.name)} by folder: expected paths of "
@@ -382,6 +384,11 @@ def _walk_folders(
             yield entry.name, entry.first_index
         else:
             yield from _walk_folders(dataset, path, depth=depth, above=above + 1)
+
+
+def _has_no_samples(dataset: Dataset, folder: bytes) -> bool:
+    first, last = dataset.directory.subtree_range(folder)
+    return first == last
 
 
 def _text(name: bytes) -> str:

@@ -336,4 +336,4 @@ def _report(report: ImportReport, *, appended: bool, json: bool) -> None:
         note(f"appended {new}, {rate}: {shown} has {total}")
     else:
         note(f"nothing to append: {shown} has {human_samples(info.sample_count)}")
-    note_left_out(report.skipped, report.empty_directories)
+    note_left_out(report.skipped)

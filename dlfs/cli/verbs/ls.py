@@ -111,7 +111,7 @@ def _items(dataset: Dataset, where: bytes, *, recursive: bool) -> Iterator[_Item
     first = next(items, None)
     if first is not None:
         return chain([first], items)
-    if not where:
+    if dataset.directory.is_directory(where):
         return iter(())
     index = int(dataset.index_of([where])[0])
     if index < 0:

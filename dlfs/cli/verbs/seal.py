@@ -65,4 +65,4 @@ def _report(name: str, status: SealStatus, *, json: bool) -> None:
         f"sealed {name}@{status.version}: {human_samples(status.samples_done)}, "
         f"{human_rate(status.bytes_done, status.seconds)}"
     )
-    note_left_out(status.skipped, status.empty_directories)
+    note_left_out(status.skipped)

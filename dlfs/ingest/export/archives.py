@@ -11,6 +11,7 @@ import bz2
 import gzip
 import io
 import lzma
+import stat
 import tarfile
 import time
 import zipfile
@@ -59,6 +60,10 @@ def write_zip(samples: ExportedSamples, path: str, *, force: bool) -> None:
             entry = zipfile.ZipInfo(_zip_name(sample, path), created)
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, data)
+        for directory in samples.empty_directories():
+            entry = zipfile.ZipInfo(_zip_name(directory, path) + "/", created)
+            entry.external_attr = (stat.S_IFDIR | 0o755) << 16 | 0x10  # also as MS-DOS says it
+            archive.writestr(entry, b"")
 
 
 def _zip_name(sample: bytes, target: str) -> str:
@@ -93,6 +98,10 @@ def write_archive(samples: ExportedSamples, file: IO[bytes], compression: Compre
             header.size, header.mtime = len(data), created
             archive.addfile(header, io.BytesIO(data))
             archive.members.clear()  # type: ignore[attr-defined]  # or it keeps every header
+        for directory in samples.empty_directories():
+            header = tarfile.TarInfo(directory.decode("utf-8", "surrogateescape"))
+            header.type, header.mode, header.mtime = tarfile.DIRTYPE, 0o755, created
+            archive.addfile(header)
 
 
 def _compress(file: IO[bytes], compression: Compression) -> IO[bytes]:

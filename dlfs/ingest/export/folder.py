@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 from dlfs._native.handle import Descriptor
@@ -41,6 +42,8 @@ def write_folder(samples: ExportedSamples, path: str, *, force: bool) -> None:
             )
         for sample, data in samples:
             folder.write(sample, data)
+        for directory in samples.empty_directories():
+            folder.make(directory)
 
 
 class _Folder:
@@ -67,7 +70,7 @@ class _Folder:
 
     def write(self, path: bytes, data: memoryview) -> None:
         folder, _, name = path.rpartition(b"/")
-        try:
+        with self._failures(path):
             directory = self._directory(folder)
             with Descriptor() as file:
                 try:
@@ -78,6 +81,17 @@ class _Folder:
                     if file.value >= 0:
                         os.unlink(name, dir_fd=directory)  # no incomplete file is left
                     raise
+
+    def make(self, path: bytes) -> None:
+        """Make a directory, unless it is there."""
+        with self._failures(path):
+            self._directory(path)
+
+    @contextlib.contextmanager
+    def _failures(self, path: bytes) -> Iterator[None]:
+        """Name the path of a sample or directory in errors."""
+        try:
+            yield
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
             raise ExistsError(
                 f"export to {self._path}: {show(path)}: another file or directory is in its way"

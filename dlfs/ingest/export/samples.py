@@ -99,6 +99,14 @@ class ExportedSamples:
                 if path is not None:
                     yield path, data
 
+    def empty_directories(self) -> list[bytes]:
+        """Return the paths of directories without samples.
+
+        Raises:
+            FormatError: a path is invalid.
+        """
+        return [checked_path(path) for path in self.dataset.empty_directories()]
+
     def report(self) -> ExportReport:
         """Return the counts and the duration so far."""
         meter = self._meter

@@ -47,8 +47,9 @@ _Entry = tuple[bytes, bytes, Status]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """A directory during the walk: remaining entries; identities of itself and its parents."""
+    """A directory during the walk: path, entries left; identities of itself and its parents."""
 
+    path: bytes
     entries: Iterator[_Entry]
     above: frozenset[tuple[int, int]]
     samples_before: int
@@ -95,20 +96,21 @@ class FolderSource(FilesSource):
         """Return the path of the sample of a file that the walk finds."""
         return path
 
-    def _walk(self, start: bytes) -> int:
+    def _walk(self, start: bytes) -> list[bytes]:
         """Add the files under a folder to the table, in path order.
 
         Returns:
-            The number of directories below it without a sample.
+            The paths of the directories below it without a sample.
         """
         root = os.stat(start or b".", dir_fd=self._opened.value)
         stack = [self._enter(start, frozenset([(root.st_dev, root.st_ino)]))]
-        empty = 0
+        empty: list[bytes] = []
         while stack:
             frame = stack[-1]
             entry = next(frame.entries, None)
             if entry is None:
-                empty += len(stack) > 1 and len(self._table) == frame.samples_before
+                if len(stack) > 1 and len(self._table) == frame.samples_before:
+                    empty.append(self._sample_path(frame.path))
                 stack.pop()
                 continue
             _, path, status = entry
@@ -135,7 +137,7 @@ class FolderSource(FilesSource):
                 error.errno or errno.EIO,
             ) from error
         entries.sort(key=itemgetter(0))
-        return _Frame(iter(entries), above, len(self._table))
+        return _Frame(path, iter(entries), above, len(self._table))
 
     def _list(self, path: bytes, descriptor: int) -> list[_Entry]:
         found: list[_Entry] = []
@@ -247,14 +249,17 @@ class FoldersSource(FolderSource):
         FilesSource.__init__(self, source_name(paths), common, follow_links=links == "follow")
 
     def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
+        empty: list[bytes] = []
         for root in self._roots:
             root.first = len(self._table)
             self._root = root
             if not root.is_folder:
                 self._add(root.place)
                 continue
-            self.empty_directories += self._walk(root.place)
-            self.empty_directories += len(self._table) == root.first
+            empty += self._walk(root.place)
+            if len(self._table) == root.first:
+                empty.append(root.name)
+        self.empty_directories = empty
         self._check_clashes()
         return {}
 

@@ -107,15 +107,15 @@ class _Names:
                 self._claim(path, self.shard_of[target])
             yield path, self.hard.get(target, target)
 
-    def empty_folders(self, paths: Iterator[bytes]) -> int:
-        """Count the folders that are members themselves and have no sample under them."""
+    def empty_folders(self, paths: Iterator[bytes]) -> list[bytes]:
+        """Return the folders that are members themselves and have no sample under them."""
         used: set[bytes] = set()
         for path in paths:
             folder = path.rpartition(b"/")[0]
             while folder and folder not in used:
                 used.add(folder)
                 folder = folder.rpartition(b"/")[0]
-        return len(self.folders - used - {b""})
+        return sorted(self.folders - used - {b""})
 
     def _claim(self, path: bytes, shard: int) -> None:
         check_path(path, f"import {self._archives[shard]}")

@@ -53,7 +53,7 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     gives_shuffled: bool
     skipped: dict[bytes, int]
     left_out: int
-    empty_directories: int
+    empty_directories: list[bytes]
     buffer_bytes: int
 
     @classmethod
@@ -67,7 +67,7 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
             bool(source.gives_shuffled),
             {to_bytes(reason): int(number) for reason, number in source.skipped.items()},
             int(source.left_out),
-            int(source.empty_directories),
+            list(source.empty_directories),
             int(source.buffer_bytes),
         )
 

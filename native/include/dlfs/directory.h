@@ -135,6 +135,24 @@ DLFS_API int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t 
                                       uint64_t count, uint8_t *text, uint64_t text_bytes,
                                       uint64_t *offsets);
 /*
+ * Returns the number of directories without a sample below them that the dataset has. Only those
+ * without another one below them are listed; all directories above them exist, too.
+ */
+DLFS_API uint64_t dlfs_directory_empty_count(const dlfs_directory *directory);
+/*
+ * Decodes the paths of empty directories, each with a '/' behind it, in byte order, as
+ * dlfs_directory_names those of samples.
+ */
+DLFS_API int64_t dlfs_directory_empty_names(const dlfs_directory *directory, uint64_t first,
+                                            uint64_t count, uint8_t *text, uint64_t text_bytes,
+                                            uint64_t *offsets);
+/*
+ * Finds the first empty directory whose path with a '/' behind it is >= path in byte order; their
+ * count if there is none.
+ */
+DLFS_API int dlfs_directory_empty_lower_bound(const dlfs_directory *directory, const uint8_t *path,
+                                              uint64_t path_bytes, uint64_t *number);
+/*
  * Decodes the paths of the samples indices[0..count), in any order, as dlfs_directory_names does
  * for a range. Fastest for rising indices.
  */

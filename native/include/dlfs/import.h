@@ -71,7 +71,9 @@ DLFS_API int64_t dlfs_pack_verify(const dlfs_location *locations, uint64_t count
 
 /*
  * What a directory segment is built from; borrowed. The paths of samples are
- * names[offsets[i]..offsets[i+1]), in strictly rising byte order.
+ * names[offsets[i]..offsets[i+1]), in strictly rising byte order; those of directories without
+ * samples below them, likewise, each with a '/' behind it. No two are alike, and none lies below
+ * another.
  */
 typedef struct dlfs_directory_content {
     uint64_t count;
@@ -79,8 +81,11 @@ typedef struct dlfs_directory_content {
     const uint64_t *offsets;        /* [count + 1] */
     const dlfs_location *locations; /* [count] */
     const uint32_t *parts;          /* [part_count], as dlfs_directory_parts returns them */
-    uint64_t part_count;  /* data_bytes / chunk_bytes if a sample is larger than a chunk, else 0 */
-    uint64_t data_bytes;  /* size of the data space, a multiple of chunk_bytes */
+    uint64_t part_count; /* data_bytes / chunk_bytes if a sample is larger than a chunk, else 0 */
+    uint64_t data_bytes; /* size of the data space, a multiple of chunk_bytes */
+    const uint8_t *empty_names;    /* NULL without any */
+    const uint64_t *empty_offsets; /* [empty_count + 1] */
+    uint64_t empty_count;
     uint32_t chunk_bytes; /* chunk size of the volume, a power of two */
     uint8_t dataset_uuid[16];
 } dlfs_directory_content;

@@ -6,8 +6,7 @@
  * Building writes. The sorts are radix sorts of (key, index) pairs: stable, so that equal keys stay
  * in index order, and linear for any keys.
  */
-#include "directory/directory.h"
-#include "dlfs/import.h"
+#include "directory/build.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -25,153 +24,6 @@ typedef struct pair {
     uint64_t key;
     uint64_t index;
 } pair;
-
-/* ---- names ----------------------------------------------------------------------------------- */
-
-/* A sequence of paths in order, and the state to compare the next one with. */
-typedef struct names_walk {
-    const uint8_t *previous;
-    uint32_t previous_bytes;
-    uint32_t depth;                          /* depth of the stack */
-    uint16_t stack[DLFS_PATH_BYTES_MAX + 1]; /* lengths of the earlier paths that the previous one
-                                                begins with, and its own */
-} names_walk;
-
-static bool component_is_valid(const uint8_t *component, uint32_t bytes)
-{
-    if (bytes == 0 || bytes > DLFS_COMPONENT_BYTES_MAX) {
-        return false;
-    }
-    if (component[0] != '.') {
-        return true;
-    }
-    return !(bytes == 1 || (bytes == 2 && component[1] == '.'));
-}
-
-static bool path_is_valid(const uint8_t *path, uint64_t bytes)
-{
-    if (bytes == 0 || bytes > DLFS_PATH_BYTES_MAX) {
-        return false;
-    }
-    uint32_t start = 0;
-    for (uint32_t i = 0; i < bytes; i++) {
-        if (path[i] == 0) {
-            return false;
-        }
-        if (path[i] != '/') {
-            continue;
-        }
-        if (!component_is_valid(path + start, i - start)) {
-            return false;
-        }
-        start = i + 1;
-    }
-    return component_is_valid(path + start, (uint32_t)bytes - start);
-}
-
-static uint32_t common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
-{
-    uint32_t i = 0;
-    while (i < limit && a[i] == b[i]) {
-        i++;
-    }
-    return i;
-}
-
-/*
- * Takes the next path. *shared gets the length of the prefix that it shares with the path before;
- * -EINVAL if it breaks a rule. A path that begins with a whole earlier path must not continue with
- * '/': an earlier path cannot be a directory. Only the longest such path needs a comparison,
- * because the path before was compared with the others.
- */
-static int walk_next(names_walk *walk, const uint8_t *path, uint64_t path_bytes, uint32_t *shared)
-{
-    if (!path_is_valid(path, path_bytes)) {
-        return -EINVAL;
-    }
-    uint32_t bytes = (uint32_t)path_bytes;
-    uint32_t shorter = bytes < walk->previous_bytes ? bytes : walk->previous_bytes;
-    uint32_t common = common_bytes(walk->previous, path, shorter);
-    if (common == bytes || (common < shorter && path[common] < walk->previous[common])) {
-        return -EINVAL;
-    }
-    while (walk->depth > 0 && walk->stack[walk->depth - 1] > common) {
-        walk->depth--;
-    }
-    if (walk->depth > 0 && walk->stack[walk->depth - 1] == common && path[common] == '/') {
-        return -EINVAL;
-    }
-    walk->stack[walk->depth++] = (uint16_t)bytes;
-    walk->previous = path;
-    walk->previous_bytes = bytes;
-    *shared = common;
-    return 0;
-}
-
-static uint32_t varint_bytes(uint32_t value)
-{
-    return value < 0x80 ? 1 : 2;
-}
-
-static uint8_t *write_varint(uint8_t *at, uint32_t value)
-{
-    if (value < 0x80) {
-        *at++ = (uint8_t)value;
-        return at;
-    }
-    *at++ = (uint8_t)(value | 0x80);
-    *at++ = (uint8_t)(value >> 7);
-    return at;
-}
-
-/*
- * Encodes the names part into out[0..capacity), or only computes its length if out is NULL. *bytes
- * gets the length before rounding up. -EINVAL also if it is longer than capacity.
- */
-static int encode_names(const uint8_t *names, const uint64_t *offsets, uint64_t count, uint8_t *out,
-                        uint64_t capacity, uint64_t *bytes)
-{
-    names_walk walk = {.previous = names};
-    uint64_t blocks = (count + DLFS_DIRECTORY_NODE_KEYS - 1) / DLFS_DIRECTORY_NODE_KEYS;
-    uint64_t used = (blocks + 1) * sizeof(uint64_t);
-    uint64_t *block_offsets = (uint64_t *)out;
-
-    if (used > capacity) {
-        return -EINVAL;
-    }
-    for (uint64_t i = 0; i < count; i++) {
-        uint32_t shared;
-        const uint8_t *path = names + offsets[i];
-        if (offsets[i + 1] < offsets[i]) {
-            return -EINVAL;
-        }
-        int code = walk_next(&walk, path, offsets[i + 1] - offsets[i], &shared);
-        if (code < 0) {
-            return code;
-        }
-        if (i % DLFS_DIRECTORY_NODE_KEYS == 0) {
-            shared = 0;
-            if (out != NULL) {
-                block_offsets[i / DLFS_DIRECTORY_NODE_KEYS] = used;
-            }
-        }
-        uint32_t suffix_bytes = walk.previous_bytes - shared;
-        uint32_t entry_bytes = varint_bytes(shared) + varint_bytes(suffix_bytes) + suffix_bytes;
-        if (entry_bytes > capacity - used) {
-            return -EINVAL;
-        }
-        if (out != NULL) {
-            uint8_t *at = write_varint(write_varint(out + used, shared), suffix_bytes);
-            memcpy(at, path + shared, suffix_bytes);
-        }
-        used += entry_bytes;
-    }
-    if (out != NULL) {
-        block_offsets[blocks] = used;
-    }
-    *bytes = used;
-    return 0;
-}
 
 /* ---- sorting --------------------------------------------------------------------------------- */
 
@@ -299,11 +151,15 @@ static int choose_seed(const uint8_t *names, const uint64_t *offsets, uint64_t c
 static int check_content(const dlfs_directory_content *content)
 {
     uint32_t chunk = content->chunk_bytes;
-    bool complete = content->offsets != NULL &&
-                    (content->count == 0 || (content->names != NULL && content->locations != NULL));
+    bool complete =
+        content->offsets != NULL &&
+        (content->count == 0 || (content->names != NULL && content->locations != NULL)) &&
+        (content->empty_count == 0 ||
+         (content->empty_names != NULL && content->empty_offsets != NULL));
     bool sized = chunk >= DLFS_CHUNK_BYTES_MIN && chunk <= DLFS_CHUNK_BYTES_MAX &&
                  (chunk & (chunk - 1)) == 0 && content->data_bytes % chunk == 0;
-    if (!complete || !sized || content->count > DLFS_DIRECTORY_SAMPLES_MAX) {
+    if (!complete || !sized || content->count > DLFS_DIRECTORY_SAMPLES_MAX ||
+        content->empty_count > DLFS_DIRECTORY_SAMPLES_MAX) {
         return -EINVAL;
     }
     bool parts = content->part_count > 0;
@@ -323,14 +179,17 @@ int dlfs_directory_plan_build(const dlfs_directory_content *content, dlfs_direct
         return -EINVAL;
     }
     uint64_t count = content->count;
-    int code = encode_names(content->names, content->offsets, count, NULL,
-                            DLFS_DIRECTORY_NAMES_BYTES_MAX, &bytes);
+    int code = dlfs_directory_encode_names(content, NULL, DLFS_DIRECTORY_NAMES_BYTES_MAX, &bytes);
     if (code < 0) {
         return code;
     }
     bytes = (bytes + DLFS_DIRECTORY_BLOCK_BYTES - 1) & ~(uint64_t)(DLFS_DIRECTORY_BLOCK_BYTES - 1);
     const dlfs_directory_counts counts = {
-        .sample_count = count, .names_bytes = bytes, .part_count = content->part_count};
+        .sample_count = count,
+        .names_bytes = bytes,
+        .part_count = content->part_count,
+        .empty_count = content->empty_count,
+    };
     code = dlfs_directory_layout_compute(&counts, &layout);
     if (code < 0) {
         return code;
@@ -473,6 +332,7 @@ static void build_header(const dlfs_directory_layout *layout, const dlfs_directo
     header->name_block_count = layout->name_block_count;
     header->parts_offset = layout->parts_offset;
     header->part_count = layout->part_count;
+    header->empty_count = layout->empty_count;
 }
 
 /* Writes the checksums in the order of their dependence: blocks, tables, header. */
@@ -504,7 +364,8 @@ static int check_plan(const dlfs_directory_plan *plan, const dlfs_directory_cont
     }
     const dlfs_directory_counts counts = {.sample_count = content->count,
                                           .names_bytes = plan->names_bytes,
-                                          .part_count = content->part_count};
+                                          .part_count = content->part_count,
+                                          .empty_count = content->empty_count};
     int code = dlfs_directory_layout_compute(&counts, layout);
     if (code < 0) {
         return code;
@@ -519,8 +380,7 @@ static int build_sections(const dlfs_directory_layout *layout, const dlfs_direct
 {
     uint64_t count = content->count;
     uint64_t used;
-    int code =
-        encode_names(content->names, content->offsets, count, names, layout->names_bytes, &used);
+    int code = dlfs_directory_encode_names(content, names, layout->names_bytes, &used);
     if (code == 0 && layout->names_bytes - used >= DLFS_DIRECTORY_BLOCK_BYTES) {
         code = -EINVAL;
     }

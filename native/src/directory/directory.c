@@ -44,17 +44,19 @@ int dlfs_directory_layout_compute(const dlfs_directory_counts *counts,
 
     /* with these limits no sum below comes near 2^64 */
     if (sample_count > DLFS_DIRECTORY_SAMPLES_MAX || names_bytes > DLFS_DIRECTORY_NAMES_BYTES_MAX ||
-        counts->part_count > DLFS_ADDRESS_MAX / DLFS_CHUNK_BYTES_MIN) {
+        counts->part_count > DLFS_ADDRESS_MAX / DLFS_CHUNK_BYTES_MIN ||
+        counts->empty_count > DLFS_DIRECTORY_SAMPLES_MAX) {
         return -EINVAL;
     }
     memset(layout, 0, sizeof(*layout));
     layout->sample_count = sample_count;
     layout->names_bytes = names_bytes;
     layout->part_count = counts->part_count;
+    layout->empty_count = counts->empty_count;
     layout->index_bytes = sample_count < UINT32_MAX ? 4 : 8;
     layout->leaf_count = (sample_count + keys - 1) / keys;
     layout->leaf_bytes = keys * (sizeof(uint32_t) + layout->index_bytes);
-    layout->name_block_count = layout->leaf_count;
+    layout->name_block_count = layout->leaf_count + (counts->empty_count + keys - 1) / keys;
     compute_levels(layout);
 
     uint64_t locations = round_up(sample_count * sizeof(dlfs_location), block);
@@ -128,7 +130,8 @@ static int check_header(const dlfs_directory_header *header, dlfs_directory_layo
     }
     const dlfs_directory_counts counts = {.sample_count = header->sample_count,
                                           .names_bytes = header->names_bytes,
-                                          .part_count = header->part_count};
+                                          .part_count = header->part_count,
+                                          .empty_count = header->empty_count};
     if (dlfs_directory_layout_compute(&counts, layout) < 0) {
         return DLFS_E_FORMAT;
     }

@@ -59,12 +59,13 @@ typedef struct dlfs_directory_header {
     uint32_t chunk_bytes;
     uint64_t parts_offset;
     uint64_t part_count;
-    uint8_t reserved[4092 - 192];
+    uint64_t empty_count;
+    uint8_t reserved[4092 - 200];
     uint32_t header_crc32c;
 } dlfs_directory_header;
 
 _Static_assert(sizeof(dlfs_directory_header) == DLFS_DIRECTORY_BLOCK_BYTES, "one block");
-_Static_assert(offsetof(dlfs_directory_header, part_count) == 184, "as in FORMAT.md");
+_Static_assert(offsetof(dlfs_directory_header, empty_count) == 192, "as in FORMAT.md");
 _Static_assert(offsetof(dlfs_directory_header, header_crc32c) == 4092, "as in FORMAT.md");
 _Static_assert(sizeof(dlfs_location) == 16, "as in FORMAT.md");
 
@@ -73,6 +74,7 @@ typedef struct dlfs_directory_counts {
     uint64_t sample_count;
     uint64_t names_bytes; /* length of the names part */
     uint64_t part_count;  /* entries of the table of parts */
+    uint64_t empty_count; /* empty directories */
 } dlfs_directory_counts;
 
 /* The positions of all sections. */
@@ -80,6 +82,7 @@ typedef struct dlfs_directory_layout {
     uint64_t sample_count;
     uint64_t names_bytes;
     uint64_t part_count;
+    uint64_t empty_count;
     uint64_t entries_bytes;
     uint64_t entries_checksums_offset;
     uint64_t entries_checksum_count;
@@ -93,7 +96,7 @@ typedef struct dlfs_directory_layout {
     uint64_t separators_offset;
     uint64_t separator_count;
     uint64_t parts_offset;
-    uint64_t name_block_count;
+    uint64_t name_block_count; /* leaf_count for samples, and then those of empty directories */
     uint32_t index_bytes;
     uint32_t level_count;
     uint64_t level_first[DLFS_DIRECTORY_LEVELS_MAX]; /* position of a level's first key */

@@ -266,20 +266,37 @@ static int cursor_advance(const dlfs_directory *directory, const uint8_t *names,
     return cursor_next(cursor);
 }
 
-int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
-                             uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
+/* One of the two lists of paths, in name blocks of its own. */
+typedef struct name_list {
+    uint64_t begin; /* the number that its first path would have if all blocks before were full */
+    uint64_t count;
+} name_list;
+
+static name_list sample_list(const dlfs_directory *directory)
 {
-    uint64_t sample_count = directory->layout.sample_count;
+    return (name_list){.count = directory->layout.sample_count};
+}
+
+static name_list empty_list(const dlfs_directory *directory)
+{
+    return (name_list){.begin = directory->layout.leaf_count * DLFS_DIRECTORY_NODE_KEYS,
+                       .count = directory->layout.empty_count};
+}
+
+static int64_t decode_range(const dlfs_directory *directory, name_list list, uint64_t first,
+                            uint64_t count, uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
+{
     const uint8_t *names = attached_names(directory);
     dlfs_name_cursor cursor;
 
-    if (first > sample_count || count > sample_count - first || count > INT64_MAX) {
+    if (first > list.count || count > list.count - first || count > INT64_MAX) {
         return -EINVAL;
     }
     if (names == NULL) {
         return -EAGAIN;
     }
     cursor_init(&cursor);
+    first += list.begin;
     uint64_t used = 0;
     uint64_t index = first - first % DLFS_DIRECTORY_NODE_KEYS;
     for (; index < first + count; index++) {
@@ -300,6 +317,23 @@ int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, ui
     uint64_t fitted = index > first ? index - first : 0;
     offsets[fitted] = used;
     return (int64_t)fitted;
+}
+
+int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
+                             uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
+{
+    return decode_range(directory, sample_list(directory), first, count, text, text_bytes, offsets);
+}
+
+uint64_t dlfs_directory_empty_count(const dlfs_directory *directory)
+{
+    return directory->layout.empty_count;
+}
+
+int64_t dlfs_directory_empty_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
+                                   uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
+{
+    return decode_range(directory, empty_list(directory), first, count, text, text_bytes, offsets);
 }
 
 /*
@@ -372,12 +406,13 @@ static int compare_paths(const uint8_t *a, uint64_t a_bytes, const uint8_t *b, u
     return (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* Returns the number of blocks whose first name is < path, by bisection. */
-static int count_blocks_below(const dlfs_directory *directory, const uint8_t *names,
+/* Returns the number of a list's blocks whose first name is < path, by bisection. */
+static int count_blocks_below(const dlfs_directory *directory, name_list list, const uint8_t *names,
                               const uint8_t *path, uint64_t path_bytes, uint64_t *blocks)
 {
-    uint64_t low = 0;
-    uint64_t high = directory->layout.name_block_count;
+    uint64_t first = list.begin / DLFS_DIRECTORY_NODE_KEYS;
+    uint64_t low = first;
+    uint64_t high = first + (list.count + DLFS_DIRECTORY_NODE_KEYS - 1) / DLFS_DIRECTORY_NODE_KEYS;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
         const uint8_t *at;
@@ -398,12 +433,12 @@ static int count_blocks_below(const dlfs_directory *directory, const uint8_t *na
             high = middle;
         }
     }
-    *blocks = low;
+    *blocks = low - first;
     return 0;
 }
 
-int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *path,
-                               uint64_t path_bytes, uint64_t *index)
+static int lower_bound(const dlfs_directory *directory, name_list list, const uint8_t *path,
+                       uint64_t path_bytes, uint64_t *index)
 {
     const uint8_t *names = attached_names(directory);
     dlfs_name_cursor cursor;
@@ -412,7 +447,7 @@ int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *p
     if (names == NULL) {
         return -EAGAIN;
     }
-    int code = count_blocks_below(directory, names, path, path_bytes, &below);
+    int code = count_blocks_below(directory, list, names, path, path_bytes, &below);
     if (code < 0) {
         return code;
     }
@@ -423,12 +458,12 @@ int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *p
     /* The answer is in the last block that starts below the path, or right after that block. */
     uint64_t at = (below - 1) * DLFS_DIRECTORY_NODE_KEYS;
     uint64_t end = below * DLFS_DIRECTORY_NODE_KEYS;
-    if (end > directory->layout.sample_count) {
-        end = directory->layout.sample_count;
+    if (end > list.count) {
+        end = list.count;
     }
     cursor_init(&cursor);
     for (; at < end; at++) {
-        code = cursor_advance(directory, names, at, &cursor);
+        code = cursor_advance(directory, names, list.begin + at, &cursor);
         if (code < 0) {
             return code;
         }
@@ -438,4 +473,16 @@ int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *p
     }
     *index = at;
     return 0;
+}
+
+int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *path,
+                               uint64_t path_bytes, uint64_t *index)
+{
+    return lower_bound(directory, sample_list(directory), path, path_bytes, index);
+}
+
+int dlfs_directory_empty_lower_bound(const dlfs_directory *directory, const uint8_t *path,
+                                     uint64_t path_bytes, uint64_t *number)
+{
+    return lower_bound(directory, empty_list(directory), path, path_bytes, number);
 }

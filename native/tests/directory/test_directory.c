@@ -292,6 +292,82 @@ static void test_plan_of_other_names_is_refused(void)
     free_samples(&set);
 }
 
+/* ---- empty directories ----------------------------------------------------------------------- */
+
+static int plan_with_empty(const char *samples, const char *empty)
+{
+    const uint64_t offsets[2] = {0, strlen(samples)};
+    const uint64_t empty_offsets[2] = {0, strlen(empty)};
+    static const dlfs_location locations[1];
+    dlfs_directory_plan plan;
+    const dlfs_directory_content content = {.count = 1,
+                                            .names = (const uint8_t *)samples,
+                                            .offsets = offsets,
+                                            .locations = locations,
+                                            .empty_names = (const uint8_t *)empty,
+                                            .empty_offsets = empty_offsets,
+                                            .empty_count = 1,
+                                            .chunk_bytes = CHUNK_BYTES};
+    return dlfs_directory_plan_build(&content, &plan);
+}
+
+static void test_empty_directories_are_alone(void)
+{
+    CHECK_EQ(plan_with_empty("a/b", "a/c/"), 0);
+    CHECK_EQ(plan_with_empty("a/b", "a-/"), 0);
+    CHECK_EQ(plan_with_empty("a-b", "a/"), 0);
+    CHECK_EQ(plan_with_empty("a", "b"), -EINVAL); /* no '/' behind it */
+    CHECK_EQ(plan_with_empty("a", "b//"), -EINVAL);
+    CHECK_EQ(plan_with_empty("a", "/"), -EINVAL);
+    CHECK_EQ(plan_with_empty("a", ""), -EINVAL);
+    CHECK_EQ(plan_with_empty("a", "../"), -EINVAL);
+    CHECK_EQ(plan_with_empty("a", "a/"), -EINVAL);
+    CHECK_EQ(plan_with_empty("a", "a/b/"), -EINVAL);
+    CHECK_EQ(plan_with_empty("a/b", "a/"), -EINVAL);
+    CHECK_EQ(plan_with_empty("a/b/c", "a/"), -EINVAL);
+}
+
+/* Those of many blocks are found and decoded, and searched apart from the samples. */
+static void test_empty_directories_are_found(void)
+{
+    sample_set set = make_samples(100);
+    dlfs_directory_content content = content_of(&set);
+    char text[40 * 8];
+    uint64_t offsets[41] = {0};
+    for (uint64_t i = 0; i < 40; i++) {
+        offsets[i + 1] =
+            offsets[i] + (uint64_t)snprintf(text + offsets[i], 8, "e%02u/x/", (unsigned)i);
+    }
+    content.empty_names = (const uint8_t *)text;
+    content.empty_offsets = offsets;
+    content.empty_count = 40;
+    segment made;
+    CHECK_EQ(dlfs_directory_plan_build(&content, &made.plan), 0);
+    made.entries = allocate(made.plan.entries_bytes);
+    made.names = allocate(made.plan.names_bytes);
+    CHECK_EQ(dlfs_directory_build(&made.plan, &content, made.entries, made.names), 0);
+    dlfs_directory *directory = open_segment(&made);
+    check_found(directory, &set);
+    check_names(directory, &set);
+    CHECK_EQ(dlfs_directory_empty_count(directory), 40);
+    uint8_t decoded[40 * 8];
+    uint64_t ends[41];
+    CHECK_EQ(dlfs_directory_empty_names(directory, 3, 37, decoded, sizeof(decoded), ends), 37);
+    CHECK(memcmp(decoded, text + offsets[3], offsets[40] - offsets[3]) == 0);
+    CHECK_EQ(dlfs_directory_empty_names(directory, 3, 38, decoded, sizeof(decoded), ends), -EINVAL);
+    for (uint64_t i = 0; i < 40; i++) {
+        const uint8_t *path = (const uint8_t *)text + offsets[i];
+        uint64_t number;
+        CHECK_EQ(dlfs_directory_empty_lower_bound(directory, path, 4, &number), 0);
+        CHECK_EQ(number, i);
+        CHECK_EQ(dlfs_directory_empty_lower_bound(directory, path, 7, &number), 0);
+        CHECK_EQ(number, i + 1);
+    }
+    dlfs_directory_close(directory);
+    free_segment(&made);
+    free_samples(&set);
+}
+
 /* ---- equal hashes and wide indices ----------------------------------------------------------- */
 
 /*
@@ -496,6 +572,8 @@ int main(void)
     test_sample_cannot_be_a_directory();
     test_bad_locations_are_refused();
     test_plan_of_other_names_is_refused();
+    test_empty_directories_are_alone();
+    test_empty_directories_are_found();
     test_equal_hashes_straddle_leaves();
     test_layout_beyond_32_bits();
     test_wide_indices();

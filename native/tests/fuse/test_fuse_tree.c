@@ -10,6 +10,8 @@
 
 static const char *const PATHS[] = {"a", "b-x", "b/c", "b/d/e", "b/d/f", "b/g", "x/y"};
 #define PATH_COUNT (sizeof PATHS / sizeof *PATHS)
+static const char *const EMPTY[] = {"b/e/f/", "c/", "m/n/", "m/o/p/", "x/q/"};
+#define EMPTY_COUNT (sizeof EMPTY / sizeof *EMPTY)
 
 struct fixture {
     dlfs_directory *directory;
@@ -19,23 +21,34 @@ struct fixture {
     uint64_t names_bytes;
 };
 
+static void pack_paths(const char *const *paths, uint64_t count, uint8_t *text, uint64_t *offsets)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        size_t bytes = strlen(paths[i]);
+        memcpy(text + offsets[i], paths[i], bytes);
+        offsets[i + 1] = offsets[i] + bytes;
+    }
+}
+
 static void fixture_create(struct fixture *fixture)
 {
     uint8_t text[256];
     uint64_t offsets[PATH_COUNT + 1] = {0};
+    uint8_t empty_text[256];
+    uint64_t empty_offsets[EMPTY_COUNT + 1] = {0};
     const dlfs_location locations[PATH_COUNT] = {{0}};
     dlfs_directory_plan plan;
-    for (uint64_t i = 0; i < PATH_COUNT; i++) {
-        size_t bytes = strlen(PATHS[i]);
-        memcpy(text + offsets[i], PATHS[i], bytes);
-        offsets[i + 1] = offsets[i] + bytes;
-    }
+    pack_paths(PATHS, PATH_COUNT, text, offsets);
+    pack_paths(EMPTY, EMPTY_COUNT, empty_text, empty_offsets);
     const dlfs_directory_content content = {
         .count = PATH_COUNT,
         .names = text,
         .offsets = offsets,
         .locations = locations,
         .data_bytes = 4096,
+        .empty_names = empty_text,
+        .empty_offsets = empty_offsets,
+        .empty_count = EMPTY_COUNT,
         .chunk_bytes = 4096,
         .dataset_uuid = {7},
     };
@@ -91,11 +104,18 @@ static void test_children_are_found(const struct fixture *fixture)
     check_node(d, 3, 3);
     check_node(child_of(fixture, d, "f"), FILE_DEPTH, 4);
     struct tree_node node;
-    static const char *const absent[] = {"", "aa", "b-", "c", "y", "zz"};
+    static const char *const absent[] = {"", "aa", "b-", "cc", "y", "zz"};
     for (uint32_t i = 0; i < sizeof absent / sizeof *absent; i++) {
         CHECK_EQ(tree_child(fixture->directory, TOP, absent[i], &node), -ENOENT);
     }
     CHECK_EQ(tree_child(fixture->directory, d, "c", &node), -ENOENT);
+    struct tree_node m = child_of(fixture, TOP, "m");
+    check_node(child_of(fixture, TOP, "c"), 2, PATH_COUNT + 1);
+    check_node(m, 2, PATH_COUNT + 2);
+    check_node(child_of(fixture, m, "o"), 3, PATH_COUNT + 3);
+    check_node(child_of(fixture, child_of(fixture, m, "o"), "p"), 4, PATH_COUNT + 3);
+    check_node(child_of(fixture, b, "e"), 3, PATH_COUNT);
+    CHECK_EQ(tree_child(fixture->directory, m, "p", &node), -ENOENT);
     CHECK_EQ(tree_child(fixture->directory, (struct tree_node){FILE_DEPTH, 0}, "x", &node),
              -ENOTDIR);
     CHECK_EQ(tree_child(fixture->directory, (struct tree_node){2, 99}, "x", &node), -ESTALE);
@@ -114,6 +134,14 @@ static void test_parents_are_found(const struct fixture *fixture)
     CHECK_EQ(tree_parent(fixture->directory, node, &node), 0);
     check_node(node, DATASET_DEPTH, 0);
     CHECK_EQ(tree_parent(fixture->directory, (struct tree_node){FILE_DEPTH, 99}, &node), -ESTALE);
+    CHECK_EQ(tree_parent(fixture->directory, (struct tree_node){FILE_DEPTH, PATH_COUNT}, &node),
+             -ESTALE);
+    CHECK_EQ(tree_parent(fixture->directory, (struct tree_node){4, PATH_COUNT + 3}, &node), 0);
+    check_node(node, 3, PATH_COUNT + 3);
+    CHECK_EQ(tree_parent(fixture->directory, node, &node), 0);
+    check_node(node, 2, PATH_COUNT + 2);
+    CHECK_EQ(tree_parent(fixture->directory, (struct tree_node){3, PATH_COUNT}, &node), 0);
+    check_node(node, 2, 2); /* "b", which has samples, too */
 }
 
 /* Lists from a position on and compares the names, joined by spaces. */
@@ -136,12 +164,18 @@ static void check_listing(const struct fixture *fixture, struct tree_node node, 
 static void test_listings(const struct fixture *fixture)
 {
     struct tree_node b = child_of(fixture, TOP, "b");
-    check_listing(fixture, TOP, 0, "a b-x b x ");
-    check_listing(fixture, TOP, 1, "b-x b x ");
-    check_listing(fixture, TOP, 6, "x ");
-    check_listing(fixture, TOP, 7, "");
-    check_listing(fixture, b, 0, "c d g ");
-    check_listing(fixture, b, 3, "d g ");
+    check_listing(fixture, TOP, 0, "a b-x b x c m ");
+    check_listing(fixture, TOP, 1, "b-x b x c m ");
+    check_listing(fixture, TOP, 6, "x c m ");
+    check_listing(fixture, TOP, 7, "c m ");
+    check_listing(fixture, TOP, PATH_COUNT + 2, "m ");
+    check_listing(fixture, TOP, PATH_COUNT + 4, "");
+    check_listing(fixture, child_of(fixture, TOP, "c"), 0, "");
+    check_listing(fixture, child_of(fixture, TOP, "m"), 0, "n o ");
+    check_listing(fixture, child_of(fixture, TOP, "x"), 0, "y q ");
+    check_listing(fixture, child_of(fixture, b, "e"), 0, "f ");
+    check_listing(fixture, b, 0, "c d g e ");
+    check_listing(fixture, b, 3, "d g e ");
     check_listing(fixture, child_of(fixture, b, "d"), 0, "e f ");
     static struct listing listing;
     CHECK_EQ(listing_begin(fixture->directory, (struct tree_node){FILE_DEPTH, 0}, &listing),
@@ -154,7 +188,7 @@ static void test_invented_numbers(const struct fixture *fixture)
 {
     static struct listing listing;
     for (uint32_t depth = 1; depth < 6; depth++) {
-        for (uint64_t index = 0; index < PATH_COUNT + 2; index++) {
+        for (uint64_t index = 0; index < PATH_COUNT + EMPTY_COUNT + 2; index++) {
             struct tree_node node = {depth, index};
             struct child child;
             uint64_t position = 0;
@@ -164,7 +198,7 @@ static void test_invented_numbers(const struct fixture *fixture)
             while (listing_child(&listing, position, &child) > 0) {
                 position = child.next;
             }
-            CHECK(position <= PATH_COUNT);
+            CHECK(position <= PATH_COUNT + EMPTY_COUNT);
         }
     }
 }

@@ -65,7 +65,7 @@ def test_takes_every_file_in_path_order(tmp_path: Path) -> None:
     assert source.sample_count == len(FILES)
     assert source.sample_bytes == sum(map(len, FILES.values()))
     assert source.skipped == {}
-    assert source.empty_directories == 0
+    assert list(source.empty_directories) == []
     assert take(tmp_path) == sorted(FILES.items())
 
 
@@ -94,11 +94,12 @@ def test_an_empty_folder_has_no_samples(tmp_path: Path) -> None:
     assert take(tmp_path, layout="shuffled") == []
 
 
-def test_counts_directories_without_samples(tmp_path: Path) -> None:
+def test_lists_directories_without_samples(tmp_path: Path) -> None:
     make(tmp_path, {b"kept/below/file": b"x"})
     (tmp_path / "empty" / "nested").mkdir(parents=True)
     (tmp_path / "kept" / "empty").mkdir()
-    assert FolderSource(tmp_path).empty_directories == 3
+    found = FolderSource(tmp_path).empty_directories
+    assert sorted(found) == [b"empty", b"empty/nested", b"kept/empty"]
 
 
 def test_skips_and_counts_special_files(tmp_path: Path) -> None:

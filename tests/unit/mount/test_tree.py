@@ -27,18 +27,26 @@ component = component | st.sampled_from([b"a", b"a-", b"a.", b"a0", b"b", b"\xff
 def frozen(paths: Sequence[bytes]) -> FrozenDirectory:
     builder = DirectoryBuilder()
     for path in paths:
-        builder.add(path, Location(0, 0, 0))
+        if path.endswith(b"/"):
+            builder.add_directory(path[:-1])
+        else:
+            builder.add(path, Location(0, 0, 0))
     parts = builder.freeze(UUID(int=5), 0, chunk_bytes=4096)
     return FrozenDirectory(parts.entries, lambda: parts.names)
 
 
 def model_of(wanted: Sequence[Sequence[bytes]]) -> Model:
-    """A tree with these paths, but for those that would lie below a file or be a directory's."""
+    """A tree with these paths, but for those that would lie below a file or be a directory's.
+
+    A path that ends with ``b"/"`` is a directory.
+    """
     top: Model = {}
     for path in wanted:
         at: Model | None = top
         for name in path[:-1]:
             at = None if at is None else at.setdefault(name, {})
+        if at is not None and path[-1] == b"/":
+            continue
         if at is not None:
             at.setdefault(path[-1], None)
     return top
@@ -46,6 +54,8 @@ def model_of(wanted: Sequence[Sequence[bytes]]) -> Model:
 
 def paths_of(model: Model, prefix: bytes = b"") -> list[bytes]:
     found: list[bytes] = []
+    if prefix and not model:
+        return [prefix]
     for name, below in model.items():
         found += [prefix + name] if below is None else paths_of(below, prefix + name + b"/")
     return sorted(found)
@@ -78,15 +88,32 @@ def check(tree: DatasetTree, node: TreeNode, model: Model, seen: dict[TreeNode, 
                 tree.child(node, name)
 
 
+def check_children(directory: FrozenDirectory, model: Model, prefix: bytes = b"") -> None:
+    """Compare the listings of the directory itself, which are in order, from any child on."""
+    expected = sorted(name + b"/" if below is not None else name for name, below in model.items())
+    entries = list(directory.children(prefix))
+    assert [e.name + b"/" if e.is_directory else e.name for e in entries] == expected
+    for at, entry in enumerate(entries):
+        assert list(directory.children(prefix, entry.name)) == entries[at + 1 :]
+        path = prefix + b"/" + entry.name if prefix else entry.name
+        below = model[entry.name]
+        assert directory.is_directory(path) == (below is not None)
+        if below is not None:
+            check_children(directory, below, path)
+
+
 def name_after(model: Model) -> bytes:
     return max(model, default=b"") + b"0"
 
 
 @settings(max_examples=60)
-@given(st.lists(st.lists(component, min_size=1, max_size=5), max_size=40))
-def test_tree_is_the_model(wanted: list[list[bytes]]) -> None:
-    model = model_of(wanted)
-    tree = DatasetTree(frozen(paths_of(model)), label="a trial")
+@given(st.lists(st.lists(component, min_size=1, max_size=5), max_size=40), st.integers(0, 40))
+def test_tree_is_the_model(wanted: list[list[bytes]], directories: int) -> None:
+    model = model_of([[*path, b"/"] if i < directories else path for i, path in enumerate(wanted)])
+    directory = frozen(paths_of(model))
+    directory.verify()
+    tree = DatasetTree(directory, label="a trial")
+    check_children(directory, model)
     check(tree, tree.top, model, {})
 
 
@@ -135,6 +162,8 @@ class Malformed(FrozenDirectory):
         self._malformed = names
         self._bounds = bounds
         self._label = "a directory"
+
+    empty_count = 0
 
     def __len__(self) -> int:
         return len(self._malformed)
