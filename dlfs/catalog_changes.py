@@ -17,13 +17,8 @@ from dlfs.format.names import DatasetName, new_dataset_name
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.records import no_such_dataset
 from dlfs.store.renaming import rename_records
-from dlfs.store.transaction import Transaction, after_commit
+from dlfs.store.transaction import Generation, Transaction
 from dlfs.wording import quote
-
-
-def matches(record: DatasetRecord, requested: DatasetName) -> bool:
-    """Return True if a name, or a name with a version, refers to a record."""
-    return record.name == requested.name and requested.version in (None, record.version)
 
 
 class CatalogChanges(ABC):
@@ -60,16 +55,15 @@ class CatalogChanges(ABC):
         Raises:
             NotFoundError: another writer removed or renamed them before the volume was locked.
         """
-        records = transaction.base.catalog.datasets
-        chosen = [record for record in records if matches(record, requested)]
+        catalog = transaction.base.catalog
+        chosen = catalog.find(requested.name, requested.version)
         if not chosen:
-            raise no_such_dataset(records, requested.name, requested.version, where=self.uri)
+            raise no_such_dataset(catalog, requested.name, requested.version, where=self.uri)
         return chosen
 
-    def _refresh_after(self, transaction: Transaction) -> None:
-        """See the newest generation; an error of this says that the change was made."""
-        with after_commit(transaction.committed):
-            self.refresh()
+    @abstractmethod
+    def _refresh_after(self, committed: Generation | None) -> None:
+        """See the newest generation; an error of this says that the change was made, if it was."""
 
     def remove(self, name: str | bytes, version: int | None = None) -> None:
         """Remove a dataset. Its space becomes free for writers; its readers then get StaleError.
@@ -87,10 +81,8 @@ class CatalogChanges(ABC):
         self._find(name, version)
         requested = self._parse_request(name, version)
         with self._transaction(f"dlfs removing dataset {requested}") as transaction:
-            uuids = {record.uuid for record in self._choose(transaction, requested)}
-            records = transaction.base.catalog.datasets
-            transaction.commit([record for record in records if record.uuid not in uuids])
-        self._refresh_after(transaction)
+            committed = transaction.commit(removed=self._choose(transaction, requested))
+        self._refresh_after(committed)
 
     def prune(
         self, name: str | bytes, *, keep: int, expected: Collection[UUID] | None = None
@@ -119,7 +111,7 @@ class CatalogChanges(ABC):
         if requested.version is not None:
             raise UsageError(f"{action}: expected the name of a dataset without a version")
         with self._transaction(f"dlfs pruning dataset {requested}") as transaction:
-            records = transaction.base.catalog.datasets
+            committed = None
             doomed = self._choose(transaction, requested)[:-count]
             uuids = {record.uuid for record in doomed}
             if expected is not None and uuids != set(expected):
@@ -129,8 +121,8 @@ class CatalogChanges(ABC):
                     f"these now: {versions}; nothing was removed"
                 )
             if doomed:
-                transaction.commit([record for record in records if record.uuid not in uuids])
-        self._refresh_after(transaction)
+                committed = transaction.commit(removed=doomed)
+        self._refresh_after(committed)
         return [describe_dataset(record, transaction.geometry) for record in doomed]
 
     def rename(self, name: str | bytes, new_name: str | bytes) -> list[DatasetInfo]:
@@ -158,6 +150,7 @@ class CatalogChanges(ABC):
         with self._transaction(f"dlfs renaming dataset {requested}") as transaction:
             base = transaction.base
             chosen = self._choose(transaction, requested)
-            transaction.commit(rename_records(base.catalog, base.superblock, chosen, raw))
-        self._refresh_after(transaction)
+            renamed = rename_records(base.catalog, base.superblock, chosen, raw)
+            committed = transaction.commit(removed=chosen, added=renamed)
+        self._refresh_after(committed)
         return self.versions(raw)

@@ -464,16 +464,20 @@ class LocalVolume:
         """Return a description of the volume, with the state of every superblock copy."""
         return describe_volume(self.generation)
 
-    def refresh(self) -> None:
-        """Load the newest generation, and open members that were missing and are back."""
+    def refresh(self, committed: Generation | None = None) -> None:
+        """Load the newest generation, and open members that were missing and are back.
+
+        Args:
+            committed: generation that this process has just committed, whose catalog is known.
+        """
         opened = self.generation
         part = share_for(len(opened.members), opened.copies_left)
         with limit_call(), limit_device(part):
-            self._refresh(opened)
+            self._refresh(opened, committed or opened)
         remember_members(opened.members, self.superblock, self.generation.members)
         report_members(self.generation)
 
-    def _refresh(self, opened: Generation) -> None:
+    def _refresh(self, opened: Generation, known: Generation) -> None:
         before = opened.devices
         devices = [self._reopen(device) for device in before]
         try:
@@ -489,14 +493,14 @@ class LocalVolume:
                 devices,
                 engine=options.engine,
                 opener=options.opener,
-                load=lambda devices: self._newest(without_departed(self.generation, devices)),
+                load=lambda devices: self._newest(without_departed(opened, devices), known),
             )
         except BaseException:
             close_devices([device for device in devices if device not in before])
             raise
         close_departed(self.generation, devices)
 
-    def _newest(self, devices: Sequence[BlockDevice]) -> Generation:
+    def _newest(self, devices: Sequence[BlockDevice], known: Generation) -> Generation:
         """Load the newest generation of the same volume.
 
         Raises:
@@ -504,7 +508,7 @@ class LocalVolume:
         """
         expected = self.superblock.volume_uuid
         try:
-            newest = load_generation(devices)
+            newest = load_generation(devices, known)
             if newest.superblock.volume_uuid == expected:
                 return newest
         except UsageError as error:

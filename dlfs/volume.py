@@ -16,7 +16,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from dlfs.arguments import Engine, Layout
-from dlfs.catalog_changes import CatalogChanges, matches
+from dlfs.catalog_changes import CatalogChanges
 from dlfs.closing import Closing
 from dlfs.connection import Connection, LocalConnection, LocalVolume, OpenOptions, VolumeSession
 from dlfs.dataset import Dataset
@@ -38,7 +38,7 @@ from dlfs.store.info import (
 )
 from dlfs.store.members import Members, split_uris
 from dlfs.store.records import NO_DATASETS, no_such_dataset
-from dlfs.store.transaction import Generation, Transaction, check_writable
+from dlfs.store.transaction import Generation, Transaction, after_commit, check_writable
 from dlfs.store.usage import VolumeUsage, measure_usage
 from dlfs.units import parse_bytes
 from dlfs.verification import Finding, verify_volume
@@ -291,7 +291,8 @@ class Volume(CatalogChanges, MemberChanges, Closing):
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str | bytes):
             return False
-        return bool(self._matching(self._parsed(name)))
+        requested = self._parsed(name)
+        return bool(self._opened().catalog.find(requested.name, requested.version))
 
     def versions(self, name: str | bytes) -> list[DatasetInfo]:
         """List the versions of a dataset, by number; for ``NAME@VERSION`` only that one.
@@ -324,31 +325,26 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         return DatasetName(dataset_name_bytes(name), version)
 
     def _parsed(self, name: str | bytes) -> DatasetName:
-        return parse_dataset(name, {record.name for record in self._opened().catalog.datasets})
-
-    def _matching(self, requested: DatasetName) -> list[DatasetRecord]:
-        """Return the records that a name refers to, by version; may be none."""
-        return [record for record in self._opened().catalog.datasets if matches(record, requested)]
+        return parse_dataset(name, self._opened().catalog)
 
     def _find(self, name: str | bytes | None, version: int | None) -> list[DatasetRecord]:
         """Return the records of a dataset, by version; at least one."""
-        records = self._opened().catalog.datasets
+        catalog = self._opened().catalog
         if name is None:
-            names = {record.name for record in records}
+            names = catalog.dataset_names()
             if len(names) > 1:
                 raise UsageError(
                     f"open a dataset of {self.uri}: expected a name, one of: "
                     f"{list_names(map(display, names))}"
                 )
-            raw = next(iter(names), None)
-            if raw is None:
+            if not names:
                 raise NotFoundError(f"find a dataset on {self.uri}: {NO_DATASETS}")
-            requested = DatasetName(raw, version)
+            requested = DatasetName(names[0], version)
         else:
             requested = self._parse_request(name, version)
-        found = self._matching(requested)
+        found = catalog.find(requested.name, requested.version)
         if not found:
-            raise no_such_dataset(records, requested.name, requested.version, where=self.uri)
+            raise no_such_dataset(catalog, requested.name, requested.version, where=self.uri)
         return found
 
     # ---- changes ---------------------------------------------------------------------------------
@@ -455,10 +451,9 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         raw = new_dataset_name(requested.name)
         with self._writing(f"dlfs appending to dataset {display(raw)!r}") as transaction:
             base = transaction.base
-            datasets = base.catalog.datasets
-            records = [record for record in datasets if matches(record, requested)]
+            records = base.catalog.find(requested.name, requested.version)
             if not records:
-                raise no_such_dataset(datasets, raw, requested.version, where=self.uri)
+                raise no_such_dataset(base.catalog, raw, requested.version, where=self.uri)
             return self._make_writer(
                 transaction,
                 raw,
@@ -522,7 +517,14 @@ class Volume(CatalogChanges, MemberChanges, Closing):
 
     def _written(self, generation: Generation | None) -> None:
         if generation is not None and not self._closed:
-            self.refresh()
+            self._refresh_after(generation)
+
+    def _refresh_after(self, committed: Generation | None) -> None:
+        """See the newest generation; an error of this says that the change was made, if it was."""
+        session = self._local("change")
+        with after_commit(committed.superblock if committed else None), self._mutex:
+            session.refresh(committed)
+            self._connection = session.connection
 
     def check_writable(self) -> None:
         """Check that a writer could open the volume now, without a lock and without writing.
@@ -541,11 +543,13 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         )
 
     def _transaction(self, holder: str) -> Transaction:
-        connection = self._local("change").connection
+        session = self._local("change")
+        connection = session.connection
         return Transaction(
             connection.uris,
             volume_uuid=self.uuid,
             holder=holder,
+            known=session.generation,
             engine=connection.options.engine,
             opener=connection.options.opener,
         )
@@ -559,11 +563,8 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         session = self._opened()
         if not isinstance(session, LocalVolume):
             members = ",".join(member.uri for member in self.members)
-            why = (
-                "a service is read-only"
-                if action == "change"
-                else "this reads the devices themselves"
-            )
+            reads = "this reads the devices themselves"
+            why = "a service is read-only" if action == "change" else reads
             raise UsageError(
                 f"{action} volume {self.label or self.uuid} through {self.uri}: {why}; open the "
                 f"volume itself: {members}"

@@ -135,7 +135,7 @@ class DatasetWriter:
         self._on_end = on_end
         self.description = description
         self.uuid: UUID = uuid or uuid4()
-        if any(record.uuid == self.uuid for record in transaction.base.catalog.datasets):
+        if transaction.base.catalog.has_uuid(self.uuid):
             name = display(description.name)
             raise ExistsError(f"write the dataset {name!r}: a dataset has the UUID {self.uuid}")
         self.previous = previous
@@ -475,8 +475,7 @@ class DatasetWriter:
         try:
             self._drain_stage()
             record = self._record(*self._finish_data())
-            base = self._transaction.base.catalog.datasets
-            generation = self._transaction.commit([*base, record])
+            generation = self._transaction.commit(added=[record])
         except BaseException:
             self.abort()
             raise
@@ -526,7 +525,7 @@ class DatasetWriter:
             directory_runs=self._transaction.write_segment([parts.entries, parts.names]),
             entries_bytes=parts.entries.nbytes,
             names_bytes=parts.names.nbytes,
-            attributes=() if extent is None else (extent.encode(),),
+            attribute_extent=extent,
         )
 
     def abort(self) -> None:

@@ -6,7 +6,7 @@ from dlfs.units import KIB, MIB
 
 VERSION_MAJOR = 1
 VERSION_MINOR = 0
-DRAFT = 3
+DRAFT = 4
 """State of development of the format until the first release; every change of the format adds 1."""
 
 SUPERBLOCK_MAGIC = b"DLFSVOL1"
@@ -54,16 +54,17 @@ CATALOG_EXTENTS_MAX = 16
 CATALOG_DATASETS_MAX = 65_536
 CATALOG_RUNS_MAX = 262_144
 """Most runs of chunks in one catalog, of all datasets and the free space together."""
-DATASET_RECORD_BYTES = 104
-"""Length of the fixed part of a dataset record, in bytes; runs, name and attributes follow."""
 DATASET_NAME_BYTES_MAX = 255
 NEW_DATASET_NAME_BYTES_MAX = 244
 """Longest name of a new dataset, in bytes: with ``@`` and a ten-digit version it fits a file name.
 """
-DATASET_ATTRIBUTES_BYTES_MAX = 64 * KIB
+TAGS_BYTES_MAX = 64 * KIB - 8
+"""Longest tagged values of a dataset record, in bytes."""
+DATASET_SAMPLES_MAX = 1 << 48
 DATASET_VERSION_MAX = (1 << 32) - 1
-TAG_ATTRIBUTES = 1
-"""Tag of a dataset record that stores the location of the attribute segment."""
+TAG_SOURCE = 1
+"""Tag of an unfinished record that describes the source and the options of its import."""
+SOURCE_BYTES_MAX = 16 * KIB
 
 ATTRIBUTE_MAGIC = b"DLFSATT1"
 ATTRIBUTE_VERSION = 1

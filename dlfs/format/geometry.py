@@ -13,7 +13,7 @@ values here are plain and immutable; any thread may use them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -402,15 +402,3 @@ def split_runs(
         if taken < run.chunk_count:
             remaining.append(ChunkRun(run.first_chunk + taken, run.chunk_count - taken))
     return tuple(first), tuple(remaining)
-
-
-def unite_runs(runs: Iterable[ChunkRun]) -> list[ChunkRun]:
-    """Return the chunks of some runs as sorted runs with gaps between them; runs may overlap."""
-    united: list[ChunkRun] = []
-    for run in sorted(runs, key=lambda run: run.first_chunk):
-        last = united[-1] if united else None
-        if last is None or run.first_chunk > last.end_chunk:
-            united.append(run)
-        elif run.end_chunk > last.end_chunk:
-            united[-1] = ChunkRun(last.first_chunk, run.end_chunk - last.first_chunk)
-    return united

@@ -62,6 +62,7 @@ from dlfs.store.members import (
 )
 from dlfs.store.places import opener_for
 from dlfs.store.segments import read_segment
+from dlfs.store.space import count_chunks
 from dlfs.store.transaction import (
     Generation,
     Transaction,
@@ -344,8 +345,7 @@ class _Repair:
             )
 
     def _begin(self, found: Generation, progress: Progress) -> RepairState:
-        records = found.catalog.datasets
-        chunks = sum(record.data_chunks + record.directory_chunks for record in records)
+        chunks = sum(count_chunks(record.runs) for record in found.catalog.records)
         total = chunks * found.geometry.chunk_bytes
         sources = [self._old.get(n, source) for n, source in enumerate(self._sources())]
         state = RepairState(
@@ -372,6 +372,9 @@ class _Repair:
         shared = SharedChunks(found.geometry, found.catalog.datasets)
         for record in found.catalog.datasets:
             self._repair_dataset(state, found, record, shared)
+        state.fresh |= state.stale  # bytes that no checksum proves are those of current members
+        for record in found.catalog.unfinished:
+            repair_bytes(state, DataSpace(found.geometry, record.runs), None)
 
     def _repair_dataset(
         self, state: RepairState, found: Generation, record: DatasetRecord, shared: SharedChunks
@@ -427,8 +430,8 @@ class _Repair:
                 write_locations(members, encode_locations(superblock, members))
             except LimitError as error:
                 _log.warning("repair volume %s: %s", superblock.volume_uuid, error)
-        base = Transaction.over(base).commit(base.catalog.datasets, first=first)
-        return Transaction.over(base).commit(base.catalog.datasets)
+        base = Transaction.over(base).commit(first=first)
+        return Transaction.over(base).commit()
 
 
 def _catch_up(found: Generation) -> None:

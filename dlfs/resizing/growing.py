@@ -192,8 +192,8 @@ def _commit_group(
         geometry=geometry.with_groups([*geometry.groups, group]),
     )
     grown = Generation(members, superblock, base.catalog)
-    grown = Transaction.over(grown).commit(grown.catalog.datasets, first=added)
-    grown = Transaction.over(grown).commit(grown.catalog.datasets)
+    grown = Transaction.over(grown).commit(first=added)
+    grown = Transaction.over(grown).commit()
     for device in devices:
         device.write(JOINING_OFFSET_BYTES, bytes(JOINING_BYTES))
     flush_all(devices)

@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dlfs.errors import SpaceError
-from dlfs.format.catalog import Catalog, DatasetRecord, decode_catalog
-from dlfs.format.geometry import ChunkRun, DataSpace, MemberGroup, split_runs, unite_runs
+from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.geometry import ChunkRun, DataSpace, MemberGroup, split_runs
+from dlfs.format.run_arrays import to_runs
 from dlfs.store.chunk_reader import CopyOrder, scan_space
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.members import Member
@@ -41,21 +42,21 @@ class Rehearsal(Transaction):
     """A transaction whose commit writes nothing, and returns the generation that it would make."""
 
     def commit(
-        self, datasets: Sequence[DatasetRecord], *, first: Sequence[Member] = ()
+        self,
+        *,
+        removed: Sequence[DatasetRecord] = (),
+        added: Sequence[DatasetRecord] = (),
+        first: Sequence[Member] = (),
     ) -> Generation:
         """Return the generation that a transaction would commit."""
         del first
-        superblock, encoded = self._prepare(datasets)
-        catalog = decode_catalog(encoded.tobytes(), superblock, "the next catalog")
+        superblock, catalog, _ = self._prepare(removed, added)
         return Generation(self.base.members, superblock, catalog)
 
 
 def used_runs(catalog: Catalog, group: MemberGroup) -> list[ChunkRun]:
-    """Return the chunks of a group that datasets have, sorted, each shared chunk once."""
-    runs = unite_runs(
-        run for record in catalog.datasets for run in (*record.data_runs, *record.directory_runs)
-    )
-    return [run for run in runs if group.has(run)]
+    """Return the chunks of a group that records have, sorted, each shared chunk once."""
+    return [run for run in to_runs(catalog.used_runs) if group.has(run)]
 
 
 @dataclass(slots=True)
@@ -168,7 +169,11 @@ def move_chunks(
     if not isinstance(transaction, Rehearsal):
         _copy(transaction, old, new, progress)
     moves = _Moves(old, new)
-    return transaction.commit([moves.apply(record) for record in transaction.base.catalog.datasets])
+    before = transaction.base.catalog.records
+    changed = [(r, moved) for r in before if (moved := moves.apply(r)) is not r]
+    return transaction.commit(
+        removed=[record for record, _ in changed], added=[moved for _, moved in changed]
+    )
 
 
 def _copy(
@@ -216,11 +221,12 @@ class _Moves:
         self._starts = [piece.first_chunk for piece, _ in pieces]
 
     def apply(self, record: DatasetRecord) -> DatasetRecord:
-        """Return a record with the new runs."""
+        """Return a record with the new runs; the record itself if none has changed."""
         data, directory = self._moved(record.data_runs), self._moved(record.directory_runs)
-        if (data, directory) == (record.data_runs, record.directory_runs):
+        journal = self._moved(record.journal_runs)
+        if (*data, *directory, *journal) == record.runs:
             return record
-        return replace(record, data_runs=data, directory_runs=directory)
+        return replace(record, data_runs=data, directory_runs=directory, journal_runs=journal)
 
     def _moved(self, runs: tuple[ChunkRun, ...]) -> tuple[ChunkRun, ...]:
         moved: list[ChunkRun] = []

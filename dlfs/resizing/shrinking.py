@@ -19,6 +19,7 @@ from dlfs.block import parse_uri
 from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
+from dlfs.format.run_arrays import to_array
 from dlfs.resizing.moving import Progress, Rehearsal, Transfer, move_all, used_runs
 from dlfs.store.formatting import wipe
 from dlfs.store.located import encode_locations, write_locations
@@ -62,7 +63,7 @@ def shrink_volume(
     _check_space(transaction, groups)
     leaving = {group.first_chunk for group in groups}
     rehearsed, _ = _evacuate(base, leaving, lambda _done, _total: None, Rehearsal)
-    Rehearsal.over(_without(rehearsed, leaving)).commit(rehearsed.catalog.datasets)
+    Rehearsal.over(_without(rehearsed, leaving)).commit()
     base, moved_bytes = _evacuate(base, leaving, progress, Transaction)
     return ShrinkReport(removed=_remove(base, leaving), moved_bytes=moved_bytes)
 
@@ -153,7 +154,7 @@ def _mark(base: Generation, leaving: set[int], kind: type[Transaction]) -> Gener
     )
     superblock = replace(base.superblock, geometry=geometry)
     marked = Generation(base.members, superblock, base.catalog)
-    return kind.over(marked).commit(base.catalog.datasets)
+    return kind.over(marked).commit()
 
 
 def _removed(base: Generation, leaving: set[int]) -> list[Member]:
@@ -174,18 +175,15 @@ def _without(base: Generation, leaving: set[int]) -> Generation:
         member_uuids=tuple(member.uuid for member in members),
         geometry=geometry.with_groups(remaining),
     )
-    catalog = replace(
-        base.catalog,
-        free=tuple(run for run in base.catalog.free if any(g.has(run) for g in remaining)),
-    )
-    return Generation(members, superblock, catalog)
+    free = [run for run in base.catalog.free if any(group.has(run) for group in remaining)]
+    return Generation(members, superblock, base.catalog.with_free(to_array(free)))
 
 
 def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
     """Commit without the groups, and erase the superblocks of their members."""
     smaller = _without(base, leaving)
     locations = encode_locations(base.superblock, smaller.members)  # fails before the commit
-    Transaction.over(smaller).commit(smaller.catalog.datasets)
+    Transaction.over(smaller).commit()
     write_locations(base.members, locations)
     departed = _removed(base, leaving)
     for member in departed:

@@ -432,11 +432,10 @@ class ServedVolume(Closing):
             DlfsError: the same errors as ``acquire``.
         """
         raw = dataset_name_bytes(name)
-        records = self.volume.session.catalog.datasets
-        for record in records:
-            if (record.name, record.version) == (raw, version):
-                return self.acquire(record.uuid)
-        raise no_such_dataset(records, raw, version, where=self.volume.uri)
+        catalog = self.volume.session.catalog
+        for record in catalog.find(raw, version):
+            return self.acquire(record.uuid)
+        raise no_such_dataset(catalog, raw, version, where=self.volume.uri)
 
     def attributes(self, uuid: UUID) -> Part:
         """Return the attribute segment of an acquired dataset: see ``DatasetCache.attributes``."""

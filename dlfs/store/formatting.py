@@ -334,7 +334,7 @@ def _first_generation(
 ) -> tuple[Superblock, bytes]:
     volume_uuid = uuid4()
     free = ChunkRun(1, geometry.chunk_total - 1)
-    catalog = encode_catalog(Catalog(1, volume_uuid, (), (free,)))
+    catalog = encode_catalog(Catalog.of(1, volume_uuid, (), (free,)))
     superblock = Superblock(
         volume_uuid=volume_uuid,
         member_uuids=tuple(uuid4() for _ in range(geometry.member_count)),

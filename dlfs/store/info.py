@@ -222,7 +222,7 @@ def describe_volume(generation: Generation) -> VolumeInfo:
         block_bytes=generation.geometry.block_bytes,
         capacity_bytes=generation.geometry.capacity_bytes,
         free_bytes=free_bytes(generation.geometry, generation.catalog),
-        dataset_count=len({record.name for record in generation.catalog.datasets}),
+        dataset_count=len(generation.catalog.dataset_names()),
         replicas=generation.geometry.replicas,
         unproven=generation.unproven,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from uuid import UUID
 
 from dlfs.errors import NotFoundError
@@ -13,30 +12,30 @@ from dlfs.wording import list_names, list_numbers, quote
 
 def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:
     """Return the catalog record of a dataset; None if it was removed."""
-    return next((r for r in catalog.datasets if r.uuid == uuid), None)
+    return catalog.find_uuid(uuid)
 
 
 NO_DATASETS = "the volume has none yet; 'dlfs import' makes one"
 
 
 def no_such_dataset(
-    records: Sequence[DatasetRecord], name: bytes, version: int | None, *, where: str
+    catalog: Catalog, name: bytes, version: int | None, *, where: str
 ) -> NotFoundError:
     """Return the error for a dataset or version that does not exist; it lists existing ones.
 
     Args:
-        records: datasets of the catalog.
+        catalog: catalog of the volume.
         name: name of the dataset that was requested.
         version: version that was requested; None: any.
         where: name of the volume for users.
     """
     number = "" if version is None else f" version {version}"
     what = f"find dataset {quote(name)}{number} on {where}"
-    versions = [record.version for record in records if record.name == name]
+    versions = [record.version for record in catalog.find(name)]
     if versions:
         return NotFoundError(f"{what}: no such version; there are: {list_numbers(versions)}")
-    if not records:
+    if not catalog.datasets:
         return NotFoundError(f"{what}: {NO_DATASETS}")
-    names = [display(record.name) for record in records]
+    names = [display(name) for name in catalog.dataset_names()]
     there = list_names(names, wanted=display(name))
     return NotFoundError(f"{what}: no such dataset; there are: {there}")

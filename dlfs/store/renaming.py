@@ -25,7 +25,7 @@ from dlfs.wording import list_numbers, quote
 def rename_records(
     catalog: Catalog, superblock: Superblock, chosen: Sequence[DatasetRecord], name: bytes
 ) -> list[DatasetRecord]:
-    """Return the records of a catalog after some of them got another name.
+    """Return some records of a catalog with another name.
 
     Args:
         catalog: catalog of the current generation.
@@ -38,7 +38,7 @@ def rename_records(
         LimitError: a version would get a number above the format's limit.
     """
     action = f"rename dataset {quote(display(chosen[0].name))} to {quote(display(name))}"
-    taken = [record.version for record in catalog.datasets if record.name == name]
+    taken = [record.version for record in catalog.find(name)]
     if taken:
         raise ExistsError(
             f"{action}: expected a name that no dataset has, got one with version "
@@ -48,10 +48,4 @@ def rename_records(
     more = max(0, superblock.last_removed(name) + 1 - min(versions))
     if max(versions) + more > DATASET_VERSION_MAX:
         raise LimitError(f"{action}: expected at most {DATASET_VERSION_MAX} versions")
-    uuids = {record.uuid for record in chosen}
-    return [
-        replace(record, name=name, version=record.version + more)
-        if record.uuid in uuids
-        else record
-        for record in catalog.datasets
-    ]
+    return [replace(record, name=name, version=record.version + more) for record in chosen]

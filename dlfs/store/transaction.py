@@ -44,8 +44,9 @@ from dlfs.format.catalog import (
     encode_catalog,
 )
 from dlfs.format.constants import CATALOG_EXTENTS_MAX, DATASET_VERSION_MAX
-from dlfs.format.geometry import ChunkRun, DataSpace, Geometry, unite_runs
+from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
 from dlfs.format.paths import display
+from dlfs.format.run_arrays import complement, to_array
 from dlfs.format.superblock import (
     Superblock,
     encode_superblock,
@@ -70,7 +71,6 @@ from dlfs.store.space import (
     TakenRuns,
     allocatable_runs,
     count_chunks,
-    merge_runs,
 )
 
 CATALOG_GROWTH_BYTES = 4096
@@ -145,8 +145,13 @@ class Generation:
         )
 
 
-def load_generation(devices: Sequence[BlockDevice]) -> Generation:
+def load_generation(devices: Sequence[BlockDevice], known: Generation | None = None) -> Generation:
     """Find the newest generation on a volume's devices and read its catalog.
+
+    Args:
+        devices: devices of the members, in any order.
+        known: a generation that this process has read or committed. Its catalog is not read again
+            if it is still the newest.
 
     Raises:
         FormatError: superblocks or catalog are damaged; the message names where.
@@ -155,11 +160,13 @@ def load_generation(devices: Sequence[BlockDevice]) -> Generation:
         DeviceError: a device failed.
     """
     with limit_call():
-        return _load_generation(devices)
+        return _load_generation(devices, known)
 
 
-def _load_generation(devices: Sequence[BlockDevice]) -> Generation:
+def _load_generation(devices: Sequence[BlockDevice], known: Generation | None) -> Generation:
     members, newest = assemble(devices)
+    if known is not None and _has_same_catalog(known.superblock, newest):
+        return Generation(members, newest, known.catalog)
     for _ in range(OPEN_ATTEMPTS):
         try:
             return Generation(members, newest, read_catalog(members, newest)[0])
@@ -170,6 +177,12 @@ def _load_generation(devices: Sequence[BlockDevice]) -> Generation:
                 raise
             newest = again
     return Generation(members, newest, read_catalog(members, newest)[0])
+
+
+def _has_same_catalog(known: Superblock, newest: Superblock) -> bool:
+    """Return True if two superblocks name the same catalog of the same generation."""
+    of_member = replace(known, member_number=newest.member_number, member_bytes=newest.member_bytes)
+    return of_member == newest
 
 
 def read_catalog(
@@ -312,6 +325,7 @@ class Transaction(Closing):
         uris: URIs of the members, member 0 first.
         volume_uuid: expected UUID of the volume.
         holder: description of the writer, for others that find the volume locked.
+        known: a generation that this process has read; see ``load_generation``.
         engine: engine for file devices.
         opener: function that opens devices.
 
@@ -339,6 +353,7 @@ class Transaction(Closing):
         *,
         volume_uuid: UUID,
         holder: str,
+        known: Generation | None = None,
         engine: Engine = "auto",
         opener: Opener = open_device,
     ) -> None:
@@ -346,9 +361,9 @@ class Transaction(Closing):
         self._open = True
         try:
             if any(isinstance(device, MissingDevice) for device in self._devices):
-                check_whole(load_generation(self._devices))
+                check_whole(load_generation(self._devices, known))
             lock_members(self._devices, holder)
-            self.base = load_generation(self._devices)
+            self.base = load_generation(self._devices, known)
             check_whole(self.base)
             self._check_volume(volume_uuid)
             self._catch_up()
@@ -400,8 +415,7 @@ class Transaction(Closing):
         Raises:
             LimitError: there is no higher number.
         """
-        versions = [record.version for record in self.base.catalog.datasets if record.name == name]
-        version = max(versions, default=0)
+        version = max((record.version for record in self.base.catalog.find(name)), default=0)
         version = max(version, self.base.superblock.last_removed(name)) + 1
         if version > DATASET_VERSION_MAX:
             raise LimitError(
@@ -444,15 +458,20 @@ class Transaction(Closing):
         flush_all(self.devices)
 
     def commit(
-        self, datasets: Sequence[DatasetRecord], *, first: Sequence[Member] = ()
+        self,
+        *,
+        removed: Sequence[DatasetRecord] = (),
+        added: Sequence[DatasetRecord] = (),
+        first: Sequence[Member] = (),
     ) -> Generation:
-        """Commit a catalog of these datasets as the next generation of the volume.
+        """Commit changes of the catalog as the next generation of the volume.
 
-        All chunks of the datasets must be flushed. Chunks that no dataset uses are free in the new
-        generation.
+        All chunks of the new records must be flushed. Chunks that no record uses are free in the
+        new generation.
 
         Args:
-            datasets: all datasets of the next generation.
+            removed: records that the next generation does not have, or has in another form.
+            added: records that it has in addition, or in another form.
             first: members whose superblocks must be durable before any other is written.
 
         Raises:
@@ -462,8 +481,8 @@ class Transaction(Closing):
                 has the new one, or nobody knows, a note of the error says so.
         """
         self._check_open()
-        superblock, encoded = self._prepare(datasets)
-        self._write_to(superblock.catalog_runs, [encoded])
+        superblock, catalog, encoded = self._prepare(removed, added)
+        self._write_to(superblock.catalog_runs, [np.frombuffer(encoded, np.uint8)])
         try:
             if first:
                 write_superblocks(first, superblock)
@@ -473,7 +492,8 @@ class Transaction(Closing):
             raise
         with after_commit(superblock):
             self.committed = superblock
-            return load_generation(self.devices)
+            committed = Generation(self.base.members, superblock, catalog)
+            return load_generation(self.devices, committed)
 
     def _note_outcome(self, superblock: Superblock, error: BaseException) -> None:
         """Note in the error of a commit that the volume has, or may have, the change all the same.
@@ -496,36 +516,31 @@ class Transaction(Closing):
             "you repeat it"
         )
 
-    def _prepare(self, datasets: Sequence[DatasetRecord]) -> tuple[Superblock, NDArray[np.uint8]]:
-        """Return the next superblock and its encoded catalog, in chunks that are free now."""
-        ordered = tuple(sorted(datasets, key=lambda record: (record.name, record.version)))
+    def _prepare(
+        self, removed: Sequence[DatasetRecord], added: Sequence[DatasetRecord]
+    ) -> tuple[Superblock, Catalog, bytes]:
+        """Return the next superblock, its catalog and its bytes, in chunks that are free now."""
         base = self.base.superblock
-        used = unite_runs(run for record in ordered for run in record.data_runs)
-        used += [run for record in ordered for run in record.directory_runs]
-        count, encoded = 0, b""
+        edited = self.base.catalog.edited(removed, added)
+        count = 0
         runs: list[ChunkRun] = []
-        catalog = self.base.catalog
         # The catalog lists the free runs, and its own chunks are not among them: its size is final
         # at once unless another chunk changes the number of free runs.
         for _ in range(CATALOG_EXTENTS_MAX):
-            free = self._complement([*used, *runs])
-            catalog = Catalog(base.generation + 1, base.volume_uuid, ordered, tuple(free))
-            encoded = encode_catalog(catalog)
-            if self._chunks(len(encoded)) <= count:
+            used = np.concatenate([edited.used_runs, to_array(runs)])
+            catalog = edited.with_free(complement(self.geometry, used))
+            if self._chunks(catalog.size_bytes) <= count:
                 break
             self.space.give_back(runs)
-            count = self._chunks(len(encoded) + CATALOG_GROWTH_BYTES // 16)
+            count = self._chunks(catalog.size_bytes + CATALOG_GROWTH_BYTES // 16)
             runs = self.space.take_all(count, runs_max=CATALOG_EXTENTS_MAX)
         else:
             raise LimitError("commit: the catalog's size does not settle")
-        remaining = {(record.uuid, record.name, record.version) for record in ordered}
-        removed = [
-            (record.name, record.version)
-            for record in self.base.catalog.datasets
-            if (record.uuid, record.name, record.version) not in remaining
-        ]
+        encoded = encode_catalog(catalog)
+        remaining = {(record.uuid, *record.key) for record in added}
+        gone = [record.key for record in removed if (record.uuid, *record.key) not in remaining]
         superblock = replace(
-            with_removed(base, removed),
+            with_removed(base, gone),
             generation=base.generation + 1,
             catalog_runs=tuple(runs),
             catalog_bytes=len(encoded),
@@ -538,19 +553,7 @@ class Transaction(Closing):
                 f"commit: expected {count} chunks to stay free for the next commit, "
                 f"got {free_count}"
             )
-        return superblock, np.frombuffer(encoded, np.uint8)
-
-    def _complement(self, used: Sequence[ChunkRun]) -> list[ChunkRun]:
-        """Return the runs of all chunks that are not used."""
-        free = []
-        merged = merge_runs(used)
-        for group in self.geometry.groups:
-            end = group.first_chunk
-            for run in [*filter(group.has, merged), ChunkRun(group.end_chunk, 0)]:
-                if run.first_chunk > end:
-                    free.append(ChunkRun(end, run.first_chunk - end))
-                end = run.end_chunk
-        return free
+        return superblock, catalog, encoded
 
     def _check_open(self) -> None:
         if not self._open:

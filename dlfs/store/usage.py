@@ -64,6 +64,7 @@ class VolumeUsage:
         media_bytes: ``stored_bytes`` with all replicas.
         replicas: copies of each chunk.
         catalog_bytes: size of the chunks of the catalog, in bytes.
+        unfinished_bytes: size of the chunks of unfinished imports of the volume, in bytes.
         capacity_bytes: size of all chunks of the volume, in bytes.
         free_bytes: size of the unused chunks of the volume, in bytes.
     """
@@ -75,6 +76,7 @@ class VolumeUsage:
     media_bytes: int
     replicas: int
     catalog_bytes: int
+    unfinished_bytes: int
     capacity_bytes: int
     free_bytes: int
 
@@ -90,11 +92,11 @@ def measure_usage(
         chosen: records of the catalog to measure.
     """
     geometry = superblock.geometry
-    owners = _count_owners(run for record in catalog.datasets for run in _runs(record))
+    owners = _count_owners(run for record in catalog.records for run in record.runs)
     versions = []
     for record in chosen:
         info = describe_dataset(record, geometry)
-        own = sum(_count_single(run, owners) for run in _runs(record))
+        own = sum(_count_single(run, owners) for run in record.runs)
         versions.append(
             DatasetUsage(
                 name=info.name,
@@ -109,7 +111,7 @@ def measure_usage(
                 freed_bytes=own * geometry.chunk_bytes,
             )
         )
-    covered = _count_owners(run for record in chosen for run in _runs(record))
+    covered = _count_owners(run for record in chosen for run in record.runs)
     stored_bytes = sum(end - first for first, end, _ in covered) * geometry.chunk_bytes
     return VolumeUsage(
         versions=tuple(versions),
@@ -119,6 +121,8 @@ def measure_usage(
         media_bytes=stored_bytes * geometry.replicas,
         replicas=geometry.replicas,
         catalog_bytes=count_chunks(superblock.catalog_runs) * geometry.chunk_bytes,
+        unfinished_bytes=geometry.chunk_bytes
+        * sum(count_chunks(record.runs) for record in catalog.unfinished),
         capacity_bytes=geometry.capacity_bytes,
         free_bytes=free_bytes(geometry, catalog),
     )
@@ -126,10 +130,6 @@ def measure_usage(
 
 _Ranges = list[tuple[int, int, int]]
 """Ranges of chunks that some run has: first chunk, chunk after the last one, number of runs."""
-
-
-def _runs(record: DatasetRecord) -> tuple[ChunkRun, ...]:
-    return (*record.data_runs, *record.directory_runs)
 
 
 def _count_owners(runs: Iterable[ChunkRun]) -> _Ranges:

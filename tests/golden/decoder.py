@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 4096
-DRAFT = 3
+DRAFT = 4
 Runs = list[tuple[int, int]]
 
 
@@ -233,45 +233,62 @@ def decode_locations(image: bytes, volume: bytes) -> dict[bytes, str]:
 class Record(NamedTuple):
     name: bytes
     version: int
+    is_sealed: bool
     uuid: bytes
     sample_count: int
     sample_bytes: int
     data_bytes: int
     entries_bytes: int
     names_bytes: int
+    attributes: tuple[int, int, int]
     data_runs: Runs
     directory_runs: Runs
+    journal_runs: Runs
+    journal_bytes: int
     tags: dict[int, bytes]
 
 
-def decode_tags(raw: bytes, at: int, end: int) -> dict[int, bytes]:
-    """The attributes of a dataset record."""
+def decode_tags(raw: bytes) -> dict[int, bytes]:
+    """The tagged values of a dataset record."""
     tags: dict[int, bytes] = {}
-    while at < end:
+    at = 0
+    while at < len(raw):
         tag, _, length = struct.unpack_from("<HHI", raw, at)
-        expect(tag != 1 or tag not in tags, "two attribute segments")
+        expect(tag != 1 or (tag not in tags and length <= 16384), "descriptions of a source")
         tags[tag] = raw[at + 8 : at + 8 + length]
         at += 8 + -(-length // 8) * 8
-    expect(at == end, "attributes of a record")
+    expect(at == len(raw), "tagged values of a record")
     return tags
 
 
-def decode_record(raw: bytes, at: int) -> tuple[Record, int]:
-    """The dataset record at an offset, and the offset behind it."""
-    length, version, uuid = struct.unpack_from("<II16s", raw, at)
-    _created, samples, total, _seed, data, entries, names = struct.unpack_from("<7Q", raw, at + 24)
-    _layout, name_bytes, attributes, data_count, dir_count = struct.unpack_from(
-        "<HHIII", raw, at + 80
+def decode_row(raw: bytes, row_at: int, run_at: int, text_at: int) -> tuple[Record, int, int]:
+    """The record of a row, and where the runs and the text of the next one begin."""
+    uuid, version, state, layout, _created, samples, total, _seed, data, entries, names = (
+        struct.unpack_from("<16sIHH7Q", raw, row_at)
     )
-    name_at = at + 104 + 16 * (data_count + dir_count) + attributes
-    expect(length == -(-(name_at + name_bytes - at) // 8) * 8, "record length")
-    expect(at + length <= len(raw), "record end")
+    attributes = struct.unpack_from("<3Q", raw, row_at + 80)
+    counts = struct.unpack_from("<3I", raw, row_at + 104)
+    name_bytes, tags_bytes, journal_bytes = struct.unpack_from("<HHQ", raw, row_at + 116)
+    expect(state <= 1 and layout <= 1, "state, layout")
+    expect((version == 0) == (state == 1), "version of an unfinished record")
+    runs: list[Runs] = []
+    for count in counts:
+        runs.append(runs_at(raw, run_at, count))
+        run_at += 16 * count
+    tags_at = text_at + name_bytes
+    text_end = tags_at + tags_bytes
+    name = raw[text_at:tags_at]
+    expect(1 <= len(name) <= 255 and not set(name) & {0, 0x2F}, "name")
+    expect(name not in (b".", b".."), "name")
+    if state == 1:
+        expect(not runs[1] and entries == names == 0 and not any(attributes), "unfinished record")
+    else:
+        expect(not runs[2] and journal_bytes == 0, "journal of a sealed record")
     record = Record(
-        raw[name_at : name_at + name_bytes], version, uuid, samples, total, data, entries, names,
-        runs_at(raw, at + 104, data_count), runs_at(raw, at + 104 + 16 * data_count, dir_count),
-        decode_tags(raw, name_at - attributes, name_at),
+        name, version, state == 0, uuid, samples, total, data, entries, names, attributes, *runs,
+        journal_bytes, decode_tags(raw[tags_at:text_end]),
     )  # fmt: skip
-    return record, at + length
+    return record, run_at, text_end
 
 
 def chunks_of(runs: Runs) -> list[int]:
@@ -282,23 +299,29 @@ def decode_catalog(volume: Volume) -> list[Record]:
     sb = volume.superblock
     raw = volume.space(sb.catalog_runs)[: sb.catalog_bytes]
     expect(len(raw) == sb.catalog_bytes and crc32c(raw) == sb.catalog_crc, "catalog checksum")
-    magic, header_bytes, _, uuid, generation, size, count, free_count = struct.unpack_from(
-        "<8sII16sQQII", raw
-    )
+    magic, header_bytes, _, uuid, generation, size = struct.unpack_from("<8sII16sQQ", raw)
+    count, free_count, run_count, text_bytes = struct.unpack_from("<4I", raw, 48)
     expect((magic, header_bytes, size) == (b"DLFSCAT1", 64, len(raw)), "catalog header")
     expect((uuid, generation) == (sb.volume, sb.generation), "catalog of another generation")
-    records, at = [], 64
-    for _ in range(count):
-        record, at = decode_record(raw, at)
+    run_at = 64 + 128 * count
+    free_at = run_at + 16 * run_count
+    text_at = free_at + 16 * free_count
+    expect(text_at + text_bytes == len(raw), "length of the catalog")
+    owned = sb.catalog_runs + runs_at(raw, free_at, free_count)
+    records = []
+    for number in range(count):
+        record, run_at, text_at = decode_row(raw, 64 + 128 * number, run_at, text_at)
         records.append(record)
-    expect(at + 16 * free_count == len(raw), "catalog end")
-    owned = sb.catalog_runs + runs_at(raw, at, free_count)
+    expect((run_at, text_at) == (free_at, len(raw)), "runs and text of the records")
     data: set[int] = set()
     for record in records:
         own = chunks_of(record.data_runs)
         expect(len(set(own)) == len(own), "a chunk twice in the data of a dataset")
+        expect(len(own) * sb.chunk_bytes == record.data_bytes, "data bytes")
+        journal_bytes = len(chunks_of(record.journal_runs)) * sb.chunk_bytes
+        expect(record.journal_bytes <= journal_bytes, "journal bytes")
         data |= set(own)
-        owned = owned + record.directory_runs
+        owned = owned + record.directory_runs + record.journal_runs
     chunks = sorted([*chunks_of(owned), *data])
     expect(chunks == volume.chunks(), "chunks with no owner or with two")
     keys = [(record.name, record.version) for record in records]
@@ -454,9 +477,9 @@ def decode_column(column: bytes, form: tuple[int, ...], count: int) -> tuple[lis
 
 def decode_attributes(volume: Volume, record: Record) -> dict[str, list[object]]:
     """The columns of a dataset, in index order of its samples."""
-    if 1 not in record.tags:
+    address, segment_bytes, head_bytes = record.attributes
+    if segment_bytes == 0:
         return {}
-    address, segment_bytes, head_bytes = struct.unpack("<3Q", record.tags[1])
     chunk_bytes = volume.superblock.chunk_bytes
     size = -(-segment_bytes // chunk_bytes) * chunk_bytes
     expect(address % chunk_bytes == 0 and address + size == record.data_bytes, "attribute place")
@@ -530,6 +553,7 @@ def read_fields(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, 
     return {
         (r.name, r.version): decode_fields(decode_dataset(volume, r), decode_attributes(volume, r))
         for r in decode_catalog(volume)
+        if r.is_sealed
     }
 
 
@@ -542,13 +566,29 @@ def read_empty(paths: list[str | Path]) -> dict[tuple[bytes, int], list[bytes]]:
 def read_attributes(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[str, list[object]]]:
     """Every column of every dataset of the volume that these files hold, in any order."""
     volume = Volume([Path(path).read_bytes() for path in paths])
-    return {(r.name, r.version): decode_attributes(volume, r) for r in decode_catalog(volume)}
+    sealed = [record for record in decode_catalog(volume) if record.is_sealed]
+    return {(r.name, r.version): decode_attributes(volume, r) for r in sealed}
 
 
 def read_volume(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, bytes]]:
     """Every sample of every dataset of the volume that these files hold, in any order."""
     volume = Volume([Path(path).read_bytes() for path in paths])
-    return {(r.name, r.version): decode_dataset(volume, r) for r in decode_catalog(volume)}
+    sealed = [record for record in decode_catalog(volume) if record.is_sealed]
+    return {(r.name, r.version): decode_dataset(volume, r) for r in sealed}
+
+
+def read_unfinished(paths: list[str | Path]) -> dict[bytes, tuple[bytes, bytes, dict[int, bytes]]]:
+    """Data so far, journal and tagged values of each unfinished import of a volume, by name."""
+    volume = Volume([Path(path).read_bytes() for path in paths])
+    return {
+        r.name: (
+            volume.space(r.data_runs),
+            volume.space(r.journal_runs)[: r.journal_bytes],
+            r.tags,
+        )
+        for r in decode_catalog(volume)
+        if not r.is_sealed
+    }
 
 
 if __name__ == "__main__":

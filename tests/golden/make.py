@@ -36,6 +36,7 @@ from dlfs.resizing.shrinking import _mark
 from dlfs.store.transaction import Transaction
 from dlfs.units import KIB, MIB
 from tests.odd_names import old_writer
+from tests.support.unfinished import commit_unfinished
 
 Samples = dict[bytes, bytes]
 Contents = dict[tuple[bytes, int], Samples]
@@ -51,10 +52,23 @@ CHUNK_BYTES = {"one": 4 * KIB, "three": 16 * KIB, "groups": 16 * KIB}
 REPLICAS = {"one": 1, "three": 1, "groups": 2}
 LABELS = {"one": "", "three": "trois dés", "groups": "grown"}
 
+
+@functools.cache
+def pattern(length: int, seed: int) -> bytes:
+    """Bytes that look random, the same for ever: a linear congruential generator's high bits."""
+    state, out = seed, bytearray()
+    for _ in range(length):
+        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        out.append(state >> 56)
+    return bytes(out)
+
+
 REMOVED = {b"removed": 1, b"again": 2, b"gone": 1, b"grown": 2}
 """Highest version that was removed of each name."""
 STEPS = 4
 """Versions of the dataset ``grown``, each appended to the one before; version 2 is removed."""
+UNFINISHED = pattern(9_000, 3), pattern(100, 4)
+"""Data and journal of an unfinished import of the dataset ``grown``."""
 LARGE_SAMPLES = 60
 """Samples of several chunks in the dataset ``later``: more than one group has room for."""
 
@@ -95,16 +109,6 @@ EMPTY_DIRECTORIES: dict[bytes, list[bytes]] = {
 
 
 # ---- what is in them -----------------------------------------------------------------------------
-
-
-@functools.cache
-def pattern(length: int, seed: int) -> bytes:
-    """Bytes that look random, the same for ever: a linear congruential generator's high bits."""
-    state, out = seed, bytearray()
-    for _ in range(length):
-        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
-        out.append(state >> 56)
-    return bytes(out)
 
 
 def odd(chunk_bytes: int) -> Samples:
@@ -316,6 +320,7 @@ def fill(members: Sequence[str], kind: str) -> None:
             with volume.writer("grown") if number == 1 else volume.append("grown") as writer:
                 add_all(writer, b"grown", step(number, CHUNK_BYTES[kind]))
         volume.remove("grown", 2)
+        commit_unfinished(volume, b"grown", *UNFINISHED)
 
 
 def add_all(writer: dlfs.DatasetWriter, name: bytes, samples: Samples) -> None:

@@ -35,6 +35,7 @@ from dlfs.errors import (
 from dlfs.format.catalog import Catalog, DatasetRecord, decode_catalog
 from dlfs.format.geometry import ChunkRun, DataSpace
 from dlfs.format.location import LOCATION
+from dlfs.format.run_arrays import to_runs
 from dlfs.format.superblock import Superblock, decode_superblock, superblock_offsets
 from tests.golden import c_reader
 
@@ -278,6 +279,18 @@ def locations(image: Image, record: DatasetRecord) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+def test_the_unfinished_import_is_read_by_its_record(kind: str, image: Image) -> None:
+    data, journal = make.UNFINISHED
+    found = decoder.read_unfinished(image.members)
+    assert list(found) == [b"grown"]
+    assert found[b"grown"][0][: len(data)] == data
+    assert found[b"grown"][1:] == (
+        journal, {1: b"the source of a test", 9: b"of a later version"},
+    )  # fmt: skip
+    (record,) = image.catalog.unfinished
+    assert (record.key, record.journal_bytes) == ((b"grown", 0), len(journal))
+
+
 def test_superblocks_are_of_this_version(kind: str, image: Image) -> None:
     for member in range(len(image.members)):
         for offset in image.offsets(member):
@@ -307,7 +320,8 @@ def test_groups_of_members(image: Image) -> None:
     groups = image.superblock.geometry.groups
     assert [(group.member_count, group.evacuating) for group in groups] == [(3, False), (2, True)]
     assert groups[0].first_chunk > 0
-    used = [[group.has(run) for run in image.catalog.data_runs] for group in groups]
+    runs = to_runs(image.catalog.used_runs)
+    used = [[group.has(run) for run in runs] for group in groups]
     assert all(any(of_group) for of_group in used)
 
 
@@ -463,9 +477,10 @@ def no_superblock(image: Image) -> None:
 
 
 def chunks_with_two_owners(image: Image) -> None:
-    # The last run of the catalog is the free space's last: one chunk more to the front.
-    last = image.catalog.free[-1]
-    at = image.superblock.catalog_bytes - 16
+    # The last free run gets one chunk more to the front.
+    catalog = image.catalog
+    last = catalog.free[-1]
+    at = image.superblock.catalog_bytes - len(catalog.text) - 16
     image.patch_catalog("QQ", at, last.first_chunk - 1, last.chunk_count + 1)
 
 
@@ -540,6 +555,8 @@ DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
     ("catalog bit", lambda i: i.flip(i.superblock.catalog_runs, 70), ChecksumError, "catalog"),
     ("catalog magic", lambda i: i.patch_catalog("4s", 0, b"XXXX"), FormatError, "DLFSCAT1"),
     ("catalog count", lambda i: i.patch_catalog("I", 48, 1 << 31), FormatError, "datasets"),
+    ("record state", lambda i: i.patch_catalog("H", 64 + 20, 2), FormatError, "state in 0"),
+    ("unfinished", lambda i: i.patch_catalog("H", 64 + 20, 1), FormatError, "unfinished"),
     ("two owners", chunks_with_two_owners, FormatError, "owner"),
     ("truncated", truncated, TruncatedError, "member"),
     ("directory header", in_directory("header", 33), FormatError, "directory"),

@@ -28,6 +28,9 @@ from dlfs.format.superblock import Superblock, decode_superblock, encode_superbl
 U64 = st.integers(0, (1 << 64) - 1)
 TIMES = st.integers(0, (1 << 63) - 1)
 UUIDS = st.uuids()
+TAGS = st.lists(
+    st.tuples(st.sampled_from([0, 2, 3, 65535]), st.binary(max_size=40)), max_size=3
+).map(tuple)
 NAMES = st.binary(min_size=1, max_size=255).filter(
     lambda raw: raw not in (b".", b"..") and not {0, 0x2F} & set(raw)
 )
@@ -58,6 +61,9 @@ def volumes(draw: st.DrawFn) -> tuple[Catalog, Superblock]:
         directory = owners.pop()
         data = tuple(owners.pop() for _ in range(draw(st.integers(0, min(3, len(owners))))))
         name, version = keys.pop()
+        if draw(st.booleans()) and (name, 0) not in [record.key for record in datasets]:
+            datasets.append(_unfinished(draw, name, data, directory, geometry.chunk_bytes))
+            continue
         size = directory.chunk_count * geometry.chunk_bytes
         if size < 8192:
             owners += [directory, *data]
@@ -65,7 +71,8 @@ def volumes(draw: st.DrawFn) -> tuple[Catalog, Superblock]:
         datasets.append(_record(draw, name, version, data, directory, geometry))
     free = _joined(owners)
     generation = draw(st.integers(1, (1 << 63) - 1))
-    catalog = Catalog(generation, draw(UUIDS), tuple(reversed(datasets)), free)
+    records = sorted(datasets, key=lambda record: record.key)
+    catalog = Catalog.of(generation, draw(UUIDS), records, free)
     return catalog, _superblock(draw, catalog, geometry, runs[0])
 
 
@@ -103,23 +110,44 @@ def _record(
         directory_runs=(directory,),
         entries_bytes=entries,
         names_bytes=4096 * blocks - entries,
-        attributes=_attributes(draw, data_bytes, geometry.chunk_bytes),
+        attribute_extent=_extent(draw, data_bytes, geometry.chunk_bytes),
+        tags=draw(TAGS),
     )
 
 
-def _attributes(
-    draw: st.DrawFn, data_bytes: int, chunk_bytes: int
-) -> tuple[tuple[int, bytes], ...]:
-    """Unknown tags, and where there are chunks for one an attribute segment."""
-    tags = st.sampled_from([0, 2, 3, 65535])
-    pairs = draw(st.lists(st.tuples(tags, st.binary(max_size=40)), max_size=3))
-    if data_bytes and draw(st.booleans()):
-        chunks = draw(st.integers(1, data_bytes // chunk_bytes))
-        blocks = chunks * chunk_bytes // 4096 - draw(st.integers(0, chunk_bytes // 4096 - 1))
-        head_bytes = 4096 * draw(st.integers(1, blocks))
-        extent = AttributeExtent(data_bytes - chunks * chunk_bytes, 4096 * blocks, head_bytes)
-        pairs.insert(draw(st.integers(0, len(pairs))), extent.encode())
-    return tuple(pairs)
+def _unfinished(
+    draw: st.DrawFn, name: bytes, data: tuple[ChunkRun, ...], journal: ChunkRun, chunk_bytes: int
+) -> DatasetRecord:
+    data_bytes = sum(run.chunk_count for run in data) * chunk_bytes
+    return DatasetRecord(
+        name=name,
+        version=0,
+        state="unfinished",
+        uuid=draw(UUIDS),
+        created_ns=draw(TIMES),
+        sample_count=draw(st.integers(0, 1 << 48)),
+        sample_bytes=draw(st.integers(0, data_bytes)),
+        layout=draw(st.sampled_from(LAYOUTS)),
+        seed=draw(U64),
+        data_runs=data,
+        data_bytes=data_bytes,
+        directory_runs=(),
+        entries_bytes=0,
+        names_bytes=0,
+        journal_runs=(journal,),
+        journal_bytes=draw(st.integers(0, journal.chunk_count * chunk_bytes)),
+        tags=((1, draw(st.binary(max_size=40))), *draw(TAGS)),
+    )
+
+
+def _extent(draw: st.DrawFn, data_bytes: int, chunk_bytes: int) -> AttributeExtent | None:
+    """Where there are chunks for one, perhaps the place of an attribute segment."""
+    if not data_bytes or draw(st.booleans()):
+        return None
+    chunks = draw(st.integers(1, data_bytes // chunk_bytes))
+    blocks = chunks * chunk_bytes // 4096 - draw(st.integers(0, chunk_bytes // 4096 - 1))
+    head_bytes = 4096 * draw(st.integers(1, blocks))
+    return AttributeExtent(data_bytes - chunks * chunk_bytes, 4096 * blocks, head_bytes)
 
 
 def _superblock(draw: st.DrawFn, catalog: Catalog, geometry: Geometry, run: ChunkRun) -> Superblock:
@@ -157,7 +185,13 @@ def test_volumes_come_back(volume: tuple[Catalog, Superblock]) -> None:
     assert decode_superblock(encode_superblock(superblock), "x") == superblock
     raw = encode_catalog(catalog)
     if superblock.catalog_runs[0].chunk_count * superblock.geometry.chunk_bytes >= len(raw):
-        assert decode_catalog(raw, superblock, "x") == catalog
+        got = decode_catalog(raw, superblock, "x")
+        assert got == catalog
+        assert [record.key for record in got.datasets] == [
+            record.key for record in catalog.records if record.state == "sealed"
+        ]
+        for record in got.datasets:
+            assert got.find(*record.key) == [record]
 
 
 @given(geometries(), st.data())

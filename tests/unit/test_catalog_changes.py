@@ -108,7 +108,7 @@ def test_names_that_a_dataset_cannot_get(volume):
 def test_versions_do_not_exceed_the_format(volume):
     session = volume.session
     record = replace(session.catalog.datasets[0], version=DATASET_VERSION_MAX)
-    catalog = Catalog(1, volume.uuid, (record,), ())
+    catalog = Catalog.of(1, volume.uuid, (record,), ())
     full = replace(session.superblock, removed=(DATASET_VERSION_MAX,) * 512)
     with pytest.raises(dlfs.LimitError, match="versions"):
         rename_records(catalog, full, [record], b"x")
@@ -194,7 +194,7 @@ def test_shared_chunks_count_once(volume):
         first, version=2, uuid=uuid.uuid4(), data_runs=(ChunkRun(0, 4), ChunkRun(11, 3))
     )
     usage = measure_usage(
-        replace(session.catalog, datasets=(first, second)), session.superblock, [first, second]
+        Catalog.of(1, volume.uuid, (first, second), ()), session.superblock, [first, second]
     )
     assert usage.stored_bytes == 8 * size
     assert [one.stored_bytes for one in usage.versions] == [6 * size, 7 * size]

@@ -36,9 +36,11 @@ def du(
         return
     print_data(_table(usage))
     capacity, free = human_size(usage.capacity_bytes), human_size(usage.free_bytes)
+    unfinished = human_size(usage.unfinished_bytes)
     print_text(
         f"volume: {free} free of {capacity}, {human_size(usage.catalog_bytes)} of catalog, "
-        f"{format_count(usage.replicas, 'copy', 'copies')} of each chunk"
+        + (f"{unfinished} of unfinished imports, " if usage.unfinished_bytes else "")
+        + f"{format_count(usage.replicas, 'copy', 'copies')} of each chunk"
     )
 
 

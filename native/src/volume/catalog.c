@@ -11,30 +11,47 @@
 #include "volume/volume.h"
 
 #define MAGIC "DLFSCAT1"
-#define ATTRIBUTE_BYTES 8u /* tag, reserved, length */
+#define TAG_BYTES 8u /* tag, reserved, length */
+#define TAG_SOURCE 1u
+#define SOURCE_BYTES_MAX (16u << 10)
 #define LAYOUTS 2u
+#define SAMPLES_MAX (UINT64_C(1) << 48)
 
-/* Offsets of fields in the header and in a record. */
+enum record_state { SEALED, UNFINISHED, STATES };
+
+/* Offsets of fields in the header. */
 enum {
     AT_HEADER_BYTES = 8,
     AT_VOLUME_UUID = 16,
     AT_GENERATION = 32,
     AT_CATALOG_BYTES = 40,
-    AT_DATASET_COUNT = 48,
+    AT_RECORD_COUNT = 48,
     AT_FREE_RUN_COUNT = 52,
-    AT_VERSION = 4,
-    AT_UUID = 8,
+    AT_RUN_COUNT = 56,
+    AT_TEXT_BYTES = 60,
+};
+
+/* Offsets of fields in a row of the table. */
+enum {
+    AT_UUID = 0,
+    AT_VERSION = 16,
+    AT_STATE = 20,
+    AT_LAYOUT = 22,
     AT_CREATED = 24,
     AT_SAMPLE_COUNT = 32,
     AT_SAMPLE_BYTES = 40,
     AT_DATA_BYTES = 56,
     AT_ENTRIES_BYTES = 64,
     AT_NAMES_BYTES = 72,
-    AT_LAYOUT = 80,
-    AT_NAME_BYTES = 82,
-    AT_ATTRIBUTES_BYTES = 84,
-    AT_DATA_RUN_COUNT = 88,
-    AT_DIRECTORY_RUN_COUNT = 92,
+    AT_ATTRIBUTES_ADDRESS = 80,
+    AT_ATTRIBUTES_BYTES = 88,
+    AT_ATTRIBUTES_HEAD_BYTES = 96,
+    AT_DATA_RUN_COUNT = 104,
+    AT_DIRECTORY_RUN_COUNT = 108,
+    AT_JOURNAL_RUN_COUNT = 112,
+    AT_NAME_BYTES = 116,
+    AT_TAGS_BYTES = 118,
+    AT_JOURNAL_BYTES = 120,
 };
 
 #define RUNS_MAX (VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX)
@@ -49,8 +66,14 @@ struct owned_run {
 /* The state of decoding a catalog. */
 struct parser {
     const uint8_t *bytes;
-    uint64_t size;
-    uint64_t at; /* offset of the next record, a multiple of 8 */
+    const uint8_t *row;     /* of the next record */
+    const uint8_t *row_end; /* end of the table */
+    const dlfs_extent *run; /* of the next record */
+    const dlfs_extent *runs_end;
+    const uint8_t *text; /* of the next record */
+    const uint8_t *text_end;
+    const dlfs_extent *free_runs;
+    uint32_t free_run_count;
     const struct volume_superblock *superblock;
     struct owned_run *runs; /* of all owners, [RUNS_MAX] */
     uint32_t run_count;
@@ -65,21 +88,21 @@ static void add_run(struct parser *parser, const dlfs_extent *run, bool is_data)
     };
 }
 
-/* Records count runs at an offset that end before `end`, each within the volume. */
-static const dlfs_extent *take_runs(struct parser *parser, uint64_t at, uint32_t count,
-                                    uint64_t end, bool is_data)
+/* Takes the next `count` runs of the records, each within the volume. NULL: there are not as many.
+ */
+static const dlfs_extent *take_runs(struct parser *parser, uint32_t count, bool is_data)
 {
-    if (count > RUNS_MAX - parser->run_count || at > end ||
-        count > (end - at) / sizeof(dlfs_extent)) {
+    const dlfs_extent *runs = parser->run;
+    if (count > (size_t)(parser->runs_end - runs)) {
         return NULL;
     }
-    const dlfs_extent *runs = (const dlfs_extent *)(const void *)(parser->bytes + at);
     for (uint32_t i = 0; i < count; i++) {
         if (!volume_has_run(parser->superblock, &runs[i])) {
             return NULL;
         }
         add_run(parser, &runs[i], is_data);
     }
+    parser->run += count;
     return runs;
 }
 
@@ -92,19 +115,27 @@ static uint64_t chunks_of(const dlfs_extent *runs, uint32_t count)
     return chunks;
 }
 
-/* Returns true if the attributes exactly fill their range; their meaning is not checked. */
-static bool check_attributes(const uint8_t *bytes, uint64_t size)
+/*
+ * Returns true if the tagged values exactly fill their range, and there is at most one description
+ * of a source, of a length that is allowed. Other tags have no meaning here.
+ */
+static bool check_tags(const uint8_t *bytes, uint64_t size)
 {
     uint64_t at = 0;
+    uint32_t sources = 0;
     while (at < size) {
-        if (size - at < ATTRIBUTE_BYTES) {
+        if (size - at < TAG_BYTES) {
             return false;
         }
-        uint64_t length = ((uint64_t)volume_u32(bytes + at + 4) + 7) & ~UINT64_C(7);
-        if (length > size - at - ATTRIBUTE_BYTES) {
+        uint32_t length = volume_u32(bytes + at + 4);
+        uint64_t padded = ((uint64_t)length + 7) & ~UINT64_C(7);
+        if (padded > size - at - TAG_BYTES) {
             return false;
         }
-        at += ATTRIBUTE_BYTES + length;
+        if (volume_u16(bytes + at) == TAG_SOURCE && (sources++ > 0 || length > SOURCE_BYTES_MAX)) {
+            return false;
+        }
+        at += TAG_BYTES + padded;
     }
     return true;
 }
@@ -118,25 +149,57 @@ static bool check_name(const uint8_t *name, uint32_t bytes)
     return !(name[0] == '.' && (bytes == 1 || (bytes == 2 && name[1] == '.')));
 }
 
-static bool check_sizes(const struct volume_record *record, uint32_t chunk_bytes)
+/* Returns true if the chunks of a sealed record's directory are those that its sizes need. */
+static bool check_directory(const struct volume_record *record, uint32_t chunk_bytes)
 {
     const uint32_t block = DLFS_DIRECTORY_BLOCK_BYTES;
-    if (record->version < 1 || record->data_bytes > DLFS_ADDRESS_MAX ||
-        record->sample_bytes > record->data_bytes) {
-        return false;
-    }
     if (record->entries_bytes < block || record->entries_bytes > DLFS_ADDRESS_MAX ||
         record->names_bytes < block || record->names_bytes > DLFS_ADDRESS_MAX ||
         record->entries_bytes % block != 0 || record->names_bytes % block != 0 ||
         record->sample_count > record->entries_bytes / sizeof(dlfs_location)) {
         return false;
     }
-    uint64_t data_chunks = chunks_of(record->data_runs, record->data_run_count);
-    uint64_t directory_chunks = chunks_of(record->directory_runs, record->directory_run_count);
     uint64_t segment_bytes = record->entries_bytes + record->names_bytes;
-    return record->data_bytes % chunk_bytes == 0 &&
-           record->data_bytes / chunk_bytes == data_chunks &&
-           (segment_bytes + chunk_bytes - 1) / chunk_bytes == directory_chunks;
+    return (segment_bytes + chunk_bytes - 1) / chunk_bytes ==
+           chunks_of(record->directory_runs, record->directory_run_count);
+}
+
+/* Returns true if there is no attribute segment, or if it fills the last chunks of the data. */
+static bool check_attributes(const uint8_t *row, uint64_t data_bytes, uint32_t chunk_bytes)
+{
+    const uint32_t block = DLFS_DIRECTORY_BLOCK_BYTES;
+    uint64_t address = volume_u64(row + AT_ATTRIBUTES_ADDRESS);
+    uint64_t bytes = volume_u64(row + AT_ATTRIBUTES_BYTES);
+    uint64_t head = volume_u64(row + AT_ATTRIBUTES_HEAD_BYTES);
+    if (bytes == 0) {
+        return address == 0 && head == 0;
+    }
+    if (bytes > data_bytes || address > data_bytes || bytes % block != 0 || head % block != 0 ||
+        head < block || head > bytes || address % chunk_bytes != 0) {
+        return false;
+    }
+    return address + (bytes + chunk_bytes - 1) / chunk_bytes * chunk_bytes == data_bytes;
+}
+
+/* Checks what only a sealed record has; its version is at least 1, and it has no journal. */
+static bool check_sealed(const struct volume_record *record, const uint8_t *row,
+                         uint32_t chunk_bytes)
+{
+    return record->version >= 1 && volume_u32(row + AT_JOURNAL_RUN_COUNT) == 0 &&
+           volume_u64(row + AT_JOURNAL_BYTES) == 0 && check_directory(record, chunk_bytes) &&
+           check_attributes(row, record->data_bytes, chunk_bytes);
+}
+
+/* Checks what only an unfinished record has: a journal, and neither version nor directory. */
+static bool check_unfinished(const struct volume_record *record, const uint8_t *row,
+                             uint64_t journal_chunks, uint32_t chunk_bytes)
+{
+    uint64_t journal_bytes = volume_u64(row + AT_JOURNAL_BYTES);
+    return record->version == 0 && record->directory_run_count == 0 && record->entries_bytes == 0 &&
+           record->names_bytes == 0 && record->sample_count <= SAMPLES_MAX &&
+           volume_u64(row + AT_ATTRIBUTES_BYTES) == 0 && check_attributes(row, 0, chunk_bytes) &&
+           journal_bytes <= DLFS_ADDRESS_MAX &&
+           (journal_bytes + chunk_bytes - 1) / chunk_bytes <= journal_chunks;
 }
 
 static int compare_runs(const void *a, const void *b)
@@ -165,54 +228,65 @@ static bool check_own_data(struct owned_run *runs, uint32_t count)
     return true;
 }
 
-/* Parses the next record. */
-static bool parse_record(struct parser *parser, struct volume_record *record)
+/* Takes the name and the tagged values of a record; returns false if they are malformed. */
+static bool take_text(struct parser *parser, const uint8_t *row, struct volume_record *record)
 {
-    const uint8_t *raw = parser->bytes + parser->at;
-    uint64_t left = parser->size - parser->at;
-    if (left < VOLUME_RECORD_BYTES || volume_u32(raw) > left) {
+    uint32_t name_bytes = volume_u16(row + AT_NAME_BYTES);
+    uint32_t tags_bytes = volume_u16(row + AT_TAGS_BYTES);
+    if ((size_t)name_bytes + tags_bytes > (size_t)(parser->text_end - parser->text)) {
         return false;
     }
-    uint32_t attributes_bytes = volume_u32(raw + AT_ATTRIBUTES_BYTES);
-    uint32_t data_count = volume_u32(raw + AT_DATA_RUN_COUNT);
-    uint32_t directory_count = volume_u32(raw + AT_DIRECTORY_RUN_COUNT);
-    uint32_t name_bytes = volume_u16(raw + AT_NAME_BYTES);
-    uint64_t directory_at = VOLUME_RECORD_BYTES + sizeof(dlfs_extent) * (uint64_t)data_count;
-    uint64_t attributes_at = directory_at + sizeof(dlfs_extent) * (uint64_t)directory_count;
-    uint64_t name_at = attributes_at + attributes_bytes;
-    if (((name_at + name_bytes + 7) & ~UINT64_C(7)) != volume_u32(raw) ||
-        attributes_bytes > VOLUME_ATTRIBUTES_BYTES_MAX || attributes_bytes % 8 != 0 ||
-        volume_u16(raw + AT_LAYOUT) >= LAYOUTS ||
-        volume_u64(raw + AT_CREATED) > VOLUME_NUMBER_MAX) {
+    record->name = parser->text;
+    record->name_bytes = name_bytes;
+    parser->text += name_bytes + tags_bytes;
+    return check_name(record->name, name_bytes) &&
+           check_tags(record->name + name_bytes, tags_bytes);
+}
+
+/* Parses the next record. */
+static bool parse_record(struct parser *parser, struct volume_record *record, bool *is_sealed)
+{
+    const uint8_t *row = parser->row;
+    uint32_t chunk_bytes = parser->superblock->chunk_bytes;
+    uint32_t state = volume_u16(row + AT_STATE);
+    uint32_t data_count = volume_u32(row + AT_DATA_RUN_COUNT);
+    uint32_t directory_count = volume_u32(row + AT_DIRECTORY_RUN_COUNT);
+    uint32_t journal_count = volume_u32(row + AT_JOURNAL_RUN_COUNT);
+    parser->row += VOLUME_RECORD_BYTES;
+    if (state >= STATES || volume_u16(row + AT_LAYOUT) >= LAYOUTS ||
+        volume_u64(row + AT_CREATED) > VOLUME_NUMBER_MAX) {
         return false;
     }
-    uint64_t end = parser->at + volume_u32(raw);
     struct owned_run *data = parser->runs + parser->run_count;
-    const dlfs_extent *data_runs =
-        take_runs(parser, parser->at + VOLUME_RECORD_BYTES, data_count, end, true);
+    const dlfs_extent *data_runs = take_runs(parser, data_count, true);
     if (data_runs == NULL || !check_own_data(data, data_count)) {
         return false;
     }
+    const dlfs_extent *directory_runs = take_runs(parser, directory_count, false);
+    const dlfs_extent *journal_runs = take_runs(parser, journal_count, false);
+    if (directory_runs == NULL || journal_runs == NULL) {
+        return false;
+    }
     *record = (struct volume_record){
-        .name = raw + name_at,
-        .name_bytes = name_bytes,
-        .version = volume_u32(raw + AT_VERSION),
-        .uuid = raw + AT_UUID,
-        .sample_count = volume_u64(raw + AT_SAMPLE_COUNT),
-        .sample_bytes = volume_u64(raw + AT_SAMPLE_BYTES),
-        .data_bytes = volume_u64(raw + AT_DATA_BYTES),
-        .entries_bytes = volume_u64(raw + AT_ENTRIES_BYTES),
-        .names_bytes = volume_u64(raw + AT_NAMES_BYTES),
+        .version = volume_u32(row + AT_VERSION),
+        .uuid = row + AT_UUID,
+        .sample_count = volume_u64(row + AT_SAMPLE_COUNT),
+        .sample_bytes = volume_u64(row + AT_SAMPLE_BYTES),
+        .data_bytes = volume_u64(row + AT_DATA_BYTES),
+        .entries_bytes = volume_u64(row + AT_ENTRIES_BYTES),
+        .names_bytes = volume_u64(row + AT_NAMES_BYTES),
         .data_runs = data_runs,
-        .directory_runs = take_runs(parser, parser->at + directory_at, directory_count, end, false),
+        .directory_runs = directory_runs,
         .data_run_count = data_count,
         .directory_run_count = directory_count,
     };
-    parser->at = end;
-    return record->directory_runs != NULL &&
-           check_attributes(raw + attributes_at, attributes_bytes) &&
-           check_name(record->name, name_bytes) &&
-           check_sizes(record, parser->superblock->chunk_bytes);
+    *is_sealed = state == SEALED;
+    return take_text(parser, row, record) && record->data_bytes <= DLFS_ADDRESS_MAX &&
+           record->sample_bytes <= record->data_bytes && record->data_bytes % chunk_bytes == 0 &&
+           record->data_bytes / chunk_bytes == chunks_of(data_runs, data_count) &&
+           (*is_sealed ? check_sealed(record, row, chunk_bytes)
+                       : check_unfinished(record, row, chunks_of(journal_runs, journal_count),
+                                          chunk_bytes));
 }
 
 /* Returns true if a record comes before another, by (name, version). */
@@ -226,16 +300,15 @@ static bool rises(const struct volume_record *a, const struct volume_record *b)
     return order < 0 || (order == 0 && a->name_bytes < b->name_bytes);
 }
 
-static bool parse_free_runs(struct parser *parser, uint32_t count)
+static bool parse_free_runs(struct parser *parser)
 {
-    const dlfs_extent *runs = take_runs(parser, parser->at, count, parser->size, false);
-    if (runs == NULL || parser->at + sizeof(dlfs_extent) * (uint64_t)count != parser->size) {
-        return false;
-    }
-    for (uint32_t i = 1; i < count; i++) {
-        if (runs[i].first_chunk <= runs[i - 1].first_chunk + runs[i - 1].chunk_count) {
+    const dlfs_extent *runs = parser->free_runs;
+    for (uint32_t i = 0; i < parser->free_run_count; i++) {
+        if (!volume_has_run(parser->superblock, &runs[i]) ||
+            (i > 0 && runs[i].first_chunk <= runs[i - 1].first_chunk + runs[i - 1].chunk_count)) {
             return false;
         }
+        add_run(parser, &runs[i], false);
     }
     return true;
 }
@@ -279,30 +352,57 @@ static bool check_owners(struct parser *parser)
     return end == parser->superblock->chunk_end;
 }
 
-static bool check_header(const uint8_t *bytes, const struct volume_superblock *superblock)
+/* Checks the header, and finds the parts of the catalog, whose lengths add up to its length. */
+static bool parse_header(struct parser *parser)
 {
-    return memcmp(bytes, MAGIC, sizeof MAGIC - 1) == 0 &&
-           volume_u32(bytes + AT_HEADER_BYTES) == VOLUME_CATALOG_HEADER_BYTES &&
-           memcmp(bytes + AT_VOLUME_UUID, superblock->volume_uuid, 16) == 0 &&
-           volume_u64(bytes + AT_GENERATION) == superblock->generation &&
-           volume_u64(bytes + AT_CATALOG_BYTES) == superblock->catalog_bytes &&
-           volume_u32(bytes + AT_DATASET_COUNT) <= VOLUME_DATASETS_MAX;
-}
-
-static bool parse_all(struct parser *parser, struct volume_catalog *catalog)
-{
-    for (uint32_t i = 0; i < catalog->count; i++) {
-        if (!parse_record(parser, &catalog->records[i]) ||
-            (i && !rises(&catalog->records[i - 1], &catalog->records[i]))) {
-            return false;
-        }
-    }
-    uint32_t own = parser->superblock->catalog_run_count;
-    if (!parse_free_runs(parser, volume_u32(parser->bytes + AT_FREE_RUN_COUNT)) ||
-        parser->run_count > VOLUME_RUNS_MAX) {
+    const uint8_t *bytes = parser->bytes;
+    const struct volume_superblock *superblock = parser->superblock;
+    uint64_t records = volume_u32(bytes + AT_RECORD_COUNT);
+    uint64_t runs = volume_u32(bytes + AT_RUN_COUNT);
+    uint64_t free_runs = volume_u32(bytes + AT_FREE_RUN_COUNT);
+    uint64_t runs_at = VOLUME_CATALOG_HEADER_BYTES + records * VOLUME_RECORD_BYTES;
+    uint64_t text_at = runs_at + (runs + free_runs) * sizeof(dlfs_extent);
+    if (memcmp(bytes, MAGIC, sizeof MAGIC - 1) != 0 ||
+        volume_u32(bytes + AT_HEADER_BYTES) != VOLUME_CATALOG_HEADER_BYTES ||
+        memcmp(bytes + AT_VOLUME_UUID, superblock->volume_uuid, 16) != 0 ||
+        volume_u64(bytes + AT_GENERATION) != superblock->generation ||
+        volume_u64(bytes + AT_CATALOG_BYTES) != superblock->catalog_bytes ||
+        records > VOLUME_DATASETS_MAX || runs + free_runs > VOLUME_RUNS_MAX ||
+        text_at + volume_u32(bytes + AT_TEXT_BYTES) != superblock->catalog_bytes) {
         return false;
     }
-    for (uint32_t i = 0; i < own; i++) {
+    parser->row = bytes + VOLUME_CATALOG_HEADER_BYTES;
+    parser->row_end = bytes + runs_at;
+    parser->run = (const dlfs_extent *)(const void *)parser->row_end;
+    parser->runs_end = parser->run + runs;
+    parser->free_runs = parser->runs_end;
+    parser->free_run_count = (uint32_t)free_runs;
+    parser->text = bytes + text_at;
+    parser->text_end = bytes + superblock->catalog_bytes;
+    return true;
+}
+
+/* Parses all records, and gives the sealed ones to the catalog. */
+static bool parse_all(struct parser *parser, struct volume_catalog *catalog)
+{
+    struct volume_record previous = {.name = NULL};
+    while (parser->row < parser->row_end) {
+        struct volume_record record;
+        bool is_sealed;
+        if (!parse_record(parser, &record, &is_sealed) ||
+            (previous.name != NULL && !rises(&previous, &record))) {
+            return false;
+        }
+        previous = record;
+        if (is_sealed) {
+            catalog->records[catalog->count++] = record;
+        }
+    }
+    if (parser->run != parser->runs_end || parser->text != parser->text_end ||
+        !parse_free_runs(parser)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < parser->superblock->catalog_run_count; i++) {
         add_run(parser, &parser->superblock->catalog_runs[i], false);
     }
     return check_owners(parser);
@@ -315,15 +415,15 @@ int volume_catalog_decode(const uint8_t *bytes, const struct volume_superblock *
     if (dlfs_crc32c(0, bytes, size) != superblock->catalog_crc32c) {
         return DLFS_E_CHECKSUM;
     }
-    if (!check_header(bytes, superblock)) {
+    struct parser parser = {.bytes = bytes, .superblock = superblock};
+    if (!parse_header(&parser)) {
         return DLFS_E_FORMAT;
     }
     int code = -ENOMEM;
-    struct parser parser = {.bytes = bytes, .size = size, .superblock = superblock};
-    struct volume_catalog catalog = {.count = volume_u32(bytes + AT_DATASET_COUNT)};
-    parser.at = VOLUME_CATALOG_HEADER_BYTES;
+    struct volume_catalog catalog = {.count = 0};
+    size_t records = volume_u32(bytes + AT_RECORD_COUNT);
     parser.runs = malloc(RUNS_MAX * sizeof *parser.runs);
-    catalog.records = calloc((size_t)catalog.count + 1, sizeof *catalog.records);
+    catalog.records = calloc(records + 1, sizeof *catalog.records);
     if (parser.runs == NULL || catalog.records == NULL) {
         goto failed;
     }

@@ -17,7 +17,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is read in place");
 _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 
-#define VOLUME_DRAFT 3u /* state of development of the format, until the first release */
+#define VOLUME_DRAFT 4u /* state of development of the format, until the first release */
 #define VOLUME_SUPERBLOCK_BYTES 4096u
 #define VOLUME_SUPERBLOCK_B_OFFSET_BYTES 65536u
 #define VOLUME_LOCATIONS_OFFSET_BYTES 262144u
@@ -34,9 +34,8 @@ _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 #define VOLUME_CATALOG_BYTES_MAX (UINT64_C(16) << 20)
 #define VOLUME_DATASETS_MAX 65536u
 #define VOLUME_RUNS_MAX 262144u
-#define VOLUME_RECORD_BYTES 104u /* without runs, attributes and name */
-#define VOLUME_ATTRIBUTES_BYTES_MAX 65536u
-#define VOLUME_NAME_BYTES 320u /* longest name of a member in messages, NUL included */
+#define VOLUME_RECORD_BYTES 128u /* without runs, name and tagged values */
+#define VOLUME_NAME_BYTES 320u   /* longest name of a member in messages, NUL included */
 #define VOLUME_UUID_BYTES 16u
 #define VOLUME_NUMBER_MAX ((UINT64_C(1) << 63) - 1) /* largest generation or time */
 
@@ -79,7 +78,7 @@ struct volume_record {
 };
 
 struct volume_catalog {
-    struct volume_record *records; /* allocated with malloc */
+    struct volume_record *records; /* of sealed datasets; allocated with malloc */
     uint32_t count;
 };
 

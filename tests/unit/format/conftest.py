@@ -13,6 +13,7 @@ from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.superblock import Superblock
 
 GEOMETRY = Geometry.for_members([2 << 20] * 2, 16384, 4096)
+FREE = (ChunkRun(4, 1), ChunkRun(7, 2), ChunkRun(10, GEOMETRY.chunk_total - 10))
 
 
 @pytest.fixture
@@ -31,16 +32,19 @@ def catalog() -> Catalog:
         directory_runs=(ChunkRun(5, 2),),
         entries_bytes=20480,
         names_bytes=4096,
-        attributes=((3, b"hello"), (65535, b"")),
+        tags=((3, b"hello"), (65535, b"")),
     )
     empty = replace(
         first, version=2, uuid=UUID(int=101), sample_count=0, sample_bytes=0, layout="path",
         data_runs=(), data_bytes=0, directory_runs=(ChunkRun(3, 1),), entries_bytes=8192,
-        attributes=(),
+        tags=(),
     )  # fmt: skip
-    total = GEOMETRY.chunk_total
-    free = (ChunkRun(4, 1), ChunkRun(7, 2), ChunkRun(10, total - 10))
-    return Catalog(4, UUID(int=1), (first, empty), free)
+    return Catalog.of(4, UUID(int=1), (first, empty), FREE)
+
+
+def with_records(catalog: Catalog, *records: DatasetRecord) -> Catalog:
+    """Return a catalog with other records and the same free runs."""
+    return Catalog.of(catalog.generation, catalog.volume_uuid, records, catalog.free)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from dlfs.format.geometry import (
     MemberRange,
     split_runs,
     superblock_offsets,
-    unite_runs,
 )
 from dlfs.units import KIB, MIB
 
@@ -197,19 +196,3 @@ def test_no_bytes_are_no_pieces() -> None:
 def test_a_range_that_leaves_the_space_is_refused(address: int, length: int) -> None:
     with pytest.raises(UsageError, match="cut a range"):
         list(DataSpace(geometry(), (ChunkRun(0, 1),)).member_ranges(address, length))
-
-
-@pytest.mark.parametrize(
-    ("runs", "united"),
-    [
-        ([], []),
-        ([(5, 2), (0, 3)], [(0, 3), (5, 2)]),
-        ([(3, 2), (0, 3)], [(0, 5)]),
-        ([(0, 10), (2, 3), (9, 2), (12, 1)], [(0, 11), (12, 1)]),
-        ([(4, 4), (4, 4), (4, 2)], [(4, 4)]),
-    ],
-)
-def test_runs_that_overlap_are_united(
-    runs: list[tuple[int, int]], united: list[tuple[int, int]]
-) -> None:
-    assert unite_runs(ChunkRun(*run) for run in runs) == [ChunkRun(*run) for run in united]

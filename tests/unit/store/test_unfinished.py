@@ -1,0 +1,131 @@
+"""An unfinished record is no dataset, and every change of the volume keeps it and its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+import dlfs
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.geometry import DataSpace
+from dlfs.units import KIB, MIB
+from tests.golden import c_reader
+from tests.support.unfinished import commit_unfinished
+
+DATA, JOURNAL = bytes(range(256)) * 300, b"journal" * 1000
+
+
+def files(folder: Path, *numbers: int) -> list[str]:
+    return [str(folder / f"{number}.img") for number in numbers]
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[dlfs.Volume]:
+    uris = files(tmp_path, 0, 1)
+    dlfs.format_volume(uris, size_bytes=4 * MIB, chunk_bytes=16 * KIB, replicas=2)
+    with dlfs.open(uris) as opened:
+        add(opened)
+        commit_unfinished(opened, b"data", DATA, JOURNAL)
+        yield opened
+
+
+def add(volume: dlfs.Volume, name: str = "data") -> None:
+    with volume.writer(name) as writer:
+        for number in range(20):
+            writer.add(f"{number}", bytes([number]) * 3000)
+
+
+def check(volume: dlfs.Volume) -> DatasetRecord:
+    """Check that a volume has the unfinished record, with its bytes in all copies; return it."""
+    volume.refresh()
+    generation = volume._local("test").generation
+    (record,) = generation.catalog.unfinished
+    assert (record.key, record.tags[1]) == ((b"data", 0), (9, b"of a later version"))
+    for runs, expected in ((record.data_runs, DATA), (record.journal_runs, JOURNAL)):
+        space = DataSpace(generation.geometry, runs)
+        for copy in range(2):
+            found = b"".join(
+                generation.devices[part.member].read(part.offset_bytes, part.length_bytes)
+                for part in space.member_ranges(0, space.size_bytes, copy)
+            )
+            assert found[: len(expected)] == expected
+    return record
+
+
+def test_readers_do_not_show_it(volume: dlfs.Volume) -> None:
+    commit_unfinished(volume, b"other", DATA, JOURNAL, uuid=UUID(int=78))
+    assert [(info.name, info.version) for info in volume.datasets()] == [("data", 1)]
+    assert "other" not in volume
+    with pytest.raises(dlfs.NotFoundError):
+        volume["other"]
+    with pytest.raises(dlfs.NotFoundError):
+        volume["data@0"]
+    with volume.dataset() as dataset:
+        assert len(dataset) == 20
+    assert volume.info().dataset_count == 1
+    assert list(volume.verify()) == []
+    assert list(c_reader.read_volume(volume.uri.split(","))) == [(b"data", 1)]
+
+
+def test_its_chunks_are_counted(volume: dlfs.Volume) -> None:
+    usage = volume.usage()
+    assert usage.unfinished_bytes == (5 + 1) * 16 * KIB
+    used = usage.stored_bytes + usage.unfinished_bytes + usage.catalog_bytes
+    assert used + usage.free_bytes == usage.capacity_bytes
+
+
+CHANGES: dict[str, Callable[[dlfs.Volume], object]] = {
+    "import": add,
+    "remove": lambda volume: volume.remove("data"),
+    "rename": lambda volume: volume.rename("data", "new"),
+    "append": lambda volume: volume.append("data").seal(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changes_of_datasets_keep_it(
+    volume: dlfs.Volume, change: Callable[[dlfs.Volume], object]
+) -> None:
+    before = check(volume)
+    change(volume)
+    add(volume, "after")  # would write over chunks that were free
+    add(volume, "after")
+    assert check(volume) == before
+    with volume.writer("data") as writer:
+        writer.add("x", b"x")
+    assert volume["data"].version >= 2
+
+
+def test_growing_rebalancing_and_shrinking_keep_it(volume: dlfs.Volume, tmp_path: Path) -> None:
+    before = check(volume)
+    volume.grow(files(tmp_path, 2, 3), size_bytes=4 * MIB)
+    volume.rebalance()
+    assert check(volume) == before
+    volume.shrink([0])
+    moved = check(volume)
+    assert (moved.uuid, moved.sample_count) == (before.uuid, before.sample_count)
+    assert not set(moved.runs) & set(before.runs)
+    add(volume, "after")
+    assert check(volume) == moved
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["new-device", "stale-member"])
+def test_repair_copies_its_chunks(tmp_path: Path, stale: bool) -> None:
+    uris = files(tmp_path, 0, 1)
+    dlfs.format_volume(uris, size_bytes=4 * MIB, chunk_bytes=16 * KIB, replicas=2)
+    before = Path(uris[1]).read_bytes()
+    with dlfs.open(uris) as volume:
+        commit_unfinished(volume, b"data", DATA, JOURNAL)
+        add(volume)
+    if stale:
+        Path(uris[1]).write_bytes(before)
+        dlfs.repair(uris)
+    else:
+        uris[1] = files(tmp_path, 5)[0]
+        dlfs.repair(uris[:1], replacements={1: uris[1]})
+    with dlfs.open(uris) as volume:
+        check(volume)
+        assert list(volume.verify()) == []
