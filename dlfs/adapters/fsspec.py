@@ -499,8 +499,9 @@ class _SampleBytes(io.RawIOBase):
 
     def readall(self) -> bytes:
         if self._offset_bytes == 0:
+            data = self._dataset[self._index]
             self._offset_bytes = self.size
-            return self._dataset[self._index]
+            return data
         return self.read(max(0, self.size - self._offset_bytes)) or b""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

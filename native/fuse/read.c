@@ -138,6 +138,7 @@ static void read_part(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uin
         count(&fuse->counters.read_bytes, part.length_bytes);
         (void)fuse_reply_buf(request->request, (const char *)buffer, part.length_bytes);
     } else {
+        failure.member = failure.code == 0 ? UINT32_MAX : failure.member; /* of the whole read */
         failure.code = code;
         int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, &failure);
         reply_error(fuse, dataset, index, error, request);

@@ -264,7 +264,7 @@ static int build_order(const dlfs_directory_layout *layout, const dlfs_directory
             if (at->key < end) {
                 return -EINVAL;
             }
-            end = at->key + length;
+            end = dlfs_location_end(&locations[at->index], content->chunk_bytes);
         }
         store_index(entries + layout->order_offset, layout->index_bytes, rank, at->index);
     }

@@ -132,6 +132,14 @@ static inline bool dlfs_location_fits_chunks(const dlfs_location *location, uint
     uint64_t offset = dlfs_location_address(location) & (chunk_bytes - 1);
     return length == 0 || offset == 0 || offset + length <= chunk_bytes;
 }
+/* Returns the address behind what belongs to a sample that has bytes: of one larger than a chunk,
+ * all of its last chunk. */
+static inline uint64_t dlfs_location_end(const dlfs_location *location, uint64_t chunk_bytes)
+{
+    uint64_t length = dlfs_location_length(location);
+    uint64_t end = dlfs_location_address(location) + length;
+    return length > chunk_bytes ? (end + chunk_bytes - 1) & ~(chunk_bytes - 1) : end;
+}
 /*
  * Checks a sample larger than a chunk against the CRC32Cs of its parts: it starts a chunk, its
  * chunks are in the table, and its CRC32C is that of its parts one after the other. Errors:

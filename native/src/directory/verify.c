@@ -74,14 +74,15 @@ static bool lies_in_chunks(const dlfs_directory *directory, const dlfs_location 
 
 /*
  * Returns the first rank at which the order does not rise by (address, index), or names no sample
- * or one that lies in chunks as none may, or else the number of samples. An order that rises over
- * all ranks contains each sample once.
+ * or one that lies in chunks, or overlaps another, as none may; or else the number of samples. An
+ * order that rises over all ranks contains each sample once.
  */
 static uint64_t first_bad_rank(const dlfs_directory *directory)
 {
     uint64_t count = directory->layout.sample_count;
     uint64_t address = 0;
     uint64_t index = 0;
+    uint64_t end = 0; /* of what belongs to the samples so far */
     for (uint64_t rank = 0; rank < count; rank++) {
         uint64_t last_address = address;
         uint64_t last_index = index;
@@ -97,10 +98,13 @@ static uint64_t first_bad_rank(const dlfs_directory *directory)
         }
         address = address_of(directory, index);
         bool rises = address > last_address || (address == last_address && index > last_index);
-        if ((rank > 0 && !rises) ||
-            !lies_in_chunks(directory, dlfs_directory_location(directory, index))) {
+        const dlfs_location *location = dlfs_directory_location(directory, index);
+        bool empty = dlfs_location_length(location) == 0;
+        if ((rank > 0 && !rises) || !lies_in_chunks(directory, location) ||
+            (!empty && address < end)) {
             return rank;
         }
+        end = empty ? end : dlfs_location_end(location, dlfs_directory_chunk_bytes(directory));
     }
     return count;
 }

@@ -103,7 +103,10 @@ static bool is_being_read(const dlfs_reader *reader, uint64_t chunk)
            reader->slots[number].owner == &part_owner;
 }
 
-/* Waits for the first part while another call reads it. */
+/*
+ * Waits for the first part while another call reads it. That call may need a queue pair which this
+ * one has, so they are given back first.
+ */
 static int wait_for_part(struct part_read *read)
 {
     dlfs_reader *reader = read->reader;
@@ -111,6 +114,13 @@ static int wait_for_part(struct part_read *read)
     while (is_being_read(reader, read->first_chunk)) {
         if (fetch_is_stopped(fetch) || fetch->now_ns >= fetch->deadline_ns) {
             return DLFS_E_TIMEOUT;
+        }
+        pthread_mutex_unlock(&reader->lock);
+        fetch_step(fetch, 0);
+        fetch_release_queues(fetch);
+        pthread_mutex_lock(&reader->lock);
+        if (!is_being_read(reader, read->first_chunk)) {
+            return 0;
         }
         struct timespec until = clock_timespec(fetch->now_ns + WAIT_NS);
         (void)pthread_cond_timedwait(&reader->released, &reader->lock, &until);
@@ -256,6 +266,10 @@ static int fetch_window(struct part_read *read)
         struct span *span = fetch_take_done(fetch);
         if (span == NULL) {
             fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
+            if (fetch_queue_waiter(fetch) !=
+                NULL) { /* a read that was given up may have the pair */
+                reader_drain_fetches(read->reader);
+            }
         } else {
             under_way -= !finish_span(read, span);
         }
@@ -279,6 +293,9 @@ static int64_t read_window(struct part_read *read, uint32_t count_max, uint64_t 
     }
     if (result == 0) {
         result = fetch_window(read);
+    }
+    if (result == DLFS_E_TIMEOUT) {
+        *failure = reader_failure(reader, failure->index, DLFS_E_TIMEOUT, 0, start);
     }
     end_loads(read);
     uint64_t done = 0;

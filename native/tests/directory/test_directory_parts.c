@@ -65,6 +65,26 @@ static void test_parts_are_found_and_verified(void)
     free_samples(&set);
 }
 
+static void test_a_sample_in_the_chunks_of_a_large_one_is_refused(void)
+{
+    sample_set set = make_large_samples();
+    segment made = build(&set);
+    dlfs_directory *directory = open_segment(&made);
+    uint64_t bad = 99;
+    dlfs_location *stored = (dlfs_location *)(made.entries + header_of(&made)->locations_offset);
+    const uint64_t addresses[] = {CHUNK_BYTES + 512, 2 * CHUNK_BYTES + 4096};
+    for (uint32_t i = 0; i < 2; i++) {
+        stored[1].address = addresses[i];
+        seal(&made);
+        CHECK_EQ(dlfs_directory_verify(directory, 0, made.entries, made.plan.entries_bytes, &bad),
+                 DLFS_E_FORMAT);
+        CHECK_EQ(bad, header_of(&made)->order_offset / DLFS_DIRECTORY_BLOCK_BYTES);
+    }
+    dlfs_directory_close(directory);
+    free_segment(&made);
+    free_samples(&set);
+}
+
 static void test_wrong_parts_are_refused(void)
 {
     sample_set set = make_large_samples();
@@ -80,6 +100,9 @@ static void test_wrong_parts_are_refused(void)
     set.locations[2].address += 1; /* starts no chunk */
     CHECK_EQ(build_again(&set, &made), -EINVAL);
     set.locations[2].address -= 1;
+    set.locations[1].address = 2 * CHUNK_BYTES + 4096; /* in the last chunk of another */
+    CHECK_EQ(build_again(&set, &made), -EINVAL);
+    set.locations[1].address = 3 * CHUNK_BYTES;
     CHECK_EQ(build_again(&set, &made), 0);
     set.locations[0].length_low = 0; /* parts without a sample larger than a chunk */
     set.locations[2].length_low = 0;
@@ -91,6 +114,7 @@ static void test_wrong_parts_are_refused(void)
 int main(void)
 {
     test_parts_are_found_and_verified();
+    test_a_sample_in_the_chunks_of_a_large_one_is_refused();
     test_wrong_parts_are_refused();
     return 0;
 }

@@ -1,10 +1,10 @@
 /* Ranges of samples: right with any memory, by many threads at once, and nothing stays pinned. */
 #define LARGE_EVERY 7u
-#include "reader_tests.h"
-
 #include <pthread.h>
 
 #include "dlfs/part.h"
+#include "gate.h"
+#include "reader_tests.h"
 
 #define ROUNDS 400u
 #define THREADS 4u
@@ -149,6 +149,40 @@ static void bounds(void)
     dataset_destroy(&dataset);
 }
 
+static void *read_few(void *argument)
+{
+    struct work *work = argument;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        uint64_t index = 5 + LARGE_EVERY * (draw(&work->seed) % 4 + 5);
+        uint64_t offset = CHUNK * (uint64_t)(draw(&work->seed) % 2);
+        offset = offset < sample_length(index) ? offset : 0;
+        read_range(work->reader, (dlfs_part){index, offset, sample_length(index) - offset});
+    }
+    return NULL;
+}
+
+/* Checks that threads that wait for each other's parts do not wait for their queue pairs, too. */
+static void one_queue_pair(void)
+{
+    struct dataset dataset;
+    pthread_t threads[THREADS];
+    struct work work[THREADS];
+    struct gate gate = {.queues_max = 1};
+    dataset_create(&dataset, NULL);
+    gate_put(&gate, dataset.inner);
+    dataset.device = gate.device;
+    dlfs_reader *reader = reader_over(&dataset, 8 * CHUNK, 0);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        work[i] = (struct work){reader, i + 1};
+        CHECK_EQ(pthread_create(&threads[i], NULL, read_few, &work[i]), 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++) {
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
 int main(void)
 {
     many_at_once(4);
@@ -157,5 +191,6 @@ int main(void)
     pinned();
     kept();
     bounds();
+    one_queue_pair();
     return 0;
 }

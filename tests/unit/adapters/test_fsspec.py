@@ -333,6 +333,20 @@ def test_ranges_of_a_large_file_cost_the_chunks_that_they_lie_in(fs, make_volume
             opened.seek(-1)
 
 
+def test_a_failed_read_is_no_end_of_the_file(fs, base, samples, monkeypatch):
+    path, data = next((path, data) for path, data in sorted(samples.items()) if data)
+    with fs.open(f"{base}/{path.decode()}") as opened, monkeypatch.context() as patched:
+
+        def fail(_dataset: dlfs.Dataset, _index: int) -> bytes:
+            raise dlfs.DeviceTimeoutError("a device does not answer")
+
+        patched.setattr(dlfs.Dataset, "__getitem__", fail)
+        with pytest.raises(dlfs.DeviceTimeoutError):
+            opened.read()
+        patched.undo()
+        assert opened.read() == data
+
+
 # ---- the rest of a file system -------------------------------------------------------------------
 
 
