@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from dlfs.units import GIB, MIB
@@ -28,8 +29,9 @@ SERVICE_BYTES_MAX = 4 * GIB
 _FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
 
 
+@cache
 def allowed_bytes() -> int:
-    """Return the memory that this process may use, in bytes."""
+    """Return the memory that this process may use, in bytes, as of the first call."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits()])
 

@@ -19,12 +19,14 @@ MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A process's directory in /proc, of which a test writes the files."""
     made = tmp_path / "proc"
     made.mkdir()
     monkeypatch.setattr(memory_limit, "PROC", made)
-    return made
+    allowed_bytes.cache_clear()
+    yield made
+    allowed_bytes.cache_clear()
 
 
 def make_group(root: Path, path: str, name: str, value: str) -> None:
