@@ -560,7 +560,9 @@ def read_fields(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, 
 def read_empty(paths: list[str | Path]) -> dict[tuple[bytes, int], list[bytes]]:
     """The empty directories of every dataset of the volume that these files hold, in any order."""
     volume = Volume([Path(path).read_bytes() for path in paths])
-    return {(r.name, r.version): decode_empty(volume, r) for r in decode_catalog(volume)}
+    return {
+        (r.name, r.version): decode_empty(volume, r) for r in decode_catalog(volume) if r.is_sealed
+    }
 
 
 def read_attributes(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[str, list[object]]]:
