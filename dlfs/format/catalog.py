@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import overload
 from uuid import UUID
@@ -33,6 +32,7 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
+from dlfs.forks import cached_property
 from dlfs.format.catalog_checks import check_arrays
 from dlfs.format.constants import (
     CATALOG_BYTES_MAX,
