@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or less in a control group (v1 or v2).
+"""The memory that this process may use: the machine's, or less in a control group (v1 or v2).
 
 Defaults of memory for samples are shares of it, so that they do not have a process killed in a
 container whose limit is far below the machine's memory.

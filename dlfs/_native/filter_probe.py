@@ -29,7 +29,7 @@ _RUN = ctypes.CFUNCTYPE(
 
 
 class _Class(ctypes.Structure):
-    """What the library knows of a filter."""
+    """``H5Z_class2_t``: a filter as HDF5 registers it."""
 
     _fields_ = (
         ("version", ctypes.c_int),

@@ -71,7 +71,7 @@ BATCH_BYTES = 64 << 20
 """Largest sum of file lengths that one batch reads, in bytes, if several files are requested."""
 
 BUFFER_BYTES = 256 << 10
-"""What an open file reads at once for small reads, in bytes."""
+"""Size of the buffer of an open file, in bytes; larger reads bypass it."""
 
 RANGE_BYTES_MIN = 1 << 20
 """Longest file that ``cat_ranges`` reads whole, in bytes."""

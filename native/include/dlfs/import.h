@@ -70,7 +70,7 @@ DLFS_API int64_t dlfs_pack_verify(const dlfs_location *locations, uint64_t count
 /* ---- building a directory ------------------------------------------------------------------- */
 
 /*
- * What a directory segment is built from; borrowed. The paths of samples are
+ * The content of a directory segment to be built; borrowed. The paths of samples are
  * names[offsets[i]..offsets[i+1]), in strictly rising byte order; those of directories without
  * samples below them, likewise, each with a '/' behind it. No two are alike, and none lies below
  * another.

@@ -34,11 +34,11 @@ _SHUFFLED_TOGETHER = 8
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What a filter made of a chunk.
+    """The stored bytes of a chunk behind one filter.
 
     Attributes:
         values: the filter's values in the file.
-        data: the stream.
+        data: the stored bytes.
         size: size of the chunk, in bytes.
         item_bytes: size of an element, in bytes.
     """
