@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -48,6 +48,7 @@ from tests.nvmet.volumes import assert_whole, read_epoch
 from tests.service.serving import SECONDS_MAX, Service, wait_for
 from tests.spdk.target import Namespace as SpdkNamespace
 from tests.spdk.target import SpdkTarget
+from tests.support.descriptors import open_names
 from tests.support.nvme import AnaState, Namespace, ScriptedTarget, Settings, Subsystem
 
 ROUNDS = int(os.environ.get("DLFS_RECOMPOSING_ROUNDS", "2"))
@@ -395,11 +396,7 @@ class Servers:
 
 def open_files(pid: int) -> Counter[str]:
     """Return the number of open files of a process by name; sockets and pipes have none."""
-    names: Counter[str] = Counter()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            names[os.path.basename(os.readlink(link)).partition(":[")[0]] += 1
-    return names
+    return Counter(os.path.basename(name).partition(":[")[0] for name in open_names(pid))
 
 
 class World:

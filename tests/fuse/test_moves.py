@@ -12,6 +12,7 @@ import pytest
 import dlfs
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import mounted, served_by, wait_for
+from tests.support.descriptors import open_names
 from tests.support.nvme import ScriptedTarget
 from tests.unit.resizing.test_following import overwrite, reuse_chunks
 
@@ -72,8 +73,7 @@ def test_a_device_that_left_is_closed_without_a_request(tmp_path: Path, server: 
     with mounted(old, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount:
 
         def is_open(path: Path) -> bool:
-            links = Path(f"/proc/{mount.pid}/fd").iterdir()
-            return str(path) in [os.path.realpath(link) for link in links]
+            return str(path) in open_names(mount.pid)
 
         assert (mount / "d/a").read_bytes() == b"b"
         assert is_open(old)

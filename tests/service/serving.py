@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import select
 import signal
@@ -21,6 +20,7 @@ import dlfs
 from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import GetStatistics, Statistics
 from dlfs.units import KIB, MIB
+from tests.support.descriptors import open_names
 
 SECONDS_MAX = 100
 """Longest wait for a condition, in seconds; slow test machines need it."""
@@ -187,12 +187,7 @@ class Service:
 
 def memory_files(pid: int) -> list[str]:
     """Return the names of the memory files (memfd) of DLFS that a process has open."""
-    found = []
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            found += [target] if target.startswith("/memfd:dlfs") else []
-    return found
+    return [name for name in open_names(pid) if name.startswith("/memfd:dlfs")]
 
 
 @contextlib.contextmanager

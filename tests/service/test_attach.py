@@ -31,6 +31,7 @@ from dlfs.service.protocol import (
     OpenDataset,
 )
 from tests.service.serving import Service, client, hear, make_samples, make_volume, tell, wait_for
+from tests.support.descriptors import open_names
 
 SAMPLES = make_samples(60)
 OTHER = make_samples(60, seed=2)
@@ -86,13 +87,7 @@ def read(service: Service, label: str) -> dict[bytes, bytes]:
 
 
 def open_descriptors(service: Service, path: str) -> int:
-    found = 0
-    for name in os.listdir(f"/proc/{service.pid}/fd"):
-        try:
-            found += os.readlink(f"/proc/{service.pid}/fd/{name}") == path
-        except FileNotFoundError:
-            continue
-    return found
+    return open_names(service.pid).count(path)
 
 
 def test_an_attached_volume_is_served_until_it_is_detached(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 import dlfs
 from dlfs.units import KIB, MIB
 from tests.service.serving import Service, make_samples, make_volume, wait_for
+from tests.support.descriptors import open_names
 from tests.unit.resizing.test_following import overwrite, reuse_chunks
 
 
@@ -82,8 +82,7 @@ def test_a_device_that_left_is_closed_without_a_request(tmp_path: Path) -> None:
     service = Service([old], tmp_path / "m.sock")
 
     def is_open(path: str) -> bool:
-        links = Path(f"/proc/{service.pid}/fd").iterdir()
-        return path in [os.path.realpath(link) for link in links]
+        return path in open_names(service.pid)
 
     try:
         service.wait_ready()

@@ -1,4 +1,4 @@
-"""Descriptors of this process. Those of objects of other tests may be closed at any time."""
+"""Descriptors of processes. Those of other threads may be closed at any time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import os
 from pathlib import Path
 
 
+def open_names(pid: int | str = "self") -> list[str]:
+    """Return what the descriptors of a process refer to: a path for each open file, else a name."""
+    names = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as that of the listing is
+            names.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return names
+
+
 def count_below(folder: Path) -> int:
     """Return how many descriptors of this process are of the folder or of something below it."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as that of the listing is
-            count += Path(os.readlink(f"/proc/self/fd/{name}")).is_relative_to(folder)
-    return count
+    return sum(Path(name).is_relative_to(folder) for name in open_names())

@@ -15,6 +15,7 @@ import pytest
 import dlfs
 from dlfs.units import MIB
 from tests.support.datasets import random_samples
+from tests.support.descriptors import open_names
 
 COUNT = 400
 
@@ -130,8 +131,7 @@ def test_pytorch_workers(volume_path, method):
 
 def descriptors(path: Path) -> int:
     """Return the number of descriptors that this process has of a file."""
-    open_files = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-    return sum(file.exists() and file.samefile(path) for file in open_files)
+    return open_names().count(os.path.realpath(path))
 
 
 def test_a_dataset_closed_under_its_epoch_closes_its_devices_with_it(volume_path):

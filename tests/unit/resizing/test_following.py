@@ -21,6 +21,7 @@ from dlfs.store import formatting, located
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import wait_for
 from tests.golden import c_reader
+from tests.support.descriptors import open_names
 from tests.support.devices import WrappingDevice
 from tests.unit.resizing.test_growing import read
 
@@ -174,8 +175,7 @@ def test_an_epoch_is_exact_while_its_dataset_moves_twice(files: list[str], plan:
 
 def test_devices_that_are_not_read_any_more_are_closed(files: list[str]) -> None:
     def descriptors() -> int:
-        links = (os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink())
-        return sum(link == files[0] for link in links)
+        return open_names().count(files[0])
 
     gc.disable()  # the devices must not wait for it
     try:
