@@ -17,7 +17,7 @@ import errno
 import threading
 from collections import deque
 from collections.abc import Callable
-from ctypes import byref
+from ctypes import byref, c_uint64, c_void_p
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +37,7 @@ from dlfs._native.reader import (
     member_counters,
     start_of,
 )
+from dlfs._native.sample_memory import SampleMemory
 from dlfs._native.single_reads import NativeBegunRead, copy_sample
 from dlfs._native.sockets import close_in_children
 from dlfs.closing import Closing
@@ -175,6 +176,9 @@ class ClientReader:
         self._arena: Handle | None = Handle(library().dlfs_arena_unmap, process=self.process)
         code = library().dlfs_arena_map(arena_descriptor, arena_bytes, byref(self._arena))
         check(code, f"map {arena_bytes} bytes of the memory of {service}")
+        base, size_bytes = c_void_p(), c_uint64()
+        library().dlfs_arena_memory(self._arena, byref(base), byref(size_bytes))
+        self._memory = SampleMemory(self._arena, base.value or 0, size_bytes.value, writable=False)
         self.service = service
         self.lost = False
         self._open_channel = open_channel
@@ -251,6 +255,16 @@ class ClientReader:
             check(code, f"read a part of sample {part.index} from {self.service}")
         return failure
 
+    def memory(self) -> SampleMemory:
+        """Return the read-only mapping of the service's sample memory.
+
+        Raises:
+            ClosedError: the reader is closed, or belongs to another process.
+        """
+        if self.closing or not self._owner.is_current():
+            raise ClosedError("use a reader: it is closed, or belongs to another process")
+        return self._memory
+
     def stats(self) -> dict[str, int]:
         """Return the counters of the service's reader by name, for all clients together."""
         stats = abi.ReaderStats()
@@ -293,6 +307,7 @@ class ClientReader:
         """Close all channels; used ones close on return. Idempotent."""
         self.closing = True
         self._arena = None
+        self._memory.close()
         self._close_idle()
 
     def stream(

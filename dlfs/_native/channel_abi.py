@@ -71,6 +71,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_channel_destroy": (None, (c_void_p,)),
     "dlfs_channel_get_stats": (None, (c_void_p, POINTER(ChannelStats))),
     "dlfs_arena_map": (c_int, (c_int, c_uint64, _OUT)),
+    "dlfs_arena_memory": (None, (c_void_p, _OUT, POINTER(c_uint64))),
     "dlfs_arena_unmap": (None, (c_void_p,)),
     "dlfs_client_create": (c_int, (c_void_p, c_int, POINTER(c_int), c_uint32, _OUT)),
     "dlfs_client_attach": (c_int, (c_void_p, c_void_p, c_uint32)),

@@ -23,9 +23,10 @@ from dlfs._native.batch import NativeBatch, NativeFailure, batch_handle
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import check, error_for, library
 from dlfs._native.parts import SamplePart, copy_part
+from dlfs._native.sample_memory import SampleMemory
 from dlfs._native.single_reads import NativeBegunRead, copy_sample
 from dlfs.errors import ClosedError
-from dlfs.forks import OwnerProcess
+from dlfs.forks import Lock, OwnerProcess
 
 if TYPE_CHECKING:
     from dlfs._native.device import NativeDevice
@@ -145,6 +146,8 @@ class NativeReader:
         self._owner = OwnerProcess()
         self.closing = False
         self._scratch = threading.local()
+        self._memory: SampleMemory | None = None
+        self._memory_lock = Lock()
         self._handle: Handle | None = Handle(
             library().dlfs_reader_destroy, *owners, directory_owner, process=self.process
         )
@@ -231,6 +234,22 @@ class NativeReader:
             check(code, f"read a part of sample {part.index}")
         return failure
 
+    def memory(self) -> SampleMemory:
+        """Return the mapping of the sample memory, in which the samples of most batches lie.
+
+        Raises:
+            ClosedError: the reader is closed, or belongs to another process.
+            DeviceError: the memory could not be allocated.
+        """
+        owner = self.handle
+        with self._memory_lock:
+            if self._memory is None:
+                base, size_bytes = c_void_p(), c_uint64()
+                code = library().dlfs_reader_memory(owner, byref(base), byref(size_bytes))
+                check(code, "map the sample memory")
+                self._memory = SampleMemory(owner, base.value or 0, size_bytes.value, writable=True)
+            return self._memory
+
     def arena(self) -> tuple[int, int]:
         """Return the descriptor and the length in bytes of the shared sample memory.
 
@@ -284,6 +303,10 @@ class NativeReader:
         """
         self.closing = True
         self._handle = None
+        with self._memory_lock:
+            memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
 
 
 class NativeSequence:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dlfs._native.batch import NativeBatch, NativeFailure
 from dlfs._native.parts import SamplePart
 from dlfs._native.reader import NativeSequence, StreamOptions
+from dlfs._native.sample_memory import SampleMemory
 from dlfs._native.single_reads import NativeBegunRead
 
 
@@ -51,6 +52,9 @@ class ReaderBackend(Protocol):
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample; return the failure, or one with code 0."""
+
+    def memory(self) -> SampleMemory:
+        """Return the mapping of the sample memory; raise ClosedError if the reader is closed."""
 
     def stream(self, sequence: NativeSequence, options: StreamOptions) -> StreamBackend:
         """Start reading some positions of an order ahead."""

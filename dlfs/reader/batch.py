@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from dlfs._native.sample_memory import SampleMemory
 from dlfs.errors import ClosedError, UsageError
 from dlfs.fields import FieldColumns, FieldPlaces, Fields, FieldSpan, find_fields, place_fields
 from dlfs.fields.arrays import ArrayForm, forms_of
@@ -82,7 +83,9 @@ class Batch:
         *,
         dataset: str = "",
         span: FieldSpan = (),
+        arena: Callable[[], SampleMemory] | None = None,
     ) -> None:
+        self._arena = arena
         self._dataset = dataset
         self._span = span
         self._attributes = attributes
@@ -99,6 +102,17 @@ class Batch:
     def data(self) -> npt.NDArray[np.uint8]:
         """The whole buffer, ``uint8[...]``, read-only; samples lie in it by offset and length."""
         return np.frombuffer(self._open(), np.uint8)
+
+    @property
+    def sample_memory(self) -> SampleMemory | None:
+        """Memory of the reader that ``data`` is; None if the samples have memory of their own."""
+        if self._arena is None:
+            return None
+        try:
+            memory = self._arena()
+        except ClosedError:
+            return None
+        return memory if memory.contains(self.data.__array_interface__["data"][0]) else None
 
     def __repr__(self) -> str:
         size = format_bytes(int(np.maximum(self.lengths, 0).sum()))
@@ -145,7 +159,7 @@ class Batch:
             places = self._place(position)
             part = self._part(places)
             if places.type.kind == "bytes":
-                return Batch(part, failures=self.failures, dataset=self._dataset)
+                return Batch(part, failures=self.failures, dataset=self._dataset, arena=self._arena)
             return decode_part(part, position, places, self._dataset)
         offset = int(self.offsets[position])
         return self._open()[offset : offset + max(0, int(self.lengths[position]))]
@@ -176,7 +190,7 @@ class Batch:
             UsageError: there is no such field.
             FormatError: as ``batch[name]``.
         """
-        return Batch(self._part(self._place(name)), dataset=self._dataset)
+        return Batch(self._part(self._place(name)), dataset=self._dataset, arena=self._arena)
 
     def ragged(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Copy the arrays of a field that differ in the first dimension one after the other.
@@ -299,6 +313,18 @@ class Batch:
         Raises:
             UsageError: the lengths differ, or do not fit dtype and shape.
         """
+        shape = self.stacked_shape(dtype, shape)
+        packed, _ = self.pack()
+        return packed.view(dtype).reshape(shape)
+
+    def stacked_shape(
+        self, dtype: npt.DTypeLike = np.uint8, shape: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        """Return the shape of the array that ``stack`` makes: ``(n, *shape)``.
+
+        Raises:
+            UsageError: as ``stack``.
+        """
         element = np.dtype(dtype)
         length = int(self.lengths[0]) if len(self) else 0
         shape = (length // element.itemsize,) if shape is None else tuple(shape)
@@ -310,10 +336,7 @@ class Batch:
                 f"stack a batch: expected samples of {expected} bytes ({element} {shape}), got "
                 f"{int(self.lengths[at])} bytes at position {at} (index {int(self.indices[at])})"
             )
-        stacked = np.empty((len(self), *shape), element)
-        offsets = np.arange(len(self), dtype=np.int64) * expected
-        self.gather(stacked.reshape(-1).view(np.uint8), offsets)
-        return stacked
+        return len(self), *shape
 
     @overload
     def arrays(self, *, stack: Literal[True] = True) -> npt.NDArray[Any]: ...
@@ -336,6 +359,35 @@ class Batch:
                 and are to be stacked; the message names the sample.
             DlfsError: the columns cannot be read.
         """
+        if stack:
+            return self.stack(*self.array_form())
+        forms, chosen = self._checked_forms()
+        return [
+            np.frombuffer(view, forms[form].dtype).reshape(forms[form].shape)
+            for view, form in zip(self, chosen.tolist(), strict=True)
+        ]
+
+    def array_form(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Return dtype and shape of the arrays that the samples are.
+
+        Raises:
+            UsageError: as ``arrays`` that are to be stacked.
+            DlfsError: the columns cannot be read.
+        """
+        forms, chosen = self._checked_forms()
+        if len(forms) > 1:
+            first, other = (
+                f"{forms[chosen[at]]} of sample {int(self.indices[at])}"
+                for at in (0, int(np.argmax(chosen != chosen[0])))
+            )
+            raise UsageError(
+                f"stack arrays: expected all of one form, got {first} and {other}; "
+                f"stack=False gives a list"
+            )
+        return forms[0].dtype, forms[0].shape
+
+    def _checked_forms(self) -> tuple[list[ArrayForm], npt.NDArray[np.intp]]:
+        """Return the forms of the arrays, after a check that each sample is as long as its."""
         forms, chosen = self._forms()
         needed = np.array([form.length_bytes for form in forms], object)[chosen]
         wrong = np.flatnonzero(needed != self.lengths)
@@ -345,21 +397,7 @@ class Batch:
                 f"read arrays: sample {int(self.indices[at])}: expected {needed[at]} bytes, "
                 f"{forms[chosen[at]]}, got {int(self.lengths[at])}"
             )
-        if stack and len(forms) > 1:
-            first, other = (
-                f"{forms[chosen[at]]} of sample {int(self.indices[at])}"
-                for at in (0, int(np.argmax(chosen != chosen[0])))
-            )
-            raise UsageError(
-                f"stack arrays: expected all of one form, got {first} and {other}; "
-                f"stack=False gives a list"
-            )
-        if stack:
-            return self.stack(forms[0].dtype, forms[0].shape)
-        return [
-            np.frombuffer(view, forms[form].dtype).reshape(forms[form].shape)
-            for view, form in zip(self, chosen.tolist(), strict=True)
-        ]
+        return forms, chosen
 
     def _forms(self) -> tuple[list[ArrayForm], npt.NDArray[np.intp]]:
         """Return the different forms of the arrays, and the form number of each sample."""

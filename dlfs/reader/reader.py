@@ -267,6 +267,7 @@ class SampleReader(Closing):
             self.attributes,
             dataset=self._where.dataset,
             span=self.span,
+            arena=self.native.memory,
         )
 
     def watch_members(self) -> None:

@@ -22,8 +22,10 @@ import multiprocessing
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.adapters.torch.sources import Source
 from dlfs.adapters.torch.states import State, next_epoch
 from dlfs.adapters.torch.worker_memory import WorkerMemory
+from dlfs.epoch_options import EpochOptions
 
 _FIELDS = ("seed", "shuffle", "window_chunks", "epoch", "position")
 _SHUFFLES = ("global", "chunk", None)
@@ -133,3 +135,9 @@ def _process_number() -> int:
     """Return the number that multiprocessing gave this child process."""
     identity: tuple[int, ...] = getattr(multiprocessing.current_process(), "_identity", ())
     return identity[-1] if identity else 0
+
+
+def start_cursor(dataset: Source, options: EpochOptions) -> tuple[int, Cursor]:
+    """Return the samples of an epoch, and a cursor at its beginning."""
+    whole = dataset.start_epoch(options.whole())
+    return len(whole), Cursor(whole.state())

@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dlfs import Batch
+from dlfs.adapters.torch.memory import HostMemory
 from dlfs.adapters.torch.tensors import (
     Jagged,
     SampleViews,
@@ -46,13 +47,14 @@ class FieldSample(dict[str, Any]):
         return FieldSample, (dict(self), dict(self.types))
 
 
-def gather_fields(batch: Batch, collate: object) -> dict[str, Any]:
+def gather_fields(batch: Batch, collate: object, memory: HostMemory) -> dict[str, Any]:
     """Return the fields of a batch as tensors and lists by name, for a batch without a transform.
 
     Args:
         batch: batch with the samples.
         collate: ``jagged`` to join arrays that differ in the first dimension, ``stack`` to stack
             those that vary, which must be of one shape; else they are a list.
+        memory: memory of the fields that are bytes.
 
     Raises:
         UsageError: arrays are to be joined and differ in another dimension.
@@ -61,7 +63,7 @@ def gather_fields(batch: Batch, collate: object) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, kind in batch.fields.items():
         if kind == "bytes":
-            found[name] = view_samples(batch[name])
+            found[name] = memory.views(batch[name])
         elif kind == "text":
             found[name] = batch[name]
         elif not varies(kind):

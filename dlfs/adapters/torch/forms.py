@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from dlfs import Batch
+from dlfs.adapters.torch.memory import HostMemory
 from dlfs.adapters.torch.tensors import Jagged
 from dlfs.errors import UsageError
 
@@ -65,8 +66,12 @@ class SampleForm:
         """Bytes of a sample for each element of a first dimension that varies."""
         return math.prod(self.shape[1:]) * self.stored.itemsize
 
-    def stack(self, batch: Batch) -> torch.Tensor:
+    def stack(self, batch: Batch, memory: HostMemory) -> torch.Tensor:
         """Copy the samples of a batch, of equal length, to one tensor: ``[n, *shape]``.
+
+        Args:
+            batch: batch with the samples.
+            memory: memory of the tensor.
 
         Raises:
             UsageError: the lengths differ, or do not fit type and shape.
@@ -75,10 +80,15 @@ class SampleForm:
         if self.varies:
             length_bytes = int(batch.lengths[0]) if len(batch) else 0
             shape = (length_bytes // self._row_bytes, *shape[1:])
-        return torch.from_numpy(batch.stack(self.stored, shape)).view(self.dtype)
+        stacked = batch.stacked_shape(self.stored, shape)
+        return memory.pack(batch).view(self.dtype).view(stacked)
 
-    def join(self, batch: Batch) -> Jagged:
+    def join(self, batch: Batch, memory: HostMemory) -> Jagged:
         """Copy the samples of a batch one after the other.
+
+        Args:
+            batch: batch with the samples.
+            memory: memory of the tensors.
 
         Raises:
             UsageError: a length does not fit type and shape, or the shape has no dimension.
@@ -89,7 +99,7 @@ class SampleForm:
             )
         if not self.varies:
             counts = torch.arange(len(batch) + 1)
-            return Jagged(self.stack(batch).flatten(0, 1), counts * self.shape[0])
+            return Jagged(self.stack(batch, memory).flatten(0, 1), counts * self.shape[0])
         wrong = np.flatnonzero(batch.lengths % self._row_bytes)
         if len(wrong):
             at = int(wrong[0])
@@ -98,9 +108,10 @@ class SampleForm:
                 f"({self.dtype} {self.shape}), got {int(batch.lengths[at])} bytes at position {at} "
                 f"(index {int(batch.indices[at])})"
             )
-        packed, offsets = batch.pack()
-        values = torch.from_numpy(packed.view(self.stored)).view(self.dtype)
-        return Jagged(values.reshape(self.shape), torch.from_numpy(offsets // self._row_bytes))
+        values = memory.pack(batch).view(self.dtype)
+        offsets = np.zeros(len(batch) + 1, np.int64)
+        np.cumsum(np.maximum(batch.lengths, 0) // self._row_bytes, out=offsets[1:])
+        return Jagged(values.reshape(self.shape), torch.from_numpy(offsets))
 
 
 def _find_types(dtype: ElementType) -> tuple[np.dtype[Any], torch.dtype]:

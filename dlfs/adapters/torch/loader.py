@@ -32,7 +32,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from dlfs import Batch, Epoch, OnError, ReadPlan, Shuffle, TokenSequences
 from dlfs.adapters.torch.context import make_contexts
-from dlfs.adapters.torch.cursor import Cursor
+from dlfs.adapters.torch.cursor import Cursor, start_cursor
+from dlfs.adapters.torch.device import check_device, has_accelerator, open_memory
 from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.lightning_fit import (
@@ -41,13 +42,14 @@ from dlfs.adapters.torch.lightning_fit import (
     is_used_up,
     repeats_batches,
 )
-from dlfs.adapters.torch.lookahead import LOOKAHEAD, Read, Work, begin_ahead
+from dlfs.adapters.torch.lookahead import LOOKAHEAD, Read, Work, begin_work, take_ahead
+from dlfs.adapters.torch.memory import HostMemory
 from dlfs.adapters.torch.placement import PlacementFinder, refuse_second_sharding
-from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
+from dlfs.adapters.torch.samples import HOST, THREADS, Collate, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.shares import Share, Uneven, check_uneven, choose_uneven
 from dlfs.adapters.torch.sources import Source, as_batch, check_source, read_positions
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
-from dlfs.adapters.torch.tensors import Pair, RankBatch, RankPair, TensorBatch, has_accelerator
+from dlfs.adapters.torch.tensors import RankBatch, TensorBatch, pair_of
 from dlfs.adapters.torch.worker_process import as_it_is, ignore_interrupts
 from dlfs.arguments import check_integer
 from dlfs.epoch_options import FOUND_RANK, WINDOW_CHUNKS, EpochOptions, EpochState, Weights
@@ -128,8 +130,11 @@ class Loader(IterableDataset[Any]):
         lookahead: batches whose transforms start before they are requested.
         num_workers: processes that read and transform; 0 to do so in this process.
         multiprocessing_context: start method of the workers, such as ``spawn``; see ``DataLoader``.
+        device: GPU to which batches are copied ahead, such as ``cuda``; each is given when the
+            present stream may use it. By default they lie in ordinary memory.
         pin_memory: True to give batches in page-locked memory; without an accelerator only a
-            warning.
+            warning. With ``device``, the dataset's sample memory is page-locked once, from which
+            samples go to the GPU without a copy by the processor.
         as_pairs: True to give ``(samples, labels)``, as loops over torchvision's datasets expect,
             instead of a ``TensorBatch``; labels may be None. The state is then that of
             ``state_dict``.
@@ -146,6 +151,8 @@ class Loader(IterableDataset[Any]):
     """True if Lightning has loaded a state and has not begun to train yet."""
     _workers: DataLoader[TensorBatch] | None = None
     """Worker processes of this loader, from its first iteration on."""
+    _memory: HostMemory | None = None
+    """Memory of the batches that this process makes, from its first iteration on."""
     _source: Iterator[TensorBatch] | None = None
     """Batches of the iteration in progress."""
     _behind: State | None = None
@@ -187,6 +194,7 @@ class Loader(IterableDataset[Any]):
         lookahead: int = LOOKAHEAD,
         num_workers: int = 0,
         multiprocessing_context: Any = None,
+        device: str | int | torch.device | None = None,
         pin_memory: bool = False,
         as_pairs: bool = False,
     ) -> None:
@@ -220,16 +228,15 @@ class Loader(IterableDataset[Any]):
             plan=plan,
             fields=fields,
         ).with_copies()
-        check_uneven(uneven)
-        self._uneven = uneven
+        self._uneven = check_uneven(uneven)
         self._lookahead = check(lookahead, 0, option="lookahead")
         self._num_workers = check(num_workers, 0, option="num_workers")
         self._context, self._as_pairs = multiprocessing_context, as_pairs
-        self._pin_memory = pin_memory and has_accelerator()
-        self._total, self._cursor = _start_cursor(dataset, self._options)
+        self._device, self._pin_memory = check_device(device), pin_memory and has_accelerator()
+        self._total, self._cursor = start_cursor(dataset, self._options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_workers": None, "_source": None}
+        return {**self.__dict__, "_workers": None, "_source": None, "_memory": None}
 
     def __repr__(self) -> str:
         stand = self._cursor.get()
@@ -389,7 +396,7 @@ class Loader(IterableDataset[Any]):
             batches = self._iterate()
         else:
             batches = self._iterate_worker(info.seed - info.id, info.id, info.num_workers)
-        return map(_pair, batches) if self._as_pairs else batches
+        return map(pair_of, batches) if self._as_pairs else batches
 
     def _iterate(self) -> Iterator[TensorBatch]:
         """Yield the rest of the epoch, in the training process."""
@@ -397,8 +404,6 @@ class Loader(IterableDataset[Any]):
         if self._is_used_up:
             self._is_used_up = False
             return
-        # With workers, DataLoader pins in a thread.
-        pin = self._pin_memory and not self._num_workers
         begin = self._begin()
         left = whole = self._share(begin).batches
         source = None
@@ -409,7 +414,7 @@ class Loader(IterableDataset[Any]):
                 # Other ranks may have one batch more: the state is theirs, too.
                 self._behind = None if left else batch.state
                 self._cursor.set(batch.state if left else next_epoch(begin), given=True)
-                yield batch.pin_memory() if pin else batch
+                yield batch
                 self._behind = None
                 if not left:
                     break
@@ -451,19 +456,20 @@ class Loader(IterableDataset[Any]):
         return begin
 
     def _start(self, begin: State) -> Iterator[TensorBatch]:
+        memory = self._memory = open_memory(self._memory, self._device, pin=self._pin_memory)
         if not self._num_workers:
-            return self._make(begin)
+            return self._make(begin, memory)
         if self._workers is not None:
             try:
-                return self._start_workers(begin)
+                return memory.give(self._start_workers(begin))
             except RuntimeError:  # a worker was killed, or interrupted at its start
                 self.close()
         self._workers = self._make_workers(begin)
-        return self._start_workers(begin)
+        return memory.give(self._start_workers(begin))
 
     def _make_workers(self, begin: State) -> DataLoader[TensorBatch]:
         inner = copy(self)  # a copy: a reference cycle would keep the workers
-        inner._as_pairs = False
+        inner._as_pairs, inner._memory = False, None
         inner._cursor = Cursor(begin)  # the begin of the workers differs from this process's
         return DataLoader(
             inner,
@@ -471,7 +477,7 @@ class Loader(IterableDataset[Any]):
             collate_fn=as_it_is,
             num_workers=self._num_workers,
             multiprocessing_context=self._context,
-            pin_memory=self._pin_memory,
+            pin_memory=self._pin_memory or self._device is not None,
             persistent_workers=True,  # keeps their sample memory
         )
 
@@ -507,7 +513,7 @@ class Loader(IterableDataset[Any]):
         """Yield every workers-th batch, from the one at position ``after`` on."""
         total = self._count(begin)
         own = {**begin, "position": min(total, after)}
-        for batch in self._make(own, every=me["workers"]):
+        for batch in self._make(own, HOST, every=me["workers"]):
             position = min(total, after + me["step"])
             after += me["workers"] * me["step"]
             # The same epoch, even behind the last batch: other workers are still in it.
@@ -515,13 +521,16 @@ class Loader(IterableDataset[Any]):
             yield batch
 
     def close(self) -> None:
-        """End the worker processes and the iteration in progress. Idempotent."""
+        """End worker processes and iteration, and unlock the sample memory. Idempotent."""
         self._end_iteration()
         workers, self._workers = self._workers, None
         iterator = getattr(workers, "_iterator", None)
         if iterator is not None:
             # A traceback may keep the iterator and thus its processes.
             iterator._shutdown_workers()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
 
     def _end_iteration(self) -> None:
         """Stop reading ahead for the iteration in progress."""
@@ -559,20 +568,20 @@ class Loader(IterableDataset[Any]):
             contexts = make_contexts(batch, share.positions(number), begin)
         return batch, self._begin_of(state) if number + 1 == share.batches else state, contexts
 
-    def _make(self, begin: State, *, every: int = 1) -> Iterator[TensorBatch]:
+    def _make(self, begin: State, memory: HostMemory, *, every: int = 1) -> Iterator[TensorBatch]:
         # A for loop would keep each batch in memory while the next one is read; map does not.
         reading = self._read(begin, every)
         with closing(reading):
             if not self._recipe.has_work:
-                yield from map(self._gather, reading)
+                yield from memory.give(map(partial(self._gather, memory), reading))
                 return
             with TransformPool(self._recipe, self.dataset) as pool:
-                begun = begin_ahead(reading, pool, self._lookahead)
-                yield from map(partial(self._join, pool), begun)
+                begun = take_ahead(map(partial(begin_work, pool), reading), self._lookahead)
+                yield from memory.give(map(partial(self._join, pool), begun))
 
-    def _gather(self, read: Read) -> TensorBatch:
+    def _gather(self, memory: HostMemory, read: Read) -> TensorBatch:
         batch, state, _ = read
-        return self._tensors(batch, state, self._recipe.gather(batch))
+        return self._tensors(batch, state, self._recipe.gather(batch, memory))
 
     def _join(self, pool: TransformPool, work: Work) -> TensorBatch:
         batch, state, parts = work
@@ -587,14 +596,3 @@ class Loader(IterableDataset[Any]):
             state=state,
             failures=batch.failures,
         )
-
-
-def _start_cursor(dataset: Source, options: EpochOptions) -> tuple[int, Cursor]:
-    """Return the samples of an epoch, and a cursor at its beginning."""
-    whole = dataset.start_epoch(options.whole())
-    return len(whole), Cursor(whole.state())
-
-
-def _pair(batch: TensorBatch) -> Pair:
-    kind = RankPair if isinstance(batch, RankBatch) else Pair
-    return kind((batch.samples, batch.labels))

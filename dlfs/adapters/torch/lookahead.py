@@ -1,4 +1,4 @@
-"""Starts the transforms of batches before they are requested.
+"""Takes batches before they are requested, so that their transforms or copies have begun.
 
 Threads: one at a time, that of the loader; a ``TransformPool`` has its own.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from dlfs import Batch
 from dlfs.adapters.torch.context import SampleContext
 from dlfs.adapters.torch.samples import TransformPool
 from dlfs.adapters.torch.states import State
 from dlfs.errors import DlfsError
+
+T = TypeVar("T")
 
 LOOKAHEAD = 2
 """Batches whose transforms start before they are requested, by default."""
@@ -26,27 +28,30 @@ Work = tuple[Batch, State, list[Future[list[Any]]]]
 """A batch, the state behind it, and its transforms, which were started."""
 
 
-def begin_ahead(reading: Iterator[Read], pool: TransformPool, lookahead: int) -> Iterator[Work]:
-    """Yield batches whose transforms have been started some batches before they are requested.
+def begin_work(pool: TransformPool, read: Read) -> Work:
+    """Start the transforms of a batch."""
+    batch, state, contexts = read
+    return batch, state, pool.start(batch, contexts)
 
-    An error is raised behind the batches before it.
+
+def take_ahead(items: Iterator[T], count: int) -> Iterator[T]:
+    """Yield items that were taken ``count`` items before they are requested.
+
+    An error is raised behind the items before it.
     """
-    begun: deque[Work] = deque()
+    taken: deque[T] = deque()
     failure: DlfsError | None = None
     ended = False
     while True:
-        while not ended and len(begun) <= lookahead:
+        while not ended and len(taken) <= count:
             try:
-                read = next(reading, None)
-                ended = read is None
-                if read is not None:
-                    batch, state, contexts = read
-                    begun.append((batch, state, pool.start(batch, contexts)))
-                    del read, batch
+                taken.append(next(items))
+            except StopIteration:
+                ended = True
             except DlfsError as error:
                 ended, failure = True, error
-        if not begun:
+        if not taken:
             break
-        yield begun.popleft()
+        yield taken.popleft()
     if failure is not None:
         raise failure

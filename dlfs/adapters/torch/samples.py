@@ -25,6 +25,7 @@ from dlfs.adapters.torch.context import SampleContext
 from dlfs.adapters.torch.fields import field_samples, gather_fields
 from dlfs.adapters.torch.forms import ElementType, SampleForm
 from dlfs.adapters.torch.labels import Labels, label_samples
+from dlfs.adapters.torch.memory import HostMemory
 from dlfs.adapters.torch.sources import Source
 from dlfs.adapters.torch.tensors import (
     SampleViews,
@@ -45,6 +46,8 @@ CollateName = Literal["auto", "list", "jagged", "stack"]
 Collate = CollateName | Callable[[Sequence[Any]], Any]
 
 COLLATES: tuple[CollateName, ...] = get_args(CollateName)
+
+HOST = HostMemory()
 
 THREADS = 2
 """Threads that run transforms in each process, by default."""
@@ -150,25 +153,35 @@ class Recipe:
             own = own or self.transform is not None or get_worker_info() is not None
             return [view.clone() for view in views] if own else views
         if self.form is not None and not self.is_raw:
-            return list(self.form.join(batch) if self.form.varies else self.form.stack(batch))
+            join = self.form.join if self.form.varies else self.form.stack
+            return list(join(batch, HOST))
         return view_samples(batch) if self.transform is None else list(batch)
 
-    def gather(self, batch: Batch) -> Any:
+    def gather(self, batch: Batch, memory: HostMemory) -> Any:
         """Return the samples of a batch as one value, without a transform.
+
+        Args:
+            batch: batch with the samples.
+            memory: memory of the tensors. Those that take further steps, such as a function that
+                collates, are made in ordinary memory.
 
         Raises:
             UsageError: samples are to be stacked, and their lengths differ; or as ``items``.
         """
         if self.has_fields:
             whole = not callable(self.collate) and self.collate != "list"
-            return gather_fields(batch, self.collate) if whole else self.join(self.items(batch))
+            if whole:
+                return gather_fields(batch, self.collate, memory)
+            return self.join(self.items(batch))
         form = self.form
         if self.collate == "stack" or (self.collate == "auto" and not self.is_raw):
-            return torch.from_numpy(batch.arrays()) if form is None else form.stack(batch)
+            form = SampleForm.of(*batch.array_form()) if form is None else form
+            return form.stack(batch, memory)
         if self.collate == "jagged" and form is not None:
-            return form.join(batch)
-        items = self.items(batch)
-        return items if self.collate == "auto" else self.join(items)
+            return form.join(batch, memory)
+        if self.is_raw and not callable(self.collate):
+            return memory.views(batch)
+        return self.join(self.items(batch))
 
     def join(self, items: Sequence[Any]) -> Any:
         """Make one batch of samples.

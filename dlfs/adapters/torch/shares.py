@@ -21,8 +21,8 @@ from dlfs.ranks import Placement
 Uneven = Literal["pad", "drop", "leave"]
 
 
-def check_uneven(uneven: Uneven | None) -> None:
-    """Check the policy of ranks for a last round that is not full.
+def check_uneven(uneven: Uneven | None) -> Uneven | None:
+    """Return the checked policy of ranks for a last round that is not full.
 
     Raises:
         UsageError: the policy is unknown.
@@ -30,6 +30,7 @@ def check_uneven(uneven: Uneven | None) -> None:
     if uneven is not None:
         action = "share an epoch between ranks"
         check_choice(uneven, get_args(Uneven), option="uneven", action=action)
+    return uneven
 
 
 def choose_uneven(uneven: Uneven | None, placement: Placement) -> Uneven:

@@ -11,7 +11,6 @@ its bytes, instead of the reader's whole memory or one tensor for each sample.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from dataclasses import dataclass
@@ -261,12 +260,16 @@ class TensorBatch(dict[str, Any]):
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TensorBatch:
         """Return a copy with a function applied to every tensor."""
+        return self.map_values(lambda value: map_tensors(value, function))
+
+    def map_values(self, function: Callable[[Any], Any]) -> TensorBatch:
+        """Return a copy with a function applied to the indices and the value of every key."""
         made = copy(self)
-        made.update({key: _map(value, function) for key, value in self.items()})
+        made.update({key: function(value) for key, value in self.items()})
         if "indices" in self.__dict__:
             made.indices = function(self.indices)
         if "_list" in self.__dict__:
-            made._list = _map(self._list, function)
+            made._list = function(self._list)
         return made
 
     def to(self, device: Any, *, non_blocking: bool = False) -> TensorBatch:
@@ -329,6 +332,12 @@ class RankPair(Pair):
         return made
 
 
+def pair_of(batch: TensorBatch) -> Pair:
+    """Return samples and labels of a batch."""
+    kind = RankPair if isinstance(batch, RankBatch) else Pair
+    return kind((batch.samples, batch.labels))
+
+
 def _refuse_split(values: Iterable[Any]) -> None:
     """Refuse values that Accelerate sends to describe a batch, before it splits the batch.
 
@@ -389,21 +398,21 @@ def _count(value: Any) -> int:
     return len(value) if isinstance(value, Sized) else 0
 
 
-def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Apply a function to the tensors in a value of the usual containers."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, SampleViews) and _fit_together(value):
         values, lengths = _join(value)
-        return list(_split(function(values), lengths))
+        return _split(function(values), lengths)
     if isinstance(value, Jagged):
         return value.map(function)
     if isinstance(value, dict):
-        return {key: _map(one, function) for key, one in value.items()}
+        return {key: map_tensors(one, function) for key, one in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(one, function) for one in value))
+        return type(value)(*(map_tensors(one, function) for one in value))
     if isinstance(value, list | tuple):
-        return type(value)(_map(one, function) for one in value)
+        return type(value)(map_tensors(one, function) for one in value)
     return value
 
 
@@ -489,13 +498,3 @@ def _describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return type(value).__name__
-
-
-def has_accelerator() -> bool:
-    """Return True if memory can be pinned for an accelerator; warn if not."""
-    if torch.accelerator.is_available():
-        return True
-    warnings.warn(
-        "pin_memory: there is no accelerator, batches stay in ordinary memory", stacklevel=3
-    )
-    return False

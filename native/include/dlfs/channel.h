@@ -147,6 +147,8 @@ typedef struct dlfs_arena dlfs_arena;
  * too short), -errno.
  */
 DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out);
+/* Returns the address and the length of the mapping. */
+DLFS_API void dlfs_arena_memory(const dlfs_arena *arena, const void **base, uint64_t *bytes);
 /* Releases the mapping, which is unmapped with the last client that uses it. */
 DLFS_API void dlfs_arena_unmap(dlfs_arena *arena);
 

@@ -120,6 +120,13 @@ typedef struct dlfs_batch {
 } dlfs_batch;
 
 /*
+ * Returns the mapping of the sample memory, in which the samples of most batches lie; maps it if
+ * need be. It stays mapped until the reader and its last batch are gone. Any threads at once.
+ * Errors: -EINVAL, -ENOMEM, -errno.
+ */
+DLFS_API int dlfs_reader_memory(dlfs_reader *reader, const void **base, uint64_t *bytes);
+
+/*
  * Reads samples by index, verifies them, and returns them as one batch. Sorts the samples by
  * location, merges neighbours into one request, and keeps the devices' queues full. Blocks. Failed
  * samples are listed in the batch and are no error of the call. Errors: -EINVAL (an index is out of

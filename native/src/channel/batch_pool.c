@@ -40,6 +40,12 @@ DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
     return 0;
 }
 
+DLFS_API void dlfs_arena_memory(const dlfs_arena *arena, const void **base, uint64_t *bytes)
+{
+    *base = arena->base;
+    *bytes = arena->bytes;
+}
+
 DLFS_API void dlfs_arena_unmap(dlfs_arena *arena)
 {
     if (arena == NULL ||

@@ -252,20 +252,32 @@ DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
     return 0;
 }
 
-DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes)
+DLFS_API int dlfs_reader_memory(dlfs_reader *reader, const void **base, uint64_t *bytes)
 {
-    if (reader == NULL || (reader->config.flags & DLFS_READER_SHARED) == 0) {
+    if (reader == NULL) {
         return -EINVAL;
     }
     pthread_mutex_lock(&reader->lock);
     int code = arena_map(reader);
     pthread_mutex_unlock(&reader->lock);
-    if (code < 0) {
-        return code;
+    if (code == 0) {
+        *base = reader->arena;
+        *bytes = reader->arena_bytes;
     }
-    *descriptor = reader->arena_descriptor;
-    *bytes = reader->arena_bytes;
-    return 0;
+    return code;
+}
+
+DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes)
+{
+    const void *base;
+    if (reader == NULL || (reader->config.flags & DLFS_READER_SHARED) == 0) {
+        return -EINVAL;
+    }
+    int code = dlfs_reader_memory(reader, &base, bytes);
+    if (code == 0) {
+        *descriptor = reader->arena_descriptor;
+    }
+    return code;
 }
 
 /* ---- idle fetches ---------------------------------------------------------------------------- */

@@ -21,6 +21,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     SampleViews,
     collate_jagged,
 )
+from dlfs.adapters.torch.samples import HOST  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -144,10 +145,10 @@ def test_a_batch_without_samples(volume):
         for shape in (None, (-1, 3), (2, 3)):
             loader = Loader(dataset, 5, dtype=torch.bfloat16, shape=shape, collate="jagged")
             with dataset.read([]) as batch:
-                made = loader._recipe.gather(batch)
+                made = loader._recipe.gather(batch, HOST)
             assert (len(made), made.values.dtype) == (0, torch.bfloat16)
             with dataset.read([]) as batch:
-                made = Loader(dataset, 5, dtype="int32", shape=shape)._recipe.gather(batch)
+                made = Loader(dataset, 5, dtype="int32", shape=shape)._recipe.gather(batch, HOST)
             assert len(made) == 0
 
 
