@@ -52,9 +52,10 @@ struct span {
     uint32_t slot;            /* the arena's slot that `memory` lies in, or SLOT_NONE */
     struct private_memory *private_memory; /* what `memory` lies in else, or NULL */
     uint32_t next;                         /* in the list of unused, waiting or done spans */
-    uint32_t tag;                          /* the caller's own, as are `single` and `kind` */
+    uint32_t tag;                          /* the caller's own, as are the members below */
     uint32_t single; /* number of its sample that is read by itself, from 1; 0: all at once */
     uint8_t kind;
+    struct miss sample; /* where its sample `tag` lies: a look-up then misses the caches again */
 };
 
 /* A queue of spans, by their numbers. */

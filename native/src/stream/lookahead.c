@@ -38,35 +38,60 @@ bool lookahead_plan(dlfs_stream *stream)
     return stream->planned > before;
 }
 
-/* Prefetches the location of the first sample of the next span. */
-static void prefetch_next(const dlfs_stream *stream)
+/* Prefetches the entries and the first bytes of the spans of windows that have ended. */
+static void prefetch_done(const dlfs_stream *stream)
 {
-    const struct span *next = fetch_peek_done(stream->fetch);
-    if (next != NULL && (next->kind == KIND_WINDOW || next->kind == KIND_TO_CACHE)) {
-        prefetch_location(stream, stream->ring[next->tag].index);
+    const struct fetch *fetch = stream->fetch;
+    for (uint32_t at = fetch->done.first; at != SPAN_NONE; at = fetch->spans[at].next) {
+        const struct span *span = &fetch->spans[at];
+        if (span->kind == KIND_WINDOW || span->kind == KIND_TO_CACHE) {
+            __builtin_prefetch(&stream->ring[span->tag]);
+            __builtin_prefetch(span->memory);
+        }
     }
 }
 
-void lookahead_finish(dlfs_stream *stream, struct span *span)
+/* Takes in spans of windows that were verified: under the lock once for all of them. */
+static void finish_verified(dlfs_stream *stream, struct span_list *verified)
 {
-    bool again = false;
-    prefetch_next(stream);
-    switch ((enum span_kind)span->kind) {
-    case KIND_ALONE:
-        finish_alone(stream, span, &again);
-        break;
-    case KIND_WINDOW:
-    case KIND_TO_CACHE:
-        direct_finish(stream, span);
-        break;
-    case KIND_CHUNK:
-        chunks_finish(stream, span);
-        break;
-    case KIND_COPY:
-        chunk_copy_finish(stream, span);
-        break;
+    struct span *span;
+    if (verified->first == SPAN_NONE) {
+        return;
     }
-    if (!again) {
+    pthread_mutex_lock(&stream->reader->lock);
+    while ((span = span_pop(stream->fetch, verified)) != NULL) {
+        direct_finish(stream, span);
         span_recycle(stream->fetch, span);
     }
+    pthread_mutex_unlock(&stream->reader->lock);
+}
+
+void lookahead_finish(dlfs_stream *stream)
+{
+    struct span_list verified = {SPAN_NONE, SPAN_NONE};
+    struct span *span;
+    prefetch_done(stream);
+    while ((span = fetch_take_done(stream->fetch)) != NULL) {
+        bool again = false;
+        switch ((enum span_kind)span->kind) {
+        case KIND_WINDOW:
+        case KIND_TO_CACHE:
+            direct_verify(stream, span);
+            span_push(stream->fetch, &verified, span_number(stream->fetch, span));
+            continue;
+        case KIND_ALONE:
+            finish_alone(stream, span, &again);
+            break;
+        case KIND_CHUNK:
+            chunks_finish(stream, span);
+            break;
+        case KIND_COPY:
+            chunk_copy_finish(stream, span);
+            break;
+        }
+        if (!again) {
+            span_recycle(stream->fetch, span);
+        }
+    }
+    finish_verified(stream, &verified);
 }

@@ -94,6 +94,7 @@ static bool start_window_span(dlfs_stream *stream, const struct plan_span *plann
         entry->next = span->tag;
         span->tag = (uint32_t)(misses[i].position & stream->mask);
     }
+    span->sample = misses[planned->miss_count - 1];
     stream->to_cache_bytes += cached ? planned->length : 0;
     stream_start(stream, span, cached ? KIND_TO_CACHE : KIND_WINDOW, slot, slot_offset);
     return true;
@@ -244,28 +245,45 @@ bool direct_plan(dlfs_stream *stream)
     return started > 0 || stream->planned > before || stream->reader->cache.full != full;
 }
 
-void direct_finish(dlfs_stream *stream, struct span *span)
+/* Returns the location of a sample of a span of a window. */
+static struct location sample_location(const dlfs_stream *stream, const struct span *span,
+                                       uint32_t ring_index)
+{
+    if (ring_index != span->tag) {
+        return entry_location(stream, &stream->ring[ring_index]);
+    }
+    return (struct location){.address = span->sample.address,
+                             .length = span->sample.length,
+                             .crc32c = span->sample.crc32c};
+}
+
+void direct_verify(dlfs_stream *stream, const struct span *span)
+{
+    for (uint32_t at = span->tag; at != RING_NONE; at = stream->ring[at].next) {
+        struct entry *entry = &stream->ring[at];
+        struct location location = sample_location(stream, span, at);
+        const uint8_t *bytes = span->memory + (location.address - span->address);
+        bool sound = span->code == 0 &&
+                     entry_checksum(stream->reader, entry, bytes, &location) == location.crc32c;
+        stream->fetch->stats.checksum_errors += span->code == 0 && !sound;
+        entry->alone = !sound;
+    }
+}
+
+void direct_finish(dlfs_stream *stream, const struct span *span)
 {
     dlfs_reader *reader = stream->reader;
     uint32_t next;
-    uint32_t good = RING_NONE; /* two chains, linked by entry->next */
-    uint32_t bad = RING_NONE;
+    stream->to_cache_bytes -= span->kind == KIND_TO_CACHE ? span->length : 0;
     for (uint32_t at = span->tag; at != RING_NONE; at = next) {
         struct entry *entry = &stream->ring[at];
-        struct location location = entry_location(stream, entry);
         next = entry->next;
-        uint8_t *bytes = span->memory + (location.address - span->address);
-        bool sound =
-            span->code == 0 && entry_checksum(reader, entry, bytes, &location) == location.crc32c;
-        stream->fetch->stats.checksum_errors += span->code == 0 && !sound;
-        entry->next = sound ? good : bad;
-        *(sound ? &good : &bad) = at;
-    }
-    pthread_mutex_lock(&reader->lock);
-    stream->to_cache_bytes -= span->kind == KIND_TO_CACHE ? span->length : 0;
-    for (uint32_t at = good; at != RING_NONE; at = stream->ring[at].next) {
-        struct entry *entry = &stream->ring[at];
-        struct location location = entry_location(stream, entry);
+        if (entry->alone) {
+            entry_unreserve(stream, entry);
+            entry_read_alone(stream, at, span);
+            continue;
+        }
+        struct location location = sample_location(stream, span, at);
         uint64_t start = location.address - span->address;
         if (!entry->cached) {
             arena_reference(reader, span->slot);
@@ -273,11 +291,5 @@ void direct_finish(dlfs_stream *stream, struct span *span)
         entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start,
                      location.length);
     }
-    for (uint32_t at = bad; at != RING_NONE; at = next) {
-        next = stream->ring[at].next;
-        entry_unreserve(stream, &stream->ring[at]);
-        entry_read_alone(stream, at, span);
-    }
     arena_release(reader, span->slot);
-    pthread_mutex_unlock(&reader->lock);
 }

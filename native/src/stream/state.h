@@ -229,8 +229,10 @@ void chunks_finish(dlfs_stream *stream, struct span *span);
 bool stream_is_filling(const dlfs_stream *stream);
 /* Collects the next window of entries and starts their reads. Returns true if it planned any. */
 bool direct_plan(dlfs_stream *stream);
-/* Takes in a span of a window. */
-void direct_finish(dlfs_stream *stream, struct span *span);
+/* Verifies the samples of a span of a window, without the lock: marks those to be read `alone`. */
+void direct_verify(dlfs_stream *stream, const struct span *span);
+/* Takes in a span of a window that was verified. The lock is held. */
+void direct_finish(dlfs_stream *stream, const struct span *span);
 
 /* Returns the positions of look-ahead for which samples are copied out of chunks. */
 uint64_t chunk_copy_lookahead(const dlfs_reader *reader, uint64_t mean_bytes,
@@ -289,7 +291,7 @@ void plan_end(dlfs_stream *stream);
 
 /* Plans the next entries. Returns true if it planned any. The lock is held. */
 bool lookahead_plan(dlfs_stream *stream);
-/* Takes in a span that has ended. Takes the lock. */
-void lookahead_finish(dlfs_stream *stream, struct span *span);
+/* Takes in the spans that have ended. Takes the lock. */
+void lookahead_finish(dlfs_stream *stream);
 
 #endif

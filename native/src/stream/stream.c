@@ -197,10 +197,7 @@ static void *stream_thread(void *argument)
         reader_fold_stats(reader, stream->fetch);
         pthread_mutex_unlock(&reader->lock);
         fetch_step(stream->fetch, planned || helps ? 0 : short_of_memory ? BLOCKED_POLL_MS : -1);
-        struct span *span;
-        while ((span = fetch_take_done(stream->fetch)) != NULL) {
-            lookahead_finish(stream, span);
-        }
+        lookahead_finish(stream);
         prober_begin(reader);
         fetch_add_time(stream->fetch, &stream->fetch->stats.verify_ns);
         pthread_mutex_lock(&reader->lock);
