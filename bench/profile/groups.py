@@ -13,7 +13,7 @@ from bench.profile.costs import Place
 LIBDLFS = "libdlfs.so"
 
 _DLFS_FILES = (
-    ("CRC32C", r"crc32c|crc32intrin|wmmintrin|smmintrin|nmmintrin|vpclmul"),
+    ("CRC32C", r"crc32c|crc32intrin|[ensw]mmintrin|avx\d*f?intrin|vpclmul"),
     ("NVMe/TCP", r"^(nvme|security)/"),
     ("channel to the service", r"^channel/"),
     ("submission and completion", r"^device/|liburing|setup\.c|queue\.c|syscall"),

@@ -42,7 +42,7 @@ DLFS_API uint32_t dlfs_crc32c_portable(uint32_t crc, const void *data, size_t by
  */
 DLFS_API uint32_t dlfs_crc32c_copy(uint32_t crc, void *destination, const void *source,
                                    size_t bytes);
-/* Returns the implementation in use: "avx512", "sse4.2", "armv8" or "portable". */
+/* Returns the implementation in use: "avx512", "avx2", "sse4.2", "armv8" or "portable". */
 DLFS_API const char *dlfs_crc32c_kind(void);
 /*
  * Sets crcs[i] to the CRC32C of the i-th block of block_bytes in data[0..bytes); the last block may

@@ -16,6 +16,7 @@
 
 #include "device/device.h"
 #include "platform/clock.h"
+#include "platform/crc32c.h"
 #include "reader/fetch_queues.h"
 
 /* ---- fetch ----------------------------------------------------------------------------------- */
@@ -83,12 +84,16 @@ static int verify_samples(struct read *read, const struct span *span, bool last_
                                                               : read->reader->arena;
     uint32_t first = span->single > 0 ? span->single - 1 : 0;
     uint32_t end = span->single > 0 && !is_gone(span->code) ? span->single : planned->miss_count;
+    const struct span *next = fetch_peek_done(read->fetch);
+    const uint8_t *next_bytes = next != NULL ? next->memory : NULL;
     int bad = 0;
     int code = 0;
     for (uint32_t i = first; code == 0 && i < end; i++) {
         const struct miss *miss = &read->misses[planned->first_miss + i];
         uint64_t start = miss->address - span->address;
-        uint32_t crc = span->code < 0 ? 0 : dlfs_crc32c(0, span->memory + start, miss->length);
+        uint32_t crc = span->code < 0
+                           ? 0
+                           : crc32c_sample(NULL, span->memory + start, miss->length, next_bytes);
         if (span->code == 0 && crc == miss->crc32c) {
             read->batch->offsets[miss->position] = span->memory + start - base;
             continue;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "platform/crc32c.h"
 #include "stream/state.h"
 
 /* ---- states ---------------------------------------------------------------------------------- */
@@ -144,12 +145,12 @@ void entry_landed(dlfs_stream *stream, struct entry *entry, uint64_t offset, uin
     entry_ready(entry, entry->cached ? entry->offset : offset, length);
 }
 
-uint32_t entry_checksum(const dlfs_reader *reader, const struct entry *entry, const uint8_t *bytes,
+uint32_t entry_checksum(const dlfs_stream *stream, const struct entry *entry, const uint8_t *bytes,
                         const struct location *location)
 {
-    return entry->cached
-               ? dlfs_crc32c_copy(0, reader->arena + entry->offset, bytes, location->length)
-               : dlfs_crc32c(0, bytes, location->length);
+    const struct span *next = fetch_peek_done(stream->fetch);
+    uint8_t *copy = entry->cached ? stream->reader->arena + entry->offset : NULL;
+    return crc32c_sample(copy, bytes, location->length, next != NULL ? next->memory : NULL);
 }
 
 /* ---- single samples -------------------------------------------------------------------------- */
@@ -232,7 +233,7 @@ void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
     struct location location = entry_location(stream, entry);
     uint64_t start = location.address - span->address;
     uint32_t crc =
-        span->code < 0 ? 0 : entry_checksum(reader, entry, span->memory + start, &location);
+        span->code < 0 ? 0 : entry_checksum(stream, entry, span->memory + start, &location);
     bool bad = span->code == 0 && crc != location.crc32c;
     stream->fetch->stats.checksum_errors += bad;
     *again = bad && span_retry(stream->fetch, span);

@@ -38,7 +38,7 @@ bool lookahead_plan(dlfs_stream *stream)
     return stream->planned > before;
 }
 
-/* Prefetches the entries and the first bytes of the spans of windows that have ended. */
+/* Prefetches the entries of the spans of windows that have ended. */
 static void prefetch_done(const dlfs_stream *stream)
 {
     const struct fetch *fetch = stream->fetch;
@@ -46,7 +46,6 @@ static void prefetch_done(const dlfs_stream *stream)
         const struct span *span = &fetch->spans[at];
         if (span->kind == KIND_WINDOW || span->kind == KIND_TO_CACHE) {
             __builtin_prefetch(&stream->ring[span->tag]);
-            __builtin_prefetch(span->memory);
         }
     }
 }

@@ -263,8 +263,8 @@ void direct_verify(dlfs_stream *stream, const struct span *span)
         struct entry *entry = &stream->ring[at];
         struct location location = sample_location(stream, span, at);
         const uint8_t *bytes = span->memory + (location.address - span->address);
-        bool sound = span->code == 0 &&
-                     entry_checksum(stream->reader, entry, bytes, &location) == location.crc32c;
+        bool sound =
+            span->code == 0 && entry_checksum(stream, entry, bytes, &location) == location.crc32c;
         stream->fetch->stats.checksum_errors += span->code == 0 && !sound;
         entry->alone = !sound;
     }

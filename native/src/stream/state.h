@@ -192,7 +192,7 @@ void entry_unreserve(dlfs_stream *stream, struct entry *entry);
 /* Makes an entry ready that was read to `offset`, or copied to its room in the cache. */
 void entry_landed(dlfs_stream *stream, struct entry *entry, uint64_t offset, uint64_t length);
 /* Computes the checksum of a sample where it landed, and copies it to its room in the cache. */
-uint32_t entry_checksum(const dlfs_reader *reader, const struct entry *entry, const uint8_t *bytes,
+uint32_t entry_checksum(const dlfs_stream *stream, const struct entry *entry, const uint8_t *bytes,
                         const struct location *location);
 /* Returns the slots that samples may take which are not cached: the cache keeps its own. */
 uint32_t uncached_slots(const dlfs_stream *stream);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "platform/crc32c.h"
 
 #define BYTES 20000u
 
@@ -37,6 +38,11 @@ static void check_length(size_t start, size_t bytes)
     CHECK_EQ(dlfs_crc32c_copy(5, copy + 1, data + start, bytes), expected);
     CHECK(memcmp(copy + 1, data + start, bytes) == 0);
     CHECK(copy[0] == 0xEE && copy[1 + bytes] == 0xEE);
+    memset(copy, 0xEE, sizeof copy);
+    CHECK_EQ(crc32c_sample(NULL, data + start, bytes, data), dlfs_crc32c(0, data + start, bytes));
+    CHECK_EQ(crc32c_sample(copy + 1, data + start, bytes, NULL),
+             dlfs_crc32c(0, data + start, bytes));
+    CHECK(memcmp(copy + 1, data + start, bytes) == 0);
     size_t cut = bytes / 3;
     uint32_t half = dlfs_crc32c(5, data + start, cut);
     CHECK_EQ(dlfs_crc32c(half, data + start + cut, bytes - cut), expected);
