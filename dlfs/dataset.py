@@ -299,9 +299,12 @@ class Dataset(ColumnAccess, Closing):
             StaleError: the dataset was removed.
             DeviceError: a device failed.
         """
-        batch = self._follow(
-            lambda session: session.readers.reader(fields).read(indices, on_error=on_error)
-        )
+
+        def use(session: DatasetSession) -> Batch:
+            reader = session.reader if fields is None else session.readers.reader(fields)
+            return reader.read(indices, on_error=on_error)
+
+        batch = follow(self._opened, use)
         return batch if fields is None else batch.with_fields(fields)
 
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:

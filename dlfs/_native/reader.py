@@ -53,9 +53,12 @@ PLANS = {
 }
 
 
+_Start = c_uint8 * 0
+
+
 def start_of(array: npt.NDArray[Any]) -> ctypes.Array[Any]:
     """Return a contiguous, writable array as a call's argument; ``array.ctypes`` takes longer."""
-    return (c_uint8 * 0).from_buffer(array.data)
+    return _Start.from_buffer(array)
 
 
 def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:

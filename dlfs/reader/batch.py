@@ -74,6 +74,9 @@ class Batch:
     Threads: any at once; ``release`` by one.
     """
 
+    _chosen: tuple[str, ...] | None = None
+    _places: tuple[Fields, dict[str, FieldPlaces]] | None = None
+
     def __init__(
         self,
         native: BatchMemory,
@@ -89,13 +92,13 @@ class Batch:
         self._dataset = dataset
         self._span = span
         self._attributes = attributes
-        self._chosen: tuple[str, ...] | None = None
-        self._places: tuple[Fields, dict[str, FieldPlaces]] | None = None
         self._native: BatchMemory | None = native
         self._memory: memoryview | None = memoryview(native.memory).cast("B").toreadonly()
-        self.indices = native.indices if readable is None else native.indices[readable]
-        self.offsets = native.offsets if readable is None else native.offsets[readable]
-        self.lengths = native.lengths if readable is None else native.lengths[readable]
+        self.indices, self.offsets, self.lengths = native.indices, native.offsets, native.lengths
+        if readable is not None:
+            self.indices = self.indices[readable]
+            self.offsets = self.offsets[readable]
+            self.lengths = self.lengths[readable]
         self.failures = failures
 
     @property
@@ -473,7 +476,7 @@ class Batch:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self.release()
+        self._native = self._memory = None
 
     def _open(self) -> memoryview:
         if self._memory is None:

@@ -181,7 +181,8 @@ class SampleReader(Closing):
 
     def read(self, indices: npt.ArrayLike, *, on_error: OnError = "raise") -> Batch:
         """Read samples as one batch, in the order of the indices; see ``Dataset.read``."""
-        check_on_error(on_error)
+        if on_error != "raise":
+            check_on_error(on_error)
         wanted = as_indices(indices, option="indices", action="read samples")
         asked = time.monotonic()
         try:
@@ -240,7 +241,9 @@ class SampleReader(Closing):
         if native.lost_members != self._lost:
             self.watch_members()
         if not native.failures:
-            return self._batch(native)
+            return Batch(
+                native, None, (), self.attributes, dataset=self._where.dataset, span=self.span
+            )
         diagnosis = self.diagnose()  # first, as a removed dataset may have lost its names, too
         if diagnosis is not None:
             try:
@@ -344,7 +347,8 @@ class SampleReader(Closing):
     @property
     def closing(self) -> bool:
         """True once ``close`` has been called, or the samples were moved: open another reader."""
-        return self.native.closing or self.moved
+        placement = self._placement
+        return self.native.closing or (placement is not None and placement.moved)
 
     def close(self) -> None:
         """Free memory and queue pairs with the last epoch, call or batch in use. Idempotent."""
