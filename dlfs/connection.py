@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
+from uuid import UUID
+from weakref import WeakValueDictionary
 
 from dlfs.arguments import ENGINES, Engine, check_choice, check_integer
 from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
@@ -55,6 +57,7 @@ from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.located import open_located, open_members, remember_members
 from dlfs.store.losses import report_loss, report_members, report_return
 from dlfs.store.members import (
+    Identified,
     Opener,
     close_devices,
     describe_swapped,
@@ -226,6 +229,10 @@ class Connection(Protocol):
 
 # ---- local devices -------------------------------------------------------------------------------
 
+_loaded: WeakValueDictionary[UUID | None, Generation] = WeakValueDictionary()
+"""Generation of each volume that this process opened last: its catalog is not read again when one
+of its datasets is opened."""
+
 
 @dataclass(frozen=True)
 class LocalConnection:
@@ -265,14 +272,22 @@ class LocalConnection:
         self, uris: Sequence[str], identity: DatasetIdentity | None = None
     ) -> Generation:
         options = self.options
+        identified: Identified = {}
         devices = open_members(
             uris,
             volume_uuid=None if identity is None else identity.volume_uuid,
             engine=options.engine,
             opener=options.opener,
+            identified=identified,
         )
         try:
-            generation = load_joined(devices, engine=options.engine, opener=options.opener)
+            known = None if identity is None else _loaded.get(identity.volume_uuid)
+            generation = load_joined(
+                devices,
+                engine=options.engine,
+                opener=options.opener,
+                load=partial(load_generation, known=known, identified=identified),
+            )
         except BaseException as error:
             other = None
             if isinstance(error, UsageError) and identity is not None and identity.volume_uuid:
@@ -283,6 +298,7 @@ class LocalConnection:
             raise
         close_departed(generation, devices)
         report_members(generation)
+        _loaded[generation.superblock.volume_uuid] = generation
         return generation
 
     def open_dataset(
@@ -498,6 +514,7 @@ class LocalVolume:
         except BaseException:
             close_devices([device for device in devices if device not in before])
             raise
+        _loaded[self.superblock.volume_uuid] = self.generation
         close_departed(self.generation, devices)
 
     def _newest(self, devices: Sequence[BlockDevice], known: Generation) -> Generation:

@@ -352,6 +352,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_device_flush": (c_int, (c_void_p,)),
     "dlfs_queue_create": (c_int, (c_void_p, c_uint32, _OUT)),
     "dlfs_queue_destroy": (None, (c_void_p,)),
+    "dlfs_queue_release": (None, (c_void_p,)),
     "dlfs_queue_depth": (c_uint32, (c_void_p,)),
     "dlfs_queue_in_flight": (c_uint32, (c_void_p,)),
     "dlfs_queue_register": (c_int, (c_void_p, c_void_p, c_size_t)),

@@ -13,14 +13,14 @@ from __future__ import annotations
 import enum
 import errno
 import os
-from ctypes import byref
+from ctypes import addressof, byref
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
-from dlfs._native.handle import Handle
+from dlfs._native.handle import PROCESS_ANY, Handle
 from dlfs._native.library import check, error_for, library
 from dlfs.arguments import Engine, check_choice
 from dlfs.closing import Closing
@@ -396,6 +396,13 @@ class NativeQueue(Closing):
             raise UsageError(f"transfer on {self.device.uri}: other operations are in flight")
         if code < 0:
             raise operation_error(self.device.uri, kind, offset_bytes, array.nbytes, code)
+
+    def release(self) -> None:
+        """Give the queue pair, which has nothing in flight, back to its device for the next one."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            native = library()
+            native.dlfs_handle_free(addressof(handle), native.dlfs_queue_release, PROCESS_ANY)
 
     def close(self) -> None:
         """Wait for the operations in flight, then free the queue pair. Further calls do nothing."""

@@ -1,9 +1,9 @@
 """The interface of block devices, and the base class of those that libdlfs implements.
 
 A ``BlockDevice`` reads and writes whole blocks through queue pairs, each used by one thread at a
-time. ``read`` and ``write`` transfer one range per call, from any thread, through queue pairs that
-the device pools; they are meant for small structures such as superblocks. Samples are read by C
-code, which uses ``native`` directly.
+time. ``read`` and ``write`` transfer one range per call, from any thread, through a queue pair
+that the device keeps; they are meant for small structures such as superblocks. Samples are read by
+C code, which uses ``native`` directly.
 
 Writers write through ``write`` and ``queue_pair`` and never through ``native``, so that a device
 that wraps another, as tests do, sees every write.
@@ -19,9 +19,8 @@ import abc
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from dlfs._native import abi
@@ -62,7 +61,6 @@ __all__ = [
 ]
 
 _CONVENIENCE_DEPTH = 32
-_IDLE_QUEUES_MAX = 4
 _BOUNCE_BYTES = 16 * MIB
 _WAIT_SLICE_MS = 100  # after which a thread looks whether another one found the device silent
 
@@ -253,8 +251,6 @@ class NativeBackedDevice(abc.ABC, Closing):
         self.size_bytes = native.size_bytes
         self.block_bytes = native.block_bytes
         self._native: NativeDevice | None = native
-        self._idle: deque[NativeQueue] = deque()  # its operations are atomic
-        self._idle_owner = OwnerProcess()
         self._locked_by: OwnerProcess | None = None  # the process that took the lock
         self._recorded = False
 
@@ -289,37 +285,16 @@ class NativeBackedDevice(abc.ABC, Closing):
 
     # ---- conveniences ----------------------------------------------------------------------------
 
-    def _acquire_queue(self) -> NativeQueue:
-        if not self._idle_owner.is_current():  # the queues are the parent's
-            self._idle = deque()
-            self._idle_owner = OwnerProcess()
-        with suppress(IndexError):  # none is idle
-            return self._idle.pop()
-        return self.queue_pair(_CONVENIENCE_DEPTH)
-
-    def _release_queue(self, queue: NativeQueue) -> None:
-        if len(self._idle) >= _IDLE_QUEUES_MAX:
-            queue.close()
-            return
-        self._idle.append(queue)
-        if self._native is None:  # another thread has closed the device
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._idle.pop().close()
-
     @contextmanager
     def pooled_queue(self) -> Iterator[NativeQueue]:
         """Use one of the device's idle queue pairs, or a new one, in a ``with`` statement."""
-        queue = self._acquire_queue()
+        queue = self.queue_pair(_CONVENIENCE_DEPTH)
         try:
             yield queue
         except BaseException:
-            queue.close()  # a queue pair that failed does not return to the pool
+            queue.close()  # one that failed is not used again
             raise
-        self._release_queue(queue)
+        queue.release()
 
     def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
         with self.pooled_queue() as queue:
@@ -355,7 +330,7 @@ class NativeBackedDevice(abc.ABC, Closing):
         began_s = time.monotonic()
         wait = _Wait(self, action, deadline.device_s)
         try:
-            queue = self._acquire_queue()
+            queue = self.queue_pair(_CONVENIENCE_DEPTH)
         except DeviceTimeoutError:
             silence.note_unanswered(self)
             raise
@@ -367,7 +342,7 @@ class NativeBackedDevice(abc.ABC, Closing):
             if isinstance(error, DeviceTimeoutError):
                 silence.note_unanswered(self, waited_s=waited_s if wait.was_cut else None)
             raise
-        self._release_queue(queue)
+        queue.release()
 
     def write(self, offset_bytes: int, data: BytesLike) -> None:
         """Write whole blocks; see ``BlockDevice.write``."""
@@ -473,7 +448,6 @@ class NativeBackedDevice(abc.ABC, Closing):
             failure = error
         native = self._native
         self._native = None
-        self._close_idle()
         self._close_native(native)
         if failure is not None:
             raise failure

@@ -4,6 +4,9 @@ libdlfs does the I/O: by io_uring, or by threads where the kernel forbids io_uri
 where the file system has it. The writer's lock is ``flock`` on a separate descriptor, so that the
 kernel releases it however the process ends. Forked children close their copy of that descriptor, so
 that they do not prolong the lock.
+
+A file that a process opens several times for reading is opened once for all of them: they share its
+descriptor and idle queue pairs.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import pwd
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from dlfs._native.device import NativeDevice
-from dlfs._native.handle import Descriptor
+from dlfs._native.handle import Descriptor, Handle
 from dlfs.arguments import Engine
 from dlfs.block import silence
 from dlfs.block.device import NativeBackedDevice
@@ -78,16 +83,40 @@ def _name_of(find: Callable[[int], Any], number: int) -> str:
         return str(number)
 
 
+@dataclass(frozen=True, eq=False)
+class _OpenFile:
+    """A file that is open."""
+
+    handle: Handle
+    status: os.stat_result
+
+    @property
+    def is_at_hand(self) -> bool:
+        """True if the status of its path is in memory: no other machine and no program is asked."""
+        return stat.S_ISREG(self.status.st_mode) and os.major(self.status.st_dev) != 0
+
+
+_open_files: WeakValueDictionary[tuple[object, ...], _OpenFile] = WeakValueDictionary()
+"""Files and disks that this process has open for reading, by path, engine and ``buffered``. Those
+that are opened again need no descriptors and no queue pairs of their own."""
+
+os.register_at_fork(after_in_child=_open_files.clear)
+
+
 def _open(
     path: str, uri: str, *, writable: bool, engine: Engine, buffered: bool
-) -> tuple[NativeDevice, os.stat_result]:
-    """Open a file; return the device, and the status of the file."""
+) -> tuple[NativeDevice, _OpenFile]:
+    """Open a file, or use one that is open."""
     try:
         status = os.stat(path)
     except OSError as error:
         raise _os_error(f"open {uri}", error, _as_service(path)) from error
     if stat.S_ISSOCK(status.st_mode):
         raise UsageError(f"open {uri}: it is a socket{_as_service(path)}")
+    key = path, engine, buffered
+    file = None if writable else _open_files.get(key)
+    if file is not None and (again := _open_again(file, path, uri, status)) is not None:
+        return again, file
     try:
         native = NativeDevice.open_file(
             path, uri=uri, writable=writable, engine=engine, buffered=buffered
@@ -96,13 +125,33 @@ def _open(
         if error.errno not in (errno.EACCES, errno.EPERM):
             raise
         raise DeviceError(f"{error}{_permission_hint(status, writable)}", error.errno) from error
-    return native, status
+    file = _OpenFile(native.handle, status)
+    if not writable:
+        _open_files[key] = file
+    return native, file
+
+
+def _open_again(
+    file: _OpenFile, path: str, uri: str, status: os.stat_result
+) -> NativeDevice | None:
+    """Return another device of an open file; None if its path names another one, or its size."""
+    if (status.st_ino, _identity(status)) != (file.status.st_ino, _identity(file.status)):
+        return None
+    native = NativeDevice(file.handle, uri, writable=False)
+    size_bytes = status.st_size
+    if not stat.S_ISREG(status.st_mode):
+        with Descriptor() as disk:
+            disk.fill(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+            size_bytes = os.lseek(disk.value, 0, os.SEEK_END)
+    same_size = native.size_bytes == size_bytes - size_bytes % native.block_bytes
+    return native if same_size else None
 
 
 class _Opening:
     """The opening of a file, which waits for its disk: libdlfs reads a block.
 
-    Under a deadline, a thread opens the file. If the disk does not answer, the thread stays.
+    Under a deadline, a thread opens the file, unless this process has it open. If the disk does not
+    answer, the thread stays.
     """
 
     def __init__(
@@ -110,19 +159,21 @@ class _Opening:
     ) -> None:
         self._uri = uri
         self._open = partial(_open, path, uri, writable=writable, engine=engine, buffered=buffered)
+        file = None if writable else _open_files.get((path, engine, buffered))
+        self._at_hand = file is not None and file.is_at_hand
         self._reopen = partial(FileDevice, path, buffered=buffered)
-        self._result: tuple[NativeDevice, os.stat_result] | None = None
+        self._result: tuple[NativeDevice, _OpenFile] | None = None
         self._failure: BaseException | None = None
 
-    def wait(self) -> tuple[NativeDevice, os.stat_result]:
-        """Return the device and the status of its file.
+    def wait(self) -> tuple[NativeDevice, _OpenFile]:
+        """Return the device and its file.
 
         Raises:
             DeviceTimeoutError: the disk does not answer in time.
             DlfsError: as ``FileDevice``.
         """
         deadline = current_deadline()
-        if deadline is None:
+        if deadline is None or self._at_hand:
             return self._open()
         action = f"open {self._uri}"
         silence.check_answers(self._uri, action)
@@ -171,8 +222,9 @@ class FileDevice(NativeBackedDevice):
         self._buffered = buffered
         uri = format_path(self.path)
         opening = _Opening(self.path, uri, writable=writable, engine=engine, buffered=buffered)
-        native, status = opening.wait()
-        super().__init__(native, uri=uri, identity=_identity(status), writable=writable)
+        native, file = opening.wait()
+        super().__init__(native, uri=uri, identity=_identity(file.status), writable=writable)
+        self._file: _OpenFile | None = file
         self._lock_file = Descriptor()
         _opened.add(self)
 
@@ -232,6 +284,10 @@ class FileDevice(NativeBackedDevice):
         if self._lock_file.value >= 0:  # a child may have a copy, which closing does not unlock
             fcntl.flock(self._lock_file.value, fcntl.LOCK_UN)
         self._lock_file.close()
+
+    def _close_native(self, native: NativeDevice) -> None:
+        self._file = None
+        super()._close_native(native)
 
     def _forget_lock_in_child(self) -> None:
         self._lock_file.close()  # which does not release the parent's lock

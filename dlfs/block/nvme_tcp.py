@@ -52,10 +52,10 @@ _TARGET_ERRNOS = (
     errno.EACCES,
 )
 
-QUEUE_PAIRS_OF_READER = 2
-"""Queue pairs of one process that reads a volume: for its metadata, and for its samples."""
-QUEUE_PAIRS_OF_WRITER = 4
-"""Queue pairs of a writer: for data, for metadata, for its lease, and for flushes and commands."""
+QUEUE_PAIRS_OF_READER = 1
+"""Queue pairs of one process that reads a volume: for its metadata and samples, in turn."""
+QUEUE_PAIRS_OF_WRITER = 3
+"""Queue pairs of a writer: for data and metadata, for its lease, and for flushes and commands."""
 
 __all__ = ["NvmeStatus", "NvmeTcpAssociation", "NvmeTcpDevice", "open_nvme_devices"]
 
@@ -107,6 +107,15 @@ def _open(
     )
 
 
+def _too_few(native: NativeDevice, error: LimitError) -> LimitError:
+    """Return the error of a refused queue pair with the numbers that the target allows."""
+    return LimitError(
+        f"{error}: the target allows this host {read_status(native).queue_count_max}, of "
+        f"which the device has none left; a reader needs {QUEUE_PAIRS_OF_READER}, a writer "
+        f"{QUEUE_PAIRS_OF_WRITER}"
+    )
+
+
 class _Runner:
     """Runs single commands through an open native device."""
 
@@ -116,9 +125,12 @@ class _Runner:
     def _run(
         self, command: NvmeCommand, data: bytearray | None, *, io_queue: bool, to_device: bool
     ) -> NvmeResult:
-        status, value = run_command(
-            self._native, astuple(command), data, io_queue=io_queue, to_device=to_device
-        )
+        try:
+            status, value = run_command(
+                self._native, astuple(command), data, io_queue=io_queue, to_device=to_device
+            )
+        except LimitError as error:
+            raise _too_few(self._native, error) from error
         return NvmeResult(status, value)
 
     def run_admin(
@@ -332,25 +344,18 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         try:
             return super().queue_pair(depth)
         except LimitError as error:
-            raise self._too_few(error) from error
+            raise _too_few(self.native, error) from error
         except DeviceError as error:
             if (explained := self._explained(error)) is None:
                 raise
             raise explained from error
-
-    def _too_few(self, error: LimitError) -> LimitError:
-        """Return the error of a refused queue pair with the numbers that the target allows."""
-        return LimitError(
-            f"{error}: the target allows this host {self.queue_pairs_max}, of which the device has "
-            f"none left; a reader needs {QUEUE_PAIRS_OF_READER}, a writer {QUEUE_PAIRS_OF_WRITER}"
-        )
 
     def flush(self) -> None:
         """Make every completed write durable; see ``BlockDevice.flush``."""
         try:
             super().flush()
         except LimitError as error:
-            raise self._too_few(error) from error
+            raise _too_few(self.native, error) from error
         except DeviceError as error:
             if (explained := self._explained(error, (*_TARGET_ERRNOS, errno.EIO))) is None:
                 raise

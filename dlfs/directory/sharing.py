@@ -50,6 +50,7 @@ from numpy.typing import NDArray
 from dlfs._native.device import aligned_buffer
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Descriptor
+from dlfs._native.mapping import map_file
 from dlfs.closing import LiveObjects, Uses
 from dlfs.deadlines import limit_call, waiting
 from dlfs.directory.frozen import FrozenDirectory
@@ -294,7 +295,9 @@ def _load_privately(size: int, fill: Callable[[memoryview], None]) -> Part:
     except BaseException:
         file.close()
         raise
-    return Part(_read_only(memory), file=file)
+    view = np.frombuffer(memory, np.uint8)
+    view.flags.writeable = False
+    return Part(view, file=file)
 
 
 def _make_nameless(size: int) -> Descriptor:
@@ -306,12 +309,6 @@ def _make_nameless(size: int) -> Descriptor:
     except OSError:
         file.close()
     return file
-
-
-def _read_only(memory: mmap.mmap) -> NDArray[np.uint8]:
-    view = np.frombuffer(memory, np.uint8)
-    view.flags.writeable = False
-    return view
 
 
 class _Place:
@@ -329,6 +326,10 @@ class _Place:
     def open(cls, root: Path) -> _Place | None:
         """Open or create the directory; None if that fails, or it is not safe to use."""
         path = root / f"dlfs-{os.geteuid()}"
+        place = _places.get(path)
+        with contextlib.suppress(OSError):
+            if place is not None and os.path.samestat(path.lstat(), os.fstat(place.descriptor)):
+                return place
         folder = Descriptor()
         try:
             with contextlib.suppress(FileExistsError):
@@ -340,7 +341,8 @@ class _Place:
         status = os.fstat(folder.value)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             return None
-        return cls(folder)
+        place = _places[path] = cls(folder)
+        return place
 
     def obtain(
         self, name: str, size: int, fill: Callable[[memoryview], None], deadline: float
@@ -470,11 +472,11 @@ class _Place:
     def _map_locked(self, name: str, file: Descriptor, size: int) -> Part:
         """Map a part whose file is open with a shared lock."""
         try:
-            memory = mmap.mmap(file.value, size, mmap.MAP_SHARED, mmap.PROT_READ)
+            memory = map_file(file.value, size)
         except OSError as error:
             file.close()
             raise _UnusableError from error
-        part = Part(_read_only(memory), self, name)
+        part = Part(memory, self, name)
         part.adopt(file)
         _locked_parts.add(part)
         return part
@@ -520,6 +522,10 @@ class _Place:
                 if _try_flock(file, fcntl.LOCK_EX):
                     self._unlink(f"{name}.part")
                     fcntl.flock(file, fcntl.LOCK_UN)
+
+
+_places: weakref.WeakValueDictionary[Path, _Place] = weakref.WeakValueDictionary()
+"""Open directories of shared parts."""
 
 
 class _UnusableError(Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from uuid import UUID
 
 from dlfs._native.checksums import crc32c
@@ -77,6 +78,9 @@ _REMOVED_OFFSET = 1536
 _REMOVED = struct.Struct(f"<{REMOVED_BUCKETS}I")
 _CRC_OFFSET = SUPERBLOCK_BYTES - 4
 _CRC = struct.Struct("<I")
+
+DECODED_MAX = 64
+"""Superblocks that stay decoded: opening a volume reads the same ones several times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,12 +213,24 @@ def decode_superblock(data: bytes | bytearray | memoryview, where: str) -> Super
         raise TruncatedError(
             f"{where}: read a superblock: expected {SUPERBLOCK_BYTES} bytes, got {len(data)}"
         )
-    block = bytes(data[:SUPERBLOCK_BYTES])
-    _check_frame(block, where)
+    try:
+        return _decode(bytes(data[:SUPERBLOCK_BYTES]))
+    except FormatError as error:
+        raise type(error)(f"{where}: read a superblock: {error}") from error
+
+
+@lru_cache(maxsize=DECODED_MAX)
+def _decode(block: bytes) -> Superblock:
+    """Decode and check a superblock; the same bytes once.
+
+    Raises:
+        FormatError: as ``decode_superblock``, without the place.
+    """
+    _check_frame(block)
     try:
         sb = _parse(block)
     except ValueError as error:
-        raise FormatError(f"{where}: read a superblock: {error}") from error
+        raise FormatError(str(error)) from error
     problem = _problem(sb)
     if not problem and sb.member_uuid.bytes != block[48:64]:
         problem = (
@@ -222,7 +238,7 @@ def decode_superblock(data: bytes | bytearray | memoryview, where: str) -> Super
             f"{sb.member_uuid}, got {UUID(bytes=block[48:64])}"
         )
     if problem:
-        raise FormatError(f"{where}: read a superblock: {problem}")
+        raise FormatError(problem)
     return sb
 
 
@@ -243,37 +259,28 @@ def decode_unknown(data: bytes) -> UnknownSuperblock | None:
     return UnknownSuperblock(UUID(bytes=head[6]), head[16])
 
 
-def _check_frame(block: bytes, where: str) -> None:
+def _check_frame(block: bytes) -> None:
     """Check magic, checksum, major version, draft and features, in this order."""
     magic, major, _minor, size, incompat = struct.unpack_from("<8sHHIQ", block)
     if magic != SUPERBLOCK_MAGIC:
-        raise FormatError(
-            f"{where}: read a superblock: expected the magic {quote(SUPERBLOCK_MAGIC)}, "
-            f"got {quote(magic)}"
-        )
+        raise FormatError(f"expected the magic {quote(SUPERBLOCK_MAGIC)}, got {quote(magic)}")
     (recorded,) = _CRC.unpack_from(block, _CRC_OFFSET)
     actual = crc32c(block[:_CRC_OFFSET])
     if recorded != actual:
-        raise ChecksumError(
-            f"{where}: read a superblock: expected CRC32C {recorded:#010x}, got {actual:#010x}"
-        )
+        raise ChecksumError(f"expected CRC32C {recorded:#010x}, got {actual:#010x}")
     if major != VERSION_MAJOR:
-        raise VersionError(
-            f"{where}: read a superblock: expected format version {VERSION_MAJOR}, got {major}"
-        )
+        raise VersionError(f"expected format version {VERSION_MAJOR}, got {major}")
     (draft,) = struct.unpack_from("<I", block, _DRAFT_OFFSET)
     if draft != DRAFT:
         raise VersionError(
-            f"{where}: read a superblock: expected draft {DRAFT} of the format, got {draft}: this "
+            f"expected draft {DRAFT} of the format, got {draft}: this "
             "volume was made by another state of development of DLFS: import it again"
         )
     if size != SUPERBLOCK_BYTES:
-        raise FormatError(
-            f"{where}: read a superblock: expected a size of {SUPERBLOCK_BYTES} bytes, got {size}"
-        )
+        raise FormatError(f"expected a size of {SUPERBLOCK_BYTES} bytes, got {size}")
     if incompat:
         raise VersionError(
-            f"{where}: read a superblock: expected no features that a reader must know, "
+            f"expected no features that a reader must know, "
             f"got {incompat:#x}; a newer dlfs made this volume"
         )
 

@@ -29,6 +29,7 @@ from dlfs.format.locations import LocationRecord
 from dlfs.format.superblock import Superblock
 from dlfs.store.members import (
     DepartedError,
+    Identified,
     Member,
     Opener,
     close_devices,
@@ -95,6 +96,7 @@ def open_members(
     writable: bool = False,
     engine: Engine = "auto",
     opener: Opener = open_device,
+    identified: Identified | None = None,
 ) -> list[BlockDevice]:
     """Open the devices of a volume; a ``MissingDevice`` replaces each that cannot be opened.
 
@@ -106,6 +108,7 @@ def open_members(
         writable: True to open the devices for writing.
         engine: engine for file devices.
         opener: function that opens devices.
+        identified: gets the members that were identified.
 
     Raises:
         UsageError: two URIs name the same device, or one is malformed.
@@ -127,7 +130,12 @@ def open_members(
         raise same_kind(absent[0].reason, str(absent[0].reason))
     try:
         located = open_located(
-            devices, volume_uuid, writable=writable, engine=engine, opener=opener
+            devices,
+            volume_uuid,
+            writable=writable,
+            engine=engine,
+            opener=opener,
+            identified=identified,
         )
     except BaseException:
         close_devices(devices)
@@ -142,6 +150,7 @@ def open_located(
     writable: bool,
     engine: Engine,
     opener: Opener,
+    identified: Identified | None = None,
 ) -> list[BlockDevice]:
     """Open the members of a grown volume that are not among its devices, by its location record.
 
@@ -153,9 +162,12 @@ def open_located(
         writable: True to open the members for writing.
         engine: engine for file devices.
         opener: function that opens devices.
+        identified: gets the members that were identified.
     """
     present = [device for device in devices if not isinstance(device, MissingDevice)]
     found, grown = _identify(present)
+    if identified is not None:
+        identified.update({id(member.device): member for member in found})
     newest = max((member.newest for member in found), key=lambda sb: sb.generation, default=None)
     remembered = None if volume_uuid is None else _remembered.get(volume_uuid)
     if volume_uuid is None and newest is not None:

@@ -148,6 +148,10 @@ class Member:
         )
 
 
+Identified = dict[int, Member]
+"""Members that were identified, by ``id`` of their device."""
+
+
 def split_uris(members: Members) -> tuple[str, ...]:
     """Return the member URIs of a volume, given as a sequence or as one text with commas.
 
@@ -248,8 +252,12 @@ def read_copies(device: BlockDevice) -> tuple[SuperblockCopy, ...]:
         UsageError: the device's blocks are larger than a superblock.
     """
     check_superblock_fits(device, "open")
-    offsets = superblock_offsets(device.size_bytes)
-    heads = [_read_copy(device, name, offset) for name, offset in zip("AB", offsets, strict=False)]
+    first, second, _ = superblock_offsets(device.size_bytes)
+    head = _read_head(device, second + SUPERBLOCK_BYTES)
+    heads = [
+        _read_copy(device, "A", first, head[:SUPERBLOCK_BYTES]),
+        _read_copy(device, "B", second, head[second:]),
+    ]
     recorded = {copy.superblock.member_bytes for copy in heads if copy.superblock is not None}
     if recorded and max(recorded) > device.size_bytes:
         raise TruncatedError(
@@ -260,16 +268,26 @@ def read_copies(device: BlockDevice) -> tuple[SuperblockCopy, ...]:
     return (*heads, _read_copy(device, "tail", tail))
 
 
-def _read_copy(device: BlockDevice, name: str, offset_bytes: int) -> SuperblockCopy:
+def _read_head(device: BlockDevice, length_bytes: int) -> bytes:
+    """Read the first bytes of a device at once; return none if they cannot all be read."""
+    with suppress(DeviceError):
+        if length_bytes <= device.size_bytes:
+            return device.read(0, length_bytes)
+    return b""
+
+
+def _read_copy(
+    device: BlockDevice, name: str, offset_bytes: int, data: bytes = b""
+) -> SuperblockCopy:
+    """Decode a superblock copy; read it, unless its bytes are given."""
     where = f"{device.uri} at byte {offset_bytes}"
     if not 0 <= offset_bytes <= device.size_bytes - SUPERBLOCK_BYTES:
         error = TruncatedError(
             f"{where}: read a superblock: the device has {device.size_bytes} bytes"
         )
         return SuperblockCopy(name, offset_bytes, None, error, foreign=True)
-    data = b""
     try:
-        data = device.read(offset_bytes, SUPERBLOCK_BYTES)
+        data = data or device.read(offset_bytes, SUPERBLOCK_BYTES)
         superblock = decode_superblock(data, where)
     except (FormatError, DeviceError) as error:
         foreign = bool(data) and not data.startswith(SUPERBLOCK_MAGIC)
@@ -362,8 +380,14 @@ def describe_swapped(devices: Sequence[BlockDevice], volume_uuid: UUID) -> str |
     )
 
 
-def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superblock]:
+def assemble(
+    devices: Sequence[BlockDevice], identified: Identified | None = None
+) -> tuple[tuple[Member, ...], Superblock]:
     """Assemble a volume from its devices, given in any order.
+
+    Args:
+        devices: devices of the members.
+        identified: members whose superblocks were just read; see ``identify_all``.
 
     Returns:
         The members by number, and the current superblock. With replicas, some members may be absent
@@ -376,7 +400,7 @@ def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superb
         VersionError: a device has a newer generation, which needs a feature unknown to this code.
         DeviceError: a device cannot be read.
     """
-    found, refused = identify_all(devices)
+    found, refused = identify_all(devices, identified)
     newest = max((member.newest for member in found), key=lambda sb: sb.generation)
     for device, reason in refused:
         if isinstance(reason, VersionError):
@@ -401,15 +425,23 @@ def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superb
 
 
 def identify_all(
-    devices: Sequence[BlockDevice],
+    devices: Sequence[BlockDevice], identified: Identified | None = None
 ) -> tuple[list[Member], list[tuple[BlockDevice, DlfsError]]]:
-    """Return the members that were identified, and the other devices with the reason."""
+    """Return the members that were identified, and the other devices with the reason.
+
+    Args:
+        devices: devices to identify.
+        identified: members whose superblocks were just read; each is taken out and not read again.
+    """
     found: list[Member] = []
     refused: list[tuple[BlockDevice, DlfsError]] = []
     for device in devices:
         if isinstance(device, MissingDevice):
             if device.given:
                 refused.append((device, device.reason))
+            continue
+        if identified and (member := identified.pop(id(device), None)):
+            found.append(member)
             continue
         try:
             with limit_device(share_for(len(devices), 1)):

@@ -94,7 +94,7 @@ def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Ite
     deadline = time.monotonic() + REOPEN_TIMEOUT_S
 
     def load(devices: Sequence[BlockDevice]) -> Generation:
-        return load_generation(without_departed(opened, devices))
+        return load_generation(without_departed(opened, devices), opened)
 
     while True:
         devices = opened.devices

@@ -60,6 +60,7 @@ from dlfs.store.located import open_members
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     COPY_NAMES,
+    Identified,
     Member,
     Opener,
     assemble,
@@ -81,7 +82,7 @@ OPEN_ATTEMPTS = 8
 """Attempts of a reader to open a catalog that writers replace; each failure takes two commits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Generation:
     """A volume at one generation, with its members; immutable."""
 
@@ -145,13 +146,18 @@ class Generation:
         )
 
 
-def load_generation(devices: Sequence[BlockDevice], known: Generation | None = None) -> Generation:
+def load_generation(
+    devices: Sequence[BlockDevice],
+    known: Generation | None = None,
+    identified: Identified | None = None,
+) -> Generation:
     """Find the newest generation on a volume's devices and read its catalog.
 
     Args:
         devices: devices of the members, in any order.
         known: a generation that this process has read or committed. Its catalog is not read again
             if it is still the newest.
+        identified: members whose superblocks were just read; see ``identify_all``.
 
     Raises:
         FormatError: superblocks or catalog are damaged; the message names where.
@@ -160,11 +166,13 @@ def load_generation(devices: Sequence[BlockDevice], known: Generation | None = N
         DeviceError: a device failed.
     """
     with limit_call():
-        return _load_generation(devices, known)
+        return _load_generation(devices, known, identified)
 
 
-def _load_generation(devices: Sequence[BlockDevice], known: Generation | None) -> Generation:
-    members, newest = assemble(devices)
+def _load_generation(
+    devices: Sequence[BlockDevice], known: Generation | None, identified: Identified | None
+) -> Generation:
+    members, newest = assemble(devices, identified)
     if known is not None and _has_same_catalog(known.superblock, newest):
         return Generation(members, newest, known.catalog)
     for _ in range(OPEN_ATTEMPTS):

@@ -12,8 +12,10 @@ import pytest
 import dlfs
 from dlfs.block import MemoryDevice
 from dlfs.format.superblock import superblock_offsets
+from dlfs.store import transaction
 from dlfs.units import KIB, MIB
 from tests.odd_names import old_writer
+from tests.support.descriptors import count_below
 
 SAMPLES = {f"d{i % 3}/s{i:03}".encode(): bytes([i]) * (i * 37) for i in range(100)}
 ORDERED = [SAMPLES[path] for path in sorted(SAMPLES)]
@@ -694,3 +696,30 @@ def test_a_device_that_holds_another_volume_now_is_named(memory, count):
         assert volume.info() == info  # what was seen stays
         with pytest.raises(dlfs.StaleError, match=f"read dataset 'ds' version 1 .*: {told}"):
             volume["ds"]
+
+
+def test_the_datasets_of_a_volume_share_what_they_can(tmp_path, monkeypatch):
+    """One descriptor of each file, however many datasets are open, and one catalog."""
+    decoded = []
+    decode = transaction.decode_catalog
+    monkeypatch.setattr(
+        transaction, "decode_catalog", lambda *given: decoded.append(given) or decode(*given)
+    )
+    dlfs.format_volume(tmp_path / "a.img", size_bytes=8 * MIB, chunk_bytes=16 * KIB)
+    with dlfs.open(tmp_path / "a.img") as volume:
+        for name in "abcde":
+            write(volume, name)
+        decoded.clear()
+        shared = count_below(Path("/dev/shm"))
+        datasets = [volume[name] for name in "abcde"]
+        for dataset in datasets:
+            assert dataset.get("d1/s001") == SAMPLES[b"d1/s001"]
+        assert count_below(tmp_path) == 1
+        assert count_below(Path("/dev/shm")) - shared <= 2 * len(datasets) + 1
+        assert not decoded
+        with dlfs.open(tmp_path / "a.img") as other:
+            write(other, "f")
+        assert volume["a"].get("d1/s001") == SAMPLES[b"d1/s001"]
+        assert decoded
+        for dataset in datasets:
+            dataset.close()

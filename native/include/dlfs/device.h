@@ -90,6 +90,11 @@ DLFS_API int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue *
  * buffer is written to afterwards.
  */
 DLFS_API void dlfs_queue_destroy(dlfs_queue *queue);
+/*
+ * Gives a queue pair without operations in flight and without a registered range back to its
+ * device, which keeps it for the next one of its depth. One that failed is destroyed instead.
+ */
+DLFS_API void dlfs_queue_release(dlfs_queue *queue);
 DLFS_API uint32_t dlfs_queue_depth(const dlfs_queue *queue);
 /* Returns the number of operations that were submitted and not yet returned by dlfs_queue_poll. */
 DLFS_API uint32_t dlfs_queue_in_flight(const dlfs_queue *queue);

@@ -156,11 +156,6 @@ int dlfs_queue_make(dlfs_device *device, uint32_t depth, const struct dlfs_conne
  */
 int dlfs_queue_acquire(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
                        dlfs_queue **out);
-/*
- * Releases a queue pair without operations in flight: to the first waiter, or to the idle ones. A
- * queue pair that failed is destroyed instead.
- */
-void dlfs_queue_release(dlfs_queue *queue);
 /* Returns true if threads wait in line: the owners of queue pairs are to release them soon. */
 static inline bool dlfs_queues_wanted(const dlfs_device *device)
 {

@@ -23,6 +23,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.units import MIB
+from tests.support.descriptors import count_below
 
 
 def test_create_reserves_the_space(tmp_path: Path) -> None:
@@ -172,3 +173,31 @@ def test_a_queue_pair_keeps_buffers_and_device_alive(tmp_path: Path) -> None:
     with pytest.raises(ClosedError):
         queue.register(None)
     device.close()
+
+
+def test_a_file_that_is_opened_several_times_has_one_descriptor(tmp_path: Path) -> None:
+    FileDevice.create(tmp_path / "a.img", MIB).close()
+    devices = [FileDevice(tmp_path / "a.img") for _ in range(5)]
+    for number, device in enumerate(devices):
+        assert device.read(0, 4096) == bytes(4096)
+        assert count_below(tmp_path) == 1, number
+    for left, device in enumerate(reversed(devices)):
+        device.close()
+        assert count_below(tmp_path) == (left < 4)
+
+
+def test_a_file_that_was_changed_since_is_opened_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.img"
+    FileDevice.create(path, MIB).close()
+    with FileDevice(path) as before:
+        os.truncate(path, 2 * MIB)
+        with FileDevice(path) as longer:
+            assert (before.size_bytes, longer.size_bytes) == (MIB, 2 * MIB)
+        FileDevice.create(tmp_path / "b.img", 2 * MIB).close()
+        with FileDevice(tmp_path / "b.img", writable=True) as other:
+            other.write(0, b"b" * 4096)
+        os.rename(tmp_path / "b.img", path)
+        with FileDevice(path) as replaced:
+            assert replaced.identity != before.identity
+            assert replaced.read(0, 4096) == b"b" * 4096
+        assert before.read(0, 4096) == bytes(4096)

@@ -185,7 +185,7 @@ def test_devices_that_are_not_read_any_more_are_closed(files: list[str]) -> None
             paths = other.paths()
             batches = dataset.batches(4, seed=1)
             next(batches).release()
-            assert descriptors() == 2
+            assert descriptors() == 1
             move(files, overwrite)
             assert other.get(paths[3]) == sample(3)
             assert descriptors() == 1
