@@ -241,9 +241,7 @@ class SampleReader(Closing):
         if native.lost_members != self._lost:
             self.watch_members()
         if not native.failures:
-            return Batch(
-                native, None, (), self.attributes, dataset=self._where.dataset, span=self.span
-            )
+            return self._batch(native)
         diagnosis = self.diagnose()  # first, as a removed dataset may have lost its names, too
         if diagnosis is not None:
             try:
