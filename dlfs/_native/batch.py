@@ -8,14 +8,16 @@ Source: ``dlfs/reader.h``.
 
 from __future__ import annotations
 
-from ctypes import c_uint8
+import functools
+from collections.abc import Callable
+from ctypes import c_uint8, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
-from dlfs._native.handle import Handle
+from dlfs._native.handle import owner_type, untrack
 from dlfs._native.library import check, library
 
 
@@ -34,9 +36,16 @@ class NativeFailure:
     part_length_bytes: int
 
 
-def batch_handle(process: int) -> Handle:
-    """Return an empty owner for a ``dlfs_batch``, which the given process releases."""
-    return Handle(library().dlfs_batch_release, process=process)
+@functools.cache
+def _owner_type() -> Callable[[], c_void_p]:
+    return owner_type(library().dlfs_batch_release)
+
+
+def batch_owner() -> c_void_p:
+    """Return an empty owner for a ``dlfs_batch``."""
+    owner = _owner_type()()
+    untrack(owner)
+    return owner
 
 
 class NativeBatch:
@@ -53,13 +62,13 @@ class NativeBatch:
     Threads: any.
     """
 
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-        batch = abi.Batch.from_address(handle.value or 0)
+    def __init__(self, owner: c_void_p) -> None:
+        self._owner = owner
+        batch = abi.Batch.from_address(owner.value or 0)
         count = batch.count
         self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
         # A ctypes array over foreign memory owns nothing: the attribute keeps the batch alive.
-        self.memory.owner = handle
+        self.memory.owner = owner
         # The arrays follow one another in memory: one copy takes all of them.
         arrays = bytearray((c_uint8 * (3 * 8 * count)).from_address(batch.offsets))
         self.offsets = np.frombuffer(arrays, np.int64, count)
@@ -75,7 +84,7 @@ class NativeBatch:
             LimitError: a sample would not fit.
         """
         code = library().dlfs_batch_gather(
-            self._handle, destination.ctypes.data, destination.nbytes, offsets.ctypes.data
+            self._owner, destination.ctypes.data, destination.nbytes, offsets.ctypes.data
         )
         check(code, f"gather a batch into {destination.nbytes} bytes")
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi, channel_abi
-from dlfs._native.batch import NativeBatch, NativeFailure, batch_handle
+from dlfs._native.batch import NativeBatch, NativeFailure, batch_owner
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Descriptor, Handle, process_number
 from dlfs._native.library import check, library
@@ -203,7 +203,7 @@ class ClientReader:
                 that the service has for this client.
             DlfsError: all reads failed; failures of single samples are in the batch.
         """
-        batch = batch_handle(self.process)
+        batch = batch_owner()
         channel, code = self.take_channel(), 0
         try:
             code = library().dlfs_client_read(
@@ -409,7 +409,7 @@ class ClientStream:
                 same samples.
             ServiceLostError: the service is lost.
         """
-        batch = batch_handle(self._reader.process)
+        batch = batch_owner()
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
             code = library().dlfs_client_stream_next(

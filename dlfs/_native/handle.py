@@ -36,7 +36,8 @@ from dlfs._native.library import library
 PROCESS_ANY = (1 << 32) - 1
 """Number of a process for objects that every forked child may destroy (``DLFS_PROCESS_ANY``)."""
 
-_untrack = ctypes.PYFUNCTYPE(None, py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
+untrack = ctypes.PYFUNCTYPE(None, py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
+_bind = ctypes.PYFUNCTYPE(py_object, py_object)(("PyInstanceMethod_New", ctypes.pythonapi))
 _add_reference = ctypes.PYFUNCTYPE(None, py_object)(("Py_IncRef", ctypes.pythonapi))
 
 
@@ -71,7 +72,26 @@ class Handle(c_void_p):
         self.free = self.__del__ = partial(
             library().dlfs_handle_free, addressof(self), destroy, process
         )
-        _untrack(self)
+        untrack(self)
+
+
+def owner_type(destroy: Callable[..., Any]) -> Callable[[], c_void_p]:
+    """Return a type of owners that are made at less cost than a ``Handle``.
+
+    Such an owner destroys its object when it is collected, and only then. Each new one must be
+    given to ``untrack``.
+
+    Args:
+        destroy: function of libdlfs that destroys the object, and does nothing with NULL.
+    """
+
+    class Owner(c_void_p):
+        __slots__ = ()
+
+    # A function of C is no method: wrapped, it gets the owner, of which it takes the value.
+    Owner.__del__ = _bind(destroy)  # type: ignore[attr-defined]
+    _owner_types.append(Owner)
+    return Owner
 
 
 class Descriptor(c_int):
@@ -110,14 +130,17 @@ class Descriptor(c_int):
         self.close()
 
 
+_owner_types: list[type] = [Handle, Descriptor]
+
+
 def _stay_at_exit() -> None:
     """Keep all owners from now on, instead of freeing what they own when they are collected."""
 
     def stay(self: object, add_reference: Callable[[object], None] = _add_reference) -> None:
         add_reference(self)
 
-    for owner in (Handle, Descriptor):
-        owner.__del__ = stay  # type: ignore[assignment]
+    for owner in _owner_types:
+        owner.__del__ = stay  # type: ignore[attr-defined]
 
 
 atexit.register(_stay_at_exit)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
-from dlfs._native.batch import NativeBatch, NativeFailure, batch_handle
+from dlfs._native.batch import NativeBatch, NativeFailure, batch_owner
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import check, error_for, library
 from dlfs._native.parts import SamplePart, copy_part
@@ -180,7 +180,7 @@ class NativeReader:
             UsageError: an index is out of range.
             DlfsError: the read failed as a whole. Failures of single samples are in the batch.
         """
-        batch = batch_handle(self.process)
+        batch = batch_owner()
         code = library().dlfs_reader_read(
             self.handle, start_of(indices), len(indices), byref(batch)
         )
@@ -472,7 +472,6 @@ class NativeStream:
         options: StreamOptions,
     ) -> None:
         self._owner = OwnerProcess()
-        self._process = reader.process
         config = options.config(sequence)
         owner = reader.handle
         self._handle: Handle | None = Handle(
@@ -489,7 +488,7 @@ class NativeStream:
 
     def next(self, count: int) -> NativeBatch | None:
         """Return the next samples, fewer at the end; None if none are left."""
-        batch = batch_handle(self._process)
+        batch = batch_owner()
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
             code = library().dlfs_stream_next(self._open_handle(), count, WAIT_MS, byref(batch))

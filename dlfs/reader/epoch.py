@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
 from typing import Any, Protocol, Self
 from uuid import UUID
 
@@ -121,6 +120,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._total = self._count_samples()
         self._begin = 0  # position of the first batch since the start or resume
         self._next_batch = options.worker  # of this rank, counted from _begin
+        self._left_now: int | None = None  # what _left() returns, once a batch was taken
         self._stream: EpochStream | None = None
         self._reader: EpochReader | None = None
         self._owner = OwnerProcess()
@@ -185,7 +185,9 @@ class Epoch(Closing, Iterator[Batch]):
             raise ClosedError("take the next batch: the epoch is closed")
         if self._watches_rank and (self._began is None or process_group() is not None):
             self._find_rank()
-        left = self._left()
+        left = self._left_now
+        if left is None:
+            left = self._left()
         if left == 0:
             self._end_stream()
             self._ended = True
@@ -197,6 +199,7 @@ class Epoch(Closing, Iterator[Batch]):
                 batch = batch.with_fields(self._options.fields)
             failed = len(batch.failures)
             remembered = batch.failures[: FAILURES_MAX - len(self.failures)]
+            taken = min(self._options.batch_size, left)
             tally = self._tally.add(len(batch), asked, time.monotonic())
         except BaseException:
             self._end_stream()  # the state has not moved: the next call reads this batch again
@@ -206,6 +209,7 @@ class Epoch(Closing, Iterator[Batch]):
         self.failure_count += failed
         self.failures += remembered
         self._next_batch += self._options.workers
+        self._left_now = left - taken
         return batch
 
     def _find_rank(self) -> None:
@@ -224,7 +228,7 @@ class Epoch(Closing, Iterator[Batch]):
 
     def _take_batch(self, left: int) -> Batch:
         """Return the next batch; if its samples were moved, from a reader that finds them."""
-        for attempt in count():
+        for attempt in range(MOVES_MAX + 1):
             try:
                 stream, reader = self._open_stream()
                 native = stream.next(min(self._options.batch_size, left))
@@ -290,6 +294,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._total = total
         self._begin = resumed.position
         self._next_batch = self._options.worker
+        self._left_now = None
         self._tally = Tally()
         return self
 

@@ -55,10 +55,14 @@ class Tally(NamedTuple):
             asked: time of the request for it, in seconds.
             got: time at which it was there, in seconds.
         """
-        return Tally(
-            self.batches + 1,
-            self.samples + samples,
-            self.began if self.batches else asked,
-            got,
-            self.waited_seconds + got - asked,
+        batches, samples_before, began, _, waited_seconds = self
+        return tuple.__new__(  # Tally() would call a function of Python
+            Tally,
+            (
+                batches + 1,
+                samples_before + samples,
+                began if batches else asked,
+                got,
+                waited_seconds + got - asked,
+            ),
         )

@@ -168,7 +168,7 @@ DLFS_API void dlfs_begun_read_cancel(dlfs_begun_read *begun);
 /*
  * Releases a batch, once; the reader may then reuse its memory. Any thread, at any time: also while
  * other threads use the reader or the stream that the batch came from, and after these were
- * destroyed. NULL: does nothing.
+ * destroyed. Does nothing with NULL, and in a forked child of the process that read the batch.
  */
 DLFS_API void dlfs_batch_release(dlfs_batch *batch);
 /*

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/device.h"
 #include "reader/reader.h"
 
 #define RELEASED_MAX 1024u /* samples that are released under one hold of the lock */
@@ -20,6 +21,7 @@ size_t batch_bytes(const struct batch *batch)
 
 int batch_reserve(struct batch *batch, uint64_t count)
 {
+    batch->process = dlfs_generation();
     if (batch->offsets == NULL || count > batch->capacity) {
         free(batch->offsets);
         batch->capacity = 0;
@@ -121,7 +123,7 @@ void batch_recycle(struct batch *batch)
 DLFS_API void dlfs_batch_release(dlfs_batch *batch)
 {
     struct batch *whole = (struct batch *)batch;
-    if (whole != NULL) {
+    if (whole != NULL && whole->process == dlfs_generation()) {
         whole->release(whole);
     }
 }

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from dlfs._native.batch import batch_owner
 from dlfs._native.device import NativeDevice, device_handle
-from dlfs._native.handle import Descriptor, Handle, process_number
+from dlfs._native.handle import Descriptor, Handle, owner_type, process_number
 from dlfs._native.library import library
 from tests.support.forked import run_forked
 
@@ -85,6 +86,19 @@ def test_the_order_is_the_same_in_a_cycle(destroyed: list[int]) -> None:
     assert destroyed == [2, 1]
 
 
+def test_a_light_owner_destroys_its_object_when_it_is_collected(destroyed: list[int]) -> None:
+    owner = owner_type(destroy)()
+    owner.value = 3
+    assert destroyed == []
+    del owner
+    assert destroyed == [3]
+
+
+def test_owners_of_batches_are_invisible_to_the_garbage_collector() -> None:
+    assert not gc.is_tracked(batch_owner())
+    assert not gc.is_tracked(Handle(destroy))
+
+
 def test_a_child_destroys_only_what_it_may(destroyed: list[int]) -> None:
     anyone, parents = handle_of(1), handle_of(2, process=process_number())
 
@@ -107,11 +121,12 @@ def test_a_finalizer_runs_no_bytecode(destroyed: list[int]) -> None:
         lines.append(f"{event} {frame}")
 
     handle, descriptor = Handle(library().dlfs_device_destroy), Descriptor()
+    light = batch_owner()
     assert library().dlfs_device_create_memory(MIB, 4096, byref(handle)) == 0
     number = descriptor.fill(os.open, "/dev/null", os.O_RDONLY)
     sys.settrace(trace)
     try:
-        del handle, descriptor
+        del handle, descriptor, light
     finally:
         sys.settrace(None)
     assert lines == []
@@ -158,11 +173,12 @@ def test_a_descriptor_is_closed_once() -> None:
 def test_at_exit_owners_stay_with_what_they_use() -> None:
     """Threads may use the memory until the process is gone."""
     script = (
-        "import ctypes\nfrom dlfs._native.handle import Handle\n"
+        "import ctypes\nfrom dlfs._native.handle import Handle, owner_type\n"
         "class Memory:\n    def __del__(self): print('freed', flush=True)\n"
         "destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: print('destroyed'))\n"
         "kept = Handle(destroy, Memory())\nkept.value = 1\n"
-        "other = Handle(destroy, Memory())\nother.value = 2\ndel other\nprint('exit', flush=True)"
+        "other = Handle(destroy, Memory())\nother.value = 2\ndel other\n"
+        "light = owner_type(destroy)()\nlight.value = 3\nprint('exit', flush=True)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
