@@ -1,4 +1,4 @@
-"""``python -m bench``: the cases; ``python -m bench peers`` and ``report``: the others."""
+"""``python -m bench``: the cases; ``python -m bench peers``, ``gpu`` and ``report``: the others."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import sys
 
 from bench import gather
 from bench.cases import command as cases
+from bench.gpu import __main__ as gpu
 from bench.peers import __main__ as peers
 from bench.process import run_program
 
-COMMANDS = {"peers": peers.main, "report": gather.main}
+COMMANDS = {"gpu": gpu.main, "peers": peers.main, "report": gather.main}
 
 
 def main(words: list[str] | None = None) -> int:

@@ -78,14 +78,14 @@ class Mds(Peer):
 
     def prepare(self, source: Source, folder: Path) -> None:
         columns = {INDEX: "int", DATA: "bytes"}
-        with _streaming().MDSWriter(
+        with streaming().MDSWriter(
             out=str(folder / NAME), columns=columns, size_limit=SHARD_BYTES
         ) as writer:
             for index, _, data in source:
                 writer.write({INDEX: index, DATA: data})
 
     def open(self, folder: Path) -> Reader:
-        package = _streaming()
+        package = streaming()
         opened: list[Any] = []
 
         def dataset(**options: Any) -> Any:
@@ -115,7 +115,7 @@ class Mds(Peer):
         return Reader(read, epoch, release, ORDER)
 
 
-def _streaming() -> Any:
+def streaming() -> Any:
     """Import the package.
 
     It imports torchvision for image data sets. PyPI's torchvision has operators for CUDA and cannot

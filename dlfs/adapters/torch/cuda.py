@@ -116,7 +116,7 @@ class Cuda:
 
     def record(self) -> torch.cuda.Event:
         """Return an event behind all copies so far."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
         event.record(self._stream)
         return event
 

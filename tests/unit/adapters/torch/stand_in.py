@@ -20,7 +20,8 @@ from dlfs.adapters.torch.page_locks import Copies
 class Event:
     """An event, which passes when the test lets it, or when a thread waits for it."""
 
-    def __init__(self):
+    def __init__(self, *, blocking):
+        assert blocking  # a thread that waits for it must not use a processor
         self.passed = False
         self.waits = 0
 

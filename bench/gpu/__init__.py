@@ -1,0 +1,1 @@
+"""Samples into the memory of a GPU, and the time that a training waits for them."""
