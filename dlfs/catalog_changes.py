@@ -12,9 +12,9 @@ from uuid import UUID
 
 from dlfs.arguments import check_integer
 from dlfs.errors import StaleError, UsageError
-from dlfs.format.catalog import DatasetRecord
+from dlfs.format.catalog import Records
 from dlfs.format.names import DatasetName, new_dataset_name
-from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.store.info import DatasetInfo, describe_datasets
 from dlfs.store.records import no_such_dataset
 from dlfs.store.renaming import rename_records
 from dlfs.store.transaction import Generation, Transaction
@@ -38,7 +38,7 @@ class CatalogChanges(ABC):
         """List the versions of a dataset."""
 
     @abstractmethod
-    def _find(self, name: str | bytes | None, version: int | None) -> list[DatasetRecord]:
+    def _find(self, name: str | bytes | None, version: int | None) -> Records:
         """Return the records of a dataset, by version; at least one."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class CatalogChanges(ABC):
     def _transaction(self, holder: str) -> Transaction:
         """Lock the volume for a writer."""
 
-    def _choose(self, transaction: Transaction, requested: DatasetName) -> list[DatasetRecord]:
+    def _choose(self, transaction: Transaction, requested: DatasetName) -> Records:
         """Return the records that a name refers to in the locked volume; at least one.
 
         Raises:
@@ -123,7 +123,7 @@ class CatalogChanges(ABC):
             if doomed:
                 committed = transaction.commit(removed=doomed)
         self._refresh_after(committed)
-        return [describe_dataset(record, transaction.geometry) for record in doomed]
+        return describe_datasets(doomed, transaction.geometry)
 
     def rename(self, name: str | bytes, new_name: str | bytes) -> list[DatasetInfo]:
         """Give a dataset another name, atomically. Programs that have it open read on.

@@ -22,7 +22,7 @@ from dlfs.connection import Connection, LocalConnection, LocalVolume, OpenOption
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, NotFoundError, UsageError
 from dlfs.forks import Lock, OwnerProcess
-from dlfs.format.catalog import DatasetRecord
+from dlfs.format.catalog import Records
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
 from dlfs.identity import DatasetIdentity
@@ -33,7 +33,7 @@ from dlfs.store.info import (
     DatasetInfo,
     MemberInfo,
     VolumeInfo,
-    describe_dataset,
+    describe_datasets,
     free_bytes,
 )
 from dlfs.store.members import Members, split_uris
@@ -265,7 +265,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
     def datasets(self) -> list[DatasetInfo]:
         """List all versions of all datasets, by name and version."""
         session = self._opened()
-        return [describe_dataset(r, session.superblock.geometry) for r in session.catalog.datasets]
+        return describe_datasets(session.catalog.datasets, session.superblock.geometry)
 
     def dataset(self, name: str | bytes | None = None, version: int | None = None) -> Dataset:
         """Open a dataset.
@@ -302,7 +302,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             UsageError: the name is not allowed for a dataset.
         """
         geometry = self._opened().superblock.geometry
-        return [describe_dataset(record, geometry) for record in self._find(name, None)]
+        return describe_datasets(self._find(name, None), geometry)
 
     def usage(self, name: str | bytes | None = None) -> VolumeUsage:
         """Return the space that datasets take: samples, chunks, replicas. No sample is read.
@@ -315,7 +315,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         """
         session = self._opened()
         chosen = session.catalog.datasets if name is None else self._find(name, None)
-        return measure_usage(session.catalog, session.superblock, chosen)
+        return measure_usage(session.superblock, chosen)
 
     def _parse_request(self, name: str | bytes, version: int | None) -> DatasetName:
         """Parse a name, which may contain a version if none is given separately."""
@@ -327,7 +327,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
     def _parsed(self, name: str | bytes) -> DatasetName:
         return parse_dataset(name, self._opened().catalog)
 
-    def _find(self, name: str | bytes | None, version: int | None) -> list[DatasetRecord]:
+    def _find(self, name: str | bytes | None, version: int | None) -> Records:
         """Return the records of a dataset, by version; at least one."""
         catalog = self._opened().catalog
         if name is None:

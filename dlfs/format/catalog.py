@@ -136,12 +136,12 @@ class Catalog:
         """Records of the imports that are not finished."""
         return Records(self, np.flatnonzero(self.table["state"] != _SEALED))
 
-    def find(self, name: bytes, version: int | None = None) -> list[DatasetRecord]:
+    def find(self, name: bytes, version: int | None = None) -> Records:
         """Return the records of a dataset, by version: all, or the one with a version."""
         found = self._sealed_of(name)
         if version is not None:
             found = found[self.table["version"][found] == version]
-        return list(Records(self, found))
+        return Records(self, found)
 
     def find_uuid(self, uuid: UUID) -> DatasetRecord | None:
         """Return the record of a dataset; None if there is none."""
@@ -203,6 +203,21 @@ class Catalog:
         """Position of each record's name, and the length of the text, ``int64[n + 1]``."""
         sizes = self.table["name_bytes"].astype(np.int64) + self.table["tags_bytes"]
         return np.concatenate([[0], np.cumsum(sizes)])
+
+    def sums(self, values: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the sum of a value of each run over the runs of each record.
+
+        Args:
+            values: ``int64[n_runs]``.
+
+        Returns:
+            ``int64[n_records, 3]``: over its data, directory and journal runs.
+        """
+        counts = [self.table[f"{kind}_run_count"].astype(np.int64) for kind in _KINDS]
+        ends = self.run_starts[:-1, None] + np.cumsum(np.stack([0 * counts[0], *counts], 1), 1)
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
+        of_kinds: NDArray[np.int64] = np.diff(sums[ends], axis=1)
+        return of_kinds
 
     # ---- chunks ------------------------------------------------------------------------------
 
@@ -332,11 +347,11 @@ class Records(Sequence[DatasetRecord]):
     """
 
     def __init__(self, catalog: Catalog, positions: NDArray[np.intp]) -> None:
-        self._catalog = catalog
-        self._positions = positions
+        self.catalog = catalog
+        self.positions = positions
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.positions)
 
     @overload
     def __getitem__(self, index: int) -> DatasetRecord: ...
@@ -344,11 +359,11 @@ class Records(Sequence[DatasetRecord]):
     def __getitem__(self, index: slice) -> Records: ...
     def __getitem__(self, index: int | slice) -> DatasetRecord | Records:
         if isinstance(index, slice):
-            return Records(self._catalog, self._positions[index])
-        return next(iter(Records(self._catalog, self._positions[[index]])))
+            return Records(self.catalog, self.positions[index])
+        return next(iter(Records(self.catalog, self.positions[[index]])))
 
     def __iter__(self) -> Iterator[DatasetRecord]:
-        catalog, positions = self._catalog, self._positions
+        catalog, positions = self.catalog, self.positions
         run_starts, text_starts = catalog.run_starts, catalog.text_starts
         ends = positions + 1
         rows = zip(

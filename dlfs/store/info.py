@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.catalog import LAYOUTS, Catalog, DatasetRecord, Records
 from dlfs.format.geometry import Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock, slot_for
@@ -170,6 +170,27 @@ def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
         seed=record.seed,
         attribute_bytes=0 if extent is None else extent.segment_bytes,
     )
+
+
+def describe_datasets(records: Records, geometry: Geometry) -> list[DatasetInfo]:
+    """Return the public descriptions of records of a catalog, without an object for each record."""
+    catalog, positions = records.catalog, records.positions
+    table = catalog.table[positions]
+    chunks = catalog.sums(catalog.runs[:, 1])[positions, :2].sum(axis=1)
+    fields = zip(
+        map(display, catalog.names[positions].tolist()),
+        table["version"].tolist(),
+        [UUID(bytes=uuid.ljust(16, b"\0")) for uuid in table["uuid"].tolist()],
+        map(time_of, table["created_ns"].tolist()),
+        table["sample_count"].tolist(),
+        table["sample_bytes"].tolist(),
+        (chunks * geometry.chunk_bytes).tolist(),
+        [LAYOUTS[number] for number in table["layout"].tolist()],
+        table["seed"].tolist(),
+        table["attributes_bytes"].tolist(),
+        strict=True,
+    )
+    return [DatasetInfo(*each) for each in fields]
 
 
 def _describe_copy(copy: SuperblockCopy, generation: int) -> SuperblockInfo:

@@ -11,15 +11,16 @@ Plain values without I/O.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from dlfs.format.catalog import Catalog, DatasetRecord
-from dlfs.format.geometry import ChunkRun
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs.format.catalog import Records
+from dlfs.format.run_arrays import RunArray, unite
 from dlfs.format.superblock import Superblock
-from dlfs.store.info import describe_dataset, free_bytes
+from dlfs.store.info import describe_datasets, free_bytes
 from dlfs.store.space import count_chunks
 
 
@@ -81,78 +82,62 @@ class VolumeUsage:
     free_bytes: int
 
 
-def measure_usage(
-    catalog: Catalog, superblock: Superblock, chosen: Sequence[DatasetRecord]
-) -> VolumeUsage:
-    """Return the space of some datasets of a catalog.
+def measure_usage(superblock: Superblock, chosen: Records) -> VolumeUsage:
+    """Return the space of some datasets of a volume.
 
     Args:
-        catalog: catalog of the volume, with the chunks of all datasets.
-        superblock: superblock that names the catalog.
-        chosen: records of the catalog to measure.
+        superblock: superblock that names the catalog of the records.
+        chosen: records to measure.
     """
-    geometry = superblock.geometry
-    owners = _count_owners(run for record in catalog.records for run in record.runs)
-    versions = []
-    for record in chosen:
-        info = describe_dataset(record, geometry)
-        own = sum(_count_single(run, owners) for run in record.runs)
-        versions.append(
-            DatasetUsage(
-                name=info.name,
-                version=info.version,
-                uuid=info.uuid,
-                sample_count=info.sample_count,
-                sample_bytes=info.sample_bytes,
-                attribute_bytes=info.attribute_bytes,
-                directory_bytes=record.directory_chunks * geometry.chunk_bytes,
-                stored_bytes=info.stored_bytes,
-                media_bytes=info.stored_bytes * geometry.replicas,
-                freed_bytes=own * geometry.chunk_bytes,
-            )
+    geometry, catalog = superblock.geometry, chosen.catalog
+    chunks = catalog.sums(catalog.runs[:, 1])
+    single = catalog.sums(_count_single(catalog.runs)).sum(axis=1)
+    versions = tuple(
+        DatasetUsage(
+            name=info.name,
+            version=info.version,
+            uuid=info.uuid,
+            sample_count=info.sample_count,
+            sample_bytes=info.sample_bytes,
+            attribute_bytes=info.attribute_bytes,
+            directory_bytes=directory_chunks * geometry.chunk_bytes,
+            stored_bytes=info.stored_bytes,
+            media_bytes=info.stored_bytes * geometry.replicas,
+            freed_bytes=own_chunks * geometry.chunk_bytes,
         )
-    covered = _count_owners(run for record in chosen for run in record.runs)
-    stored_bytes = sum(end - first for first, end, _ in covered) * geometry.chunk_bytes
+        for info, directory_chunks, own_chunks in zip(
+            describe_datasets(chosen, geometry),
+            chunks[chosen.positions, 1].tolist(),
+            single[chosen.positions].tolist(),
+            strict=True,
+        )
+    )
+    is_chosen = np.zeros(len(catalog.table), bool)
+    is_chosen[chosen.positions] = True
+    covered = unite(catalog.runs[np.repeat(is_chosen, np.diff(catalog.run_starts))])
+    stored_bytes = int(covered[:, 1].sum()) * geometry.chunk_bytes
     return VolumeUsage(
-        versions=tuple(versions),
+        versions=versions,
         sample_count=sum(version.sample_count for version in versions),
         sample_bytes=sum(version.sample_bytes for version in versions),
         stored_bytes=stored_bytes,
         media_bytes=stored_bytes * geometry.replicas,
         replicas=geometry.replicas,
         catalog_bytes=count_chunks(superblock.catalog_runs) * geometry.chunk_bytes,
-        unfinished_bytes=geometry.chunk_bytes
-        * sum(count_chunks(record.runs) for record in catalog.unfinished),
+        unfinished_bytes=int(chunks[catalog.unfinished.positions].sum()) * geometry.chunk_bytes,
         capacity_bytes=geometry.capacity_bytes,
         free_bytes=free_bytes(geometry, catalog),
     )
 
 
-_Ranges = list[tuple[int, int, int]]
-"""Ranges of chunks that some run has: first chunk, chunk after the last one, number of runs."""
-
-
-def _count_owners(runs: Iterable[ChunkRun]) -> _Ranges:
-    """Return the chunks of some runs, sorted, with the number of runs that have them."""
-    changes: dict[int, int] = {}
-    for run in runs:
-        changes[run.first_chunk] = changes.get(run.first_chunk, 0) + 1
-        changes[run.end_chunk] = changes.get(run.end_chunk, 0) - 1
-    ranges, owners, first = [], 0, 0
-    for chunk in sorted(changes):
-        if owners and chunk > first:
-            ranges.append((first, chunk, owners))
-        owners += changes[chunk]
-        first = chunk
-    return ranges
-
-
-def _count_single(run: ChunkRun, owners: _Ranges) -> int:
-    """Return the number of chunks of a run that no other run has."""
-    at = bisect_left(owners, (run.first_chunk, 0, 0))  # a range begins where a run begins
-    single = 0
-    while at < len(owners) and owners[at][0] < run.end_chunk:
-        first, end, count = owners[at]
-        single += end - first if count == 1 else 0
-        at += 1
+def _count_single(runs: RunArray) -> NDArray[np.int64]:
+    """Return the number of chunks of each run that no other run has, ``int64[n_runs]``."""
+    both = np.concatenate([runs[:, 0], runs[:, 0] + runs[:, 1]])
+    bounds, places = np.unique(both, return_inverse=True)
+    firsts, ends = np.split(places, 2)
+    size = len(bounds)
+    owners = np.cumsum(np.bincount(firsts, minlength=size) - np.bincount(ends, minlength=size))
+    widths = np.diff(bounds.astype(np.int64)) * (owners[:-1] == 1)
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(widths)])
+    single: NDArray[np.int64] = before[ends] - before[firsts]
     return single

@@ -13,7 +13,7 @@ from dlfs.format.catalog import Catalog
 from dlfs.format.constants import DATASET_VERSION_MAX
 from dlfs.format.geometry import ChunkRun
 from dlfs.store.renaming import rename_records
-from dlfs.store.usage import _count_single, measure_usage
+from dlfs.store.usage import measure_usage
 
 SAMPLES = {b"d%d/s%03d" % (i % 3, i): bytes([i]) * (i * 37) for i in range(100)}
 FIRST = sorted(SAMPLES)[0]
@@ -193,21 +193,11 @@ def test_shared_chunks_count_once(volume):
     second = replace(
         first, version=2, uuid=uuid.uuid4(), data_runs=(ChunkRun(0, 4), ChunkRun(11, 3))
     )
-    usage = measure_usage(
-        Catalog.of(1, volume.uuid, (first, second), ()), session.superblock, [first, second]
-    )
+    catalog = Catalog.of(1, volume.uuid, (first, second), ())
+    usage = measure_usage(session.superblock, catalog.datasets)
     assert usage.stored_bytes == 8 * size
     assert [one.stored_bytes for one in usage.versions] == [6 * size, 7 * size]
     assert [one.freed_bytes for one in usage.versions] == [1 * size, 2 * size]
-
-
-def test_counting_chunks_does_not_pass_over_all_ranges():
-    class Ranges(list):
-        def __iter__(self):
-            raise AssertionError("it is not searched but passed over")
-
-    owners = Ranges((10 * i, 10 * i + 5, 1 + i % 2) for i in range(100))
-    assert _count_single(ChunkRun(900, 30), owners) == 10
 
 
 def test_versions_that_were_appended_to_share_chunks(volume):
