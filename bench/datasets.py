@@ -79,6 +79,7 @@ SPECS = (
     DatasetSpec("60m", 60 * MIB, 0.0, 420 * MIB, 420 * MIB, 1, "files of many records"),
     DatasetSpec("caption", 110 * KIB, 0.6, 1 * GIB, 512 * MIB, 128, "images and captions"),
     DatasetSpec("state", 32 * MIB, 0.0, 2000 * MIB, 512 * MIB, 1, "a training state"),
+    DatasetSpec("tiny", 10, 0.0, MIB, MIB, 1, "datasets of one sample"),
     # Batches of 8 and 32 MiB. A batch begins and ends with a queue that is not full, and costs
     # Python about 0.1 ms. spdk_nvme_perf, the contender here, has no batches.
     DatasetSpec("nvme-4k", 4 * KIB, 0.0, 512 * MIB, 256 * MIB, 2048, "4 KiB samples on --target"),
@@ -86,8 +87,8 @@ SPECS = (
         "nvme-128k", 128 * KIB, 0.0, 1024 * MIB, 256 * MIB, 256, "128 KiB samples on --target"
     ),
 )
-STATE_KEY = "state"
-"""Key of the data set that checkpoints write themselves; it has no plain files."""
+OWN_KEYS = ("state", "tiny")
+"""Keys of data sets that contenders write themselves; they have no plain files."""
 STATE_TENSORS = 64
 TARGET_KEYS = ("nvme-4k", "nvme-128k")
 """Keys of data sets that lie on a namespace and have no plain files."""

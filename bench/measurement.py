@@ -35,12 +35,14 @@ class Limits:
         seconds: time after which a contender with a steady pace stops. Whole epochs ignore it.
         mount_files: most files that a program reads through a mount.
         paths: paths of the synthetic sample directory.
+        datasets: datasets of a volume with many.
         seed: seed of every order.
     """
 
     seconds: float = 1.5
     mount_files: int = 10_000
     paths: int = 1_000_000
+    datasets: int = 9_999
     seed: int = 1
 
 

@@ -22,7 +22,7 @@ DESCRIPTION = """Measure DLFS next to plain files and the limits of the machine.
 """
 TARGET_HELP = "an empty namespace in RAM, nvme-tcp: or spdk:; give both for the same one"
 QUICK_FILES = 20_000
-QUICK_LIMITS = Limits(seconds=1.0, mount_files=2000, paths=200_000)
+QUICK_LIMITS = Limits(seconds=1.0, mount_files=2000, paths=200_000, datasets=500)
 FULL_PATHS = 10_000_000
 
 

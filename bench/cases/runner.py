@@ -12,7 +12,7 @@ from typing import Any
 from bench import datasets
 from bench.cases.table import Case, Floor
 from bench.comparison import MET, Comparison
-from bench.datasets import STATE_KEY, TARGET_KEYS, Scene, spec_of
+from bench.datasets import OWN_KEYS, TARGET_KEYS, Scene, spec_of
 from bench.field_samples import SOURCES, field_scene
 from bench.machine import Machine
 from bench.measurement import Contender, Environment, Limits, Measurement
@@ -130,7 +130,7 @@ class Stage:
                 self._scenes.pop(other, None)
             folder = self.folder / f"scene-{key}"
             return settings.targets.make_scene(spec, folder, total_bytes, seed)
-        if key == STATE_KEY:
+        if key in OWN_KEYS:
             return datasets.state_scene(spec, self.folder, total_bytes, seed)
         if key in SOURCES:
             return field_scene(spec, self.folder, total_bytes, seed)

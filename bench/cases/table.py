@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.contenders.bare import BareCopy, BareUring, FreshMemory
+from bench.contenders.catalogs import ListDatasets, TinyImports
 from bench.contenders.checkpoint import RANKS, Checkpoint
 from bench.contenders.directory import DictLookup, Find, Load
 from bench.contenders.fields import FieldLoader, Hdf5Loader
@@ -57,6 +58,11 @@ def per_cpu_second(run: Measurement) -> float:
 def per_cpu_second_plus_1_us(run: Measurement) -> float:
     """Return samples per second of CPU time, with 1 us of CPU time added to each sample."""
     return run.samples / (max(run.cpu_seconds, 1e-9) + 1e-6 * run.samples)
+
+
+def per_cpu_second_plus_30_ms(run: Measurement) -> float:
+    """Return samples per second of CPU time, with 30 ms of CPU time added to each sample."""
+    return run.samples / (run.cpu_seconds + 0.03 * run.samples)
 
 
 def per_second(run: Measurement) -> float:
@@ -166,6 +172,8 @@ LIBFUSE_THREADS_COLD = MountFiles("libfuse-threads", "cold")
 NATIVE_TOGETHER = MountFiles("native", "cold", together=True)
 LIBFUSE_TOGETHER = MountFiles("libfuse", "cold", together=True)
 CHECKPOINT = Checkpoint()
+TINY_FEW, TINY_MANY = TinyImports(few=True), TinyImports(few=False)
+LIST, LIST_PROGRAM = ListDatasets(program=False), ListDatasets(program=True)
 SQUASH_COLD = MountFiles("squashfuse", "cold")
 SQUASH_WARM = MountFiles("squashfuse", "warm")
 
@@ -434,6 +442,23 @@ CASES: tuple[Case, ...] = (
                 stalls_per_second,
                 base=20,
             ),
+        ),
+    ),
+    Case(
+        "import-many",
+        "tiny",
+        "the 10,000th import of one sample into a volume, and the listing of its datasets",
+        (TINY_FEW, TINY_MANY, LIST, LIST_PROGRAM),
+        (
+            Floor(
+                "CPU time of the tenth import + 30 ms",
+                TINY_MANY,
+                1.0,
+                per_cpu_second,
+                (TINY_FEW,),
+                per_cpu_second_plus_30_ms,
+            ),
+            Floor("listed after 0.3 s", LIST, 1.0, per_second, base=1 / 0.3),
         ),
     ),
     _mount("4k"),

@@ -28,7 +28,7 @@ from dlfs.units import KIB, MIB
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 NAMESPACE_BYTES = 96 * MIB
-LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000)
+LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000, datasets=12)
 MARKS = {
     "mount": pytest.mark.fuse,
     "walk": pytest.mark.fuse,
