@@ -12,7 +12,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from dlfs.units import GIB, MIB
+from dlfs.errors import UsageError
+from dlfs.units import GIB, MIB, format_bytes, parse_bytes
 
 PROC = Path("/proc/self")
 
@@ -29,11 +30,20 @@ SERVICE_BYTES_MAX = 4 * GIB
 _FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
 
 
+MEMORY_VARIABLE = "DLFS_MEMORY"
+"""Environment variable with the memory for samples of a dataset."""
+
+
 @cache
+def allowed_memory() -> tuple[int, str]:
+    """Return the memory that this process may use, in bytes, and what limits it."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([(machine, "the machine's memory"), *_limits()])
+
+
 def allowed_bytes() -> int:
     """Return the memory that this process may use, in bytes, as of the first call."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *_limits()])
+    return allowed_memory()[0]
 
 
 def default_memory_bytes() -> int:
@@ -41,17 +51,53 @@ def default_memory_bytes() -> int:
     return min(READER_BYTES_MAX, allowed_bytes() // READER_SHARE)
 
 
+def opened_memory_bytes() -> int:
+    """Return the memory for samples of a dataset that a program opens: DLFS_MEMORY, or the default.
+
+    Raises:
+        UsageError: the variable is no size.
+    """
+    text = os.environ.get(MEMORY_VARIABLE)
+    if not text:
+        return default_memory_bytes()
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"read the environment variable {MEMORY_VARIABLE}: {error}") from error
+
+
 def default_service_bytes() -> int:
     """Return the memory for samples of a service if none is given: a share of what is allowed."""
     return min(SERVICE_BYTES_MAX, allowed_bytes() // SERVICE_SHARE)
 
 
-def _limits() -> Iterator[int]:
+def describe_memory(size_bytes: int) -> str:
+    """Describe the memory for samples of a dataset; the default with the limit that it is of."""
+    return _describe(size_bytes, default_memory_bytes(), READER_SHARE, READER_BYTES_MAX)
+
+
+def describe_service_memory(size_bytes: int) -> str:
+    """Describe the memory for samples of a service; the default with the limit that it is of."""
+    return _describe(size_bytes, default_service_bytes(), SERVICE_SHARE, SERVICE_BYTES_MAX)
+
+
+def _describe(size_bytes: int, default_bytes: int, share: int, bytes_max: int) -> str:
+    if size_bytes != default_bytes:
+        return format_bytes(size_bytes)
+    allowed, limit = allowed_memory()
+    return (
+        f"{format_bytes(size_bytes)}, by default 1/{share} of {format_bytes(allowed)} ({limit}), "
+        f"at most {format_bytes(bytes_max)}"
+    )
+
+
+def _limits() -> Iterator[tuple[int, str]]:
     """Yield the limits of the process's control groups and of those above them, in bytes."""
     for directory in _groups():
         for name in _FILES:
             with suppress(OSError, ValueError):  # "max", or a file of the other version
-                yield int((directory / name).read_text())
+                path = directory / name
+                yield int(path.read_text()), f"the limit of a control group, {path}"
 
 
 def _groups() -> Iterator[Path]:

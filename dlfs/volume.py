@@ -9,7 +9,6 @@ Threads: any at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -27,7 +26,7 @@ from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name,
 from dlfs.format.paths import display
 from dlfs.identity import DatasetIdentity
 from dlfs.member_changes import MemberChanges
-from dlfs.memory_limit import default_memory_bytes
+from dlfs.memory_limit import opened_memory_bytes
 from dlfs.previous_version import PreviousVersion, load_previous_version
 from dlfs.store.info import (
     DatasetInfo,
@@ -40,13 +39,9 @@ from dlfs.store.members import Members, split_uris
 from dlfs.store.records import NO_DATASETS, no_such_dataset
 from dlfs.store.transaction import Generation, Transaction, after_commit, check_writable
 from dlfs.store.usage import VolumeUsage, measure_usage
-from dlfs.units import parse_bytes
 from dlfs.verification import Finding, verify_volume
 from dlfs.wording import list_names
 from dlfs.writer import DatasetDescription, DatasetWriter
-
-MEMORY_VARIABLE = "DLFS_MEMORY"
-"""Environment variable with the default of ``memory_bytes``."""
 
 
 def open(
@@ -80,19 +75,9 @@ def open(
         DeviceError: a device cannot be read.
     """
     if memory_bytes is None:
-        memory_bytes = _default_memory_bytes()
+        memory_bytes = opened_memory_bytes()
     options = OpenOptions(memory_bytes=memory_bytes, depth=depth, engine=engine)
     return Volume(LocalConnection(split_uris(members), options))
-
-
-def _default_memory_bytes() -> int:
-    text = os.environ.get(MEMORY_VARIABLE)
-    if not text:
-        return default_memory_bytes()
-    try:
-        return parse_bytes(text)
-    except UsageError as error:
-        raise UsageError(f"read the environment variable {MEMORY_VARIABLE}: {error}") from error
 
 
 class Volume(CatalogChanges, MemberChanges, Closing):

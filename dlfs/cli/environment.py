@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dlfs.errors import DlfsError, NotFoundError, UsageError
+from dlfs.memory_limit import MEMORY_VARIABLE
 
 VOLUME_VARIABLE = "DLFS_VOLUME"
-MEMORY_VARIABLE = "DLFS_MEMORY"
 
 VARIABLES = (
     (

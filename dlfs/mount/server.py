@@ -21,6 +21,7 @@ import trio
 from dlfs._native.fuse import fuse_library, is_built
 from dlfs.errors import DlfsError, NativeError, NotFoundError, UsageError
 from dlfs.extras import install_command
+from dlfs.memory_limit import describe_memory
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.incoming_server import detach_link, serve_incoming
 from dlfs.mount.kept import KeptMount
@@ -138,6 +139,7 @@ def _opened(volume_uris: Sequence[str], memory_bytes: int) -> Iterator[list[Volu
         ]
         if len({volume.uuid for volume in volumes}) < len(volumes):
             raise UsageError(f"mount {', '.join(volume_uris)}: a volume is given twice")
+        _log.info("memory for the samples of each dataset: %s", describe_memory(memory_bytes))
         yield volumes
 
 

@@ -25,14 +25,13 @@ import trio
 from dlfs._native.malloc import give_back_freed_memory
 from dlfs.connection import OpenOptions
 from dlfs.errors import UsageError
-from dlfs.memory_limit import default_service_bytes
+from dlfs.memory_limit import default_service_bytes, describe_service_memory
 from dlfs.mount.signals import run_until_signal
 from dlfs.service import systemd
 from dlfs.service.attachments import VolumeAttachments
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.server import SampleServer
 from dlfs.service.sockets import AllowList, Listener, adopt, default_path, listen
-from dlfs.units import format_bytes
 
 if TYPE_CHECKING:
     from dlfs.service.metrics import MetricsEndpoint
@@ -134,7 +133,7 @@ class NodeService:
             if self.metrics is not None:
                 opened.callback(self.metrics.close)
             self.listener = self._listen()
-            _log.info("memory for samples: %s", format_bytes(options.cache_bytes))
+            _log.info("memory for samples: %s", describe_service_memory(options.cache_bytes))
             opened.pop_all()
 
     def _open_metrics(self) -> MetricsEndpoint | None:

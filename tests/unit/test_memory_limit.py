@@ -12,8 +12,15 @@ import pytest
 
 import dlfs
 from dlfs import memory_limit
-from dlfs.memory_limit import allowed_bytes, default_memory_bytes, default_service_bytes
-from dlfs.units import GIB, MIB
+from dlfs.memory_limit import (
+    allowed_bytes,
+    allowed_memory,
+    default_memory_bytes,
+    default_service_bytes,
+    describe_memory,
+    describe_service_memory,
+)
+from dlfs.units import GIB, MIB, format_bytes
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -24,9 +31,9 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     made = tmp_path / "proc"
     made.mkdir()
     monkeypatch.setattr(memory_limit, "PROC", made)
-    allowed_bytes.cache_clear()
+    allowed_memory.cache_clear()
     yield made
-    allowed_bytes.cache_clear()
+    allowed_memory.cache_clear()
 
 
 def make_group(root: Path, path: str, name: str, value: str) -> None:
@@ -125,3 +132,21 @@ def test_a_volume_is_opened_with_the_share(proc: Path, tmp_path: Path) -> None:
     dlfs.format_volume("mem:limited?size=8MiB", force=True)
     with dlfs.open("mem:limited") as volume:
         assert volume.session.options.memory_bytes == 32 * MIB
+
+
+def test_the_default_is_described_with_its_limit(proc: Path, tmp_path: Path) -> None:
+    """As info and the logs of mounts and services have it."""
+    machine = f"{format_bytes(MACHINE)} (the machine's memory)"
+    given = describe_memory(default_memory_bytes())
+    assert given.startswith(format_bytes(default_memory_bytes()))
+    assert given.endswith(f", by default 1/16 of {machine}, at most 256.0 MiB")
+    assert describe_memory(MIB) == "1.0 MiB"
+    allowed_memory.cache_clear()
+    root = tmp_path / "cgroup"
+    make_group(root, "a", "memory.max", str(64 * MIB))
+    (proc / "cgroup").write_text("0::/a\n")
+    (proc / "mountinfo").write_text(mount_line("cgroup2", "/", root, "rw"))
+    limit = f"64.0 MiB (the limit of a control group, {root}/a/memory.max)"
+    assert describe_memory(4 * MIB) == f"4.0 MiB, by default 1/16 of {limit}, at most 256.0 MiB"
+    service = f"16.0 MiB, by default 1/4 of {limit}, at most 4.0 GiB"
+    assert describe_service_memory(default_service_bytes()) == service

@@ -19,6 +19,7 @@ from dlfs.cli.output import (
     show_text,
 )
 from dlfs.errors import DlfsError
+from dlfs.memory_limit import describe_memory, opened_memory_bytes
 
 if TYPE_CHECKING:
     from dlfs import DatasetInfo, MemberInfo, Volume, VolumeInfo
@@ -40,7 +41,7 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
         described, datasets = opened.info(), opened.datasets()
         columns = [_columns(opened, dataset) for dataset in datasets]
     if json:
-        found = asdict(described)
+        found = asdict(described) | {"default_memory_bytes": opened_memory_bytes()}
         found["datasets"] = [
             asdict(dataset) | {"columns": kinds}
             for dataset, kinds in zip(datasets, columns, strict=True)
@@ -88,6 +89,7 @@ def _print_volume(described: VolumeInfo) -> None:
         "chunk": f"{human_size(described.chunk_bytes)}, in blocks of "
         f"{human_size(described.block_bytes)}",
         "replicas": f"{described.replicas} of each chunk",
+        "memory": f"for the samples of a dataset: {describe_memory(opened_memory_bytes())}",
     }
     print_fields(fields)
 

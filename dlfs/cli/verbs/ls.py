@@ -100,9 +100,8 @@ def _list_datasets(uri: str, *, long: bool, json: bool) -> None:
         print_json({"datasets": [asdict(info) for info in infos]})
     elif long:
         print_data(dataset_table(infos))
-    else:
-        for info in infos:
-            print(f"{info.name}@{info.version}")
+    elif infos:
+        print("\n".join(f"{info.name}@{info.version}" for info in infos))
 
 
 def _items(dataset: Dataset, where: bytes, *, recursive: bool) -> Iterator[_Item]:

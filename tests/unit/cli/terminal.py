@@ -36,6 +36,7 @@ ENVIRONMENT = {
     "TZ": "UTC",
     "PYTHONPATH": str(ROOT),
     "OPENBLAS_NUM_THREADS": "1",  # forks safely
+    "DLFS_MEMORY": "64MiB",
 }
 """All that commands see of the environment, so that the user's settings change nothing."""
 MASKS = [

@@ -16,7 +16,7 @@ from dlfs.cli.commands import _PANELS, app
 from dlfs.cli.environment import complete_arguments
 from dlfs.cli.examples import EXAMPLES
 from dlfs.cli.verb import Verb
-from dlfs.volume import MEMORY_VARIABLE
+from dlfs.memory_limit import MEMORY_VARIABLE
 
 COMMAND = typer.main.get_command(app)
 
