@@ -37,7 +37,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--device", default="cuda", help="the GPU; cpu runs all of it without one [cuda]")
     add("--only", metavar="GLOB", action="append", help="these feeds; may be given again")
     add("--sizes", default=",".join(size.key for size in SIZES), help="lengths [4k,110k,1m]")
-    add("--size", type=parse_bytes, default=0, help="all samples of a size [64, 256, 512 MiB]")
+    add("--size", type=parse_bytes, default=0, help="all samples of a size [128, 256, 512 MiB]")
     add("--seconds", type=float, default=1.5, help="duration of each timed part [1.5]")
     arguments = parser.parse_args(words)
     arguments.minutes = MINUTES if arguments.minutes is None else arguments.minutes

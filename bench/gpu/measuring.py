@@ -59,7 +59,7 @@ class Size:
 
 
 SIZES = (
-    Size("4k", 4 * KIB, 64, 64, 64 * MIB, 1024),
+    Size("4k", 4 * KIB, 64, 64, 128 * MIB, 1024),
     Size("110k", 110 * KIB, 352, 320, 256 * MIB, 128),
     Size("1m", MIB, 1024, 1024, 512 * MIB, 32),
 )
