@@ -11,6 +11,7 @@ from __future__ import annotations
 from ctypes import (
     POINTER,
     Structure,
+    c_bool,
     c_char,
     c_char_p,
     c_int,
@@ -469,6 +470,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_begun_read_get": (c_int64, (_OUT, c_void_p, c_uint64)),
     "dlfs_begun_read_cancel": (None, (c_void_p,)),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
+    "dlfs_reader_load_part": (
+        c_int,
+        (c_void_p, POINTER(Part), POINTER(c_bool), POINTER(Failure)),
+    ),
     "dlfs_reader_read_part": (c_int, (c_void_p, POINTER(Part), c_void_p, POINTER(Failure))),
     "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),
     "dlfs_reader_get_member_stats": (c_int, (c_void_p, c_uint32, POINTER(MemberStats))),

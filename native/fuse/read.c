@@ -146,15 +146,18 @@ static void read_part(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uin
     free(buffer);
 }
 
-/* Brings a range of a sample into the reader's memory. Failures are left to the requests for it. */
+/*
+ * Brings a range of a sample into the reader's memory, until the thread is to end. Failures are
+ * left to the requests for it.
+ */
 static void load_range(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                        const struct file_range *range)
 {
     dlfs_part part = {range->index, range->offset, range->bytes};
     uint32_t reader;
     dlfs_failure failure;
-    (void)dlfs_reader_read_part(dataset_take_reader(&fuse->datasets, dataset, &reader), &part, NULL,
-                                &failure);
+    (void)dlfs_reader_load_part(dataset_take_reader(&fuse->datasets, dataset, &reader), &part,
+                                &fuse->readahead_thread.ending, &failure);
     dataset_return_reader(&fuse->datasets, dataset, reader);
 }
 

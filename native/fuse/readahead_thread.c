@@ -58,7 +58,7 @@ void readahead_thread_stop(struct readahead_thread *thread)
         return;
     }
     (void)pthread_mutex_lock(&thread->lock);
-    thread->ending = true;
+    __atomic_store_n(&thread->ending, true, __ATOMIC_RELAXED);
     (void)pthread_cond_signal(&thread->posted);
     (void)pthread_mutex_unlock(&thread->lock);
     (void)pthread_join(thread->thread, NULL);

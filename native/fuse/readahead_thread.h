@@ -28,7 +28,7 @@ struct readahead_thread {
     pthread_mutex_t lock;
     pthread_cond_t posted;
     bool running;
-    bool ending;
+    bool ending; /* set under the lock, by an atomic store: reads end then */
     pthread_t thread;
     void (*read)(void *owner, const struct readahead_job *job);
     void *owner;
@@ -42,7 +42,7 @@ void readahead_thread_destroy(struct readahead_thread *thread);
 /* Starts the thread, which calls read(owner, job) for each job. Returns 0 or -errno. */
 int readahead_thread_start(struct readahead_thread *thread,
                            void (*read)(void *owner, const struct readahead_job *job), void *owner);
-/* Ends the thread after the read-ahead under way. Does nothing if it was not started. */
+/* Ends the thread, and the read-ahead in a file under way. Does nothing if it was not started. */
 void readahead_thread_stop(struct readahead_thread *thread);
 void readahead_thread_post(struct readahead_thread *thread, const struct readahead_job *job);
 

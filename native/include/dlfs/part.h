@@ -6,6 +6,7 @@
 #define DLFS_PART_H
 
 #include <dlfs/dlfs.h>
+#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,9 +22,8 @@ typedef struct dlfs_part {
 /*
  * Copies a range of a sample, verified, into buffer, of part->length_bytes. Of a sample larger than
  * a chunk, the chunks that the range touches are read and verified, and stay in the reader's memory
- * as it has room; of any other, the whole sample. If buffer is NULL, they are only brought into
- * memory, for a range that is needed soon. Blocks, within the reader's timeout. Any threads at
- * once.
+ * as it has room; of any other, the whole sample. Blocks, within the reader's timeout. Any threads
+ * at once.
  *
  * Errors: -EINVAL (no such sample, or the range is not within it), -ENOMEM, or the code of a failed
  * read. *failure then has the code too, and the location of the bytes that could not be read or are
@@ -31,6 +31,14 @@ typedef struct dlfs_part {
  * is undefined.
  */
 DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
+                                   dlfs_failure *failure);
+
+/*
+ * Brings a range of a sample into the reader's memory, for one that is needed soon, as
+ * dlfs_reader_read_part. Ends soon, with DLFS_E_TIMEOUT, after another thread has set *stop by an
+ * atomic store; stop may be NULL.
+ */
+DLFS_API int dlfs_reader_load_part(dlfs_reader *reader, const dlfs_part *part, const bool *stop,
                                    dlfs_failure *failure);
 
 #ifdef __cplusplus

@@ -427,3 +427,11 @@ DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, v
 {
     return reader_read_part(reader, part, buffer, NULL, failure);
 }
+
+_Static_assert(sizeof(_Atomic bool) == sizeof(bool), "a caller's flag is read as an atomic one");
+
+DLFS_API int dlfs_reader_load_part(dlfs_reader *reader, const dlfs_part *part, const bool *stop,
+                                   dlfs_failure *failure)
+{
+    return reader_read_part(reader, part, NULL, (const _Atomic bool *)stop, failure);
+}

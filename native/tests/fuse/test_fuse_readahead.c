@@ -1,6 +1,7 @@
 /* Tests read-ahead of a native mount: the credit of look-ups, and sequential runs. */
 #include "check.h"
 #include "readahead.h"
+#include "readahead_thread.h"
 
 #define SAMPLES 1000u
 
@@ -205,8 +206,39 @@ static void test_random_offsets(struct readahead *readahead)
     }
 }
 
+struct reading {
+    struct readahead_thread thread;
+    _Atomic bool begun;
+};
+
+/* Reads for as long as its thread is to go on. */
+static void read_until_the_end(void *owner, const struct readahead_job *job)
+{
+    struct reading *reading = owner;
+    CHECK_EQ(job->dataset, 5);
+    atomic_store(&reading->begun, true);
+    while (!__atomic_load_n(&reading->thread.ending, __ATOMIC_RELAXED)) {
+        (void)sched_yield();
+    }
+}
+
+/* Checks that a read-ahead under way is told that its thread is to end. */
+static void test_the_end_of_a_thread(void)
+{
+    struct reading reading = {0};
+    readahead_thread_init(&reading.thread);
+    CHECK_EQ(readahead_thread_start(&reading.thread, read_until_the_end, &reading), 0);
+    readahead_thread_post(&reading.thread, &(struct readahead_job){.dataset = 5});
+    while (!atomic_load(&reading.begun)) {
+        (void)sched_yield();
+    }
+    readahead_thread_stop(&reading.thread);
+    readahead_thread_destroy(&reading.thread);
+}
+
 int main(void)
 {
+    test_the_end_of_a_thread();
     struct readahead readahead;
     readahead_init(&readahead);
     for (uint64_t index = 0; index < SAMPLES; index++) {

@@ -4,6 +4,7 @@
  * or channel that is closed does not wait. A device that answers again is used again.
  */
 #include <dlfs/dlfs.h>
+#include <dlfs/part.h>
 
 #include <errno.h>
 
@@ -378,9 +379,45 @@ static void a_reader_ends_quickly(void)
     dataset_destroy(&dataset);
 }
 
+struct load {
+    dlfs_reader *reader;
+    bool stop;
+};
+
+static void *load_large(void *argument)
+{
+    struct load *load = argument;
+    dlfs_failure failure;
+    const dlfs_part part = {5, 0, sample_length(5)};
+    CHECK_EQ(dlfs_reader_load_part(load->reader, &part, &load->stop, &failure), DLFS_E_TIMEOUT);
+    return NULL;
+}
+
+/* Checks that a load that is stopped ends although its device hangs, before its timeout. */
+static void a_stopped_load_ends(void)
+{
+    struct dataset dataset;
+    struct gate gate = {.closed = true};
+    pthread_t thread;
+    gate_dataset(&dataset, &gate);
+    struct load load = {.reader = narrow_reader(&dataset, LONG_MS)};
+    uint64_t before = monotonic_ns();
+    CHECK_EQ(pthread_create(&thread, NULL, load_large, &load), 0);
+    while (atomic_load(&gate.operation_count) == 0) {
+        sched_yield();
+    }
+    __atomic_store_n(&load.stop, true, __ATOMIC_RELAXED);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK(monotonic_ns() - before < LONG_MS / 4 * UINT64_C(1000000));
+    atomic_store(&gate.closed, false);
+    CHECK_EQ(dlfs_reader_destroy(load.reader), 0);
+    dataset_destroy(&dataset);
+}
+
 int main(void)
 {
     copies_create();
+    a_stopped_load_ends();
     a_reader_ends_quickly();
     a_prompt_read_does_not_wait();
     a_read_takes_its_time_once();

@@ -48,7 +48,7 @@ static void *read_ranges(void *argument)
         dlfs_part range = draw_range(&work->seed);
         if (round % 5 == 0) {
             dlfs_failure failure;
-            CHECK_EQ(dlfs_reader_read_part(work->reader, &range, NULL, &failure), 0);
+            CHECK_EQ(dlfs_reader_load_part(work->reader, &range, NULL, &failure), 0);
         }
         read_range(work->reader, range);
         if (round % 7 == 0) {
@@ -113,7 +113,7 @@ static void kept(void)
     dlfs_part whole = {5 + LARGE_EVERY, 0, sample_length(5 + LARGE_EVERY)};
     dataset_create(&dataset, NULL);
     dlfs_reader *reader = reader_over(&dataset, 64 * CHUNK, 0);
-    CHECK_EQ(dlfs_reader_read_part(reader, &whole, NULL, &failure), 0);
+    CHECK_EQ(dlfs_reader_load_part(reader, &whole, NULL, &failure), 0);
     dlfs_reader_get_stats(reader, &before);
     CHECK(before.read_bytes >= whole.length_bytes);
     CHECK_EQ(before.samples, 0);
