@@ -9,6 +9,7 @@ stay numpy arrays. ``SampleDataset`` gives a ``FieldSample`` for each sample; Py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dlfs import Batch
-from dlfs.adapters.torch.memory import HostMemory
+from dlfs.adapters.torch.memory import HostMemory, PinnedMemory
 from dlfs.adapters.torch.tensors import (
     Jagged,
     SampleViews,
@@ -27,8 +28,14 @@ from dlfs.adapters.torch.tensors import (
     view_array,
     view_samples,
 )
+from dlfs.fields import FieldType
+from dlfs.units import KIB
 
 _BFLOAT16 = "bfloat16["
+
+FIELD_BYTES_MIN = 4 * KIB
+"""Length of a field's arrays from which they go to a GPU by themselves, in bytes. The processor
+stacks smaller ones, such as labels, first."""
 
 
 class FieldSample(dict[str, Any]):
@@ -54,7 +61,7 @@ def gather_fields(batch: Batch, collate: object, memory: HostMemory) -> dict[str
         batch: batch with the samples.
         collate: ``jagged`` to join arrays that differ in the first dimension, ``stack`` to stack
             those that vary, which must be of one shape; else they are a list.
-        memory: memory of the fields that are bytes.
+        memory: memory of the fields that are bytes, and of large arrays of a fixed shape.
 
     Raises:
         UsageError: arrays are to be joined and differ in another dimension.
@@ -67,7 +74,7 @@ def gather_fields(batch: Batch, collate: object, memory: HostMemory) -> dict[str
         elif kind == "text":
             found[name] = batch[name]
         elif not varies(kind):
-            found[name] = as_tensor(batch[name], kind)
+            found[name] = _stack_field(batch, name, kind, memory)
         elif collate == "jagged" and is_ragged(kind):
             values, offsets = batch.ragged(name)
             found[name] = Jagged(as_tensor(values, kind), torch.from_numpy(offsets))
@@ -76,6 +83,18 @@ def gather_fields(batch: Batch, collate: object, memory: HostMemory) -> dict[str
             items = [view_field(array, kind, own=own) for array in batch[name]]
             found[name] = join_arrays(items, collate)
     return found
+
+
+def _stack_field(batch: Batch, name: str, kind: str, memory: HostMemory) -> Any:
+    """Return the arrays of a field of a fixed shape as one tensor."""
+    form = FieldType.parse(kind)
+    shape = [length or 0 for length in form.shape]
+    small = math.prod(shape) * form.dtype.itemsize < FIELD_BYTES_MIN
+    foreign = form.dtype.kind in "SUmM" or not form.dtype.isnative
+    if small or foreign or not isinstance(memory, PinnedMemory):
+        return as_tensor(batch[name], kind)
+    element = as_tensor(np.empty(0, form.dtype), kind).dtype
+    return memory.pack(batch.field_bytes(name)).view(element).view(len(batch), *shape)
 
 
 def field_samples(batch: Batch, *, for_transform: bool) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs._native.handle import Handle
+from dlfs._native.library import library
+from dlfs._native.sample_memory import SampleMemory
 from dlfs.errors import ChecksumError, UsageError
 from dlfs.units import MIB
 from tests.service.serving import Service
@@ -20,6 +24,7 @@ torch = pytest.importorskip("torch")
 
 from dlfs.adapters.torch import ColumnLabels, Jagged, Loader, SampleViews, device  # noqa: E402
 from dlfs.adapters.torch.device import COPIES_MAX, gather_bytes  # noqa: E402
+from dlfs.adapters.torch.page_locks import Copies, PageLock  # noqa: E402
 from tests.unit.adapters.torch.stand_in import Runtime, StandIn  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -83,6 +88,26 @@ def test_jagged_samples(samples, gpu):
     assert not gpu.staged
 
 
+def test_fields_come_from_the_locked_arena(tmp_path, gpu):
+    path = str(tmp_path / "fields.img")
+    dlfs.format_volume(path, size_bytes=32 * MIB)
+    types = {"image": "<f4[40,50]", "file": "bytes", "label": "<i8[]", "text": "text"}
+    with dlfs.open(path) as volume, volume.writer("scenes", fields=types) as writer:
+        for number in range(30):
+            image = np.full((40, 50), number, np.float32)
+            sample = {"image": image, "file": bytes(number), "label": number, "text": f"{number}"}
+            writer.add(b"%02d" % number, sample)
+    with dlfs.open(path) as volume, volume["scenes"] as scenes:
+        for batch in load(scenes, 8):
+            assert batch["image"].shape == (len(batch), 40, 50)
+            assert (batch["image"] == batch.indices[:, None, None]).all()
+            assert [len(one) for one in batch["file"]] == batch.indices.tolist()
+            assert batch["label"].tolist() == batch.indices.tolist()
+            assert batch["text"] == [str(index) for index in batch.indices.tolist()]
+    assert gpu.views
+    assert not gpu.staged
+
+
 def test_results_of_a_transform_are_moved(arrays, gpu):
     loader = load(arrays, dtype="float32", shape=SHAPE, transform=lambda sample: sample + 1)
     for batch in loader:
@@ -130,6 +155,23 @@ def test_the_arena_is_locked_once_and_unlocked_before_it_is_unmapped(opened, gpu
     assert kinds(gpu) == [REGISTER, UNREGISTER]
     second.close()
     assert kinds(gpu) == [REGISTER, UNREGISTER]
+
+
+def empty_owner():
+    return Handle(library().dlfs_arena_unmap)
+
+
+def test_readers_that_share_an_arena_share_the_lock(gpu):
+    memory = (ctypes.c_uint8 * 4096)()
+    address = ctypes.addressof(memory)
+    first, second = (SampleMemory(empty_owner(), address, 4096, writable=True) for _ in range(2))
+    copies = Copies(gpu)
+    locks = [PageLock(one, gpu, copies) for one in (first, second)]
+    first.close()
+    assert kinds(gpu) == [REGISTER]
+    second.close()
+    assert kinds(gpu) == [REGISTER, UNREGISTER]
+    assert all(lock.closed for lock in locks)
 
 
 def test_closing_a_dataset_waits_for_the_copies(opened, gpu):
