@@ -58,7 +58,7 @@ _Start = c_uint8 * 0
 
 def start_of(array: npt.NDArray[Any]) -> ctypes.Array[Any]:
     """Return a contiguous, writable array as a call's argument; ``array.ctypes`` takes longer."""
-    return _Start.from_buffer(array)
+    return _Start.from_buffer(array)  # type: ignore[arg-type] # for Python 3.11, numpy tells no types
 
 
 def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:

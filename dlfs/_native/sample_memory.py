@@ -15,7 +15,7 @@ from dlfs.closing import LiveObjects
 
 
 class MemoryUser(Protocol):
-    """An object that must let go of the sample memory before it is unmapped."""
+    """An object that must be closed before the sample memory is unmapped."""
 
     def close(self) -> None:
         """Stop using the memory. Idempotent; any thread."""

@@ -4,11 +4,11 @@ Where the sample memory of the reader is page-locked (``page_locks``), samples g
 without a copy by the processor. Large samples are copied one by one by the GPU's copy engines.
 Small ones are gathered by a program on the GPU, because to start a copy takes the processor longer
 than to copy a small sample. The batch stays pinned in the reader until an event behind the copy has
-passed. Elsewhere the processor copies the samples of a batch to page-locked memory first. That are
-batches of views, of readers that ran out of memory, and all where the memory cannot be locked.
+passed. Other samples are first copied to page-locked memory by the processor: those of views, those
+that the sample memory had no room for, and all of them where it cannot be locked.
 
-``COPIES_AHEAD`` batches are copied before they are requested. The stream of the training waits for
-the event of a batch when it is given; the processor waits for none of its own batch.
+The copies of ``COPIES_AHEAD`` batches begin before the batches are requested. When a batch is
+given, the caller's stream is made to wait for the event behind its copy; no thread waits for it.
 
 Threads: one at a time; a reader may be closed by another one meanwhile.
 """

@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 
 from dlfs.adapters.torch import ColumnLabels, Jagged, Loader, SampleViews, device  # noqa: E402
 from dlfs.adapters.torch.device import COPIES_MAX, gather_bytes  # noqa: E402
+from dlfs.adapters.torch.memory import PinnedMemory  # noqa: E402
 from dlfs.adapters.torch.page_locks import Copies, PageLock  # noqa: E402
 from tests.unit.adapters.torch.stand_in import Runtime, StandIn  # noqa: E402
 
@@ -297,6 +298,34 @@ def test_a_reader_that_is_closed_meanwhile(opened, gpu):
     closing.start()
     closing.join()
     assert kinds(gpu) == [REGISTER, UNREGISTER]
+
+
+# ---- page-locked memory of this machine ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [{}, {"collate": "jagged"}, {"dtype": "uint8", "shape": None}])
+def test_without_a_gpu_named_batches_are_copied_once(arrays, gpu, monkeypatch, form):
+    locked = []
+
+    def stage(_self, size_bytes):
+        locked.append(torch.empty(size_bytes, dtype=torch.uint8))
+        return locked[-1]
+
+    def is_locked(tensor):
+        return tensor.untyped_storage().data_ptr() in {one.data_ptr() for one in locked}
+
+    monkeypatch.setattr(PinnedMemory, "_staging", stage)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", is_locked)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: one if is_locked(one) else one + 0)
+    loader = Loader(arrays, 16, pin_memory=True, **form)
+    batches = list(loader)
+    assert len(locked) == len(batches)
+    for batch in batches:
+        samples = list(batch.samples)
+        assert all(map(is_locked, samples))
+        for index, sample in zip(batch.indices.tolist(), samples, strict=True):
+            assert sample.numpy().tobytes() == arrays[index]
+    assert not kinds(gpu)
 
 
 # ---- states, workers, arguments ------------------------------------------------------------------
