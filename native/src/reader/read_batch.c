@@ -147,8 +147,9 @@ static int finish_span(struct read *read, struct span *span, bool *again)
     struct known_misses sound = {read->misses + planned->first_miss, planned->miss_count};
     bool valid = planned->whole_chunks && span->single == 0 && span->code == 0 &&
                  reader_verify_span(reader, span, bad == 0 ? &sound : NULL, &bad_samples) == 0;
+    bool all_valid = bad == 0 && span->single == 0;
+    uint32_t given = all_valid ? planned->miss_count : count_valid(read, planned);
     bad = bad < 0 ? bad : 0;
-    uint32_t given = count_valid(read, planned);
     if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole_chunks)) {
         return bad;
     }
