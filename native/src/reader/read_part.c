@@ -19,8 +19,13 @@
 #define SLOTS_SHARE 4u              /* of the arena that one window takes: a quarter */
 #define WAIT_NS UINT64_C(100000000) /* between two looks at the deadline and *stop */
 
-/* The owner of chunks that this file loads: calls wait for each other's, and for nobody else's. */
-static const char part_owner;
+/*
+ * The owners of chunks that this file loads: calls wait for each other's, and for nobody else's.
+ * One load has another owner than the next ones, so that a call sees when the load that it waits
+ * for has ended.
+ */
+static const char part_owners[64];
+static _Atomic uint32_t loads_begun;
 
 /* A part of the window. */
 struct window_part {
@@ -87,7 +92,8 @@ static bool take_slot(struct part_read *read, uint64_t chunk, struct window_part
     }
     part->registered = arena_find(reader, chunk) == SLOT_NONE;
     if (part->registered) {
-        arena_begin_load(reader, number, chunk, &part_owner);
+        uint32_t load = atomic_fetch_add(&loads_begun, 1) % sizeof part_owners;
+        arena_begin_load(reader, number, chunk, &part_owners[load]);
     }
     part->slot = number;
     part->bytes = slot_memory(reader, number);
@@ -95,23 +101,29 @@ static bool take_slot(struct part_read *read, uint64_t chunk, struct window_part
     return true;
 }
 
-/* Returns true if another call is reading a part. */
-static bool is_being_read(const dlfs_reader *reader, uint64_t chunk)
+/* Returns the owner of a part that another call is reading; NULL if none is. */
+static const void *find_load(const dlfs_reader *reader, uint64_t chunk)
 {
     uint32_t number = arena_find(reader, chunk);
-    return number != SLOT_NONE && reader->slots[number].state == SLOT_LOADING &&
-           reader->slots[number].owner == &part_owner;
+    if (number == SLOT_NONE || reader->slots[number].state != SLOT_LOADING) {
+        return NULL;
+    }
+    uintptr_t owner = (uintptr_t)reader->slots[number].owner;
+    bool is_part = owner - (uintptr_t)part_owners < sizeof part_owners;
+    return is_part ? reader->slots[number].owner : NULL;
 }
 
 /*
- * Waits for the first part while another call reads it. That call may need a queue pair which this
- * one has, so they are given back first.
+ * Waits for the first part while another call reads it. If that fails, this call reads the part
+ * itself: of several that have waited, none waits for another one again. The other call may need a
+ * queue pair which this one has, so they are given back first.
  */
 static int wait_for_part(struct part_read *read)
 {
     dlfs_reader *reader = read->reader;
     struct fetch *fetch = read->fetch;
-    while (is_being_read(reader, read->first_chunk)) {
+    const void *load = find_load(reader, read->first_chunk);
+    while (load != NULL && find_load(reader, read->first_chunk) == load) {
         if (fetch_is_stopped(fetch) || fetch->now_ns >= fetch->deadline_ns) {
             return DLFS_E_TIMEOUT;
         }
@@ -119,7 +131,7 @@ static int wait_for_part(struct part_read *read)
         fetch_step(fetch, 0);
         fetch_release_queues(fetch);
         pthread_mutex_lock(&reader->lock);
-        if (!is_being_read(reader, read->first_chunk)) {
+        if (find_load(reader, read->first_chunk) != load) {
             return 0;
         }
         struct timespec until = clock_timespec(fetch->now_ns + WAIT_NS);
@@ -141,8 +153,8 @@ static int take_window(struct part_read *read, uint32_t count_max)
         uint64_t chunk = read->first_chunk + read->count;
         struct window_part *part = &read->parts[read->count];
         *part = (struct window_part){.slot = SLOT_NONE};
-        if (!find_part(read, chunk, part) &&
-            (is_being_read(reader, chunk) || !take_slot(read, chunk, part))) {
+        bool is_waited_for = read->count > 0 && find_load(reader, chunk) != NULL;
+        if (!find_part(read, chunk, part) && (is_waited_for || !take_slot(read, chunk, part))) {
             break;
         }
         read->count++;

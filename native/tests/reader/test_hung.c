@@ -8,6 +8,7 @@
 
 #include <errno.h>
 
+#include "asleep.h"
 #include "channel/channel_tests.h"
 #include "platform/clock.h"
 #include "platform/thread.h"
@@ -414,9 +415,50 @@ static void a_stopped_load_ends(void)
     dataset_destroy(&dataset);
 }
 
+static void *read_large_well(void *reader)
+{
+    uint8_t bytes[LENGTH_MAX];
+    dlfs_failure failure;
+    const dlfs_part part = {5, 0, sample_length(5)};
+    CHECK_EQ(dlfs_reader_read_part(reader, &part, bytes, &failure), 0);
+    check_bytes(bytes, 5);
+    return NULL;
+}
+
+/* Checks that calls whose part another one failed to read read it at once, and do not wait for each
+ * other in turn. */
+static void no_call_waits_for_a_part_twice(void)
+{
+    struct dataset dataset;
+    struct gate gate = {.closed = true};
+    pthread_t threads[SAMPLES];
+    gate_dataset(&dataset, &gate);
+    struct load load = {.reader = narrow_reader(&dataset, LONG_MS)};
+    CHECK_EQ(pthread_create(&threads[0], NULL, load_large, &load), 0);
+    while (atomic_load(&gate.operation_count) == 0) {
+        sched_yield();
+    }
+    for (uint32_t i = 1; i < SAMPLES; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, read_large_well, load.reader), 0);
+    }
+    wait_until_others_sleep();
+    uint32_t before = atomic_load(&gate.operation_count);
+    __atomic_store_n(&load.stop, true, __ATOMIC_RELAXED);
+    while (atomic_load(&gate.operation_count) < before + SAMPLES - 1) {
+        sched_yield();
+    }
+    atomic_store(&gate.closed, false);
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
+    CHECK_EQ(dlfs_reader_destroy(load.reader), 0);
+    dataset_destroy(&dataset);
+}
+
 int main(void)
 {
     copies_create();
+    no_call_waits_for_a_part_twice();
     a_stopped_load_ends();
     a_reader_ends_quickly();
     a_prompt_read_does_not_wait();
