@@ -125,19 +125,18 @@ class DeviceMemory(PinnedMemory):
         if lock is not None and batch.lengths.any():
             with self._copies.begin(batch):
                 if not lock.closed:
-                    values = self._copy(batch, lock.memory)
+                    values = self._copy(batch, lock)
                     self._made.append(values)
                     return values
         return self._move(super().pack(batch))
 
-    def _copy(self, batch: Batch, memory: SampleMemory) -> torch.Tensor:
+    def _copy(self, batch: Batch, lock: PageLock) -> torch.Tensor:
         """Begin the copy of a batch that lies in page-locked memory."""
         lengths = np.maximum(batch.lengths, 0)
-        if lengths.mean() >= COPY_BYTES_MIN:
+        if lock.view is None or lengths.mean() >= COPY_BYTES_MIN:
             return self._copy_each(batch, lengths)
-        source = self._cuda.view(memory.address, memory.size_bytes)
-        first = batch.data.__array_interface__["data"][0] - memory.address
-        return gather_bytes(source, batch.offsets + first, lengths, self._place_one)
+        first = batch.data.__array_interface__["data"][0] - lock.memory.address
+        return gather_bytes(lock.view, batch.offsets + first, lengths, self._place_one)
 
     def _copy_each(self, batch: Batch, lengths: npt.NDArray[np.int64]) -> torch.Tensor:
         """Begin a copy of each sample, by the GPU's copy engines."""

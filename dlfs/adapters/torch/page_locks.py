@@ -10,11 +10,14 @@ Threads: any.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from dlfs import Batch
 from dlfs.adapters.torch.cuda import Cuda
@@ -89,6 +92,8 @@ class PageLock:
 
     Attributes:
         memory: the mapping.
+        view: the mapping as a tensor that programs on the GPU read, ``uint8[...]``; None if they
+            cannot, or the lock is closed.
         closed: True once ``close`` was called.
 
     Raises:
@@ -107,7 +112,19 @@ class PageLock:
                 cuda.lock(memory.address, memory.size_bytes, writable=memory.writable)
                 found = _locked[memory.address] = _Locked(cuda, 0, self._owner)
             found.uses += 1
+        self.view = self._make_view(cuda)
         memory.add_user(self)
+
+    def _make_view(self, cuda: Cuda) -> torch.Tensor | None:
+        try:
+            return cuda.view(self.memory.address, self.memory.size_bytes)
+        except RuntimeError as error:
+            warnings.warn(
+                f"pin_memory: programs on {cuda.device} cannot read page-locked memory: "
+                f"{str(error).splitlines()[0]}; small samples are copied one by one",
+                stacklevel=2,
+            )
+            return None
 
     def close(self) -> None:
         """End this use, after its copies; unlock the mapping with its last use. Idempotent."""
@@ -118,6 +135,7 @@ class PageLock:
                 return
             self.closed = True  # no copy begins from here on
         self._copies.wait()
+        self.view = None
         with _changing:
             found = _locked[self.memory.address]
             found.uses -= 1

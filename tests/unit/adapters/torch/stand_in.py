@@ -119,7 +119,8 @@ class StandIn(Cuda):
 
     Attributes:
         runtime: the driver.
-        views: number of times that a program on the GPU read the locked memory.
+        views: number of views of locked memory that programs on the GPU read.
+        blind: True if programs on the GPU cannot read it.
         staged: bytes that the processor copied to page-locked memory.
     """
 
@@ -143,6 +144,7 @@ class StandIn(Cuda):
         super().__init__(torch.device("cuda"))
         self.device = torch.device("cpu")
         self.views = self.staged = 0
+        self.blind = False
         self.recorded = []
 
     def _record_stream(self, stream):
@@ -153,6 +155,8 @@ class StandIn(Cuda):
 
     def view(self, address, size_bytes):
         self.views += 1
+        if self.blind:
+            raise RuntimeError("the pointer is not known\nlong explanation")
         assert self.runtime.locked[address] == size_bytes
         memory = (ctypes.c_uint8 * size_bytes).from_address(address)
         return torch.from_numpy(np.ctypeslib.as_array(memory))

@@ -38,6 +38,13 @@ def gpu(monkeypatch):
     """The stand-in, which loaders use for ``device="cuda"``."""
     made = StandIn(monkeypatch)
     monkeypatch.setattr(device, "Cuda", lambda _device: made)
+    made.gathered = 0
+
+    def gather(*arguments):
+        made.gathered += 1
+        return gather_bytes(*arguments)
+
+    monkeypatch.setattr(device, "gather_bytes", gather)
     return made
 
 
@@ -66,8 +73,19 @@ def test_samples_come_from_the_locked_arena(samples, gpu, monkeypatch, least):
         assert isinstance(batch.samples, SampleViews)
         for index, sample in zip(batch.indices.tolist(), batch.samples, strict=True):
             assert sample.numpy().tobytes() == samples[index]
-    assert bool(gpu.views) == bool(least)
+    assert gpu.gathered == (len(batches) if least else 0)
     assert not gpu.staged  # the processor copied none
+
+
+def test_small_samples_are_copied_one_by_one_where_programs_cannot_gather(samples, gpu):
+    gpu.blind = True
+    with pytest.warns(UserWarning, match="cannot read page-locked memory: the pointer is"):
+        batches = list(load(samples))
+    for batch in batches:
+        for index, sample in zip(batch.indices.tolist(), batch.samples, strict=True):
+            assert sample.numpy().tobytes() == samples[index]
+    assert not gpu.gathered
+    assert not gpu.staged
 
 
 @pytest.mark.parametrize("form", [{"dtype": "float32", "shape": SHAPE}, {"arrays": True}])
@@ -77,7 +95,7 @@ def test_arrays_are_stacked_on_the_gpu(arrays, gpu, form):
         expected = np.stack([array(index) for index in batch.indices.tolist()])
         assert (batch.samples.numpy() == expected).all()
         assert (batch.labels == batch.indices % 5).all()
-    assert gpu.views
+    assert gpu.gathered
     assert not gpu.staged
 
 
@@ -105,7 +123,7 @@ def test_fields_come_from_the_locked_arena(tmp_path, gpu):
             assert [len(one) for one in batch["file"]] == batch.indices.tolist()
             assert batch["label"].tolist() == batch.indices.tolist()
             assert batch["text"] == [str(index) for index in batch.indices.tolist()]
-    assert gpu.views
+    assert gpu.gathered
     assert not gpu.staged
 
 
