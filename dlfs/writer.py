@@ -561,7 +561,7 @@ class DatasetWriter:
         chunk_bytes = self._transaction.geometry.chunk_bytes
         directory = segment_bytes_max(samples, path_bytes, sample_bytes // chunk_bytes)
         attributes = -(-self._attributes.size_bytes // chunk_bytes)
-        return attributes - (-directory // chunk_bytes) + self._transaction.catalog_chunks(1)
+        return attributes - (-directory // chunk_bytes) + self._transaction.next_catalog_chunks
 
     def _check_space(self, expected_bytes: int, expected_samples: int) -> None:
         chunk_bytes = self._transaction.geometry.chunk_bytes

@@ -189,12 +189,13 @@ LayoutOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of the packing order.", min=0)]
-_VOLUME = typer.Argument(
-    metavar="VOLUME",
-    help="The volume: its members' device URIs, joined by commas (see 'dlfs uri').",
-)
-VolumeArgument = Annotated[str, _VOLUME]
-OptionalVolumeArgument = Annotated[str | None, _VOLUME]
+VolumeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="VOLUME",
+        help="The volume: its members' device URIs, joined by commas (see 'dlfs uri').",
+    ),
+]
 _DATASET = typer.Argument(
     metavar="DATASET", help="NAME, or NAME@VERSION.", autocompletion=complete_dataset
 )

@@ -226,11 +226,6 @@ class Catalog:
         """Runs of the chunks without an owner."""
         return to_runs(self.free_runs)
 
-    @property
-    def free_chunks(self) -> int:
-        """Number of chunks without an owner."""
-        return int(self.free_runs[:, 1].sum())
-
     @cached_property
     def used_runs(self) -> RunArray:
         """Chunks of all records as sorted runs, each shared chunk once."""

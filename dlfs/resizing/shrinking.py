@@ -128,7 +128,7 @@ def _check_space(transaction: Transaction, groups: Sequence[MemberGroup]) -> Non
         for run in allocatable_runs(base.geometry, base.catalog.free)
         if not any(group.has(run) for group in groups)
     )
-    free -= 2 * transaction.catalog_chunks(1)
+    free -= 2 * transaction.next_catalog_chunks
     remaining = [g for g in base.geometry.groups if g.first_chunk not in leaving]
     if used > free or sum(group.chunk_count for group in remaining) < CHUNKS_MIN:
         raise _no_space(base, used, free)

@@ -397,7 +397,7 @@ class Transaction(Closing):
         self.base = base
         self.devices = base.devices
         self.geometry = base.geometry
-        reserve = self.catalog_chunks(1)
+        reserve = self.next_catalog_chunks
         self.space = FreeSpace.of(self.geometry, base.catalog.free, reserve=reserve)
 
     def _check_volume(self, volume_uuid: UUID) -> None:
@@ -431,10 +431,10 @@ class Transaction(Closing):
             )
         return version
 
-    def catalog_chunks(self, datasets_more: int) -> int:
-        """Return an upper bound of the chunks of a catalog with that many more datasets."""
-        record_bytes = CATALOG_GROWTH_BYTES * (1 + datasets_more)
-        return self._chunks(self.base.superblock.catalog_bytes + record_bytes)
+    @property
+    def next_catalog_chunks(self) -> int:
+        """Upper bound of the chunks of a catalog with one more dataset."""
+        return self._chunks(self.base.superblock.catalog_bytes + 2 * CATALOG_GROWTH_BYTES)
 
     def _chunks(self, length_bytes: int) -> int:
         return -(-length_bytes // self.geometry.chunk_bytes)

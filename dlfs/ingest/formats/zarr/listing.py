@@ -30,7 +30,6 @@ CODECS = frozenset((
 """Codecs of zarr and numcodecs that only transform bytes; not pickle."""
 
 V2_ARRAY, V2_CONSOLIDATED, V3 = ".zarray", ".zmetadata", "zarr.json"
-METADATA = (V3, V2_ARRAY, ".zattrs", ".zgroup", V2_CONSOLIDATED)
 
 _METADATA_BYTES_MAX = 256 * MIB
 _COMPARED = ("shape", "chunks", "dtype", "data_type", "chunk_grid", "codecs", "compressor", "order")
