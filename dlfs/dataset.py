@@ -164,9 +164,8 @@ class Dataset(ColumnAccess, Closing):
         """
         self._closed = True
         session, self._session = self._session, None
-        if session is None or not self._owner.is_current():
-            return
-        session.close(with_directory=not self._inherited)
+        if session is not None and self._owner.is_current():
+            session.close(with_directory=not self._inherited)
 
     # ---- properties ------------------------------------------------------------------------------
 
