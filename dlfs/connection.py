@@ -43,6 +43,7 @@ from dlfs.reader import (
     DEPTH_MAX,
     MOVES_MAX,
     FieldReaders,
+    MemoryBudget,
     MovedError,
     ReaderOptions,
     SampleReader,
@@ -86,8 +87,8 @@ class OpenOptions:
     """Options for opening a volume and its datasets.
 
     Attributes:
-        memory_bytes: sample memory of each open dataset in each process, in bytes. It holds
-            samples that are cached, read ahead, or pinned by batches.
+        memory_bytes: sample memory of the volume in each process, in bytes. It holds samples that
+            are cached, read ahead, or pinned by batches. With ``shared``, of each reader.
         depth: most operations in flight per member and thread.
         engine: I/O engine of file devices: ``auto``, ``uring`` or ``threads``.
         opener: function that opens a device.
@@ -96,6 +97,7 @@ class OpenOptions:
         part_memory: reserves the sample memory of a reader of some fields, given the directory of
             the parts: a context that gives the bytes, and is left when the reader is closed. None
             for ``memory_bytes``.
+        memory: the memory itself, which all datasets of the volume share; made by default.
     """
 
     memory_bytes: int = 256 * MIB
@@ -104,6 +106,7 @@ class OpenOptions:
     opener: Opener = open_device
     shared: bool = False
     part_memory: PartMemory | None = None
+    memory: MemoryBudget | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_choice(self.engine, ENGINES, option="engine", action="open a volume")
@@ -111,6 +114,10 @@ class OpenOptions:
             value = getattr(self, option)
             number = check_integer(value, low, high, option=option, action="open a volume")
             object.__setattr__(self, option, number)
+        if self.shared:
+            object.__setattr__(self, "memory", None)
+        elif self.memory is None:
+            object.__setattr__(self, "memory", MemoryBudget(self.memory_bytes))
 
 
 class VolumeSession(Protocol):
@@ -425,6 +432,7 @@ class LocalConnection:
             record.data_runs,
             directory,
             ReaderOptions(
+                memory=self.options.memory,
                 memory_bytes=memory_bytes,
                 depth=self.options.depth,
                 gap_bytes=max(device.gap_bytes for device in generation.sources),

@@ -212,6 +212,18 @@ class ChunkGroup(Structure):
     )
 
 
+class ArenaConfig(Structure):
+    """``dlfs_arena_config``."""
+
+    _fields_ = fields((c_uint64, "memory_bytes"), (c_uint32, "chunk_bytes flags"))
+
+
+class ArenaStats(Structure):
+    """``dlfs_arena_stats``."""
+
+    _fields_ = fields((c_uint64, "memory_bytes held_bytes readers"))
+
+
 class ReaderConfig(Structure):
     """``dlfs_reader_config``."""
 
@@ -221,7 +233,7 @@ class ReaderConfig(Structure):
         (c_uint64, "data_offset_bytes"),
         (POINTER(Extent), "extents"),
         (c_uint64, "extent_count"),
-        (c_void_p, "directory"),
+        (c_void_p, "directory arena"),
         (c_uint64, "memory_bytes gap_bytes"),
         (c_uint32, "retry_count timeout_ms flags replicas"),
         (c_uint64, "band_rows"),
@@ -452,6 +464,9 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int64,
         (c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_void_p),
     ),
+    "dlfs_arena_create": (c_int, (POINTER(ArenaConfig), _OUT)),
+    "dlfs_arena_destroy": (None, (c_void_p,)),
+    "dlfs_arena_get_stats": (None, (c_void_p, POINTER(ArenaStats))),
     "dlfs_reader_create": (c_int, (POINTER(ReaderConfig), _OUT)),
     "dlfs_reader_destroy": (c_int, (c_void_p,)),
     "dlfs_reader_memory": (c_int, (c_void_p, _OUT, POINTER(c_uint64))),

@@ -173,11 +173,11 @@ class ClientReader:
         parts: bool = False,
     ) -> None:
         self.process = process_number()
-        self._arena: Handle | None = Handle(library().dlfs_arena_unmap, process=self.process)
-        code = library().dlfs_arena_map(arena_descriptor, arena_bytes, byref(self._arena))
+        self._arena: Handle | None = Handle(library().dlfs_arena_view_unmap, process=self.process)
+        code = library().dlfs_arena_view_map(arena_descriptor, arena_bytes, byref(self._arena))
         check(code, f"map {arena_bytes} bytes of the memory of {service}")
         base, size_bytes = c_void_p(), c_uint64()
-        library().dlfs_arena_memory(self._arena, byref(base), byref(size_bytes))
+        library().dlfs_arena_view_memory(self._arena, byref(base), byref(size_bytes))
         self._memory = SampleMemory(self._arena, base.value or 0, size_bytes.value, writable=False)
         self.service = service
         self.lost = False

@@ -29,6 +29,7 @@ from dlfs.errors import ClosedError
 from dlfs.forks import Lock, OwnerProcess
 
 if TYPE_CHECKING:
+    from dlfs._native.arena import NativeArena
     from dlfs._native.device import NativeDevice
     from dlfs._native.directory import NativeDirectory
 
@@ -79,7 +80,9 @@ class NativeReader:
         chunk_bytes: size of a chunk.
         block_bytes: unit of reads; a multiple of every device's block.
         data_offset_bytes: offset of chunk 0 on each member.
-        memory_bytes, gap_bytes, depth, retry_count, timeout_ms: see ``ReaderOptions``.
+        arena: memory that it shares with other readers; None for memory of its own.
+        memory_bytes: size of memory of its own.
+        gap_bytes, depth, retry_count, timeout_ms: see ``ReaderOptions``.
         replicas: copies of each chunk.
         groups: ``(first_chunk, band_rows, first_member, member_count)`` of each group of members;
             none: all members are one group without replicas.
@@ -108,6 +111,7 @@ class NativeReader:
         block_bytes: int,
         data_offset_bytes: int,
         memory_bytes: int,
+        arena: NativeArena | None = None,
         gap_bytes: int,
         depth: int,
         retry_count: int,
@@ -136,6 +140,7 @@ class NativeReader:
             extents=ctypes.cast(runs, POINTER(abi.Extent)),
             extent_count=len(extents),
             directory=directory_owner,
+            arena=None if arena is None else arena.handle,
             memory_bytes=memory_bytes,
             gap_bytes=gap_bytes,
             retry_count=retry_count,
@@ -152,7 +157,7 @@ class NativeReader:
         self._memory: SampleMemory | None = None
         self._memory_lock = Lock()
         self._handle: Handle | None = Handle(
-            library().dlfs_reader_destroy, *owners, directory_owner, process=self.process
+            library().dlfs_reader_destroy, *owners, directory_owner, arena, process=self.process
         )
         check(library().dlfs_reader_create(byref(config), byref(self._handle)), message)
 

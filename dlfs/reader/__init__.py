@@ -8,6 +8,7 @@ that could not be read, and ``parts`` reads samples that are too large for a bat
 """
 
 from dlfs.reader.batch import Batch
+from dlfs.reader.budget import MemoryBudget
 from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch, EpochReader, EpochStream
 from dlfs.reader.failures import SampleFailure, Where
@@ -32,6 +33,7 @@ __all__ = [
     "EpochReader",
     "EpochStream",
     "FieldReaders",
+    "MemoryBudget",
     "MovedError",
     "Placement",
     "ReaderOptions",

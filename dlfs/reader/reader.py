@@ -35,14 +35,12 @@ from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.reader import parts
 from dlfs.reader.backend import ReaderBackend, StreamBackend
 from dlfs.reader.batch import Batch
+from dlfs.reader.budget import MEMORY_CHUNKS_MIN, MemoryBudget
 from dlfs.reader.failures import SampleFailure, Where, describe_failures
 from dlfs.reader.following import Placement
 from dlfs.selection import Selection
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.units import KIB, MIB
-
-MEMORY_CHUNKS_MIN = 4
-"""Smallest sample memory that libdlfs accepts, in chunks."""
 
 MEMORY_CHUNKS_MAX = (1 << 31) - 1
 """Largest sample memory, in chunks: libdlfs numbers them with 31 bits."""
@@ -59,9 +57,9 @@ class ReaderOptions:
     """Options of a reader.
 
     Attributes:
-        memory_bytes: sample memory of this reader, in bytes: samples that are cached, read ahead
-            and pinned by batches; at least four chunks are used. A reader is one open dataset in
-            one process.
+        memory: sample memory that it shares with other readers: samples that are cached, read
+            ahead and pinned by batches. None for memory of its own.
+        memory_bytes: size of memory of its own, in bytes; at least four chunks are used.
         depth: operations in flight per member and thread, 1..4096.
         gap_bytes: largest gap between two samples that one request reads, in bytes: about the bytes
             that a device transfers in the time of one more request.
@@ -73,6 +71,7 @@ class ReaderOptions:
         parts: True if the directory has parts of samples; whole chunks are then not kept in memory.
     """
 
+    memory: MemoryBudget | None = None
     memory_bytes: int = 256 * MIB
     depth: int = 128
     gap_bytes: int = 16 * KIB
@@ -107,11 +106,13 @@ def make_native_reader(
         UsageError: an option is out of range.
         LimitError: the sample memory is too large to address.
     """
+    memory = options.memory
+    memory_bytes = options.memory_bytes if memory is None else memory.size_bytes
     memory_bytes_max = MEMORY_CHUNKS_MAX * geometry.chunk_bytes
-    if options.memory_bytes > memory_bytes_max:
+    if memory_bytes > memory_bytes_max:
         raise LimitError(
             f"make a reader: expected memory of at most {memory_bytes_max} bytes for chunks of "
-            f"{geometry.chunk_bytes}, got {options.memory_bytes}"
+            f"{geometry.chunk_bytes}, got {memory_bytes}"
         )
     return NativeReader(
         devices,
@@ -120,7 +121,8 @@ def make_native_reader(
         chunk_bytes=geometry.chunk_bytes,
         block_bytes=geometry.block_bytes,
         data_offset_bytes=geometry.data_offset_bytes,
-        memory_bytes=max(options.memory_bytes, MEMORY_CHUNKS_MIN * geometry.chunk_bytes),
+        arena=None if memory is None else memory.arena(geometry.chunk_bytes),
+        memory_bytes=max(memory_bytes, MEMORY_CHUNKS_MIN * geometry.chunk_bytes),
         gap_bytes=options.gap_bytes,
         depth=options.depth,
         retry_count=options.retry_count,

@@ -2,10 +2,10 @@
  * Channels: a reader used from another process, through memory that both processes share.
  *
  * Actors. A service owns a reader whose sample memory (the arena) lies in a memfd:
- * DLFS_READER_SHARED. A client maps that memory read-only, once, as a dlfs_arena. Each concurrent
- * caller of a client has a channel. It consists of a memfd with a submission ring, a completion
- * ring and room for requests and answers, and of a pair of connected sockets; one byte through a
- * socket wakes the other side. At the service, one thread per channel serves it with
+ * DLFS_READER_SHARED. A client maps that memory read-only, once, as a dlfs_arena_view. Each
+ * concurrent caller of a client has a channel. It consists of a memfd with a submission ring, a
+ * completion ring and room for requests and answers, and of a pair of connected sockets; one byte
+ * through a socket wakes the other side. At the service, one thread per channel serves it with
  * dlfs_reader_read and dlfs_stream_next, so a blocked caller never blocks another.
  *
  * Batches are referenced in place: an answer carries offsets into the arena, whose bytes do not
@@ -141,16 +141,17 @@ DLFS_API void dlfs_channel_get_stats(dlfs_channel *channel, dlfs_channel_stats *
 /* ---- the client's side ----------------------------------------------------------------------- */
 
 /* A reader's arena in another process, mapped read-only. Any threads at once. */
-typedef struct dlfs_arena dlfs_arena;
+typedef struct dlfs_arena_view dlfs_arena_view;
 /*
  * Maps the arena. The caller keeps the descriptor and may close it. Errors: -EINVAL (the file is
  * too short), -errno.
  */
-DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out);
+DLFS_API int dlfs_arena_view_map(int descriptor, uint64_t bytes, dlfs_arena_view **out);
 /* Returns the address and the length of the mapping. */
-DLFS_API void dlfs_arena_memory(const dlfs_arena *arena, const void **base, uint64_t *bytes);
+DLFS_API void dlfs_arena_view_memory(const dlfs_arena_view *arena, const void **base,
+                                     uint64_t *bytes);
 /* Releases the mapping, which is unmapped with the last client that uses it. */
-DLFS_API void dlfs_arena_unmap(dlfs_arena *arena);
+DLFS_API void dlfs_arena_view_unmap(dlfs_arena_view *arena);
 
 /*
  * The client's end of a channel. Any threads: one call is under way at a time, the others wait for
@@ -166,7 +167,7 @@ typedef struct dlfs_client dlfs_client;
  * are. Errors: -EINVAL, -ENOMEM, -errno, DLFS_E_FORMAT (the memory is not a channel of this version
  * for this arena).
  */
-DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int *wake, uint32_t timeout_ms,
+DLFS_API int dlfs_client_create(dlfs_arena_view *arena, int memory, int *wake, uint32_t timeout_ms,
                                 dlfs_client **out);
 #define DLFS_CLIENT_PARTS \
     1u /* the directory is of parts of the samples, which are never resident */

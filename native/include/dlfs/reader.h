@@ -5,6 +5,7 @@
 #ifndef DLFS_PUBLIC_READER_H
 #define DLFS_PUBLIC_READER_H
 
+#include <dlfs/arena.h>
 #include <dlfs/device.h>
 #include <dlfs/directory.h>
 
@@ -32,7 +33,9 @@ typedef struct dlfs_chunk_group {
     uint32_t member_count;
 } dlfs_chunk_group;
 
-#define DLFS_READER_SHARED 1u /* other processes can map the sample memory (channel.h) */
+#define DLFS_READER_SHARED                                                 \
+    1u /* other processes can map an arena of the reader's own (channel.h) \
+        */
 #define DLFS_READER_PARTS \
     2u /* the directory has parts of samples: chunks are not kept, even if all of them fit */
 
@@ -49,9 +52,9 @@ typedef struct dlfs_reader_config {
     const dlfs_extent *extents; /* copied */
     uint64_t extent_count;
     const dlfs_directory *directory; /* must outlive the reader */
-    uint64_t
-        memory_bytes;   /* budget of the sample memory: cached, read ahead and pinned by batches */
-    uint64_t gap_bytes; /* two samples closer than this are read by one request */
+    dlfs_arena *arena;     /* sample memory that it shares with other readers; NULL: its own */
+    uint64_t memory_bytes; /* of an arena of its own: cached, read ahead and pinned by batches */
+    uint64_t gap_bytes;    /* two samples closer than this are read by one request */
     uint32_t retry_count; /* attempts after a failed or short read, before the sample is reported as
                              failed */
     uint32_t timeout_ms;  /* upper bound of one read or one batch of a stream, with all retries and

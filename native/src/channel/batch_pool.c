@@ -18,12 +18,12 @@
 
 /* ---- the arena ------------------------------------------------------------------------------- */
 
-DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
+DLFS_API int dlfs_arena_view_map(int descriptor, uint64_t bytes, dlfs_arena_view **out)
 {
     if (bytes == 0 || bytes > SIZE_MAX / 2) {
         return -EINVAL;
     }
-    dlfs_arena *arena = calloc(1, sizeof(*arena));
+    dlfs_arena_view *arena = calloc(1, sizeof(*arena));
     if (arena == NULL) {
         return -ENOMEM;
     }
@@ -40,13 +40,14 @@ DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
     return 0;
 }
 
-DLFS_API void dlfs_arena_memory(const dlfs_arena *arena, const void **base, uint64_t *bytes)
+DLFS_API void dlfs_arena_view_memory(const dlfs_arena_view *arena, const void **base,
+                                     uint64_t *bytes)
 {
     *base = arena->base;
     *bytes = arena->bytes;
 }
 
-DLFS_API void dlfs_arena_unmap(dlfs_arena *arena)
+DLFS_API void dlfs_arena_view_unmap(dlfs_arena_view *arena)
 {
     if (arena == NULL ||
         atomic_fetch_sub_explicit(&arena->references, 1, memory_order_acq_rel) > 1) {
@@ -74,7 +75,7 @@ static void client_free(dlfs_client *client)
         close(client->waiter.socket);
     }
     channel_memory_unmap(&client->memory);
-    dlfs_arena_unmap(client->arena);
+    dlfs_arena_view_unmap(client->arena);
     pthread_mutex_destroy(&client->call_lock);
     pthread_mutex_destroy(&client->state_lock);
     free(client);

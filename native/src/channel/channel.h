@@ -332,7 +332,7 @@ void discharge(dlfs_channel *channel, uint64_t bytes);
 
 /* ---- the client's end ------------------------------------------------------------------------ */
 
-struct dlfs_arena {
+struct dlfs_arena_view {
     uint8_t *base;
     size_t bytes;
     _Atomic uint32_t references;
@@ -350,7 +350,7 @@ struct resident_index {
 };
 
 struct dlfs_client {
-    dlfs_arena *arena;
+    dlfs_arena_view *arena;
     struct channel_memory memory;
     struct waiter waiter;
     struct ring completions;

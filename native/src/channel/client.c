@@ -23,7 +23,7 @@
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
-DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int *wake, uint32_t timeout_ms,
+DLFS_API int dlfs_client_create(dlfs_arena_view *arena, int memory, int *wake, uint32_t timeout_ms,
                                 dlfs_client **out)
 {
     if (arena == NULL || wake == NULL || *wake < 0) {

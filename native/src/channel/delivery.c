@@ -46,7 +46,7 @@ void discharge(dlfs_channel *channel, uint64_t bytes)
 /* Returns true if pins in a slot take no memory from other clients. */
 static bool counts_by_bytes(const dlfs_reader *reader, uint32_t slot)
 {
-    uint8_t state = reader->slots[slot].state;
+    uint8_t state = reader->arena->slots[slot].state;
     return reader->dataset_fits || state == SLOT_PACKED || state == SLOT_TAIL;
 }
 
@@ -63,7 +63,7 @@ static uint64_t pin(dlfs_channel *channel, const dlfs_batch *batch)
         if (counts_by_bytes(reader, slot)) {
             bytes += (uint64_t)batch->lengths[i];
         } else if (channel->pins[slot]++ == 0) {
-            bytes += (uint64_t)reader->slots[slot].run << reader->chunk_shift;
+            bytes += (uint64_t)reader->arena->slots[slot].run << reader->chunk_shift;
         }
     }
     return bytes;
@@ -82,7 +82,7 @@ static uint64_t unpin(dlfs_channel *channel, const dlfs_batch *batch)
         if (counts_by_bytes(reader, slot)) {
             bytes += (uint64_t)batch->lengths[i];
         } else if (--channel->pins[slot] == 0) {
-            bytes += (uint64_t)reader->slots[slot].run << reader->chunk_shift;
+            bytes += (uint64_t)reader->arena->slots[slot].run << reader->chunk_shift;
         }
     }
     return bytes;
@@ -215,7 +215,7 @@ static bool copy(dlfs_channel *channel, struct delivered_batch *delivered, struc
 int delivery_create(dlfs_channel *channel, uint32_t batches_max)
 {
     uint64_t bytes = batches_max * (sizeof(*channel->delivered) + sizeof(*channel->runs)) +
-                     channel->reader->slot_count * sizeof(*channel->pins);
+                     channel->reader->arena->slot_count * sizeof(*channel->pins);
     if (!charge(channel, bytes)) {
         return DLFS_E_LIMIT;
     }
@@ -223,7 +223,7 @@ int delivery_create(dlfs_channel *channel, uint32_t batches_max)
     channel->delivered_free = ENTRY_NONE;
     channel->delivered = calloc(batches_max, sizeof(*channel->delivered));
     channel->runs = calloc(batches_max, sizeof(*channel->runs));
-    channel->pins = calloc(channel->reader->slot_count, sizeof(*channel->pins));
+    channel->pins = calloc(channel->reader->arena->slot_count, sizeof(*channel->pins));
     return channel->delivered != NULL && channel->runs != NULL && channel->pins != NULL ? 0
                                                                                         : -ENOMEM;
 }

@@ -42,14 +42,14 @@ void operation_count_resident_reads(dlfs_channel *channel)
     const struct resident_counts *reported = &channel->memory.header->resident;
     struct channel_counters *counters = &channel->counters;
     dlfs_reader *reader = channel->reader;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     uint64_t samples = take_increase(&reported->samples, &channel->resident_samples);
     uint64_t bytes = take_increase(&reported->sample_bytes, &channel->resident_bytes);
     uint64_t batches = take_increase(&reported->batches, &channel->resident_batches);
     reader->stats.samples += samples;
     reader->stats.cache_hits += samples;
     reader->stats.sample_bytes += bytes;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     atomic_fetch_add_explicit(&counters->samples, samples, memory_order_relaxed);
     atomic_fetch_add_explicit(&counters->sample_bytes, bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&counters->batches, batches, memory_order_relaxed);

@@ -97,7 +97,7 @@ DLFS_API int dlfs_client_attach(dlfs_client *client, const dlfs_directory *direc
         return -EINVAL;
     }
     const struct channel_header *header = client->memory.header;
-    const dlfs_arena *arena = client->arena;
+    const dlfs_arena_view *arena = client->arena;
     if (header->resident_count > 0 && (flags & DLFS_CLIENT_PARTS) == 0 &&
         !index_open(&client->resident, header, arena->base, arena->bytes, directory)) {
         return -EINVAL;

@@ -1,91 +1,122 @@
 /*
- * The sample memory: one mapping, cut into slots of a chunk each.
- *
- * A slot is free, holds samples for a batch or a read under way (TRANSIENT), holds a chunk of the
- * dataset (LOADING, CHUNK), or holds copies of single samples (PACKED). References are counted. A
- * chunk without references is idle. When memory is needed, the chunk that was idle for longest is
- * evicted first: all that the look-ahead needs holds a reference, so idle chunks are needed later.
- * Idle slots of the cache stay for the next epoch; reader/cache.c decides which of them may go.
- *
- * Resident chunks. Where other processes share the memory and the whole dataset fits in it, a sound
- * chunk stays in its slot as long as the reader lives. It has a reference of its own, and an entry
- * in an index behind the slots, which the other processes read by themselves
- * (channel/resident.c). The remaining slots are enough for all chunks that are not in memory yet,
- * and for SLOTS_MIN more.
- * Datasets with a sample that spans two chunks have no resident chunks: they could separate the
- * neighbouring slots that such a sample needs.
- *
- * Threads: all functions but arena_map and arena_free are called with the reader's lock held.
+ * The sample memory: one mapping, cut into slots of a chunk each (reader/slots.c), which readers
+ * share (reader/shares.c). It is mapped when the first of them reads.
  */
+#include "reader/arena.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "platform/memory.h"
+#include "reader/private_memory.h"
 #include "reader/state.h"
 
-#define PAGE_BYTES_MIN 4096u
+#define SLOTS_MAX (UINT32_MAX / 2)
+#define PAGE_SHIFT_MIN 12u
 #define LARGE_BYTES ((size_t)2 << 20) /* dlfs_memory_map aligns larger mappings to this */
 
-/* ---- lists of slots -------------------------------------------------------------------------- */
+/* ---- create, destroy ------------------------------------------------------------------------- */
 
-static void list_push(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+int arena_create(uint32_t slot_count, uint32_t chunk_shift, bool shared, dlfs_arena **out)
 {
-    struct slot *slot = &reader->slots[number];
-    slot->next = SLOT_NONE;
-    slot->previous = list->last;
-    if (list->last == SLOT_NONE) {
-        list->first = number;
-    } else {
-        reader->slots[list->last].next = number;
+    dlfs_arena *arena = calloc(1, sizeof(*arena));
+    struct slot *slots = calloc(slot_count, sizeof(*slots));
+    if (arena == NULL || slots == NULL) {
+        free(arena);
+        free(slots);
+        return -ENOMEM;
     }
-    list->last = number;
-    list->count++;
+    pthread_mutex_init(&arena->lock, NULL);
+    pthread_cond_init(&arena->fill.work, NULL);
+    atomic_init(&arena->references, 1);
+    arena->shared = shared;
+    arena->chunk_shift = chunk_shift;
+    arena->descriptor = -1;
+    arena->slots = slots;
+    arena->slot_count = slot_count;
+    slots_init(arena);
+    *out = arena;
+    return 0;
 }
 
-static void list_push_first(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+DLFS_API int dlfs_arena_create(const dlfs_arena_config *config, dlfs_arena **out)
 {
-    struct slot *slot = &reader->slots[number];
-    slot->next = list->first;
-    slot->previous = SLOT_NONE;
-    if (list->first == SLOT_NONE) {
-        list->last = number;
-    } else {
-        reader->slots[list->first].previous = number;
+    uint64_t chunk = config != NULL ? config->chunk_bytes : 0;
+    if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
+        (chunk & (chunk - 1)) != 0 || (config->flags & ~DLFS_ARENA_SHARED) != 0) {
+        return -EINVAL;
     }
-    list->first = number;
-    list->count++;
+    uint64_t slots = config->memory_bytes / chunk;
+    if (slots < SLOTS_MIN || slots > SLOTS_MAX) {
+        return DLFS_E_LIMIT;
+    }
+    return arena_create((uint32_t)slots, (uint32_t)__builtin_ctzll(chunk),
+                        (config->flags & DLFS_ARENA_SHARED) != 0, out);
 }
 
-static void list_remove(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+void arena_unreference(dlfs_arena *arena)
 {
-    struct slot *slot = &reader->slots[number];
-    if (slot->previous == SLOT_NONE) {
-        list->first = slot->next;
-    } else {
-        reader->slots[slot->previous].next = slot->next;
+    if (arena == NULL ||
+        atomic_fetch_sub_explicit(&arena->references, 1, memory_order_acq_rel) > 1) {
+        return;
     }
-    if (slot->next == SLOT_NONE) {
-        list->last = slot->previous;
-    } else {
-        reader->slots[slot->next].previous = slot->previous;
+    fill_end(arena);
+    private_memory_free_all(arena);
+    dlfs_memory_unmap(arena->memory, arena->bytes);
+    if (arena->descriptor >= 0) {
+        close(arena->descriptor);
     }
-    list->count--;
+    free(arena->slots);
+    pthread_cond_destroy(&arena->fill.work);
+    pthread_mutex_destroy(&arena->lock);
+    free(arena);
+}
+
+DLFS_API void dlfs_arena_destroy(dlfs_arena *arena)
+{
+    arena_unreference(arena);
+}
+
+DLFS_API void dlfs_arena_get_stats(dlfs_arena *arena, dlfs_arena_stats *stats)
+{
+    pthread_mutex_lock(&arena->lock);
+    uint64_t held = arena->slot_count - arena->free_slots.count;
+    *stats = (dlfs_arena_stats){
+        .memory_bytes = (uint64_t)arena->slot_count << arena->chunk_shift,
+        .held_bytes = held << arena->chunk_shift,
+    };
+    for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+        stats->readers++;
+    }
+    pthread_mutex_unlock(&arena->lock);
 }
 
 /* ---- the mapping ----------------------------------------------------------------------------- */
 
-/* Maps private memory, or memory that other processes can map too. */
-static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
+/* Maps the slots, and more bytes behind them: private memory, or memory that other processes can
+ * map too. */
+static int map_memory(dlfs_arena *arena, size_t more_bytes)
 {
-    if ((reader->config.flags & DLFS_READER_SHARED) == 0) {
-        return dlfs_memory_map(*bytes, base, NULL);
+    size_t bytes = ((size_t)arena->slot_count << arena->chunk_shift) + more_bytes;
+    /* A small mapping is only aligned to pages, which is not enough for larger blocks. */
+    if (arena->chunk_shift > PAGE_SHIFT_MIN && bytes < LARGE_BYTES) {
+        bytes = LARGE_BYTES;
     }
-    size_t length = memory_length(*bytes);
-    int code = length > 0 ? memory_create_shared("dlfs-arena", length, true, MEMORY_OWNER_WRITES,
-                                                 base, &reader->arena_descriptor)
-                          : -ENOMEM;
-    *bytes = code < 0 ? *bytes : length; /* other processes map whole pages */
+    void *base;
+    int code;
+    if (!arena->shared) {
+        code = dlfs_memory_map(bytes, &base, NULL);
+    } else {
+        bytes = memory_length(bytes); /* other processes map whole pages */
+        code = bytes > 0 ? memory_create_shared("dlfs-arena", bytes, true, MEMORY_OWNER_WRITES,
+                                                &base, &arena->descriptor)
+                         : -ENOMEM;
+    }
+    if (code == 0) {
+        arena->memory = base;
+        arena->bytes = bytes;
+    }
     return code;
 }
 
@@ -115,389 +146,69 @@ static bool measure_chunks(const dlfs_reader *reader, uint32_t *chunk_data)
     return in_one_chunk;
 }
 
-int arena_map(dlfs_reader *reader)
+/* Makes the reader one of its arena's: gives it its own arrays. */
+static int make_arrays(dlfs_reader *reader, bool *in_one_chunk)
 {
-    if (reader->arena != NULL) {
-        return 0;
+    reader->chunk_slots = calloc(reader->chunk_count + 1, sizeof(*reader->chunk_slots));
+    reader->chunk_data = calloc(reader->chunk_count + 1, sizeof(*reader->chunk_data));
+    if (reader->chunk_slots == NULL || reader->chunk_data == NULL) {
+        return -ENOMEM;
     }
-    struct slot *slots = calloc(reader->slot_count, sizeof(*slots));
-    uint32_t *chunk_slots = calloc(reader->chunk_count + 1, sizeof(*chunk_slots));
-    uint32_t *chunk_data = calloc(reader->chunk_count + 1, sizeof(*chunk_data));
-    void *base = NULL;
-    size_t bytes = (size_t)reader->slot_count << reader->chunk_shift;
-    size_t slots_bytes = bytes;
-    bool in_one_chunk = chunk_data != NULL && measure_chunks(reader, chunk_data);
-    bool resident =
-        (reader->config.flags & DLFS_READER_SHARED) && reader->dataset_fits && in_one_chunk;
-    if (resident) {
-        bytes += reader->chunk_count * sizeof(*reader->resident_slots);
-    }
-    /* A small mapping is only aligned to pages, which is not enough for larger blocks. */
-    if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES) {
-        bytes = LARGE_BYTES;
-    }
-    bool allocated = slots != NULL && chunk_slots != NULL && chunk_data != NULL;
-    int code = allocated ? map_memory(reader, &bytes, &base) : -ENOMEM;
-    if (code < 0) {
-        free(slots);
-        free(chunk_slots);
-        free(chunk_data);
-        return code;
-    }
-    reader->slots = slots;
-    reader->chunk_slots = chunk_slots;
-    reader->chunk_data = chunk_data;
-    reader->arena = base;
-    reader->arena_bytes = bytes;
-    reader->resident_offset = slots_bytes;
-    reader->resident_slots =
-        resident ? (_Atomic uint32_t *)(void *)(reader->arena + slots_bytes) : NULL;
-    reader->stats.memory_bytes = bytes;
-    reader->free_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
-    reader->idle_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
-    for (uint32_t slot = 0; slot < reader->slot_count; slot++) {
-        slots[slot].run = 1;
-        slots[slot].waiters = SLOT_NONE;
-        list_push(reader, &reader->free_slots, slot);
-    }
-    fill_begin(reader);
+    *in_one_chunk = measure_chunks(reader, reader->chunk_data);
     return 0;
 }
 
-void arena_free(dlfs_reader *reader)
+int arena_attach(dlfs_reader *reader)
 {
-    dlfs_memory_unmap(reader->arena, reader->arena_bytes);
-    if (reader->arena_descriptor >= 0) {
-        close(reader->arena_descriptor);
+    dlfs_arena *arena = reader->arena;
+    if (reader->share.attached) {
+        share_use(reader);
+        return 0;
     }
-    for (uint32_t slot = 0; reader->slots != NULL && slot < reader->slot_count; slot++) {
-        free(reader->slots[slot].bad);
+    bool in_one_chunk = false;
+    int code = make_arrays(reader, &in_one_chunk);
+    bool resident =
+        code == 0 && arena->shared && reader->owns_arena && reader->dataset_fits && in_one_chunk;
+    bool maps = arena->memory == NULL;
+    if (code == 0 && maps) {
+        code = map_memory(arena, resident ? reader->chunk_count * sizeof(uint32_t) : 0);
     }
-    free(reader->slots);
+    if (code < 0) {
+        free(reader->chunk_slots);
+        free(reader->chunk_data);
+        reader->chunk_slots = reader->chunk_data = NULL;
+        return code;
+    }
+    reader->resident_offset = (uint64_t)arena->slot_count << arena->chunk_shift;
+    reader->resident_slots =
+        resident ? (_Atomic uint32_t *)(void *)(arena->memory + reader->resident_offset) : NULL;
+    reader->idle_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
+    reader->stats.memory_bytes = arena->bytes;
+    reader->share.attached = true;
+    reader->share.next = arena->readers;
+    arena->readers = reader;
+    share_use(reader);
+    if (maps) {
+        fill_begin(reader);
+    }
+    return 0;
+}
+
+void arena_detach(dlfs_reader *reader)
+{
+    dlfs_arena *arena = reader->arena;
+    pthread_mutex_lock(&arena->lock);
+    if (reader->share.attached) {
+        slots_free_all(reader);
+        dlfs_reader **at = &arena->readers;
+        while (*at != reader) {
+            at = &(*at)->share.next;
+        }
+        *at = reader->share.next;
+        arena->starved -= reader->share.starved;
+        arena_divide(arena);
+    }
+    pthread_mutex_unlock(&arena->lock);
     free(reader->chunk_slots);
     free(reader->chunk_data);
-}
-
-/* ---- runs of slots --------------------------------------------------------------------------- */
-
-/* Frees every slot of a run. They are the next to be taken, since their memory is in the caches. */
-static void run_free(dlfs_reader *reader, uint32_t first)
-{
-    uint32_t run = reader->slots[first].run;
-    for (uint32_t slot = first + run; slot-- > first;) {
-        reader->slots[slot].state = SLOT_FREE;
-        reader->slots[slot].run = 1;
-        free(reader->slots[slot].bad);
-        reader->slots[slot].bad = NULL;
-        list_push_first(reader, &reader->free_slots, slot);
-    }
-}
-
-static void evict(dlfs_reader *reader, uint32_t slot)
-{
-    list_remove(reader, &reader->idle_slots, slot);
-    reader->chunk_slot_count -= reader->slots[slot].run;
-    reader->chunk_slots[reader->slots[slot].chunk] = 0;
-    run_free(reader, slot);
-}
-
-void arena_release_empty_map(dlfs_reader *reader)
-{
-    struct cache *cache = &reader->cache;
-    if (cache->map == NULL || cache->count > 0 || cache->map_in_use) {
-        return;
-    }
-    cache->map = NULL;
-    cache->map_capacity = 0;
-    arena_release(reader, cache->map_slot);
-}
-
-void arena_evict_cached(dlfs_reader *reader, uint32_t number)
-{
-    struct slot *slot = &reader->slots[number];
-    list_remove(reader, &reader->cache.idle, number);
-    reader->cache.slots -= slot->run;
-    slot->cached = false;
-    if (slot->state == SLOT_PACKED) {
-        cache_unmap_run(reader, number);
-        arena_release_empty_map(reader);
-    } else {
-        reader->chunk_slot_count -= slot->run;
-        reader->chunk_slots[slot->chunk] = 0;
-    }
-    run_free(reader, number);
-}
-
-/* Makes one run of free slots, TRANSIENT with one reference. */
-static void occupy_run(dlfs_reader *reader, uint32_t first, uint32_t run)
-{
-    for (uint32_t slot = first; slot < first + run; slot++) {
-        list_remove(reader, &reader->free_slots, slot);
-        reader->slots[slot].state = SLOT_TAIL;
-        reader->slots[slot].head = first;
-    }
-    struct slot *head = &reader->slots[first];
-    head->state = SLOT_TRANSIENT;
-    head->run = run;
-    head->references = 1;
-    head->cached = false;
-    head->waiters = SLOT_NONE;
-}
-
-/* Which slots may be evicted for a run of neighbouring slots. */
-enum eviction { EVICT_NONE, EVICT_IDLE, EVICT_CACHED };
-
-static bool is_claimable(const struct slot *slot, enum eviction eviction)
-{
-    if (slot->state == SLOT_FREE) {
-        return true;
-    }
-    bool idle = (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) && slot->references == 0;
-    return idle && eviction >= (slot->cached ? EVICT_CACHED : EVICT_IDLE);
-}
-
-/* Finds the first of `run` neighbouring slots that are free or may be evicted, or SLOT_NONE. */
-static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum eviction eviction)
-{
-    uint32_t found = 0;
-    for (uint32_t slot = 0; slot < reader->slot_count;) {
-        const struct slot *at = &reader->slots[slot];
-        found = is_claimable(at, eviction) ? found + at->run : 0;
-        slot += at->run;
-        if (found >= run) {
-            return slot - found;
-        }
-    }
-    return SLOT_NONE;
-}
-
-/* Evicts one slot if none is free, if there is one to evict. */
-static void free_one_slot(dlfs_reader *reader, bool displace)
-{
-    uint32_t victim = cache_victim(&reader->cache);
-    if (victim != SLOT_NONE) {
-        arena_evict_cached(reader, victim);
-    } else if (reader->idle_slots.count > 0) {
-        evict(reader, reader->idle_slots.first);
-    } else if (displace && reader->cache.idle.count > 0) {
-        arena_evict_cached(reader, reader->cache.idle.first);
-    }
-}
-
-/* Evicts whatever lies in a run of slots. */
-static void evict_run(dlfs_reader *reader, uint32_t first, uint32_t run)
-{
-    for (uint32_t slot = first; slot < first + run; slot++) {
-        if (reader->slots[slot].state == SLOT_FREE || reader->slots[slot].state == SLOT_TAIL) {
-            continue;
-        }
-        if (reader->slots[slot].cached) {
-            arena_evict_cached(reader, slot);
-        } else {
-            evict(reader, slot);
-        }
-    }
-}
-
-static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
-{
-    bool cached = displace || cache_victim(&reader->cache) != SLOT_NONE;
-    uint32_t first = find_run(reader, run, EVICT_NONE);
-    if (first == SLOT_NONE) {
-        first = find_run(reader, run, EVICT_IDLE);
-    }
-    if (first == SLOT_NONE && cached) {
-        first = find_run(reader, run, EVICT_CACHED);
-    }
-    if (first == SLOT_NONE) {
-        return SLOT_NONE;
-    }
-    evict_run(reader, first, run);
-    occupy_run(reader, first, run);
-    return first;
-}
-
-uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
-{
-    if (run > 1) {
-        return take_run(reader, run, displace);
-    }
-    if (reader->free_slots.count == 0) {
-        free_one_slot(reader, displace);
-    }
-    uint32_t slot = reader->free_slots.first;
-    if (slot != SLOT_NONE) {
-        occupy_run(reader, slot, 1);
-    }
-    return slot;
-}
-
-/* Finds the last run of this many free slots, or SLOT_NONE. */
-static uint32_t find_last_run(const dlfs_reader *reader, uint32_t run)
-{
-    uint32_t found = 0;
-    for (uint32_t slot = reader->slot_count; slot-- > 0;) {
-        found = reader->slots[slot].state == SLOT_FREE ? found + 1 : 0;
-        if (found == run) {
-            return slot;
-        }
-    }
-    return SLOT_NONE;
-}
-
-uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run)
-{
-    uint32_t first = SLOT_NONE;
-    if (run == 1) { /* the slot that was free for longest: mostly it lies at the end */
-        first = reader->free_slots.last;
-    } else if (reader->free_slots.count >= run) {
-        first = find_last_run(reader, run);
-    }
-    if (first == SLOT_NONE) {
-        first = find_run(reader, run, EVICT_IDLE);
-    }
-    if (first == SLOT_NONE) {
-        return SLOT_NONE;
-    }
-    evict_run(reader, first, run);
-    occupy_run(reader, first, run);
-    struct slot *slot = &reader->slots[first];
-    slot->state = SLOT_PACKED;
-    slot->chunk = 0;
-    slot->cached = true;
-    slot->samples = slot->uses = 0;
-    slot->idle_reviews = 0;
-    reader->cache.slots += run;
-    return first;
-}
-
-uint32_t arena_head(const dlfs_reader *reader, uint32_t number)
-{
-    const struct slot *slot = &reader->slots[number];
-    return slot->state == SLOT_TAIL ? slot->head : number;
-}
-
-/* ---- references ------------------------------------------------------------------------------ */
-
-static struct slot_list *idle_list(dlfs_reader *reader, const struct slot *slot)
-{
-    return slot->cached ? &reader->cache.idle : &reader->idle_slots;
-}
-
-void arena_reference(dlfs_reader *reader, uint32_t number)
-{
-    number = arena_head(reader, number);
-    struct slot *slot = &reader->slots[number];
-    if (slot->references++ == 0) {
-        list_remove(reader, idle_list(reader, slot), number);
-    }
-}
-
-void arena_release(dlfs_reader *reader, uint32_t number)
-{
-    number = arena_head(reader, number);
-    struct slot *slot = &reader->slots[number];
-    if (--slot->references > 0) {
-        return;
-    }
-    if (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) {
-        list_push(reader, idle_list(reader, slot), number);
-    } else {
-        uint32_t others = reader->slot_count - reader->free_slots.count - reader->chunk_slot_count;
-        reader->other_slots_most =
-            others > reader->other_slots_most ? others : reader->other_slots_most;
-        run_free(reader, number);
-    }
-    pthread_cond_broadcast(&reader->released);
-}
-
-/* ---- chunks ---------------------------------------------------------------------------------- */
-
-void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, const void *owner)
-{
-    struct slot *slot = &reader->slots[number];
-    slot->state = SLOT_LOADING;
-    reader->chunk_slot_count += slot->run;
-    slot->chunk = chunk;
-    slot->owner = owner;
-    reader->chunk_slots[chunk] = number + 1;
-}
-
-/* Keeps a chunk for as long as the reader lives, and publishes it to the other processes. */
-static void make_resident(dlfs_reader *reader, uint32_t number)
-{
-    struct slot *slot = &reader->slots[number];
-    slot->references++;
-    atomic_store_explicit(&reader->resident_slots[slot->chunk], number + 1, memory_order_release);
-}
-
-void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad_samples *bad)
-{
-    struct slot *slot = &reader->slots[number];
-    slot->state = valid ? SLOT_CHUNK : SLOT_TRANSIENT;
-    slot->bad = bad; /* run_free frees it */
-    slot->owner = NULL;
-    slot->waiters = SLOT_NONE;
-    if (!valid) {
-        reader->chunk_slot_count -= slot->run;
-        reader->chunk_slots[slot->chunk] = 0;
-        return;
-    }
-    if (reader->resident_slots != NULL && bad == NULL) {
-        make_resident(reader, number);
-    }
-}
-
-uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
-{
-    return reader->chunk_slots[chunk] - 1;
-}
-
-uint32_t arena_available(const dlfs_reader *reader)
-{
-    uint32_t victims = cache_victim(&reader->cache) != SLOT_NONE;
-    return reader->free_slots.count + reader->idle_slots.count + victims;
-}
-
-static bool is_bad(const struct bad_samples *bad, uint64_t address)
-{
-    uint64_t low = 0;
-    uint64_t high = bad->count;
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2;
-        if (bad->addresses[middle] < address) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low < bad->count && bad->addresses[low] == address;
-}
-
-bool arena_holds(const dlfs_reader *reader, uint32_t number, const struct location *location,
-                 uint64_t *offset)
-{
-    const struct slot *slot = &reader->slots[number];
-    uint64_t start = location->address - (slot->chunk << reader->chunk_shift);
-    if (slot->state != SLOT_CHUNK || start + location->length > (uint64_t)slot->run
-                                                                    << reader->chunk_shift) {
-        return false;
-    }
-    *offset = ((uint64_t)number << reader->chunk_shift) + start;
-    return slot->bad == NULL || !is_bad(slot->bad, location->address);
-}
-
-bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct location *location,
-                   uint64_t *offset)
-{
-    uint32_t slot = arena_find(reader, location->chunk);
-    bool found = (slot != SLOT_NONE && arena_holds(reader, slot, location, offset)) ||
-                 cache_find(reader, index, offset);
-    if (!found) {
-        return false;
-    }
-    slot = arena_head(reader, slot_of(reader, *offset));
-    arena_reference(reader, slot);
-    reader->slots[slot].uses++;
-    return true;
 }

@@ -1,14 +1,17 @@
 /*
- * The sample memory of a reader, the arena: a mapping cut into slots of one chunk each. All
- * functions are called with the reader's lock held.
+ * The sample memory, the arena: a mapping cut into slots of one chunk each, which readers share.
+ * All functions are called with the arena's lock held, unless they say otherwise.
  */
 #ifndef DLFS_ARENA_H
 #define DLFS_ARENA_H
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "dlfs/dlfs.h"
+#include "reader/fill.h"
 
 #define SLOT_NONE UINT32_MAX
 #define SLOTS_MIN 4u
@@ -44,6 +47,7 @@ struct slot {
     uint8_t idle_reviews;    /* cached: reviews in a row that found too few uses */
     uint8_t state;           /* enum slot_state */
     bool cached;             /* CHUNK, PACKED: belongs to the cache, and stays while it is idle */
+    dlfs_reader *reader;     /* that holds it; unset if it is free */
     struct bad_samples *bad; /* CHUNK: samples that must not be given; NULL if all are sound */
     const void *owner;       /* LOADING: the stream that reads the chunk, or NULL */
 };
@@ -55,15 +59,54 @@ struct slot_list {
     uint32_t count;
 };
 
+struct dlfs_arena {
+    pthread_mutex_t lock;        /* guards the arena, and the lists of its readers */
+    _Atomic uint32_t references; /* the creator's, and one for each reader */
+    bool shared;                 /* other processes can map the memory */
+    uint32_t chunk_shift;        /* log2 of the bytes of a slot */
+    uint8_t *memory;             /* NULL until it is mapped */
+    size_t bytes;
+    int descriptor;     /* of the memory file, if it is shared; else -1 */
+    struct slot *slots; /* [slot_count] */
+    uint32_t slot_count;
+    uint32_t chunk_slot_count; /* slots that are LOADING or CHUNK */
+    uint32_t other_slots_most; /* most other slots that were in use at a time */
+    struct slot_list free_slots;
+    struct fill fill;
+    dlfs_reader *readers;                /* list of those that have read */
+    uint64_t taken;                      /* slots that were taken so far: the clock of the shares */
+    uint64_t divided_at;                 /* value of `taken` when the shares were computed */
+    uint32_t starved;                    /* readers that lacked a slot within their share */
+    struct private_memory *idle_private; /* kept for the next batch */
+    size_t idle_private_bytes;
+};
+
+/* A reader's part in its arena. Guarded by the arena's lock. */
+struct shareholder {
+    bool attached;     /* the reader has read: it is in the arena's list */
+    bool active;       /* it had a share of its own when the shares were computed */
+    bool starved;      /* it lacked a slot within its share */
+    uint32_t held;     /* slots that it holds */
+    uint32_t changes;  /* times that its share has changed */
+    uint64_t used_at;  /* value of the arena's `taken` when it was read last */
+    dlfs_reader *next; /* in the arena's list */
+};
+
 struct location;
 
-/* Maps the memory on the first call. Returns 0 or -errno. */
-int arena_map(dlfs_reader *reader);
-/* Unmaps the memory and frees the slots. */
-void arena_free(dlfs_reader *reader);
+/* Creates an arena of this many slots, with one reference. Returns 0 or -ENOMEM. */
+int arena_create(uint32_t slot_count, uint32_t chunk_shift, bool shared, dlfs_arena **out);
+/* Gives up a reference; the last one frees the arena. The lock is not held. */
+void arena_unreference(dlfs_arena *arena);
+/* Makes the reader one of its arena's on the first call, and maps the memory. Returns 0 or -errno.
+ */
+int arena_attach(dlfs_reader *reader);
+/* Frees all slots of a reader, which has no batch and no read under way. Takes the lock. */
+void arena_detach(dlfs_reader *reader);
 /*
  * Takes a run of slots, TRANSIENT with one reference, and evicts idle chunks for it. With
- * `displace` it also evicts idle slots of the cache. Returns SLOT_NONE if there is no such run.
+ * `displace` it also evicts idle slots of the cache. Returns SLOT_NONE if there is no such run, or
+ * the reader's share is in use.
  */
 uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace);
 /* Takes a run of slots for packed samples, from the end of the arena. Returns SLOT_NONE if there is
@@ -93,7 +136,33 @@ bool arena_holds(const dlfs_reader *reader, uint32_t slot, const struct location
  * Returns false if memory does not have it, else its offset in the arena. */
 bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct location *location,
                    uint64_t *offset);
-/* Returns how many slots are free or may be evicted. */
+/* Returns how many slots the reader may take now: they are free or may be evicted. */
 uint32_t arena_available(const dlfs_reader *reader);
+/* Wakes all threads that wait for the arena's slots. */
+void arena_wake_all(dlfs_arena *arena);
+
+/* ---- reader/slots.c; of which reader/arena.c uses ---------------------------------------------
+ */
+
+/* Puts all slots of a new arena into its list of free ones. */
+void slots_init(dlfs_arena *arena);
+/* Frees all slots of a reader, whatever is in them. */
+void slots_free_all(dlfs_reader *reader);
+
+/* ---- reader/shares.c ------------------------------------------------------------------------- */
+
+/* Returns the slots that a reader can use, at most `most`. The lock is not needed. */
+uint32_t share_needed(const dlfs_reader *reader, uint32_t most);
+/* Returns true if a reader's share has room for the whole dataset. */
+bool share_fits(const dlfs_reader *reader);
+/* Returns true if a reader holds more than its share, which has shrunk. */
+bool share_is_exceeded(const dlfs_reader *reader);
+/* Computes the shares of the arena's readers: slots_max of each. */
+void arena_divide(dlfs_arena *arena);
+/* Notes that a reader is read. It gets a share of its own if it has none. */
+void share_use(dlfs_reader *reader);
+/* Divides the arena again if a reader is going to take slots that its share may have room for then.
+ */
+void share_claim(dlfs_reader *reader, uint32_t run);
 
 #endif

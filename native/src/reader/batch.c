@@ -39,14 +39,14 @@ int batch_reserve(struct batch *batch, uint64_t count)
 
 struct batch *batch_take(dlfs_reader *reader, uint64_t count)
 {
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     struct batch *batch = reader->idle_batches;
     if (batch != NULL) {
         reader->idle_batches = batch->next;
         reader->idle_batches_bytes -= batch_bytes(batch);
     }
     reader->references++;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (batch == NULL) {
         batch = calloc(1, sizeof(*batch));
     }
@@ -66,9 +66,9 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
     if (batch != NULL) {
         batch_free(batch);
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     reader->references--;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return NULL;
 }
 
@@ -98,14 +98,14 @@ void batch_recycle(struct batch *batch)
     if (batch->private_memory != NULL) {
         private_memory_release(batch->private_memory);
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     for (uint64_t i = 0; batch->private_memory == NULL && i < batch->public.count; i++) {
         if (batch->lengths[i] > 0) {
             arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
         }
         if ((i + 1) % RELEASED_MAX == 0) {
-            pthread_mutex_unlock(&reader->lock);
-            pthread_mutex_lock(&reader->lock);
+            pthread_mutex_unlock(&reader->arena->lock);
+            pthread_mutex_lock(&reader->arena->lock);
         }
     }
     bool stays_idle = reader->idle_batches_bytes + batch_bytes(batch) <= IDLE_BATCHES_BYTES_MAX;

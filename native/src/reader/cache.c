@@ -41,7 +41,7 @@ void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
     uint64_t capacity = cache_map_bytes(samples) / sizeof(struct cached_sample);
     uint64_t run =
         (cache_map_bytes(samples) + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (cache_map_has_room(cache, samples) || capacity > UINT32_MAX || run >= reader->slot_count) {
+    if (cache_map_has_room(cache, samples) || capacity > UINT32_MAX || run >= reader->slots_max) {
         return;
     }
     uint32_t slot = arena_take(reader, (uint32_t)run, true);
@@ -107,14 +107,14 @@ enum reservation cache_reserve(dlfs_reader *reader, uint64_t index, uint64_t len
         cache_map_find(cache, index)->key != 0) {
         return RESERVE_REFUSED;
     }
-    const struct slot *open = cache->open != SLOT_NONE ? &reader->slots[cache->open] : NULL;
+    const struct slot *open = cache->open != SLOT_NONE ? &reader->arena->slots[cache->open] : NULL;
     if (open == NULL || open->chunk + bytes > (uint64_t)open->run << reader->chunk_shift) {
         enum reservation opened = open_run(reader, bytes);
         if (opened != RESERVE_DONE) {
             return opened;
         }
     }
-    struct slot *slot = &reader->slots[cache->open];
+    struct slot *slot = &reader->arena->slots[cache->open];
     *offset = ((uint64_t)cache->open << reader->chunk_shift) + slot->chunk + CACHE_INDEX_BYTES;
     *cache_packed_index(reader, *offset) = index;
     slot->chunk += bytes;
@@ -137,7 +137,7 @@ void cache_abandon(dlfs_reader *reader, uint64_t index, uint64_t offset)
     (void)reader_locate(reader, index, &location); /* it was valid when the sample was read */
     uint64_t bytes = cache_packed_bytes(location.length);
     uint32_t number = arena_head(reader, slot_of(reader, offset));
-    struct slot *slot = &reader->slots[number];
+    struct slot *slot = &reader->arena->slots[number];
     uint64_t end = ((uint64_t)number << reader->chunk_shift) + slot->chunk;
     if (offset - CACHE_INDEX_BYTES + bytes == end) { /* the last sample of the run */
         slot->chunk -= bytes;
@@ -166,7 +166,7 @@ bool cache_admits_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
 /* Caches a chunk that was read, if there is room for it. */
 static void add_chunk(dlfs_reader *reader, uint32_t number)
 {
-    struct slot *slot = &reader->slots[number];
+    struct slot *slot = &reader->arena->slots[number];
     if (!cache_admits_chunk(reader, slot->chunk, slot->run)) {
         return;
     }
@@ -199,10 +199,10 @@ static void review_usage(dlfs_reader *reader)
     bool lacked_room = reader->cache.lacked_room;
     uint32_t next;
     reader->cache.lacked_room = false;
-    for (uint32_t number = 0; number < reader->slot_count; number = next) {
-        struct slot *slot = &reader->slots[number];
+    for (uint32_t number = 0; number < reader->arena->slot_count; number = next) {
+        struct slot *slot = &reader->arena->slots[number];
         next = number + slot->run;
-        if (!slot->cached) {
+        if (!slot->cached || slot->reader != reader) {
             continue;
         }
         bool idle = 4 * (uint64_t)slot->uses < 3 * (uint64_t)slot->samples;

@@ -100,13 +100,13 @@ uint64_t cache_packed_bytes(uint64_t length)
 
 uint64_t *cache_packed_index(const dlfs_reader *reader, uint64_t offset)
 {
-    return (uint64_t *)(void *)(reader->arena + offset - CACHE_INDEX_BYTES);
+    return (uint64_t *)(void *)(reader->arena->memory + offset - CACHE_INDEX_BYTES);
 }
 
 void cache_unmap_run(dlfs_reader *reader, uint32_t number)
 {
     uint64_t start = (uint64_t)number << reader->chunk_shift;
-    uint64_t end = start + reader->slots[number].chunk;
+    uint64_t end = start + reader->arena->slots[number].chunk;
     for (uint64_t at = start; at < end;) {
         uint64_t index = *cache_packed_index(reader, at + CACHE_INDEX_BYTES);
         struct location location;

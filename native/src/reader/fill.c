@@ -1,9 +1,9 @@
 /*
- * Touches the memory of a reader's arena before reads need it. The kernel provides and zeroes a
+ * Touches the memory of an arena before reads need it. The kernel provides and zeroes a
  * page when it is first touched. For an arena that takes a whole dataset that is as much work as
  * reading it, and many times as much on a virtual machine whose host provides memory page by page.
  *
- * One thread of the reader does this behind the first UNTOUCHED_BYTES, a huge page at a time, as
+ * One thread does this behind the first UNTOUCHED_BYTES, a huge page at a time, as
  * far as reads have asked for. Whole chunks, which stay in memory, are read into as many slots as
  * were touched. Until then, samples are read one by one, into a few slots that are used again and
  * again (the list of free slots begins with those that were released last). Where the memory comes
@@ -42,28 +42,22 @@
 
 enum { THREAD, HELPER }; /* indices of fill.busy */
 
-uint32_t fill_step_slots(const dlfs_reader *reader)
+uint32_t fill_step_slots(const dlfs_arena *arena)
 {
-    return reader->chunk_shift < 21 ? (uint32_t)(STEP_BYTES >> reader->chunk_shift) : 1;
+    return arena->chunk_shift < 21 ? (uint32_t)(STEP_BYTES >> arena->chunk_shift) : 1;
 }
 
-static bool is_over(const dlfs_reader *reader)
+static bool is_over(const dlfs_arena *arena)
 {
-    return reader->fill.touched >= reader->slot_count;
-}
-
-/* Returns the slots to touch until the fill is over. */
-static uint64_t slots_needed(const dlfs_reader *reader)
-{
-    return reader->dataset_fits ? reader->chunk_count : reader->slot_count;
+    return arena->fill.touched >= arena->slot_count;
 }
 
 /* Returns the slots that are left to samples that are read by themselves. */
-static uint32_t other_slots(const dlfs_reader *reader)
+static uint32_t other_slots(const dlfs_arena *arena)
 {
-    uint64_t least = OTHERS_BYTES >> reader->chunk_shift;
-    least = least < reader->slot_count / 8 ? least : reader->slot_count / 8;
-    return reader->other_slots_most > least ? reader->other_slots_most : (uint32_t)least;
+    uint64_t least = OTHERS_BYTES >> arena->chunk_shift;
+    least = least < arena->slot_count / 8 ? least : arena->slot_count / 8;
+    return arena->other_slots_most > least ? arena->other_slots_most : (uint32_t)least;
 }
 
 /*
@@ -71,12 +65,12 @@ static uint32_t other_slots(const dlfs_reader *reader)
  * *huge to false if the kernel cannot collapse memory. Returns false with a kernel older than 5.14,
  * or without memory.
  */
-static bool touch(const dlfs_reader *reader, uint32_t slot, bool *huge)
+static bool touch(const dlfs_arena *arena, uint32_t slot, bool *huge)
 {
-    size_t at = (size_t)slot << reader->chunk_shift;
-    size_t bytes = (size_t)fill_step_slots(reader) << reader->chunk_shift;
-    bytes = bytes < reader->arena_bytes - at ? bytes : reader->arena_bytes - at;
-    uint8_t *memory = reader->arena + at;
+    size_t at = (size_t)slot << arena->chunk_shift;
+    size_t bytes = (size_t)fill_step_slots(arena) << arena->chunk_shift;
+    bytes = bytes < arena->bytes - at ? bytes : arena->bytes - at;
+    uint8_t *memory = arena->memory + at;
     /* Without a page table, which the first page brings, MADV_COLLAPSE fails. */
     if (*huge && madvise(memory, PAGE_BYTES, MADV_POPULATE_WRITE) == 0 &&
         madvise(memory, bytes, MADV_COLLAPSE) < 0 && (errno == EINVAL || errno == ENOMEM)) {
@@ -86,105 +80,107 @@ static bool touch(const dlfs_reader *reader, uint32_t slot, bool *huge)
 }
 
 /* Touches the next step. The lock is held, and released meanwhile. */
-static void touch_next(dlfs_reader *reader, uint32_t *busy)
+static void touch_next(dlfs_arena *arena, uint32_t *busy)
 {
-    struct fill *fill = &reader->fill;
+    struct fill *fill = &arena->fill;
     uint32_t slot = fill->claimed;
     bool huge = fill->huge;
     *busy = slot;
-    fill->claimed += fill_step_slots(reader);
-    pthread_mutex_unlock(&reader->lock);
+    fill->claimed += fill_step_slots(arena);
+    pthread_mutex_unlock(&arena->lock);
     uint64_t before = monotonic_ns();
-    bool touched = touch(reader, slot, &huge);
+    bool touched = touch(arena, slot, &huge);
     uint64_t step_ns = monotonic_ns() - before;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&arena->lock);
     *busy = SLOT_NONE;
     fill->failed |= !touched;
     fill->huge = fill->huge && huge;
     fill->step_ns = (fill->step_ns * (MEAN_STEPS - 1) + step_ns) / MEAN_STEPS;
     uint32_t end = fill->busy[0] < fill->busy[1] ? fill->busy[0] : fill->busy[1];
     end = end < fill->claimed ? end : fill->claimed;
-    fill->touched = fill->failed || end >= slots_needed(reader) ? reader->slot_count : end;
-    pthread_cond_broadcast(&reader->released);
+    fill->touched = fill->failed || end >= fill->needed ? arena->slot_count : end;
+    arena_wake_all(arena);
 }
 
 /* Returns true if there is a step to touch. */
-static bool has_step(const dlfs_reader *reader)
+static bool has_step(const dlfs_arena *arena)
 {
-    const struct fill *fill = &reader->fill;
-    return !is_over(reader) && fill->claimed < fill->wanted && fill->claimed < slots_needed(reader);
+    const struct fill *fill = &arena->fill;
+    return !is_over(arena) && fill->claimed < fill->wanted && fill->claimed < fill->needed;
 }
 
 static void *fill_thread(void *argument)
 {
-    dlfs_reader *reader = argument;
-    struct fill *fill = &reader->fill;
-    pthread_mutex_lock(&reader->lock);
-    while (!fill->stop && !is_over(reader)) {
-        if (has_step(reader)) {
-            touch_next(reader, &fill->busy[THREAD]);
-        } else if (fill->claimed < slots_needed(reader)) {
-            pthread_cond_wait(&fill->work, &reader->lock);
+    dlfs_arena *arena = argument;
+    struct fill *fill = &arena->fill;
+    pthread_mutex_lock(&arena->lock);
+    while (!fill->stop && !is_over(arena)) {
+        if (has_step(arena)) {
+            touch_next(arena, &fill->busy[THREAD]);
+        } else if (fill->claimed < fill->needed) {
+            pthread_cond_wait(&fill->work, &arena->lock);
         } else {
             break; /* the helper touches the last step */
         }
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&arena->lock);
     return NULL;
 }
 
-bool fill_needs_help(const dlfs_reader *reader)
+bool fill_needs_help(const dlfs_arena *arena)
 {
-    return reader->fill.busy[HELPER] == SLOT_NONE && has_step(reader);
+    return arena->fill.busy[HELPER] == SLOT_NONE && has_step(arena);
 }
 
-void fill_help(dlfs_reader *reader)
+void fill_help(dlfs_arena *arena)
 {
-    if (fill_needs_help(reader)) {
-        touch_next(reader, &reader->fill.busy[HELPER]);
+    if (fill_needs_help(arena)) {
+        touch_next(arena, &arena->fill.busy[HELPER]);
     }
 }
 
-void fill_begin(dlfs_reader *reader)
+void fill_begin(const dlfs_reader *reader)
 {
-    struct fill *fill = &reader->fill;
-    bool shared = (reader->config.flags & DLFS_READER_SHARED) != 0;
-    uint64_t bytes = slots_needed(reader) << reader->chunk_shift;
-    fill->huge = shared;
-    fill->bounds = reader->dataset_fits && bytes > UNTOUCHED_BYTES;
-    bool wanted = fill->bounds || (shared && bytes >= STEP_BYTES);
+    dlfs_arena *arena = reader->arena;
+    struct fill *fill = &arena->fill;
+    bool whole = reader->owns_arena && reader->dataset_fits; /* no other dataset follows */
+    fill->needed = whole ? (uint32_t)reader->chunk_count : arena->slot_count;
+    uint64_t bytes = (uint64_t)fill->needed << arena->chunk_shift;
+    fill->huge = arena->shared;
+    fill->bounds = (reader->dataset_fits || !reader->owns_arena) && bytes > UNTOUCHED_BYTES;
+    bool wanted = fill->bounds || (arena->shared && bytes >= STEP_BYTES);
     fill->busy[THREAD] = fill->busy[HELPER] = SLOT_NONE;
-    fill->touched = wanted ? 0 : reader->slot_count;
-    if (fill->bounds && !shared) {
-        fill->touched = fill->claimed = (uint32_t)(UNTOUCHED_BYTES >> reader->chunk_shift);
+    fill->touched = wanted ? 0 : arena->slot_count;
+    if (fill->bounds && !arena->shared) {
+        fill->touched = fill->claimed = (uint32_t)(UNTOUCHED_BYTES >> arena->chunk_shift);
     }
-    if (shared && wanted) {
-        uint64_t first = SHARED_FIRST_BYTES >> reader->chunk_shift;
-        fill_want(reader, reader->dataset_fits ? first : reader->slot_count);
+    if (arena->shared && wanted) {
+        uint64_t first = SHARED_FIRST_BYTES >> arena->chunk_shift;
+        fill_want(arena, reader->dataset_fits ? first : arena->slot_count);
     }
 }
 
-void fill_want(dlfs_reader *reader, uint64_t slots)
+void fill_want(dlfs_arena *arena, uint64_t slots)
 {
-    struct fill *fill = &reader->fill;
-    uint64_t wanted = reader->chunk_slot_count + other_slots(reader) + slots;
-    if (is_over(reader) || wanted <= fill->wanted) {
+    struct fill *fill = &arena->fill;
+    uint64_t wanted = arena->chunk_slot_count + other_slots(arena) + slots;
+    if (is_over(arena) || wanted <= fill->wanted) {
         return;
     }
-    fill->wanted = wanted < reader->slot_count ? (uint32_t)wanted : reader->slot_count;
+    fill->wanted = wanted < arena->slot_count ? (uint32_t)wanted : arena->slot_count;
     if (!fill->running) {
-        fill->running = thread_start(&fill->thread, NULL, fill_thread, reader) == 0;
+        fill->running = thread_start(&fill->thread, NULL, fill_thread, arena) == 0;
     }
     if (!fill->running) {
         fill->failed = true;
-        fill->touched = reader->slot_count;
+        fill->touched = arena->slot_count;
     }
     pthread_cond_signal(&fill->work);
 }
 
-void fill_pause(dlfs_reader *reader)
+void fill_pause(const dlfs_reader *reader)
 {
-    struct fill *fill = &reader->fill;
+    struct fill *fill = &reader->arena->fill;
     if (reader->dataset_fits && fill->wanted > fill->claimed) {
         fill->wanted = fill->claimed;
     }
@@ -192,39 +188,40 @@ void fill_pause(dlfs_reader *reader)
 
 bool fill_bounds_chunks(const dlfs_reader *reader)
 {
-    return reader->fill.bounds && !is_over(reader);
+    return reader->dataset_fits && reader->arena->fill.bounds && !is_over(reader->arena);
 }
 
 uint32_t fill_room(const dlfs_reader *reader)
 {
+    const dlfs_arena *arena = reader->arena;
     if (!fill_bounds_chunks(reader)) {
-        return reader->slot_count;
+        return reader->slots_max;
     }
-    uint32_t used = reader->chunk_slot_count + other_slots(reader);
-    return reader->fill.touched > used ? reader->fill.touched - used : 0;
+    uint32_t used = arena->chunk_slot_count + other_slots(arena);
+    return arena->fill.touched > used ? arena->fill.touched - used : 0;
 }
 
 uint64_t fill_admits(dlfs_reader *reader, uint64_t slots)
 {
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     bool bounds = fill_bounds_chunks(reader);
     uint64_t room = bounds ? fill_room(reader) : slots;
     if (bounds) { /* also for a later read that is as large */
-        fill_want(reader, 2 * slots);
+        fill_want(reader->arena, 2 * slots);
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return room < slots ? room : slots;
 }
 
-void fill_end(dlfs_reader *reader)
+void fill_end(dlfs_arena *arena)
 {
-    struct fill *fill = &reader->fill;
-    pthread_mutex_lock(&reader->lock);
+    struct fill *fill = &arena->fill;
+    pthread_mutex_lock(&arena->lock);
     bool running = fill->running;
     fill->stop = true;
     fill->running = false;
     pthread_cond_signal(&fill->work);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&arena->lock);
     if (running) {
         pthread_join(fill->thread, NULL);
     }

@@ -1,4 +1,4 @@
-/* Touches the memory of a reader's arena before reads need it. */
+/* Touches the memory of an arena before reads need it. */
 #ifndef DLFS_FILL_H
 #define DLFS_FILL_H
 
@@ -17,6 +17,7 @@ struct fill {
     bool huge;        /* shared memory is to be collapsed into huge pages */
     bool bounds;      /* until the end, no more chunks are loaded than slots were touched */
     bool failed;      /* the kernel refuses: reads touch the rest */
+    uint32_t needed;  /* slots to touch until the end */
     uint32_t wanted;  /* slots that reads have asked for */
     uint32_t claimed; /* slots that were touched or are being touched */
     uint32_t touched; /* slots before every step in progress; all of the arena's at the end */
@@ -24,16 +25,16 @@ struct fill {
     uint64_t step_ns; /* mean time of the last steps */
 };
 
-/* Decides whether a thread is to touch the new arena. The lock is held. */
-void fill_begin(dlfs_reader *reader);
+/* Decides whether a thread is to touch the new arena, given its first reader. The lock is held. */
+void fill_begin(const dlfs_reader *reader);
 /* Has the thread touch this many slots more than those in use. The lock is held. */
-void fill_want(dlfs_reader *reader, uint64_t slots);
+void fill_want(dlfs_arena *arena, uint64_t slots);
 /* Has the thread pause until a read asks for more. The lock is held. */
-void fill_pause(dlfs_reader *reader);
+void fill_pause(const dlfs_reader *reader);
 /* Returns true if another thread may touch a step, too. The lock is held. */
-bool fill_needs_help(const dlfs_reader *reader);
+bool fill_needs_help(const dlfs_arena *arena);
 /* Touches a step if fill_needs_help. The lock is held, and released meanwhile. */
-void fill_help(dlfs_reader *reader);
+void fill_help(dlfs_arena *arena);
 /* Returns true if chunks have to wait for slots that were touched. The lock is held. */
 bool fill_bounds_chunks(const dlfs_reader *reader);
 /* Returns how many slots chunks may be read into now. The lock is held. */
@@ -44,8 +45,8 @@ uint32_t fill_room(const dlfs_reader *reader);
  */
 uint64_t fill_admits(dlfs_reader *reader, uint64_t slots);
 /* Returns the slots of a step. */
-uint32_t fill_step_slots(const dlfs_reader *reader);
+uint32_t fill_step_slots(const dlfs_arena *arena);
 /* Ends the thread, however far it has come. */
-void fill_end(dlfs_reader *reader);
+void fill_end(dlfs_arena *arena);
 
 #endif

@@ -2,7 +2,7 @@
  * Memory of batches that do not lie in the arena.
  *
  * Samples of many MiB are read into mappings, of huge pages where the system has them. To touch
- * fresh pages costs as much as to read into them, so the reader keeps the mappings that were used
+ * fresh pages costs as much as to read into them, so the arena keeps the mappings that were used
  * last for the next batches.
  */
 #include "reader/private_memory.h"
@@ -16,55 +16,55 @@
 
 #define ALIGN_MIN 4096u
 #define MAPPED_BYTES_MIN ((size_t)2 << 20) /* larger memory is a mapping, aligned to this */
-/* Bounds of what is kept between batches: a quarter of the reader's memory. */
+/* Bounds of what is kept between batches: a quarter of the arena. */
 #define IDLE_BYTES_LEAST ((size_t)36 << 20) /* one mapping of 32 MiB */
 #define IDLE_BYTES_MOST ((size_t)128 << 20)
 #define WASTE_MAX 4u /* a mapping is at most so many times as large as what it is used for */
 
-static size_t idle_bytes_max(const dlfs_reader *reader)
+static size_t idle_bytes_max(const dlfs_arena *arena)
 {
-    uint64_t bytes = reader->config.memory_bytes / 4;
+    uint64_t bytes = ((uint64_t)arena->slot_count << arena->chunk_shift) / 4;
     bytes = bytes < IDLE_BYTES_LEAST ? IDLE_BYTES_LEAST : bytes;
     return bytes > IDLE_BYTES_MOST ? IDLE_BYTES_MOST : (size_t)bytes;
 }
 
 /* Takes a mapping out of the list of idle ones. The lock is held. */
-static struct private_memory *unlink_idle(dlfs_reader *reader, struct private_memory **place)
+static struct private_memory *unlink_idle(dlfs_arena *arena, struct private_memory **place)
 {
     struct private_memory *memory = *place;
     *place = memory->next;
-    reader->idle_private_bytes -= memory->mapped_bytes;
+    arena->idle_private_bytes -= memory->mapped_bytes;
     return memory;
 }
 
 /* Takes the smallest idle mapping that fits; NULL if there is none. The lock is held. */
-static struct private_memory *take_idle(dlfs_reader *reader, size_t mapped_bytes)
+static struct private_memory *take_idle(dlfs_arena *arena, size_t mapped_bytes)
 {
     struct private_memory **best = NULL;
-    for (struct private_memory **at = &reader->idle_private; *at != NULL; at = &(*at)->next) {
+    for (struct private_memory **at = &arena->idle_private; *at != NULL; at = &(*at)->next) {
         bool fits =
             (*at)->mapped_bytes >= mapped_bytes && (*at)->mapped_bytes / WASTE_MAX <= mapped_bytes;
         if (fits && (best == NULL || (*at)->mapped_bytes < (*best)->mapped_bytes)) {
             best = at;
         }
     }
-    return best == NULL ? NULL : unlink_idle(reader, best);
+    return best == NULL ? NULL : unlink_idle(arena, best);
 }
 
 /*
  * Takes the mapping that was idle for longest, the last of the list, if more is idle than is kept;
  * NULL otherwise. The lock is held.
  */
-static struct private_memory *take_excess(dlfs_reader *reader)
+static struct private_memory *take_excess(dlfs_arena *arena)
 {
-    if (reader->idle_private_bytes <= idle_bytes_max(reader)) {
+    if (arena->idle_private_bytes <= idle_bytes_max(arena)) {
         return NULL;
     }
-    struct private_memory **last = &reader->idle_private;
+    struct private_memory **last = &arena->idle_private;
     while ((*last)->next != NULL) {
         last = &(*last)->next;
     }
-    return unlink_idle(reader, last);
+    return unlink_idle(arena, last);
 }
 
 static int allocate(const dlfs_reader *reader, size_t bytes, size_t mapped_bytes,
@@ -83,13 +83,14 @@ static int allocate(const dlfs_reader *reader, size_t bytes, size_t mapped_bytes
 int private_memory_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *share,
                         struct private_memory **out)
 {
+    dlfs_arena *arena = reader->arena;
     size_t mapped_bytes = bytes < MAPPED_BYTES_MIN ? 0 : memory_length(bytes);
     if (!share_charge(share, bytes)) {
         return DLFS_E_LIMIT;
     }
-    pthread_mutex_lock(&reader->lock);
-    struct private_memory *memory = mapped_bytes > 0 ? take_idle(reader, mapped_bytes) : NULL;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_lock(&arena->lock);
+    struct private_memory *memory = mapped_bytes > 0 ? take_idle(arena, mapped_bytes) : NULL;
+    pthread_mutex_unlock(&arena->lock);
     if (memory == NULL) {
         memory = calloc(1, sizeof(*memory));
         if (memory == NULL || allocate(reader, bytes, mapped_bytes, memory) < 0) {
@@ -97,7 +98,7 @@ int private_memory_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *sh
             share_refund(share, bytes);
             return -ENOMEM;
         }
-        memory->reader = reader;
+        memory->arena = arena;
     }
     share_reference(share);
     memory->share = share;
@@ -122,30 +123,30 @@ void private_memory_release(struct private_memory *memory)
     if (__atomic_sub_fetch(&memory->references, 1, __ATOMIC_ACQ_REL) > 0) {
         return;
     }
-    dlfs_reader *reader = memory->reader;
+    dlfs_arena *arena = memory->arena;
     share_refund(memory->share, memory->bytes);
     dlfs_share_destroy(memory->share);
-    if (memory->mapped_bytes == 0 || memory->mapped_bytes > idle_bytes_max(reader)) {
+    if (memory->mapped_bytes == 0 || memory->mapped_bytes > idle_bytes_max(arena)) {
         private_memory_free(memory);
         return;
     }
-    pthread_mutex_lock(&reader->lock);
-    memory->next = reader->idle_private;
-    reader->idle_private = memory;
-    reader->idle_private_bytes += memory->mapped_bytes;
-    while ((memory = take_excess(reader)) != NULL) {
-        pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_lock(&arena->lock);
+    memory->next = arena->idle_private;
+    arena->idle_private = memory;
+    arena->idle_private_bytes += memory->mapped_bytes;
+    while ((memory = take_excess(arena)) != NULL) {
+        pthread_mutex_unlock(&arena->lock);
         private_memory_free(memory);
-        pthread_mutex_lock(&reader->lock);
+        pthread_mutex_lock(&arena->lock);
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&arena->lock);
 }
 
-void private_memory_free_all(dlfs_reader *reader)
+void private_memory_free_all(dlfs_arena *arena)
 {
-    while (reader->idle_private != NULL) {
-        struct private_memory *next = reader->idle_private->next;
-        private_memory_free(reader->idle_private);
-        reader->idle_private = next;
+    while (arena->idle_private != NULL) {
+        struct private_memory *next = arena->idle_private->next;
+        private_memory_free(arena->idle_private);
+        arena->idle_private = next;
     }
 }

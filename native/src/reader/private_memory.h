@@ -13,10 +13,10 @@ struct private_memory {
     uint8_t *base;
     size_t bytes;        /* that were asked for */
     size_t mapped_bytes; /* length of the mapping; 0 if the memory is malloc's */
-    dlfs_reader *reader;
+    dlfs_arena *arena;
     struct dlfs_share *share; /* the budget that is charged, or NULL */
     uint32_t references;
-    struct private_memory *next; /* in the reader's list of idle ones */
+    struct private_memory *next; /* in the arena's list of idle ones */
 };
 
 /*
@@ -28,6 +28,6 @@ int private_memory_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *sh
 /* Gives up a reference. */
 void private_memory_release(struct private_memory *memory);
 /* Frees the idle ones. */
-void private_memory_free_all(dlfs_reader *reader);
+void private_memory_free_all(dlfs_arena *arena);
 
 #endif

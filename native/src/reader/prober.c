@@ -44,13 +44,13 @@ static void ask_hung(struct fetch *fetch)
 static void wait_for_answers(dlfs_reader *reader, struct fetch *fetch, uint64_t until_ns)
 {
     if (fetch->requests_in_flight == 0) {
-        condition_wait_until(&reader->prober.wake, &reader->lock, until_ns);
+        condition_wait_until(&reader->prober.wake, &reader->arena->lock, until_ns);
         return;
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     fetch_step(fetch, POLL_MS);
     fetch_release_queues(fetch);
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
 }
 
 /* Asks until no member is hung. The lock is held, and released meanwhile. */
@@ -59,9 +59,9 @@ static void ask_until_none(dlfs_reader *reader, struct fetch *fetch)
     uint64_t next_ns = 0;
     while (!reader->prober.stop && any_hung(reader)) {
         if (monotonic_ns() >= next_ns) {
-            pthread_mutex_unlock(&reader->lock);
+            pthread_mutex_unlock(&reader->arena->lock);
             ask_hung(fetch);
-            pthread_mutex_lock(&reader->lock);
+            pthread_mutex_lock(&reader->arena->lock);
             next_ns = monotonic_ns() + PAUSE_NS;
         }
         if (!reader->prober.stop) {
@@ -78,37 +78,37 @@ static void end_fetch(dlfs_reader *reader, struct fetch *fetch)
         return;
     }
     fetch->closing = NULL;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     fetch->next = reader->draining_fetches;
     reader->draining_fetches = fetch;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }
 
 static void *prober_thread(void *argument)
 {
     dlfs_reader *reader = argument;
     int code = 0;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     while (code == 0 && !reader->prober.stop && any_hung(reader)) {
         struct fetch *fetch = NULL;
-        pthread_mutex_unlock(&reader->lock);
+        pthread_mutex_unlock(&reader->arena->lock);
         code = fetch_create(reader, &fetch);
-        pthread_mutex_lock(&reader->lock);
+        pthread_mutex_lock(&reader->arena->lock);
         if (code < 0) {
             break;
         }
         fetch->closing = &reader->prober.stop;
         ask_until_none(reader, fetch);
-        pthread_mutex_unlock(&reader->lock);
+        pthread_mutex_unlock(&reader->arena->lock);
         fetch_release_queues(fetch);
         end_fetch(reader, fetch);
-        pthread_mutex_lock(&reader->lock);
+        pthread_mutex_lock(&reader->arena->lock);
     }
     if (code < 0) {
         atomic_store(&reader->prober.wanted, true); /* the next read begins another thread */
     }
     reader->prober.ended = true;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return NULL;
 }
 
@@ -118,7 +118,7 @@ void prober_begin(dlfs_reader *reader)
     if (!atomic_load_explicit(&prober->wanted, memory_order_relaxed)) {
         return;
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     atomic_store(&prober->wanted, false);
     if (prober->made && prober->ended) {
         (void)pthread_join(prober->thread, NULL);
@@ -131,18 +131,18 @@ void prober_begin(dlfs_reader *reader)
             atomic_store(&prober->wanted, true);
         }
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }
 
 void prober_end(dlfs_reader *reader)
 {
     struct prober *prober = &reader->prober;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     bool made = prober->made;
     prober->stop = true;
     prober->made = false;
     pthread_cond_signal(&prober->wake);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (made) {
         (void)pthread_join(prober->thread, NULL);
     }

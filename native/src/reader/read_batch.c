@@ -27,7 +27,7 @@ static void start_span(struct read *read, struct span *span, uint64_t number)
     struct private_memory *private_memory = read->batch->private_memory;
     span->address = planned->address;
     span->length = planned->length;
-    span->memory = (private_memory != NULL ? private_memory->base : read->reader->arena) +
+    span->memory = (private_memory != NULL ? private_memory->base : read->reader->arena->memory) +
                    planned->memory_offset;
     span->slot = planned->slot;
     span->private_memory = private_memory;
@@ -81,7 +81,7 @@ static int verify_samples(struct read *read, const struct span *span, bool last_
 {
     const struct plan_span *planned = &read->spans[span->tag];
     const uint8_t *base = read->batch->private_memory != NULL ? read->batch->private_memory->base
-                                                              : read->reader->arena;
+                                                              : read->reader->arena->memory;
     uint32_t first = span->single > 0 ? span->single - 1 : 0;
     uint32_t end = span->single > 0 && !is_gone(span->code) ? span->single : planned->miss_count;
     const struct span *next = fetch_peek_done(read->fetch);
@@ -153,7 +153,7 @@ static int finish_span(struct read *read, struct span *span, bool *again)
     if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole_chunks)) {
         return bad;
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     if (planned->whole_chunks) {
         cache_end_load(reader, planned->slot, valid, bad_samples);
     }
@@ -161,7 +161,7 @@ static int finish_span(struct read *read, struct span *span, bool *again)
         arena_reference(reader, planned->slot);
     }
     arena_release(reader, planned->slot);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return bad;
 }
 
@@ -296,9 +296,9 @@ static void complete_batch(struct fetch *fetch, struct batch *batch)
 {
     const dlfs_reader *reader = batch->reader;
     batch->public.base =
-        batch->private_memory != NULL ? batch->private_memory->base : reader->arena;
+        batch->private_memory != NULL ? batch->private_memory->base : reader->arena->memory;
     batch->public.base_bytes =
-        batch->private_memory != NULL ? batch->private_memory->bytes : reader->arena_bytes;
+        batch->private_memory != NULL ? batch->private_memory->bytes : reader->arena->bytes;
     for (uint64_t i = 0; i < batch->public.count; i++) {
         fetch->stats.sample_bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
     }

@@ -67,17 +67,17 @@ static bool find_part(struct part_read *read, uint64_t chunk, struct window_part
     uint32_t number = arena_find(reader, chunk);
     if (head != SLOT_NONE && arena_holds(reader, head, &read->location, &offset)) {
         part->slot = head;
-        part->bytes =
-            reader->arena + offset + ((chunk - read->location.chunk) << reader->chunk_shift);
-    } else if (number != SLOT_NONE && reader->slots[number].state == SLOT_CHUNK &&
-               reader->slots[number].bad == NULL) {
+        part->bytes = reader->arena->memory + offset +
+                      ((chunk - read->location.chunk) << reader->chunk_shift);
+    } else if (number != SLOT_NONE && reader->arena->slots[number].state == SLOT_CHUNK &&
+               reader->arena->slots[number].bad == NULL) {
         part->slot = number;
         part->bytes = slot_memory(reader, number);
     } else {
         return false;
     }
     arena_reference(reader, part->slot);
-    reader->slots[part->slot].uses++;
+    reader->arena->slots[part->slot].uses++;
     read->fetch->stats.cache_hits++;
     return true;
 }
@@ -105,12 +105,12 @@ static bool take_slot(struct part_read *read, uint64_t chunk, struct window_part
 static const void *find_load(const dlfs_reader *reader, uint64_t chunk)
 {
     uint32_t number = arena_find(reader, chunk);
-    if (number == SLOT_NONE || reader->slots[number].state != SLOT_LOADING) {
+    if (number == SLOT_NONE || reader->arena->slots[number].state != SLOT_LOADING) {
         return NULL;
     }
-    uintptr_t owner = (uintptr_t)reader->slots[number].owner;
+    uintptr_t owner = (uintptr_t)reader->arena->slots[number].owner;
     bool is_part = owner - (uintptr_t)part_owners < sizeof part_owners;
-    return is_part ? reader->slots[number].owner : NULL;
+    return is_part ? reader->arena->slots[number].owner : NULL;
 }
 
 /*
@@ -127,15 +127,15 @@ static int wait_for_part(struct part_read *read)
         if (fetch_is_stopped(fetch) || fetch->now_ns >= fetch->deadline_ns) {
             return DLFS_E_TIMEOUT;
         }
-        pthread_mutex_unlock(&reader->lock);
+        pthread_mutex_unlock(&reader->arena->lock);
         fetch_step(fetch, 0);
         fetch_release_queues(fetch);
-        pthread_mutex_lock(&reader->lock);
+        pthread_mutex_lock(&reader->arena->lock);
         if (find_load(reader, read->first_chunk) != load) {
             return 0;
         }
         struct timespec until = clock_timespec(fetch->now_ns + WAIT_NS);
-        (void)pthread_cond_timedwait(&reader->released, &reader->lock, &until);
+        (void)pthread_cond_timedwait(&reader->released, &reader->arena->lock, &until);
         fetch->now_ns = monotonic_ns();
     }
     return 0;
@@ -145,8 +145,8 @@ static int wait_for_part(struct part_read *read)
 static int take_window(struct part_read *read, uint32_t count_max)
 {
     dlfs_reader *reader = read->reader;
-    pthread_mutex_lock(&reader->lock);
-    int code = arena_map(reader);
+    pthread_mutex_lock(&reader->arena->lock);
+    int code = arena_attach(reader);
     code = code < 0 ? code : wait_for_part(read);
     read->count = 0;
     while (code == 0 && read->count < count_max) {
@@ -159,7 +159,7 @@ static int take_window(struct part_read *read, uint32_t count_max)
         }
         read->count++;
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return code;
 }
 
@@ -181,7 +181,7 @@ static void end_loads(struct part_read *read)
 {
     dlfs_reader *reader = read->reader;
     bool any = false;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     for (uint32_t i = 0; i < read->count; i++) {
         const struct window_part *part = &read->parts[i];
         if (part->registered) {
@@ -192,19 +192,19 @@ static void end_loads(struct part_read *read)
     if (any) {
         pthread_cond_broadcast(&reader->released);
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }
 
 static void release_window(struct part_read *read)
 {
     dlfs_reader *reader = read->reader;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     for (uint32_t i = 0; i < read->count; i++) {
         if (read->parts[i].slot != SLOT_NONE) {
             arena_release(reader, read->parts[i].slot);
         }
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (read->private_memory != NULL) {
         private_memory_release(read->private_memory);
         read->private_memory = NULL;
@@ -341,7 +341,7 @@ static int read_large(struct part_read *read, const dlfs_part *range, uint8_t *b
     dlfs_reader *reader = read->reader;
     uint64_t window = WINDOW_BYTES >> reader->chunk_shift;
     window = window > WINDOW_PARTS_MAX ? WINDOW_PARTS_MAX : window;
-    window = window > reader->slot_count / SLOTS_SHARE ? reader->slot_count / SLOTS_SHARE : window;
+    window = window > reader->slots_max / SLOTS_SHARE ? reader->slots_max / SLOTS_SHARE : window;
     window = window > 0 ? window : 1;
     uint64_t address = read->location.address + range->offset_bytes;
     uint64_t end = address + range->length_bytes;

@@ -54,7 +54,7 @@ static void look_up(struct read *read, uint64_t first, uint64_t end)
     struct batch *batch = read->batch;
     const struct cache *cache = &reader->cache;
     uint64_t cached = cache->slots < cache->slots_max ? cache->slots : cache->slots_max;
-    read->whole_chunks = reader->dataset_fits && cached + reader->chunk_count <= reader->slot_count;
+    read->whole_chunks = reader->dataset_fits && cached + reader->chunk_count <= reader->slots_max;
     for (uint64_t i = first; i < end; i++) {
         if (batch->lengths[i] <= 0) {
             continue;
@@ -86,13 +86,13 @@ int read_find(struct read *read)
         if (code < 0) {
             break;
         }
-        pthread_mutex_lock(&reader->lock);
-        code = arena_map(reader);
+        pthread_mutex_lock(&reader->arena->lock);
+        code = arena_attach(reader);
         if (code == 0) {
             look_up(read, found, end);
             found = end;
         }
-        pthread_mutex_unlock(&reader->lock);
+        pthread_mutex_unlock(&reader->arena->lock);
     } while (code == 0 && found < count);
     if (code < 0) {
         read->batch->public.count = found;
@@ -117,7 +117,7 @@ static bool take_slots(struct read *read)
             arena_reference(reader, open);
         } else {
             uint64_t run = (span->length + chunk_bytes - 1) >> reader->chunk_shift;
-            open = run > reader->slot_count ? SLOT_NONE : arena_take(reader, (uint32_t)run, true);
+            open = run > reader->slots_max ? SLOT_NONE : arena_take(reader, (uint32_t)run, true);
             if (open == SLOT_NONE) {
                 break;
             }
@@ -146,12 +146,13 @@ static void move_hits(struct read *read, struct private_memory *private_memory, 
             continue;
         }
         uint64_t offset = (uint64_t)batch->offsets[i];
-        memcpy(private_memory->base + at, reader->arena + offset, (size_t)batch->lengths[i]);
+        memcpy(private_memory->base + at, reader->arena->memory + offset,
+               (size_t)batch->lengths[i]);
         batch->offsets[i] = (int64_t)at;
         at += (uint64_t)batch->lengths[i];
-        pthread_mutex_lock(&reader->lock);
+        pthread_mutex_lock(&reader->arena->lock);
         arena_release(reader, slot_of(reader, offset));
-        pthread_mutex_unlock(&reader->lock);
+        pthread_mutex_unlock(&reader->arena->lock);
     }
 }
 
@@ -196,7 +197,7 @@ int read_place(struct read *read)
     } else {
         read->span_count = plan_merge(reader, read->misses, read->miss_count, read->spans);
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     bool taken = take_slots(read);
     for (uint64_t i = 0; taken && i < read->span_count; i++) {
         struct plan_span *span = &read->spans[i];
@@ -206,6 +207,6 @@ int read_place(struct read *read)
             arena_begin_load(reader, span->slot, chunk, NULL);
         }
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return taken ? 0 : take_private_memory(read);
 }

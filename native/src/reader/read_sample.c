@@ -14,21 +14,21 @@ static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct loc
 {
     uint64_t offset;
     int64_t result = -EAGAIN;
-    pthread_mutex_lock(&reader->lock);
-    if (reader->arena != NULL && arena_look_up(reader, index, location, &offset)) {
+    pthread_mutex_lock(&reader->arena->lock);
+    if (reader->share.attached && arena_look_up(reader, index, location, &offset)) {
         reader->stats.samples++;
         reader->stats.sample_bytes += location->length;
         reader->stats.cache_hits++;
         result = (int64_t)location->length;
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (result < 0) {
         return result;
     }
-    memcpy(buffer, reader->arena + offset, location->length);
-    pthread_mutex_lock(&reader->lock);
+    memcpy(buffer, reader->arena->memory + offset, location->length);
+    pthread_mutex_lock(&reader->arena->lock);
     arena_release(reader, slot_of(reader, offset));
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return result;
 }
 

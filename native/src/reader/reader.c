@@ -36,9 +36,35 @@ static int config_check(const dlfs_reader_config *config)
         config->replicas > config->member_count) {
         return -EINVAL;
     }
+    if (config->arena != NULL) {
+        bool same = (uint64_t)1 << config->arena->chunk_shift == chunk;
+        return same && (config->flags & DLFS_READER_SHARED) == 0 ? 0 : -EINVAL;
+    }
     if (config->memory_bytes / chunk < SLOTS_MIN || config->memory_bytes / chunk > UINT32_MAX / 2) {
         return DLFS_E_LIMIT;
     }
+    return 0;
+}
+
+/* Gives the reader its arena: the one that it shares, or one of its own, no larger than needed. */
+static int join_arena(dlfs_reader *reader)
+{
+    const dlfs_reader_config *config = &reader->config;
+    reader->arena = config->arena;
+    reader->owns_arena = config->arena == NULL;
+    if (reader->owns_arena) {
+        uint64_t slots = config->memory_bytes >> reader->chunk_shift;
+        uint32_t needed = share_needed(reader, (uint32_t)slots);
+        int code = arena_create(needed, reader->chunk_shift,
+                                (config->flags & DLFS_READER_SHARED) != 0, &reader->arena);
+        if (code < 0) {
+            return code;
+        }
+    } else {
+        (void)atomic_fetch_add_explicit(&reader->arena->references, 1, memory_order_relaxed);
+    }
+    reader->slots_max = share_needed(reader, reader->arena->slot_count);
+    reader->dataset_fits = share_fits(reader);
     return 0;
 }
 
@@ -60,12 +86,6 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     reader->sample_count = dlfs_directory_count(config->directory);
     reader->data_bytes = dlfs_directory_data_bytes(config->directory);
     reader->chunk_count = (reader->data_bytes + config->chunk_bytes - 1) >> reader->chunk_shift;
-    uint64_t slots = config->memory_bytes >> reader->chunk_shift;
-    /* A dataset that fits needs no more than its chunks, a quarter more, and a margin. */
-    uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * (uint64_t)SLOTS_MIN;
-    bool parts = (config->flags & DLFS_READER_PARTS) != 0;
-    reader->dataset_fits = !parts && reader->chunk_count + SLOTS_MIN <= slots;
-    reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
     reader->devices = calloc(config->member_count, sizeof(dlfs_device *));
     reader->member_stats = calloc(config->member_count, sizeof(dlfs_member_stats));
     if (reader->devices == NULL || reader->member_stats == NULL) {
@@ -73,7 +93,10 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     }
     memcpy(reader->devices, config->devices, (size_t)config->member_count * sizeof(dlfs_device *));
     int code = members_create(reader);
-    return code < 0 ? code : create_map(reader);
+    if (code == 0) {
+        code = create_map(reader);
+    }
+    return code < 0 ? code : join_arena(reader);
 }
 
 /* ---- requests that hang ---------------------------------------------------------------------- */
@@ -105,7 +128,7 @@ static void *leave_thread(void *argument)
     dlfs_reader *reader = fetch->reader;
     fetch_destroy(fetch);
     hold_devices(reader, false);
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     reader_unlock_release(reader);
     return NULL;
 }
@@ -122,9 +145,9 @@ static void leave_fetch(dlfs_reader *reader, struct fetch *fetch)
         return;
     }
     hold_devices(reader, true);
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     reader->references++;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     pthread_t thread;
     if (thread_start(&thread, NULL, leave_thread, fetch) == 0) {
         (void)pthread_detach(thread);
@@ -153,12 +176,12 @@ static void reader_free(dlfs_reader *reader)
         batch_free(reader->idle_batches);
         reader->idle_batches = next;
     }
-    private_memory_free_all(reader);
-    arena_free(reader);
+    if (reader->arena != NULL) {
+        arena_detach(reader);
+        arena_unreference(reader->arena);
+    }
     pthread_cond_destroy(&reader->prober.wake);
-    pthread_cond_destroy(&reader->fill.work);
     pthread_cond_destroy(&reader->released);
-    pthread_mutex_destroy(&reader->lock);
     chunk_map_destroy(reader->map);
     free(reader->devices);
     free(reader->members);
@@ -176,11 +199,8 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
     if (reader == NULL) {
         return -ENOMEM;
     }
-    pthread_mutex_init(&reader->lock, NULL);
     (void)condition_init(&reader->released);
-    pthread_cond_init(&reader->fill.work, NULL);
     (void)condition_init(&reader->prober.wake);
-    reader->arena_descriptor = -1;
     cache_init(&reader->cache);
     code = copy_config(reader, config);
     if (code < 0) {
@@ -195,7 +215,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
 void reader_unlock_release(dlfs_reader *reader)
 {
     bool last = --reader->references == 0;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (last) {
         reader_free(reader);
     }
@@ -206,13 +226,12 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
     if (reader == NULL) {
         return 0;
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     bool busy = reader->open_streams || reader->fetches_in_use;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (busy) {
         return -EBUSY;
     }
-    fill_end(reader);
     prober_end(reader);
     leave_fetches(reader);
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
@@ -220,7 +239,7 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
             dlfs_queues_close(reader->devices[member]);
         }
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     reader_unlock_release(reader);
     return 0;
 }
@@ -229,9 +248,9 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
 
 DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stats)
 {
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     *stats = reader->stats;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     stats->copy_ns = atomic_load_explicit(&reader->copy_ns, memory_order_relaxed);
 }
 
@@ -241,9 +260,9 @@ DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
     if (member >= reader->config.member_count) {
         return -EINVAL;
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     *stats = reader->member_stats[member];
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     dlfs_device *device = reader->devices[member];
     if (device != NULL) {
         stats->queue_pairs = atomic_load(&device->queue_count);
@@ -257,12 +276,12 @@ DLFS_API int dlfs_reader_memory(dlfs_reader *reader, const void **base, uint64_t
     if (reader == NULL) {
         return -EINVAL;
     }
-    pthread_mutex_lock(&reader->lock);
-    int code = arena_map(reader);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
+    int code = arena_attach(reader);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (code == 0) {
-        *base = reader->arena;
-        *bytes = reader->arena_bytes;
+        *base = reader->arena->memory;
+        *bytes = reader->arena->bytes;
     }
     return code;
 }
@@ -270,12 +289,12 @@ DLFS_API int dlfs_reader_memory(dlfs_reader *reader, const void **base, uint64_t
 DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes)
 {
     const void *base;
-    if (reader == NULL || (reader->config.flags & DLFS_READER_SHARED) == 0) {
+    if (reader == NULL || !reader->arena->shared) {
         return -EINVAL;
     }
     int code = dlfs_reader_memory(reader, &base, bytes);
     if (code == 0) {
-        *descriptor = reader->arena_descriptor;
+        *descriptor = reader->arena->descriptor;
     }
     return code;
 }
@@ -284,14 +303,14 @@ DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *b
 
 void reader_drain_fetches(dlfs_reader *reader)
 {
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     struct fetch *fetch = reader->draining_fetches;
     reader->draining_fetches = NULL;
     for (struct fetch *each = fetch; each != NULL; each = each->next) {
         reader->idle_plans_bytes -= fetch_plan_bytes(each);
         reader->fetches_in_use++;
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     while (fetch != NULL) {
         struct fetch *next = fetch->next;
         fetch_step(fetch, 0);
@@ -302,7 +321,7 @@ void reader_drain_fetches(dlfs_reader *reader)
 
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
 {
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     struct fetch **list =
         reader->idle_fetches != NULL ? &reader->idle_fetches : &reader->draining_fetches;
     struct fetch *fetch = *list;
@@ -312,7 +331,7 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
     }
     reader->fetches_in_use++;
     bool draining = reader->draining_fetches != NULL;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (draining) {
         reader_drain_fetches(reader);
     }
@@ -328,9 +347,9 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
         *out = fetch;
         return 0;
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     reader->fetches_in_use--;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return code;
 }
 
@@ -379,7 +398,7 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
     fetch_release_queues(fetch);
     fetch->stop = NULL; /* the caller's, while other threads may still drain the fetch */
     fetch->closing = NULL;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     reader_fold_stats(reader, fetch);
     struct fetch **list =
         fetch->abandoned_requests > 0 ? &reader->draining_fetches : &reader->idle_fetches;
@@ -390,7 +409,7 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
     fetch->next = *list;
     *list = fetch;
     reader->fetches_in_use--;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }
 
 /* ---- verification ---------------------------------------------------------------------------- */

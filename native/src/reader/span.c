@@ -193,9 +193,9 @@ void span_release_memory(struct fetch *fetch, const struct span *span)
         private_memory_release(span->private_memory);
         return;
     }
-    pthread_mutex_lock(&fetch->reader->lock);
+    pthread_mutex_lock(&fetch->reader->arena->lock);
     arena_release(fetch->reader, span->slot);
-    pthread_mutex_unlock(&fetch->reader->lock);
+    pthread_mutex_unlock(&fetch->reader->arena->lock);
 }
 
 /* Marks members as hung that left a span unanswered for good. */
@@ -258,13 +258,13 @@ void span_abandon(struct fetch *fetch, struct span *span)
     span->abandoned = true;
     fetch->abandoned_requests += span->in_flight;
     fetch->stats.read_errors += !fetch_is_stopped(fetch);
-    pthread_mutex_lock(&fetch->reader->lock);
+    pthread_mutex_lock(&fetch->reader->arena->lock);
     if (span->private_memory != NULL) {
         __atomic_add_fetch(&span->private_memory->references, 1, __ATOMIC_RELAXED);
     } else {
         arena_reference(fetch->reader, span->slot);
     }
-    pthread_mutex_unlock(&fetch->reader->lock);
+    pthread_mutex_unlock(&fetch->reader->arena->lock);
     span->state = SPAN_DONE;
     span_push(fetch, &fetch->done, span_number(fetch, span));
 }

@@ -10,7 +10,6 @@
 #include "dlfs/dlfs.h"
 #include "reader/arena.h"
 #include "reader/cache_map.h"
-#include "reader/fill.h"
 #include "reader/prober.h"
 
 struct fetch;
@@ -62,23 +61,18 @@ struct dlfs_reader {
     uint64_t data_bytes;
     uint64_t chunk_count;
     uint32_t chunk_shift; /* log2 of chunk_bytes */
-    bool dataset_fits;    /* the arena has room for the whole dataset, and chunks stay once read */
+    _Atomic bool
+        dataset_fits; /* its share has room for the whole dataset, and chunks stay once read */
 
-    pthread_mutex_t lock;
-    pthread_cond_t released; /* a slot became free or idle */
-    uint8_t *arena;
-    size_t arena_bytes;
-    int arena_descriptor; /* of its memory file, if it is shared with other processes; else -1 */
+    dlfs_arena *arena;                /* its lock guards what follows */
+    struct shareholder share;         /* of the arena */
+    _Atomic uint32_t slots_max;       /* slots that it may hold: its share of the arena */
+    bool owns_arena;                  /* no other reader shares it */
+    pthread_cond_t released;          /* a slot became free or idle, or the share has changed */
     uint64_t resident_offset;         /* of resident_slots in the arena, behind the slots */
     _Atomic uint32_t *resident_slots; /* [chunk_count] slot + 1 of each resident chunk, which other
                                          processes look up; NULL if chunks are not resident */
-    struct fill fill;
     struct prober prober;
-    struct slot *slots; /* [slot_count] */
-    uint32_t slot_count;
-    uint32_t chunk_slot_count; /* slots that are LOADING or CHUNK */
-    uint32_t other_slots_most; /* most other slots that were in use at a time */
-    struct slot_list free_slots;
     struct slot_list idle_slots; /* CHUNK, not cached, without references */
     struct cache cache;
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or CHUNK, else 0 */
@@ -88,10 +82,8 @@ struct dlfs_reader {
     struct fetch *draining_fetches; /* idle, but a device may still write for reads that were
                                        abandoned */
     struct batch *idle_batches;
-    size_t idle_batches_bytes;           /* of their arrays */
-    size_t idle_plans_bytes;             /* of the plans of idle and draining fetches */
-    struct private_memory *idle_private; /* kept for the next batch */
-    size_t idle_private_bytes;
+    size_t idle_batches_bytes; /* of their arrays */
+    size_t idle_plans_bytes;   /* of the plans of idle and draining fetches */
     uint64_t references; /* the owner's and one for each batch; the last one frees the reader */
     uint64_t fetches_in_use;
     uint64_t open_streams;
@@ -154,7 +146,7 @@ static inline uint64_t reader_chunks_end(const dlfs_reader *reader, uint64_t add
 /* Returns the first byte of a slot. */
 static inline uint8_t *slot_memory(const dlfs_reader *reader, uint32_t slot)
 {
-    return reader->arena + ((size_t)slot << reader->chunk_shift);
+    return reader->arena->memory + ((size_t)slot << reader->chunk_shift);
 }
 
 /* Returns the slot that an offset of the arena lies in. */

@@ -74,7 +74,7 @@ uint32_t packed_run_slots(const dlfs_stream *stream)
     if (stream->need.mean_bytes * PACKED_RUN_SAMPLES <= reader->config.chunk_bytes) {
         return 1;
     }
-    uint64_t most = reader->slot_count / 4;
+    uint64_t most = reader->slots_max / 4;
     uint64_t slots = wanted < most ? wanted : most;
     return slots > 1 ? (uint32_t)slots : 1;
 }
@@ -135,7 +135,7 @@ void need_measure(dlfs_stream *stream)
 uint64_t map_samples(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
-    uint64_t fit = ((uint64_t)reader->slot_count << reader->chunk_shift) /
+    uint64_t fit = ((uint64_t)reader->slots_max << reader->chunk_shift) /
                    (stream->need.mean_bytes + PACKED_OVERHEAD + MAP_OVERHEAD);
     return stream->need.samples < fit ? stream->need.samples : fit;
 }
@@ -179,7 +179,7 @@ uint32_t packed_slots(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     const struct epoch_need *need = &stream->need;
-    uint64_t slots = reader->slot_count;
+    uint64_t slots = reader->slots_max;
     uint64_t needed = needed_slots(stream);
     uint64_t margin = MARGIN_SLOTS + 2 * shift_up(need->largest_bytes, reader->chunk_shift);
     uint64_t reserve = margin;
@@ -203,7 +203,7 @@ uint32_t packed_slots(const dlfs_stream *stream)
 uint32_t chunk_slots(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
-    double slots = reader->slot_count;
+    double slots = reader->slots_max;
     double chunks = (double)reader->chunk_count;
     double window = sequence_kind(stream->config.sequence) == DLFS_ORDER_CHUNK
                         ? sequence_window(stream->config.sequence)
@@ -221,7 +221,7 @@ uint32_t chunk_slots(const dlfs_stream *stream)
 uint32_t chunk_copy_cache_slots(const dlfs_reader *reader)
 {
     uint64_t copied = reader->chunk_count / COPY_MEMORY_SHARE;
-    uint64_t slots = reader->slot_count;
+    uint64_t slots = reader->slots_max;
     uint64_t cached =
         slots > copied ? (slots - copied) * COPY_MEMORY_SHARE / (COPY_MEMORY_SHARE - 1) : 0;
     uint32_t most = subtract_or_zero(slots, COPY_MARGIN_SLOTS);
@@ -275,16 +275,16 @@ void reader_divide_slots(dlfs_reader *reader)
     uint32_t extent = 1;
     bool packs = false;
     for (const dlfs_stream *stream = reader->streams; stream != NULL; stream = stream->next) {
-        reserve += reader->slot_count - stream->cached_slots;
+        reserve += subtract_or_zero(reader->slots_max, stream->cached_slots);
         uint32_t slots = packed_run_slots(stream);
         extent = slots > extent ? slots : extent;
         packs |= stream->plan == DLFS_PLAN_DIRECT;
     }
     if (reader->streams == NULL) {
-        reserve = reader->dataset_fits ? reader->slot_count
-                                       : reader->slot_count - reader->cache.slots_max;
+        reserve =
+            reader->dataset_fits ? reader->slots_max : reader->slots_max - reader->cache.slots_max;
     }
-    cache_set_limits(reader, subtract_or_zero(reader->slot_count, reserve), extent, packs);
+    cache_set_limits(reader, subtract_or_zero(reader->slots_max, reserve), extent, packs);
     for (dlfs_stream *stream = reader->streams; stream != NULL; stream = stream->next) {
         stream->cached_share = cached_share(stream);
     }

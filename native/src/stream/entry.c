@@ -53,8 +53,8 @@ void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot)
 {
     struct entry *entry = entry_at(stream, position);
     entry->state = ENTRY_WAITING;
-    entry->next = stream->reader->slots[slot].waiters;
-    stream->reader->slots[slot].waiters = (uint32_t)(position & stream->mask);
+    entry->next = stream->reader->arena->slots[slot].waiters;
+    stream->reader->arena->slots[slot].waiters = (uint32_t)(position & stream->mask);
 }
 
 void entry_read_alone(dlfs_stream *stream, uint32_t ring_index, const struct span *span)
@@ -74,7 +74,7 @@ bool entry_look_up(dlfs_stream *stream, struct entry *entry, const struct locati
     if (!arena_look_up(reader, entry->index, location, &offset)) {
         return false;
     }
-    struct slot *slot = &reader->slots[arena_head(reader, slot_of(reader, offset))];
+    struct slot *slot = &reader->arena->slots[arena_head(reader, slot_of(reader, offset))];
     bool by_chunk = stream->plan != DLFS_PLAN_DIRECT && location_in_one_chunk(reader, location);
     slot->uses -= by_chunk && slot->state == SLOT_PACKED; /* not a use: the chunk is read anyway */
     entry_ready(entry, offset, location->length);
@@ -149,7 +149,7 @@ uint32_t entry_checksum(const dlfs_stream *stream, const struct entry *entry, co
                         const struct location *location)
 {
     const struct span *next = fetch_peek_done(stream->fetch);
-    uint8_t *copy = entry->cached ? stream->reader->arena + entry->offset : NULL;
+    uint8_t *copy = entry->cached ? stream->reader->arena->memory + entry->offset : NULL;
     return crc32c_sample(copy, bytes, location->length, next != NULL ? next->memory : NULL);
 }
 
@@ -171,7 +171,7 @@ bool load_alone(dlfs_stream *stream, uint64_t position, const struct location *l
     uint64_t address = location->address & ~mask;
     uint64_t length = ((location->address + location->length + mask) & ~mask) - address;
     uint64_t run = (length + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (run > reader->slot_count || stream->fetch->unused_spans == SLOT_NONE) {
+    if (run > reader->slots_max || stream->fetch->unused_spans == SLOT_NONE) {
         return false;
     }
     struct entry *entry = entry_at(stream, position);
@@ -242,7 +242,7 @@ void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
     }
     uint64_t bad_address =
         bad ? reader_bad_part(reader, &location, span->memory + start, &crc) : span->bad_address;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     uint64_t position = entry_position(stream, span->tag);
     bool cached = entry->cached;
     stream->to_cache_bytes -= cached ? span->length : 0;
@@ -254,11 +254,11 @@ void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
     } else if (span->code < 0 || bad) {
         entry_fail(stream, position, bad ? DLFS_E_CHECKSUM : span->code, crc, bad_address);
     } else {
-        entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start,
+        entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena->memory) + start,
                      location.length);
     }
     if (span->code < 0 || bad || cached) {
         arena_release(reader, span->slot);
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }

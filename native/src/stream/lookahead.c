@@ -57,12 +57,12 @@ static void finish_verified(dlfs_stream *stream, struct span_list *verified)
     if (verified->first == SPAN_NONE) {
         return;
     }
-    pthread_mutex_lock(&stream->reader->lock);
+    pthread_mutex_lock(&stream->reader->arena->lock);
     while ((span = span_pop(stream->fetch, verified)) != NULL) {
         direct_finish(stream, span);
         span_recycle(stream->fetch, span);
     }
-    pthread_mutex_unlock(&stream->reader->lock);
+    pthread_mutex_unlock(&stream->reader->arena->lock);
 }
 
 void lookahead_finish(dlfs_stream *stream)

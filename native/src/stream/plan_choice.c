@@ -19,7 +19,7 @@
 /* Returns true if memory holds all chunks of a window, so that each of them is read once. */
 static bool window_fits(const dlfs_reader *reader, const dlfs_sequence *sequence)
 {
-    return sequence_window(sequence) <= reader->slot_count;
+    return sequence_window(sequence) <= reader->slots_max;
 }
 
 /* Bytes that one sample costs. */
@@ -119,7 +119,7 @@ static uint64_t to_cache_bytes_max(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     uint64_t queues = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
-    uint64_t memory = (uint64_t)reader->slot_count << reader->chunk_shift >> 2;
+    uint64_t memory = (uint64_t)reader->slots_max << reader->chunk_shift >> 2;
     uint64_t most = queues * stream->need.read_bytes;
     most = most > reader->config.chunk_bytes ? most : reader->config.chunk_bytes;
     return most < memory ? most : memory;
@@ -137,12 +137,14 @@ static uint64_t epoch_samples(const dlfs_stream *stream)
 void plan_begin(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
-    pthread_mutex_lock(&reader->lock); /* the plan depends on the other streams */
+    pthread_mutex_lock(&reader->arena->lock); /* the plan depends on the other streams */
+    arena_divide(reader->arena);
+    stream->share_changes = reader->share.changes;
     stream->plan = choose_plan(stream);
     stream->to_cache_bytes_max = to_cache_bytes_max(stream);
     stream_size_cache(stream);
     if (stream->plan == DLFS_PLAN_CHUNKS && reader->dataset_fits) {
-        fill_want(reader, reader->slot_count); /* the epoch needs all chunks */
+        fill_want(reader->arena, reader->chunk_count); /* the epoch needs all of them */
     }
     if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT) {
         cache_reserve_map(reader, map_samples(stream));
@@ -152,7 +154,7 @@ void plan_begin(dlfs_stream *stream)
     stream->next = reader->streams;
     reader->streams = stream;
     reader_divide_slots(reader);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }
 
 void plan_batch_grew(dlfs_stream *stream)
@@ -172,13 +174,43 @@ void plan_memory_ran_out(dlfs_stream *stream)
     if (stream->cached_slots == 0 || stream->plan != DLFS_PLAN_DIRECT) {
         return;
     }
-    if (!stream->cache_crowded && needed_slots(stream) <= stream->reader->slot_count) {
+    if (!stream->cache_crowded && needed_slots(stream) <= stream->reader->slots_max) {
         stream->cache_crowded = true; /* another selection's samples fill the cache */
     } else {
         stream->reader->cache.batches_pinned *= 2;
     }
     stream_size_cache(stream);
     reader_divide_slots(stream->reader);
+}
+
+/* Gives up what was read ahead, from its end on, until the reader holds no more than its share. */
+static void give_up(dlfs_stream *stream)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t first = stream->head + stream->awaited;
+    for (uint64_t at = stream->filled; at > first && share_is_exceeded(reader); at--) {
+        const struct entry *entry = entry_at(stream, at - 1);
+        if (entry->state == ENTRY_READY && entry->length > 0 && !entry->in_bucket) {
+            arena_release(reader, slot_of(reader, entry->offset));
+            entry_again(stream, at - 1, entry->alone);
+        }
+    }
+}
+
+void plan_follow_share(dlfs_stream *stream)
+{
+    dlfs_reader *reader = stream->reader;
+    stream->share_changes = reader->share.changes;
+    if (stream->plan == DLFS_PLAN_CHUNKS && choose_plan(stream) != DLFS_PLAN_CHUNKS) {
+        stream->plan = DLFS_PLAN_DIRECT; /* chunks would be evicted before they are used */
+        cache_reserve_map(reader, map_samples(stream));
+    }
+    stream->to_cache_bytes_max = to_cache_bytes_max(stream);
+    if (stream->plan != DLFS_PLAN_CHUNK_COPY) { /* which has divided its memory already */
+        stream_size_cache(stream);
+    }
+    reader_divide_slots(reader);
+    give_up(stream);
 }
 
 void plan_end(dlfs_stream *stream)

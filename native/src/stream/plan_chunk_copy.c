@@ -96,7 +96,7 @@ struct division {
  */
 static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
 {
-    uint32_t slots = reader->slot_count - cached_slots;
+    uint32_t slots = subtract_or_zero(reader->slots_max, cached_slots);
     uint32_t loading = slots / 8 < LOADING_MAX ? slots / 8 : LOADING_MAX;
     struct division division = {.loading = loading ? loading : 1, .buckets = BUCKETS_MIN};
     while (division.buckets < COPY_BUCKETS - 2 &&
@@ -147,7 +147,7 @@ static void bucket_close(dlfs_stream *stream, struct bucket *bucket)
 {
     uint32_t slot = bucket->slot;
     while (slot != SLOT_NONE) {
-        uint32_t next = stream->reader->slots[slot].next;
+        uint32_t next = stream->reader->arena->slots[slot].next;
         arena_release(stream->reader, slot);
         slot = next;
     }
@@ -209,7 +209,7 @@ static bool evict_furthest(dlfs_stream *stream, uint64_t position)
             entry->state = ENTRY_NEW;
         }
     }
-    furthest->slot = stream->reader->slots[slot].next;
+    furthest->slot = stream->reader->arena->slots[slot].next;
     furthest->used = stream->reader->config.chunk_bytes;
     arena_release(stream->reader, slot);
     return true;
@@ -246,7 +246,7 @@ static bool bucket_reserve(dlfs_stream *stream, uint64_t position, uint64_t leng
         if (slot == SLOT_NONE) {
             return false;
         }
-        reader->slots[slot].next = bucket->slot;
+        reader->arena->slots[slot].next = bucket->slot;
         bucket->slot = slot;
         bucket->used = 0;
     }
@@ -265,7 +265,7 @@ bool chunk_copy_plan(dlfs_stream *stream, uint64_t position, const struct locati
     struct chunk_copy *chunk_copy = &stream->chunk_copy;
     uint32_t number = arena_find(reader, location->chunk);
     if (number != SLOT_NONE) {
-        const struct slot *slot = &reader->slots[number];
+        const struct slot *slot = &reader->arena->slots[number];
         if (slot->state != SLOT_LOADING || slot->owner != stream) {
             return load_alone(stream, position, location);
         }
@@ -361,7 +361,8 @@ static bool place_copy(dlfs_stream *stream, const struct span *span,
     if (stream->ring[sample_copy->entry].state != ENTRY_WAITING) {
         return false;
     }
-    sample_copy->offset = (uint64_t)(span->memory - stream->reader->arena) + sample_copy->start;
+    sample_copy->offset =
+        (uint64_t)(span->memory - stream->reader->arena->memory) + sample_copy->start;
     arena_reference(stream->reader, span->slot);
     return true;
 }
@@ -434,7 +435,8 @@ static uint64_t place_copies(dlfs_stream *stream, const struct span *span, uint6
 static void end_waiters(dlfs_stream *stream, const struct span *span)
 {
     uint32_t next;
-    for (uint32_t at = stream->reader->slots[span->slot].waiters; at != RING_NONE; at = next) {
+    for (uint32_t at = stream->reader->arena->slots[span->slot].waiters; at != RING_NONE;
+         at = next) {
         next = stream->ring[at].next;
         if (stream->ring[at].state == ENTRY_WAITING) {
             entry_read_alone(stream, at, span);
@@ -446,17 +448,17 @@ static void end_waiters(dlfs_stream *stream, const struct span *span)
 static bool finish_cached(dlfs_stream *stream, const struct span *span)
 {
     dlfs_reader *reader = stream->reader;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     bool admitted =
         span->code == 0 && cache_admits_chunk(reader, span->address >> reader->chunk_shift, 1);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (!admitted) {
         return false;
     }
     struct bad_samples *bad;
     bool valid = reader_verify_span(reader, span, NULL, &bad) == 0;
-    pthread_mutex_lock(&reader->lock);
-    uint32_t next = reader->slots[span->slot].waiters;
+    pthread_mutex_lock(&reader->arena->lock);
+    uint32_t next = reader->arena->slots[span->slot].waiters;
     cache_end_load(reader, span->slot, valid, bad);
     for (uint32_t at = next; at != RING_NONE; at = next) {
         struct entry *entry = &stream->ring[at];
@@ -474,7 +476,7 @@ static bool finish_cached(dlfs_stream *stream, const struct span *span)
     }
     arena_release(reader, span->slot);
     stream->chunk_copy.loading--;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return true;
 }
 
@@ -487,14 +489,14 @@ void chunk_copy_finish(dlfs_stream *stream, struct span *span)
     uint64_t count = span->code == 0 ? find_copies(stream, span) : 0;
     struct sample_copy *copies = stream->chunk_copy.copies;
 
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     count = place_copies(stream, span, count);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 
     for (uint64_t i = 0; i < count; i++) {
         struct sample_copy *sample_copy = &copies[i];
         uint8_t *source = span->memory + sample_copy->start;
-        uint8_t *target = reader->arena + sample_copy->offset;
+        uint8_t *target = reader->arena->memory + sample_copy->offset;
         uint32_t crc = target == source ? dlfs_crc32c(0, source, sample_copy->length)
                                         : dlfs_crc32c_copy(0, target, source, sample_copy->length);
         if (crc != sample_copy->crc32c) {
@@ -502,7 +504,7 @@ void chunk_copy_finish(dlfs_stream *stream, struct span *span)
         }
     }
 
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     for (uint64_t i = 0; i < count; i++) {
         struct entry *entry = &stream->ring[copies[i].entry];
         if (copies[i].length > 0) {
@@ -518,5 +520,5 @@ void chunk_copy_finish(dlfs_stream *stream, struct span *span)
     arena_end_load(reader, span->slot, false, NULL);
     arena_release(reader, span->slot);
     stream->chunk_copy.loading--;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }

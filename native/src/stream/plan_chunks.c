@@ -11,7 +11,7 @@ static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct loca
     uint64_t end = reader_chunks_end(reader, location->address, location->length);
     uint64_t address = location->chunk << reader->chunk_shift;
     uint64_t run = (end - address + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (run > reader->slot_count || stream->fetch->unused_spans == SLOT_NONE) {
+    if (run > reader->slots_max || stream->fetch->unused_spans == SLOT_NONE) {
         return false;
     }
     stream->helps = run > fill_room(reader);
@@ -36,7 +36,7 @@ bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct location *
     if (number == SLOT_NONE) {
         return load_chunk(stream, position, location);
     }
-    const struct slot *slot = &reader->slots[number];
+    const struct slot *slot = &reader->arena->slots[number];
     uint64_t end = (slot->chunk + slot->run) << reader->chunk_shift;
     bool ours = slot->state == SLOT_LOADING && slot->owner == stream &&
                 location->address + location->length <= end;
@@ -53,8 +53,8 @@ void chunks_finish(dlfs_stream *stream, struct span *span)
     dlfs_reader *reader = stream->reader;
     struct bad_samples *bad = NULL;
     bool valid = span->code == 0 && reader_verify_span(reader, span, NULL, &bad) == 0;
-    pthread_mutex_lock(&reader->lock);
-    uint32_t waiters = reader->slots[span->slot].waiters;
+    pthread_mutex_lock(&reader->arena->lock);
+    uint32_t waiters = reader->arena->slots[span->slot].waiters;
     cache_end_load(reader, span->slot, valid, bad);
     uint32_t next;
     for (uint32_t at = waiters; at != SLOT_NONE; at = next) {
@@ -71,5 +71,5 @@ void chunks_finish(dlfs_stream *stream, struct span *span)
         arena_release(reader, span->slot);
     }
     arena_release(reader, span->slot);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }

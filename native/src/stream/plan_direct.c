@@ -114,7 +114,7 @@ static uint64_t window_room(const dlfs_stream *stream)
     if (stream->landing.slot != SLOT_NONE) {
         room += reader->config.chunk_bytes - stream->landing.used;
     }
-    uint64_t most = (uint64_t)reader->slot_count << reader->chunk_shift >> WINDOW_SHARE_SHIFT;
+    uint64_t most = (uint64_t)reader->slots_max << reader->chunk_shift >> WINDOW_SHARE_SHIFT;
     most = most > reader->config.chunk_bytes ? most : reader->config.chunk_bytes;
     return room < most ? room : most;
 }
@@ -136,8 +136,8 @@ bool stream_is_filling(const dlfs_stream *stream)
         return false;
     }
     uint64_t bytes = stream->need.read_bytes + reader->config.gap_bytes;
-    uint64_t samples = stream->need.samples * fill_step_slots(reader) / reader->chunk_count;
-    return reader->fill.step_ns > samples * bytes / DIRECT_BYTES_PER_NS;
+    uint64_t samples = stream->need.samples * fill_step_slots(reader->arena) / reader->chunk_count;
+    return reader->arena->fill.step_ns > samples * bytes / DIRECT_BYTES_PER_NS;
 }
 
 /* Returns the end of the positions that are needed soon. While memory is being touched, later ones
@@ -288,7 +288,7 @@ void direct_finish(dlfs_stream *stream, const struct span *span)
         if (!entry->cached) {
             arena_reference(reader, span->slot);
         }
-        entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start,
+        entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena->memory) + start,
                      location.length);
     }
     arena_release(reader, span->slot);

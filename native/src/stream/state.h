@@ -101,10 +101,11 @@ struct dlfs_stream {
     dlfs_stream_config config;
     uint32_t plan; /* DLFS_PLAN_*, as chosen */
     struct epoch_need need;
-    dlfs_stream *next;     /* in the reader's list */
-    uint64_t awaited_max;  /* most positions that the consumer has waited for at once */
-    uint32_t cached_slots; /* slots that this stream leaves to the cache */
-    bool cache_crowded;    /* samples of other streams fill the cache, where these would fit */
+    dlfs_stream *next;      /* in the reader's list */
+    uint32_t share_changes; /* value of the reader's that the plan follows */
+    uint64_t awaited_max;   /* most positions that the consumer has waited for at once */
+    uint32_t cached_slots;  /* slots that this stream leaves to the cache */
+    bool cache_crowded;     /* samples of other streams fill the cache, where these would fit */
     uint64_t to_cache_bytes_max; /* most bytes being read for the cache at a time */
     uint64_t cached_share;       /* samples of chunks with a cache_spread below it are cached */
     struct stream_bounds bounds;
@@ -284,6 +285,14 @@ void plan_begin(dlfs_stream *stream);
 void plan_batch_grew(dlfs_stream *stream);
 /* Resizes the cache after pinned batches left no memory for the next one. The lock is held. */
 void plan_memory_ran_out(dlfs_stream *stream);
+/* Returns true if the reader's share of the arena has changed. The lock is held. */
+static inline bool plan_lags(const dlfs_stream *stream)
+{
+    return stream->share_changes != stream->reader->share.changes;
+}
+/* Adapts the stream to its reader's share of the arena. What was read ahead beyond it is given up.
+ * The lock is held. */
+void plan_follow_share(dlfs_stream *stream);
 /* Gives up the stream's share of the memory. The lock is held. */
 void plan_end(dlfs_stream *stream);
 

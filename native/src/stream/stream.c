@@ -20,7 +20,7 @@
 #include "stream/state.h"
 
 #define RING_MIN 1024u
-#define RING_MAX (UINT64_C(1) << 18) /* positions, for the direct plan and the chunks plan */
+#define RING_MAX (UINT64_C(1) << 18) /* positions */
 #define IDLE_WAIT_NS UINT64_C(200000000)
 #define BLOCKED_POLL_MS 2
 #define STOP_NS UINT64_C(100000000) /* that reads under way get when the stream ends */
@@ -65,12 +65,12 @@ static void fill_entries(dlfs_stream *stream)
         return;
     }
     uint64_t count = end - first < FILL_MAX ? end - first : FILL_MAX;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     int code = stream_indices(config, first, count, stream->indices);
     for (uint64_t i = 0; code == 0 && i < count; i++) {
         __builtin_prefetch(&reader->locations[stream->indices[i]]);
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     if (stream->filled != first) {
         return; /* the consumer has skipped them meanwhile */
     }
@@ -101,7 +101,7 @@ static void wait_for_work(dlfs_stream *stream)
     }
     if (!stream->stop) {
         uint64_t before = monotonic_ns();
-        condition_wait_until(&stream->reader->released, &stream->reader->lock,
+        condition_wait_until(&stream->reader->released, &stream->reader->arena->lock,
                              before + IDLE_WAIT_NS);
         if (stream->head < stream->config.count) { /* at the end there is nothing to wait for */
             stream->reader->stats.rest_ns += monotonic_ns() - before;
@@ -113,9 +113,9 @@ static void wait_for_work(dlfs_stream *stream)
 /* Releases queue pairs with nothing in flight. Releases the lock meanwhile. */
 static void release_idle_queues(dlfs_stream *stream)
 {
-    pthread_mutex_unlock(&stream->reader->lock);
+    pthread_mutex_unlock(&stream->reader->arena->lock);
     fetch_release_queues(stream->fetch);
-    pthread_mutex_lock(&stream->reader->lock);
+    pthread_mutex_lock(&stream->reader->arena->lock);
 }
 
 /* Collects completions of abandoned reads, and so their memory. Releases the lock meanwhile. */
@@ -124,12 +124,12 @@ static void collect_abandoned(dlfs_stream *stream)
     if (stream->fetch->abandoned_requests == 0 && stream->reader->draining_fetches == NULL) {
         return;
     }
-    pthread_mutex_unlock(&stream->reader->lock);
+    pthread_mutex_unlock(&stream->reader->arena->lock);
     if (stream->fetch->abandoned_requests > 0) {
         fetch_step(stream->fetch, 0);
     }
     reader_drain_fetches(stream->reader);
-    pthread_mutex_lock(&stream->reader->lock);
+    pthread_mutex_lock(&stream->reader->arena->lock);
 }
 
 /* Moves the consumer's deadline for bytes that have arrived. The lock is held. */
@@ -169,12 +169,15 @@ static void *stream_thread(void *argument)
 {
     dlfs_stream *stream = argument;
     dlfs_reader *reader = stream->reader;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     while (!stream->stop || !fetch_is_idle(stream->fetch)) {
         bool planned = false;
         stream->fetch->now_ns = monotonic_ns();
         credit_arrived(stream);
         fail_overdue(stream);
+        if (plan_lags(stream)) {
+            plan_follow_share(stream);
+        }
         if (!stream->stop && !stream->paused) {
             fill_entries(stream);
         }
@@ -183,7 +186,7 @@ static void *stream_thread(void *argument)
         }
         wake_consumer(stream);
         fetch_add_time(stream->fetch, &stream->fetch->stats.plan_ns);
-        bool helps = stream->helps && !stream_is_filling(stream) && fill_needs_help(reader);
+        bool helps = stream->helps && !stream_is_filling(stream) && fill_needs_help(reader->arena);
         if (!planned && !helps && fetch_is_idle(stream->fetch)) {
             if (fetch_has_idle_queues(stream->fetch)) {
                 release_idle_queues(stream); /* then plans again: the lock was released */
@@ -195,19 +198,19 @@ static void *stream_thread(void *argument)
         }
         bool short_of_memory = stream->planned < stream->filled;
         reader_fold_stats(reader, stream->fetch);
-        pthread_mutex_unlock(&reader->lock);
+        pthread_mutex_unlock(&reader->arena->lock);
         fetch_step(stream->fetch, planned || helps ? 0 : short_of_memory ? BLOCKED_POLL_MS : -1);
         lookahead_finish(stream);
         prober_begin(reader);
         fetch_add_time(stream->fetch, &stream->fetch->stats.verify_ns);
-        pthread_mutex_lock(&reader->lock);
+        pthread_mutex_lock(&reader->arena->lock);
         if (helps) {
             stream->helps = false;
-            fill_help(reader);
+            fill_help(reader->arena);
         }
         wake_consumer(stream);
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return NULL;
 }
 
@@ -227,7 +230,7 @@ static void wait_ready(dlfs_stream *stream, uint64_t until_ns)
 {
     uint64_t before = monotonic_ns();
     uint64_t then = before + IDLE_WAIT_NS < until_ns ? before + IDLE_WAIT_NS : until_ns;
-    condition_wait_until(&stream->ready, &stream->reader->lock, then);
+    condition_wait_until(&stream->ready, &stream->reader->arena->lock, then);
     stream->reader->stats.wait_ns += monotonic_ns() - before;
 }
 
@@ -264,8 +267,8 @@ static void fill_batch(dlfs_stream *stream, struct batch *batch, uint64_t count)
         }
     }
     batch->public.count = count;
-    batch->public.base = reader->arena;
-    batch->public.base_bytes = reader->arena_bytes;
+    batch->public.base = reader->arena->memory;
+    batch->public.base_bytes = reader->arena->bytes;
     batch->public.lost_members = dlfs_reader_lost_members(reader);
     reader->stats.samples += count - batch->public.failure_count;
     stream->head += count;
@@ -322,7 +325,7 @@ static bool awaited_fit(const dlfs_stream *stream)
     const dlfs_reader *reader = stream->reader;
     uint64_t different =
         stream->awaited < stream->need.samples ? stream->awaited : stream->need.samples;
-    uint64_t arena_bytes = (uint64_t)reader->slot_count << reader->chunk_shift;
+    uint64_t arena_bytes = (uint64_t)reader->slots_max << reader->chunk_shift;
     return stream->awaited <= stream->lookahead &&
            different <= arena_bytes / stream->need.mean_bytes;
 }
@@ -368,14 +371,14 @@ static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
         plan_memory_ran_out(stream);
     }
     struct read_terms terms = {.limit = stream->bounds.limit, .deadline_ns = stream->deadline_ns};
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     batch_recycle(*batch);
     if (code == DLFS_E_LIMIT) {
         dlfs_batch *read;
         code = read_on_demand(stream, count, &terms, &read);
         *batch = code == 0 ? (struct batch *)read : NULL;
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     if (code == 0) {
         skip_entries(stream, count);
     }
@@ -427,12 +430,12 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
         return -ENOMEM;
     }
     batch->public.count = 0;
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     begin_wait(stream, count);
     plan_batch_grew(stream);
     int code = next_batch(stream, &batch, timeout_ms);
     end_wait(stream, code);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (code == 0) {
         *out = &batch->public;
     }
@@ -450,11 +453,20 @@ static uint64_t power_of_two(uint64_t value)
     return power;
 }
 
+/* Returns the positions of look-ahead: twice as many as there is memory for, at most. */
+static uint64_t lookahead_max(const dlfs_stream *stream)
+{
+    uint64_t bytes = (uint64_t)stream->reader->slots_max << stream->reader->chunk_shift;
+    uint64_t most = 2 * (bytes / stream->need.mean_bytes);
+    most = most > RING_MIN ? most : RING_MIN;
+    return most < RING_MAX ? most : RING_MAX;
+}
+
 static int stream_prepare(dlfs_stream *stream)
 {
     need_measure(stream);
     plan_begin(stream);
-    stream->lookahead = RING_MAX;
+    stream->lookahead = lookahead_max(stream);
     int code = 0;
     if (stream->plan == DLFS_PLAN_CHUNK_COPY) {
         code = chunk_copy_create(stream, stream->need.mean_bytes);
@@ -484,7 +496,7 @@ static void stream_free(dlfs_stream *stream)
     if (stream->fetch != NULL) {
         reader_return_fetch(reader, stream->fetch);
     }
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     for (uint64_t position = stream->head; position < stream->filled; position++) {
         const struct entry *entry = entry_at(stream, position);
         if (entry->state == ENTRY_READY && entry->length > 0) {
@@ -500,7 +512,7 @@ static void stream_free(dlfs_stream *stream)
     chunk_copy_destroy(stream);
     plan_end(stream);
     reader->open_streams--;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     pthread_cond_destroy(&stream->ready);
     free(stream->ring);
     free(stream->indices);
@@ -528,10 +540,10 @@ int stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
     stream->landing.slot = SLOT_NONE;
     stream->to_cache.slot = SLOT_NONE;
     (void)condition_init(&stream->ready);
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     reader->open_streams++;
-    int code = arena_map(reader);
-    pthread_mutex_unlock(&reader->lock);
+    int code = arena_attach(reader);
+    pthread_mutex_unlock(&reader->arena->lock);
     if (code == 0) {
         code = reader_take_fetch(reader, &stream->fetch);
         if (code == 0) {
@@ -556,10 +568,10 @@ DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
     if (stream == NULL) {
         return;
     }
-    pthread_mutex_lock(&stream->reader->lock);
+    pthread_mutex_lock(&stream->reader->arena->lock);
     stream->stop = true;
     pthread_cond_broadcast(&stream->reader->released);
-    pthread_mutex_unlock(&stream->reader->lock);
+    pthread_mutex_unlock(&stream->reader->arena->lock);
     pthread_join(stream->thread, NULL);
     stream_free(stream);
 }

@@ -13,7 +13,7 @@ struct service {
     struct dataset dataset;
     dlfs_reader *reader;
     dlfs_share *share;
-    dlfs_arena *arena;
+    dlfs_arena_view *arena;
 };
 
 struct connection {
@@ -30,14 +30,14 @@ static inline void service_start(struct service *service, uint64_t memory_bytes,
     service->reader = reader_with(&service->dataset, memory_bytes, 2, DLFS_READER_SHARED);
     CHECK_EQ(dlfs_share_create(pinned_bytes_max, &service->share), 0);
     CHECK_EQ(dlfs_reader_arena(service->reader, &descriptor, &bytes), 0);
-    CHECK_EQ(dlfs_arena_map(descriptor, bytes, &service->arena), 0);
+    CHECK_EQ(dlfs_arena_view_map(descriptor, bytes, &service->arena), 0);
 }
 
 /* Destroys the service; all channels must have ended and unpinned their batches. */
 static inline void service_stop(struct service *service)
 {
     CHECK_EQ(dlfs_share_pinned_bytes(service->share), 0);
-    dlfs_arena_unmap(service->arena);
+    dlfs_arena_view_unmap(service->arena);
     dlfs_share_destroy(service->share);
     CHECK_EQ(dlfs_reader_destroy(service->reader), 0);
     dataset_destroy(&service->dataset);

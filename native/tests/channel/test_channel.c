@@ -438,10 +438,10 @@ static void wrong_calls(void)
     dlfs_channel_destroy(NULL);
     dlfs_client_destroy(NULL);
     dlfs_share_destroy(NULL);
-    dlfs_arena_unmap(NULL);
+    dlfs_arena_view_unmap(NULL);
 
     dlfs_client *client;
-    dlfs_arena *arena;
+    dlfs_arena_view *arena;
     int arena_memory;
     uint64_t arena_bytes;
     config = channel_config(&service);
@@ -450,12 +450,12 @@ static void wrong_calls(void)
     CHECK_EQ(dlfs_client_create(service.arena, arena_memory, &wake, 0, &client), DLFS_E_FORMAT);
     CHECK_EQ(dlfs_client_create(service.arena, wake, &wake, 0, &client), -EINVAL);
     CHECK_EQ(dlfs_client_create(NULL, memory, &wake, 0, &client), -EINVAL);
-    CHECK_EQ(dlfs_arena_map(arena_memory, arena_bytes + 1, &arena), -EINVAL);
-    CHECK_EQ(dlfs_arena_map(arena_memory, 0, &arena), -EINVAL);
-    CHECK_EQ(dlfs_arena_map(-1, arena_bytes, &arena), -EBADF);
-    CHECK_EQ(dlfs_arena_map(arena_memory, arena_bytes / 2, &arena), 0);
+    CHECK_EQ(dlfs_arena_view_map(arena_memory, arena_bytes + 1, &arena), -EINVAL);
+    CHECK_EQ(dlfs_arena_view_map(arena_memory, 0, &arena), -EINVAL);
+    CHECK_EQ(dlfs_arena_view_map(-1, arena_bytes, &arena), -EBADF);
+    CHECK_EQ(dlfs_arena_view_map(arena_memory, arena_bytes / 2, &arena), 0);
     CHECK_EQ(dlfs_client_create(arena, memory, &wake, 0, &client), DLFS_E_FORMAT);
-    dlfs_arena_unmap(arena);
+    dlfs_arena_view_unmap(arena);
     close(memory);
     close(wake);
     wait_ended(channel, DLFS_E_CLOSED);

@@ -211,16 +211,16 @@ static void references_do_not_wrap(struct service *service)
     uint64_t index = 7;
     CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batch), 0);
     CHECK(batch->lengths[0] > 0);
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     uint32_t number = arena_head(reader, slot_of(reader, (uint64_t)batch->offsets[0]));
-    struct slot *slot = &reader->slots[number];
+    struct slot *slot = &reader->arena->slots[number];
     slot->references += UINT32_MAX;
     arena_reference(reader, number);
     CHECK(slot->references > UINT32_MAX);
     arena_release(reader, number);
     CHECK(slot->state != SLOT_FREE);
     slot->references -= UINT32_MAX;
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     check_batch(batch);
     dlfs_batch_release(batch);
 }

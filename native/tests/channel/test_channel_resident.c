@@ -340,7 +340,7 @@ static void wrong_indices(void)
     struct connection to = attach_to(&service);
     struct channel_header *header = to.client->memory.header;
     for (uint64_t chunk = 0; chunk < header->resident_count; chunk++) {
-        atomic_store(&service.reader->resident_slots[chunk], service.reader->slot_count + 1);
+        atomic_store(&service.reader->resident_slots[chunk], service.reader->slots_max + 1);
     }
     read_everything(to.client);
     uint64_t requests = requests_of(to.client);

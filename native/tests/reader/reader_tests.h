@@ -205,13 +205,13 @@ static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t m
 /* Checks that the cache can be emptied once all batches were released. */
 static inline void empty_cache(dlfs_reader *reader)
 {
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     while (reader->cache.idle.count > 0) {
         arena_evict_cached(reader, reader->cache.idle.first);
     }
     CHECK_EQ(reader->cache.slots, 0);
     CHECK_EQ(reader->cache.count, 0);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
 }
 
 /* Checks that batches can pin the whole memory of a reader again. */

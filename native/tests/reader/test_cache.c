@@ -93,11 +93,11 @@ static uint64_t chosen_bytes(void)
 static void check_bound(dlfs_reader *reader)
 {
     const struct cache *cache = &reader->cache;
-    pthread_mutex_lock(&reader->lock);
-    uint64_t map = cache->map != NULL ? reader->slots[cache->map_slot].run : 0;
-    CHECK(cache->slots + map <= reader->slot_count);
-    CHECK(cache->slots_max + map <= reader->slot_count);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
+    uint64_t map = cache->map != NULL ? reader->arena->slots[cache->map_slot].run : 0;
+    CHECK(cache->slots + map <= reader->slots_max);
+    CHECK(cache->slots_max + map <= reader->slots_max);
+    pthread_mutex_unlock(&reader->arena->lock);
 }
 
 static void a_selection_is_read_once(uint32_t flags)
@@ -160,7 +160,7 @@ static void chunk_copy_has_room(void)
         dlfs_reader *reader = reader_over(&dataset, (dataset.chunk_count + more) * CHUNK, 0);
         (void)chunk_copy_bytes(&dataset, reader, 0);
         CHECK(reader->cache.slots > dataset.chunk_count * 3 / 4);
-        CHECK(reader->cache.slots_max < reader->slot_count);
+        CHECK(reader->cache.slots_max < reader->slots_max);
         CHECK(chunk_copy_bytes(&dataset, reader, 1) < dataset.chunk_count * CHUNK / 2);
         CHECK_EQ(dlfs_reader_destroy(reader), 0);
     }
@@ -174,7 +174,7 @@ static dlfs_reader *locked_reader(const struct dataset *dataset, uint32_t slots_
     dlfs_reader *reader = reader_over(dataset, 32 * CHUNK, 0);
     CHECK(epoch_bytes(dataset, reader, 0) > 0);
     empty_cache(reader);
-    pthread_mutex_lock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
     cache_set_limits(reader, slots_max, packed_run_slots, true);
     cache_reserve_map(reader, 100);
     return reader;
@@ -215,7 +215,7 @@ static void reserve_and_abandon(void)
     arena_evict_cached(reader, reader->cache.idle.first); /* the holes in it are skipped */
     CHECK(!cache_find(reader, 3, &again));
     CHECK(cache_find(reader, index - 1, &again));
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
 }
@@ -246,7 +246,7 @@ static void holes(void)
     }
     CHECK_EQ(reader->cache.slots, 0);
     CHECK_EQ(reader->cache.count, 0);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
 }

@@ -26,32 +26,31 @@
 /* Has a small arena touched as a large one is. The lock is held where it is needed. */
 static void begin_large(dlfs_reader *reader)
 {
-    reader->fill.bounds = true;
-    reader->fill.touched = reader->fill.claimed = 0;
+    reader->arena->fill.bounds = true;
+    reader->arena->fill.touched = reader->arena->fill.claimed = 0;
 }
 
-static void reader_without_memory(dlfs_reader *reader, struct slot *slots)
+static void reader_without_memory(dlfs_reader *reader, uint32_t slots, bool shared)
 {
     *reader = (dlfs_reader){
-        .lock = PTHREAD_MUTEX_INITIALIZER,
         .released = PTHREAD_COND_INITIALIZER,
-        .fill = {.work = PTHREAD_COND_INITIALIZER},
-        .arena_bytes = STEPS * STEP,
         .chunk_shift = 19,
         .chunk_count = (STEPS - 1) * STEP_SLOTS,
-        .slot_count = STEPS * STEP_SLOTS,
-        .slots = slots,
-        .free_slots = {.count = STEPS * STEP_SLOTS},
+        .slots_max = slots,
+        .owns_arena = true,
         .dataset_fits = true,
     };
+    CHECK_EQ(arena_create(slots, 19, shared, &reader->arena), 0);
 }
 
-static void reader_over_memory(dlfs_reader *reader, struct slot *slots, void *arena)
+/* The reader's arena unmaps the memory when it is freed. */
+static void reader_over_memory(dlfs_reader *reader, void *memory)
 {
-    reader_without_memory(reader, slots);
-    reader->arena = arena;
+    reader_without_memory(reader, STEPS * STEP_SLOTS, false);
+    reader->arena->memory = memory;
+    reader->arena->bytes = STEPS * STEP;
     fill_begin(reader);
-    CHECK(!reader->fill.bounds);
+    CHECK(!reader->arena->fill.bounds);
     begin_large(reader);
 }
 
@@ -59,9 +58,9 @@ static uint32_t wait_for_room(dlfs_reader *reader, uint32_t least)
 {
     uint32_t room = 0;
     while (room < least) {
-        pthread_mutex_lock(&reader->lock);
+        pthread_mutex_lock(&reader->arena->lock);
         room = fill_room(reader);
-        pthread_mutex_unlock(&reader->lock);
+        pthread_mutex_unlock(&reader->arena->lock);
         sched_yield();
     }
     return room;
@@ -82,58 +81,56 @@ static void as_far_as_asked(void)
 {
     void *arena;
     dlfs_reader reader;
-    struct slot slots[STEPS * STEP_SLOTS];
     CHECK_EQ(dlfs_memory_map(STEPS * STEP, &arena, NULL), 0);
-    reader_over_memory(&reader, slots, arena);
+    reader_over_memory(&reader, arena);
     CHECK_EQ(fill_room(&reader), 0);
-    CHECK(!reader.fill.running);
+    CHECK(!reader.arena->fill.running);
     CHECK_EQ(fill_admits(&reader, 1), 0); /* and has one touched, and one for a later read */
     CHECK_EQ(wait_for_room(&reader, 2), 2 * STEP_SLOTS - OTHERS);
     CHECK(is_touched(arena, 2 * STEP));
     CHECK_EQ(fill_admits(&reader, 1), 1);
     CHECK_EQ(fill_admits(&reader, 2), 2);
-    reader.chunk_slot_count = 2 * STEP_SLOTS;
+    reader.arena->chunk_slot_count = 2 * STEP_SLOTS;
     CHECK_EQ(fill_room(&reader), 0);
     CHECK_EQ(fill_admits(&reader, 1), 0);
     CHECK_EQ(wait_for_room(&reader, 2), 2 * STEP_SLOTS - OTHERS);
     CHECK_EQ(fill_admits(&reader, 3 * STEP_SLOTS),
              2 * STEP_SLOTS - OTHERS); /* all chunks of the dataset */
-    CHECK_EQ(wait_for_room(&reader, 3 * STEP_SLOTS), reader.slot_count);
+    CHECK_EQ(wait_for_room(&reader, 3 * STEP_SLOTS), reader.slots_max);
     CHECK(!fill_bounds_chunks(&reader));
     CHECK(is_touched(arena, (STEPS - 1) * STEP));
-    fill_end(&reader);
-    fill_end(&reader);
-    dlfs_memory_unmap(arena, STEPS * STEP);
+    fill_end(reader.arena);
+    arena_unreference(reader.arena);
 }
 
 static void with_help(void)
 {
     void *arena;
     dlfs_reader reader;
-    struct slot slots[STEPS * STEP_SLOTS];
     CHECK_EQ(dlfs_memory_map(STEPS * STEP, &arena, NULL), 0);
-    reader_over_memory(&reader, slots, arena);
-    reader.fill.running = true; /* so that no thread is started */
-    CHECK(!fill_needs_help(&reader));
-    pthread_mutex_lock(&reader.lock);
-    fill_want(&reader, STEP_SLOTS - OTHERS);
-    CHECK(fill_needs_help(&reader));
-    fill_help(&reader);
+    reader_over_memory(&reader, arena);
+    reader.arena->fill.running = true; /* so that no thread is started */
+    CHECK(!fill_needs_help(reader.arena));
+    pthread_mutex_lock(&reader.arena->lock);
+    fill_want(reader.arena, STEP_SLOTS - OTHERS);
+    CHECK(fill_needs_help(reader.arena));
+    fill_help(reader.arena);
     CHECK_EQ(fill_room(&reader), STEP_SLOTS - OTHERS);
-    CHECK(reader.fill.step_ns > 0);
-    CHECK(!fill_needs_help(&reader));
-    reader.fill.claimed += STEP_SLOTS; /* another thread is at this step */
-    reader.fill.busy[0] = STEP_SLOTS;
-    fill_want(&reader, reader.slot_count);
-    fill_help(&reader);
+    CHECK(reader.arena->fill.step_ns > 0);
+    CHECK(!fill_needs_help(reader.arena));
+    reader.arena->fill.claimed += STEP_SLOTS; /* another thread is at this step */
+    reader.arena->fill.busy[0] = STEP_SLOTS;
+    fill_want(reader.arena, reader.slots_max);
+    fill_help(reader.arena);
     CHECK_EQ(fill_room(&reader), STEP_SLOTS - OTHERS);
-    reader.fill.busy[0] = SLOT_NONE;
-    fill_help(&reader);
+    reader.arena->fill.busy[0] = SLOT_NONE;
+    fill_help(reader.arena);
     CHECK_EQ(fill_room(&reader), 4 * STEP_SLOTS - OTHERS);
     fill_pause(&reader);
-    CHECK(!fill_needs_help(&reader));
-    pthread_mutex_unlock(&reader.lock);
-    dlfs_memory_unmap(arena, STEPS * STEP);
+    CHECK(!fill_needs_help(reader.arena));
+    pthread_mutex_unlock(&reader.arena->lock);
+    reader.arena->fill.running = false;
+    arena_unreference(reader.arena);
 }
 
 /* Checks that chunks do not wait for the first bytes of a large dataset, which reads touch. */
@@ -141,29 +138,27 @@ static void first_chunks_do_not_wait(void)
 {
     dlfs_reader reader;
     uint32_t first = (64u << 20) >> 19;
-    reader_without_memory(&reader, NULL);
-    reader.slot_count = 3 * first;
+    reader_without_memory(&reader, 3 * first, false);
     reader.chunk_count = 3 * first - 1;
     fill_begin(&reader);
     CHECK(fill_bounds_chunks(&reader));
     CHECK_EQ(fill_room(&reader), first - 3 * first / 8); /* but for slots of other samples */
-    CHECK(!reader.fill.running);
+    CHECK(!reader.arena->fill.running);
     reader.chunk_count = first;
     fill_begin(&reader);
     CHECK(!fill_bounds_chunks(&reader)); /* there is no step that would end the fill */
+    arena_unreference(reader.arena);
 }
 
 static void cannot_be_touched(void)
 {
     dlfs_reader reader;
-    struct slot slots[STEPS * STEP_SLOTS];
     void *arena = mmap(NULL, STEPS * STEP, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(arena != MAP_FAILED);
-    reader_over_memory(&reader, slots, arena);
+    reader_over_memory(&reader, arena);
     CHECK_EQ(0, fill_admits(&reader, 1));
-    CHECK_EQ(wait_for_room(&reader, 1), reader.slot_count);
-    fill_end(&reader);
-    munmap(arena, STEPS * STEP);
+    CHECK_EQ(wait_for_room(&reader, 1), reader.slots_max);
+    arena_unreference(reader.arena);
 }
 
 /* ---- huge pages of shared memory ------------------------------------------------------------- */
@@ -218,10 +213,10 @@ static bool kernel_collapses(void)
 
 static bool is_over(dlfs_reader *reader)
 {
-    pthread_mutex_lock(&reader->lock);
-    bool over = reader->fill.touched >= reader->slot_count;
-    fill_help(reader); /* as a stream's thread does */
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_lock(&reader->arena->lock);
+    bool over = reader->arena->fill.touched >= reader->slots_max;
+    fill_help(reader->arena); /* as a stream's thread does */
+    pthread_mutex_unlock(&reader->arena->lock);
     return over;
 }
 
@@ -231,7 +226,6 @@ static void collapses(bool refused)
 {
     int descriptor;
     dlfs_reader reader;
-    struct slot slots[STEPS * STEP_SLOTS];
     bool can = kernel_collapses();
     uint8_t *arena = map_shared(&descriptor);
     const uint8_t *other = mmap(NULL, STEPS * STEP, PROT_READ, MAP_SHARED, descriptor, 0);
@@ -242,20 +236,20 @@ static void collapses(bool refused)
     if (refused) {
         CHECK_EQ(madvise(arena, STEPS * STEP, MADV_NOHUGEPAGE), 0);
     }
-    reader_without_memory(&reader, slots);
-    reader.config.flags = DLFS_READER_SHARED;
+    reader_without_memory(&reader, STEPS * STEP_SLOTS, true);
     reader.dataset_fits = false; /* then all slots are touched */
-    reader.arena = arena;
-    pthread_mutex_lock(&reader.lock);
+    reader.arena->memory = arena;
+    reader.arena->bytes = STEPS * STEP;
+    pthread_mutex_lock(&reader.arena->lock);
     fill_begin(&reader);
-    pthread_mutex_unlock(&reader.lock);
+    pthread_mutex_unlock(&reader.arena->lock);
     while (!is_over(&reader)) {
         sched_yield();
     }
-    fill_end(&reader);
-    CHECK(!reader.fill.failed);
+    fill_end(reader.arena);
+    CHECK(!reader.arena->fill.failed);
     CHECK(is_touched(arena, STEPS * STEP));
-    CHECK(!refused || !reader.fill.huge);
+    CHECK(!refused || !reader.arena->fill.huge);
     CHECK(refused || !can || huge_bytes(arena) > 0);
     CHECK(!refused || huge_bytes(arena) == 0);
     for (size_t step = 0; step < STEPS; step++) {
@@ -265,7 +259,7 @@ static void collapses(bool refused)
         }
     }
     CHECK_EQ(munmap((void *)(uintptr_t)other, STEPS * STEP), 0);
-    dlfs_memory_unmap(arena, STEPS * STEP);
+    arena_unreference(reader.arena);
     close(descriptor);
 }
 
@@ -312,11 +306,12 @@ static void read_all(dlfs_reader *reader)
 static uint64_t chunks_in_memory(dlfs_reader *reader)
 {
     uint64_t found = 0;
-    pthread_mutex_lock(&reader->lock);
-    for (uint32_t slot = 0; slot < reader->slot_count; slot += reader->slots[slot].run) {
-        found += reader->slots[slot].state == SLOT_CHUNK ? reader->slots[slot].run : 0;
+    pthread_mutex_lock(&reader->arena->lock);
+    for (uint32_t slot = 0; slot < reader->slots_max; slot += reader->arena->slots[slot].run) {
+        found +=
+            reader->arena->slots[slot].state == SLOT_CHUNK ? reader->arena->slots[slot].run : 0;
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return found;
 }
 
@@ -330,26 +325,26 @@ static void reads(uint64_t first_stop, uint32_t flags, bool stuck)
     dlfs_sequence *sequence;
     CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 3, 0, 4, &sequence),
              0);
-    reader->fill.running = stuck;                      /* then the reader starts no thread, */
-    reader->fill.step_ns = stuck ? UINT64_MAX / 8 : 0; /* and does not wait for it */
-    pthread_mutex_lock(&reader->lock);
-    CHECK_EQ(arena_map(reader), 0);
+    reader->arena->fill.running = stuck; /* then the reader starts no thread, */
+    reader->arena->fill.step_ns = stuck ? UINT64_MAX / 8 : 0; /* and does not wait for it */
+    pthread_mutex_lock(&reader->arena->lock);
+    CHECK_EQ(arena_attach(reader), 0);
     if ((flags & DLFS_READER_SHARED) == 0 || stuck) {
         begin_large(reader);
     } else {
-        reader->fill.bounds = true;
+        reader->arena->fill.bounds = true;
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     take(reader, sequence, first_stop, BATCH);
     read_all(reader);
     if (stuck) {
         CHECK_EQ(chunks_in_memory(reader), 0);
-        reader->fill.running = false;
-        reader->fill.wanted = 0;
-        pthread_mutex_lock(&reader->lock);
-        fill_want(reader, reader->slot_count);
-        pthread_mutex_unlock(&reader->lock);
-        (void)wait_for_room(reader, reader->slot_count);
+        reader->arena->fill.running = false;
+        reader->arena->fill.wanted = 0;
+        pthread_mutex_lock(&reader->arena->lock);
+        fill_want(reader->arena, reader->slots_max);
+        pthread_mutex_unlock(&reader->arena->lock);
+        (void)wait_for_room(reader, reader->slots_max);
     }
     take(reader, sequence, COUNT, BATCH);
     CHECK(chunks_in_memory(reader) > 0);
@@ -372,17 +367,17 @@ static void large_samples_use_few_slots(void)
     dlfs_choice choice = {.kind = DLFS_ORDER_LIST, .indices = large, .count = COUNT / LARGE_EVERY};
     dlfs_sequence *sequence;
     CHECK_EQ(dlfs_sequence_choose(dataset.directory, &choice, &sequence), 0);
-    reader->fill.running = true;
-    reader->fill.step_ns = UINT64_MAX / 8;
-    pthread_mutex_lock(&reader->lock);
-    CHECK_EQ(arena_map(reader), 0);
+    reader->arena->fill.running = true;
+    reader->arena->fill.step_ns = UINT64_MAX / 8;
+    pthread_mutex_lock(&reader->arena->lock);
+    CHECK_EQ(arena_attach(reader), 0);
     begin_large(reader);
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     take(reader, sequence, choice.count, 1);
     CHECK_EQ(chunks_in_memory(reader), 0);
     uint64_t sample_slots = LENGTH_MAX / CHUNK + 1;
-    CHECK(reader->other_slots_most <= (1 + reader->config.depth) * sample_slots);
-    reader->fill.running = false;
+    CHECK(reader->arena->other_slots_most <= (1 + reader->config.depth) * sample_slots);
+    reader->arena->fill.running = false;
     dlfs_sequence_destroy(sequence);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);

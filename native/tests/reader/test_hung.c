@@ -342,7 +342,7 @@ static void a_channel_ends_quickly(void)
     service.reader = narrow_reader(&service.dataset, LONG_MS);
     CHECK_EQ(dlfs_share_create(1 << 20, &service.share), 0);
     CHECK_EQ(dlfs_reader_arena(service.reader, &descriptor, &bytes), 0);
-    CHECK_EQ(dlfs_arena_map(descriptor, bytes, &service.arena), 0);
+    CHECK_EQ(dlfs_arena_view_map(descriptor, bytes, &service.arena), 0);
     struct connection connection = connect_to(&service);
     CHECK_EQ(thread_start(&thread, NULL, ask_channel, &connection), 0);
     while (atomic_load(&gate.operation_count) == 0) {

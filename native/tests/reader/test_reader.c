@@ -179,11 +179,11 @@ static void *read_stalled(void *argument)
 static uint32_t pinned_slots(dlfs_reader *reader)
 {
     uint32_t count = 0;
-    pthread_mutex_lock(&reader->lock);
-    for (uint32_t slot = 0; slot < reader->slot_count; slot++) {
-        count += reader->slots[slot].references > 0;
+    pthread_mutex_lock(&reader->arena->lock);
+    for (uint32_t slot = 0; slot < reader->slots_max; slot++) {
+        count += reader->arena->slots[slot].references > 0;
     }
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_unlock(&reader->arena->lock);
     return count;
 }
 
@@ -262,7 +262,7 @@ static void bad_samples_are_known(void)
             }
         }
         dlfs_batch_release(batch);
-        const struct slot *slot = &reader->slots[arena_find(reader, location.chunk)];
+        const struct slot *slot = &reader->arena->slots[arena_find(reader, location.chunk)];
         CHECK(slot->bad != NULL);
         CHECK_EQ(slot->bad->count, 1);
         CHECK_EQ(slot->bad->addresses[0], location.address);

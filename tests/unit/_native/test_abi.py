@@ -18,7 +18,7 @@ from dlfs._native import abi, channel_abi, library
 from tests.golden import c_reader
 
 ROOT = Path(__file__).parents[3]
-LAYERS = ("codes", "memory", "device", "nvme", "directory", "sequence", "reader", "stream")
+LAYERS = ("codes", "memory", "device", "nvme", "directory", "sequence", "arena", "reader", "stream")
 HEADERS = tuple(f"{name}.h" for name in (*LAYERS, "testing", "import", "part", "channel", "handle"))
 HEADER = "".join((ROOT / "native/include/dlfs" / name).read_text() for name in HEADERS)
 API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()

@@ -1,0 +1,111 @@
+/*
+ * The shares that an arena's readers have of its slots.
+ *
+ * A reader is active while it has a stream, or was read since the arena's slots were taken once
+ * over. Active readers have equal shares, but none has more than it can use: what one leaves is
+ * divided among the others. The other readers have what is left then. Shares bound what a reader
+ * may take; what it holds beyond a share that has shrunk, others take when they need it.
+ *
+ * Threads: all functions are called with the arena's lock held.
+ */
+#include "reader/state.h"
+
+uint32_t share_needed(const dlfs_reader *reader, uint32_t most)
+{
+    /* A dataset that fits needs no more than its chunks, a quarter more, and a margin. */
+    uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * (uint64_t)SLOTS_MIN;
+    return enough < most ? (uint32_t)enough : most;
+}
+
+static bool is_active(const dlfs_reader *reader)
+{
+    const dlfs_arena *arena = reader->arena;
+    return reader->open_streams > 0 || arena->taken - reader->share.used_at < arena->slot_count;
+}
+
+/* Returns the slots that the active readers, or the others, take with at most `level` for each. */
+static uint64_t count_dealt(const dlfs_arena *arena, bool active, uint32_t level)
+{
+    uint64_t dealt = 0;
+    for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+        dealt += reader->share.active == active ? share_needed(reader, level) : 0;
+    }
+    return dealt;
+}
+
+/* Returns the most slots for each with which all together take no more than `slots`. */
+static uint32_t find_level(const dlfs_arena *arena, bool active, uint64_t slots)
+{
+    uint32_t low = 0;
+    uint32_t high = arena->slot_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (count_dealt(arena, active, middle) <= slots) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+bool share_is_exceeded(const dlfs_reader *reader)
+{
+    return reader->share.held > reader->slots_max;
+}
+
+bool share_fits(const dlfs_reader *reader)
+{
+    bool parts = (reader->config.flags & DLFS_READER_PARTS) != 0;
+    return !parts && reader->chunk_count + SLOTS_MIN <= reader->slots_max;
+}
+
+static void set_share(dlfs_reader *reader, uint32_t level)
+{
+    struct cache *cache = &reader->cache;
+    uint32_t slots = share_needed(reader, level > SLOTS_MIN ? level : SLOTS_MIN);
+    if (slots == reader->slots_max) {
+        return;
+    }
+    reader->slots_max = slots;
+    reader->dataset_fits = share_fits(reader);
+    cache->slots_max = cache->slots_max < slots ? cache->slots_max : slots;
+    reader->share.changes++; /* for the streams */
+    pthread_cond_broadcast(&reader->released);
+}
+
+void arena_divide(dlfs_arena *arena)
+{
+    arena->divided_at = arena->taken;
+    for (dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+        if (reader->owns_arena) {
+            return;
+        }
+        reader->share.active = is_active(reader);
+    }
+    uint32_t level = find_level(arena, true, arena->slot_count);
+    uint64_t left = arena->slot_count - count_dealt(arena, true, level);
+    uint32_t rest = find_level(arena, false, left);
+    for (dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+        set_share(reader, reader->share.active ? level : rest);
+    }
+}
+
+void share_use(dlfs_reader *reader)
+{
+    reader->share.used_at = reader->arena->taken;
+    if (!reader->share.active && !reader->owns_arena) {
+        arena_divide(reader->arena);
+    }
+}
+
+void share_claim(dlfs_reader *reader, uint32_t run)
+{
+    const dlfs_arena *arena = reader->arena;
+    bool lacks = reader->share.held + run > reader->slots_max;
+    bool stale = arena->taken - arena->divided_at >= arena->slot_count;
+    if (!reader->owns_arena && (!reader->share.active || (lacks && stale))) {
+        reader->share.used_at = arena->taken;
+        arena_divide(reader->arena);
+    }
+}

@@ -1,0 +1,521 @@
+/*
+ * The slots of an arena.
+ *
+ * A slot is free, holds samples for a batch or a read under way (TRANSIENT), holds a chunk of a
+ * dataset (LOADING, CHUNK), or holds copies of single samples (PACKED). References are counted. A
+ * chunk without references is idle. When memory is needed, the chunk that was idle for longest is
+ * evicted first: all that the look-ahead needs holds a reference, so idle chunks are needed later.
+ * Idle slots of the cache stay for the next epoch; reader/cache.c decides which of them may go.
+ *
+ * A reader holds no more slots than its share. If no slot is free that it may take, another reader
+ * holds more than its share, which has shrunk, and loses idle slots.
+ *
+ * Resident chunks. Where other processes share the memory and the whole dataset fits in it, a sound
+ * chunk stays in its slot as long as the reader lives. It has a reference of its own, and an entry
+ * in an index behind the slots, which the other processes read by themselves
+ * (channel/resident.c). The remaining slots are enough for all chunks that are not in memory yet,
+ * and for SLOTS_MIN more.
+ * Datasets with a sample that spans two chunks have no resident chunks: they could separate the
+ * neighbouring slots that such a sample needs.
+ *
+ * Threads: all functions are called with the arena's lock held.
+ */
+#include <stdlib.h>
+
+#include "reader/state.h"
+
+/* ---- lists of slots -------------------------------------------------------------------------- */
+
+static void list_push(dlfs_arena *arena, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &arena->slots[number];
+    slot->next = SLOT_NONE;
+    slot->previous = list->last;
+    if (list->last == SLOT_NONE) {
+        list->first = number;
+    } else {
+        arena->slots[list->last].next = number;
+    }
+    list->last = number;
+    list->count++;
+}
+
+static void list_push_first(dlfs_arena *arena, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &arena->slots[number];
+    slot->next = list->first;
+    slot->previous = SLOT_NONE;
+    if (list->first == SLOT_NONE) {
+        list->last = number;
+    } else {
+        arena->slots[list->first].previous = number;
+    }
+    list->first = number;
+    list->count++;
+}
+
+static void list_remove(dlfs_arena *arena, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &arena->slots[number];
+    if (slot->previous == SLOT_NONE) {
+        list->first = slot->next;
+    } else {
+        arena->slots[slot->previous].next = slot->next;
+    }
+    if (slot->next == SLOT_NONE) {
+        list->last = slot->previous;
+    } else {
+        arena->slots[slot->next].previous = slot->previous;
+    }
+    list->count--;
+}
+
+void slots_init(dlfs_arena *arena)
+{
+    arena->free_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
+    for (uint32_t slot = 0; slot < arena->slot_count; slot++) {
+        arena->slots[slot].run = 1;
+        arena->slots[slot].waiters = SLOT_NONE;
+        list_push(arena, &arena->free_slots, slot);
+    }
+}
+
+/* ---- wakes ----------------------------------------------------------------------------------- */
+
+void arena_wake_all(dlfs_arena *arena)
+{
+    for (dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+        pthread_cond_broadcast(&reader->released);
+    }
+}
+
+/* Wakes the readers that lacked a slot. */
+static void wake_starved(dlfs_arena *arena)
+{
+    for (dlfs_reader *reader = arena->readers; arena->starved > 0 && reader != NULL;
+         reader = reader->share.next) {
+        if (reader->share.starved) {
+            reader->share.starved = false;
+            arena->starved--;
+            pthread_cond_broadcast(&reader->released);
+        }
+    }
+}
+
+/* ---- eviction -------------------------------------------------------------------------------- */
+
+/* Frees every slot of a run. They are the next to be taken, since their memory is in the caches. */
+static void run_free(dlfs_arena *arena, uint32_t first)
+{
+    uint32_t run = arena->slots[first].run;
+    arena->slots[first].reader->share.held -= run;
+    for (uint32_t slot = first + run; slot-- > first;) {
+        arena->slots[slot].state = SLOT_FREE;
+        arena->slots[slot].run = 1;
+        arena->slots[slot].cached = false;
+        free(arena->slots[slot].bad);
+        arena->slots[slot].bad = NULL;
+        list_push_first(arena, &arena->free_slots, slot);
+    }
+    wake_starved(arena);
+}
+
+static void evict(dlfs_reader *reader, uint32_t number)
+{
+    const struct slot *slot = &reader->arena->slots[number];
+    list_remove(reader->arena, &reader->idle_slots, number);
+    reader->arena->chunk_slot_count -= slot->run;
+    reader->chunk_slots[slot->chunk] = 0;
+    run_free(reader->arena, number);
+}
+
+void arena_release_empty_map(dlfs_reader *reader)
+{
+    struct cache *cache = &reader->cache;
+    if (cache->map == NULL || cache->count > 0 || cache->map_in_use) {
+        return;
+    }
+    cache->map = NULL;
+    cache->map_capacity = 0;
+    arena_release(reader, cache->map_slot);
+}
+
+void arena_evict_cached(dlfs_reader *reader, uint32_t number)
+{
+    dlfs_arena *arena = reader->arena;
+    struct slot *slot = &arena->slots[number];
+    list_remove(arena, &reader->cache.idle, number);
+    reader->cache.slots -= slot->run;
+    slot->cached = false;
+    if (slot->state == SLOT_PACKED) {
+        cache_unmap_run(reader, number);
+        arena_release_empty_map(reader);
+    } else {
+        arena->chunk_slot_count -= slot->run;
+        reader->chunk_slots[slot->chunk] = 0;
+    }
+    run_free(arena, number);
+}
+
+/* Which slots may be evicted. */
+enum eviction { EVICT_NONE, EVICT_IDLE, EVICT_CACHED };
+
+/* Evicts one idle slot of a reader. Returns false if there is none to evict. */
+static bool evict_one(dlfs_reader *reader, enum eviction eviction)
+{
+    uint32_t victim = cache_victim(&reader->cache);
+    if (victim != SLOT_NONE) {
+        arena_evict_cached(reader, victim);
+    } else if (reader->idle_slots.count > 0) {
+        evict(reader, reader->idle_slots.first);
+    } else if (eviction == EVICT_CACHED && reader->cache.idle.count > 0) {
+        arena_evict_cached(reader, reader->cache.idle.first);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* Evicts an idle slot of a reader that holds more than its share. Returns false if there is none.
+ */
+static bool evict_excess(dlfs_arena *arena)
+{
+    for (dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+        if (share_is_exceeded(reader) && evict_one(reader, EVICT_CACHED)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Returns how many runs of slots evict_excess can evict. */
+static uint32_t count_excess(const dlfs_arena *arena)
+{
+    uint32_t count = 0;
+    for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+        count +=
+            share_is_exceeded(reader) ? reader->idle_slots.count + reader->cache.idle.count : 0;
+    }
+    return count;
+}
+
+/* Evicts slots of a reader until its share has room for this many more. Returns false if there are
+ * none to evict. */
+static bool keep_share(dlfs_reader *reader, uint32_t run, enum eviction eviction)
+{
+    while (reader->share.held + run > reader->slots_max) {
+        if (!evict_one(reader, eviction)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- runs of slots --------------------------------------------------------------------------- */
+
+/* Makes one run of free slots, TRANSIENT with one reference. */
+static void occupy_run(dlfs_reader *reader, uint32_t first, uint32_t run)
+{
+    dlfs_arena *arena = reader->arena;
+    for (uint32_t slot = first; slot < first + run; slot++) {
+        list_remove(arena, &arena->free_slots, slot);
+        arena->slots[slot].state = SLOT_TAIL;
+        arena->slots[slot].head = first;
+    }
+    struct slot *head = &arena->slots[first];
+    head->state = SLOT_TRANSIENT;
+    head->run = run;
+    head->references = 1;
+    head->cached = false;
+    head->waiters = SLOT_NONE;
+    head->reader = reader;
+    reader->share.held += run;
+    arena->taken += run;
+    reader->share.used_at = arena->taken;
+}
+
+/* Notes that a reader lacks a slot, if its share has room for one. Returns SLOT_NONE. */
+static uint32_t starve(dlfs_reader *reader)
+{
+    if (!reader->share.starved && reader->share.held < reader->slots_max) {
+        reader->share.starved = true;
+        reader->arena->starved++;
+    }
+    return SLOT_NONE;
+}
+
+static bool is_claimable(const dlfs_reader *reader, const struct slot *slot, enum eviction eviction)
+{
+    if (slot->state == SLOT_FREE || eviction == EVICT_NONE) {
+        return slot->state == SLOT_FREE;
+    }
+    bool idle = (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) && slot->references == 0;
+    bool may = slot->reader == reader ? !slot->cached || eviction == EVICT_CACHED
+                                      : share_is_exceeded(slot->reader);
+    return idle && may;
+}
+
+/* Finds the first of `run` neighbouring slots that are free or may be evicted, or SLOT_NONE. */
+static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum eviction eviction)
+{
+    const dlfs_arena *arena = reader->arena;
+    uint32_t found = 0;
+    for (uint32_t slot = 0; slot < arena->slot_count;) {
+        const struct slot *at = &arena->slots[slot];
+        found = is_claimable(reader, at, eviction) ? found + at->run : 0;
+        slot += at->run;
+        if (found >= run) {
+            return slot - found;
+        }
+    }
+    return SLOT_NONE;
+}
+
+/* Evicts whatever lies in a run of slots. */
+static void evict_run(dlfs_arena *arena, uint32_t first, uint32_t run)
+{
+    for (uint32_t number = first; number < first + run; number++) {
+        const struct slot *slot = &arena->slots[number];
+        if (slot->state == SLOT_FREE || slot->state == SLOT_TAIL) {
+            continue;
+        }
+        (slot->cached ? arena_evict_cached : evict)(slot->reader, number);
+    }
+}
+
+static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
+{
+    bool cached = displace || cache_victim(&reader->cache) != SLOT_NONE;
+    enum eviction eviction = cached ? EVICT_CACHED : EVICT_IDLE;
+    uint32_t first = find_run(reader, run, EVICT_NONE);
+    if (first == SLOT_NONE) {
+        first = find_run(reader, run, EVICT_IDLE);
+    }
+    if (first == SLOT_NONE && cached) {
+        first = find_run(reader, run, EVICT_CACHED);
+    }
+    if (first == SLOT_NONE) {
+        return starve(reader);
+    }
+    evict_run(reader->arena, first, run);
+    if (!keep_share(reader, run, eviction)) {
+        return SLOT_NONE;
+    }
+    occupy_run(reader, first, run);
+    return first;
+}
+
+uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
+{
+    dlfs_arena *arena = reader->arena;
+    share_claim(reader, run);
+    if (run > 1) {
+        return take_run(reader, run, displace);
+    }
+    enum eviction eviction = displace ? EVICT_CACHED : EVICT_IDLE;
+    if (!keep_share(reader, 1, eviction)) {
+        return SLOT_NONE;
+    }
+    if (arena->free_slots.count == 0 && !evict_excess(arena) && !evict_one(reader, eviction)) {
+        return starve(reader);
+    }
+    uint32_t slot = arena->free_slots.first;
+    occupy_run(reader, slot, 1);
+    return slot;
+}
+
+/* Finds the last run of this many free slots, or SLOT_NONE. */
+static uint32_t find_last_run(const dlfs_arena *arena, uint32_t run)
+{
+    uint32_t found = 0;
+    for (uint32_t slot = arena->slot_count; slot-- > 0;) {
+        found = arena->slots[slot].state == SLOT_FREE ? found + 1 : 0;
+        if (found == run) {
+            return slot;
+        }
+    }
+    return SLOT_NONE;
+}
+
+uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run)
+{
+    dlfs_arena *arena = reader->arena;
+    uint32_t first = SLOT_NONE;
+    share_claim(reader, run);
+    if (run == 1) { /* the slot that was free for longest: mostly it lies at the end */
+        first = arena->free_slots.last;
+    } else if (arena->free_slots.count >= run) {
+        first = find_last_run(arena, run);
+    }
+    if (first == SLOT_NONE) {
+        first = find_run(reader, run, EVICT_IDLE);
+    }
+    if (first == SLOT_NONE) {
+        return starve(reader);
+    }
+    evict_run(arena, first, run);
+    if (!keep_share(reader, run, EVICT_IDLE)) {
+        return SLOT_NONE;
+    }
+    occupy_run(reader, first, run);
+    struct slot *slot = &arena->slots[first];
+    slot->state = SLOT_PACKED;
+    slot->chunk = 0;
+    slot->cached = true;
+    slot->samples = slot->uses = 0;
+    slot->idle_reviews = 0;
+    reader->cache.slots += run;
+    return first;
+}
+
+uint32_t arena_head(const dlfs_reader *reader, uint32_t number)
+{
+    const struct slot *slot = &reader->arena->slots[number];
+    return slot->state == SLOT_TAIL ? slot->head : number;
+}
+
+/* ---- references ------------------------------------------------------------------------------ */
+
+static struct slot_list *idle_list(dlfs_reader *reader, const struct slot *slot)
+{
+    return slot->cached ? &reader->cache.idle : &reader->idle_slots;
+}
+
+void arena_reference(dlfs_reader *reader, uint32_t number)
+{
+    number = arena_head(reader, number);
+    struct slot *slot = &reader->arena->slots[number];
+    if (slot->references++ == 0) {
+        list_remove(reader->arena, idle_list(reader, slot), number);
+    }
+}
+
+void arena_release(dlfs_reader *reader, uint32_t number)
+{
+    number = arena_head(reader, number);
+    struct slot *slot = &reader->arena->slots[number];
+    if (--slot->references > 0) {
+        return;
+    }
+    if (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) {
+        list_push(reader->arena, idle_list(reader, slot), number);
+    } else {
+        dlfs_arena *arena = reader->arena;
+        uint32_t others = arena->slot_count - arena->free_slots.count - arena->chunk_slot_count;
+        arena->other_slots_most =
+            others > arena->other_slots_most ? others : arena->other_slots_most;
+        run_free(reader->arena, number);
+    }
+    pthread_cond_broadcast(&reader->released);
+}
+
+/* ---- chunks ---------------------------------------------------------------------------------- */
+
+void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, const void *owner)
+{
+    struct slot *slot = &reader->arena->slots[number];
+    slot->state = SLOT_LOADING;
+    reader->arena->chunk_slot_count += slot->run;
+    slot->chunk = chunk;
+    slot->owner = owner;
+    reader->chunk_slots[chunk] = number + 1;
+}
+
+/* Keeps a chunk for as long as the reader lives, and publishes it to the other processes. */
+static void make_resident(dlfs_reader *reader, uint32_t number)
+{
+    struct slot *slot = &reader->arena->slots[number];
+    slot->references++;
+    atomic_store_explicit(&reader->resident_slots[slot->chunk], number + 1, memory_order_release);
+}
+
+void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad_samples *bad)
+{
+    struct slot *slot = &reader->arena->slots[number];
+    slot->state = valid ? SLOT_CHUNK : SLOT_TRANSIENT;
+    slot->bad = bad; /* run_free frees it */
+    slot->owner = NULL;
+    slot->waiters = SLOT_NONE;
+    if (!valid) {
+        reader->arena->chunk_slot_count -= slot->run;
+        reader->chunk_slots[slot->chunk] = 0;
+        return;
+    }
+    if (reader->resident_slots != NULL && bad == NULL) {
+        make_resident(reader, number);
+    }
+}
+
+uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
+{
+    return reader->chunk_slots[chunk] - 1;
+}
+
+uint32_t arena_available(const dlfs_reader *reader)
+{
+    uint32_t victims = cache_victim(&reader->cache) != SLOT_NONE;
+    uint32_t held = reader->share.held;
+    uint32_t room = reader->slots_max > held ? reader->slots_max - held : 0;
+    uint32_t free = reader->arena->free_slots.count;
+    free += room > free ? count_excess(reader->arena) : 0;
+    return (free < room ? free : room) + reader->idle_slots.count + victims;
+}
+
+void slots_free_all(dlfs_reader *reader)
+{
+    dlfs_arena *arena = reader->arena;
+    uint32_t next;
+    for (uint32_t number = 0; number < arena->slot_count; number = next) {
+        struct slot *slot = &arena->slots[number];
+        next = number + slot->run;
+        if (slot->state == SLOT_FREE || slot->reader != reader) {
+            continue;
+        }
+        bool chunk = slot->state == SLOT_LOADING || slot->state == SLOT_CHUNK;
+        arena->chunk_slot_count -= chunk ? slot->run : 0;
+        run_free(arena, number);
+    }
+}
+
+static bool is_bad(const struct bad_samples *bad, uint64_t address)
+{
+    uint64_t low = 0;
+    uint64_t high = bad->count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (bad->addresses[middle] < address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < bad->count && bad->addresses[low] == address;
+}
+
+bool arena_holds(const dlfs_reader *reader, uint32_t number, const struct location *location,
+                 uint64_t *offset)
+{
+    const struct slot *slot = &reader->arena->slots[number];
+    uint64_t start = location->address - (slot->chunk << reader->chunk_shift);
+    if (slot->state != SLOT_CHUNK || start + location->length > (uint64_t)slot->run
+                                                                    << reader->chunk_shift) {
+        return false;
+    }
+    *offset = ((uint64_t)number << reader->chunk_shift) + start;
+    return slot->bad == NULL || !is_bad(slot->bad, location->address);
+}
+
+bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct location *location,
+                   uint64_t *offset)
+{
+    uint32_t slot = arena_find(reader, location->chunk);
+    bool found = (slot != SLOT_NONE && arena_holds(reader, slot, location, offset)) ||
+                 cache_find(reader, index, offset);
+    if (!found) {
+        return false;
+    }
+    slot = arena_head(reader, slot_of(reader, *offset));
+    arena_reference(reader, slot);
+    reader->arena->slots[slot].uses++;
+    return true;
+}
