@@ -19,8 +19,8 @@ from bench.datasets import DATASET
 from bench.errors import Unavailable
 from bench.process import ROOT, find_program, started
 from dlfs.extras import install_command
-from dlfs.memory_limit import READER_BYTES_MAX
 from dlfs.mount.keeper import ENABLE_URING
+from dlfs.units import MIB
 
 READY_SECONDS = 30.0
 """Most time until a file system is mounted."""
@@ -111,7 +111,7 @@ def mount_dlfs(
     point: Path,
     log: Path,
     server: str = "auto",
-    memory_bytes: int = READER_BYTES_MAX,
+    memory_bytes: int = 256 * MIB,
 ) -> Iterator[Mounted]:
     """Mount a volume by a server.
 

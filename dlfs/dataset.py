@@ -303,7 +303,7 @@ class Dataset(ColumnAccess, Closing):
             reader = session.reader if fields is None else session.readers.reader(fields)
             return reader.read(indices, on_error=on_error)
 
-        batch = follow(self._opened, use)
+        batch = self._follow(use)
         return batch if fields is None else batch.with_fields(fields)
 
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:

@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 
 from dlfs.errors import UsageError
-from dlfs.units import GIB, MIB, format_bytes, parse_bytes
+from dlfs.units import GIB, format_bytes, parse_bytes
 
 PROC = Path("/proc/self")
 
-READER_SHARE = 16
-"""Divisor of the allowed memory for one dataset in one process: a loader has several."""
-READER_BYTES_MAX = 256 * MIB
+VOLUME_SHARE = 8
+"""Divisor of the allowed memory for one volume in one process: a machine has several ranks."""
+VOLUME_BYTES_MAX = GIB
 """Memory for samples by default where there is no lower limit, in bytes."""
 
 SERVICE_SHARE = 4
@@ -31,7 +31,7 @@ _FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
 
 
 MEMORY_VARIABLE = "DLFS_MEMORY"
-"""Environment variable with the memory for samples of a dataset."""
+"""Environment variable with the memory for samples of a volume."""
 
 
 @cache
@@ -47,12 +47,12 @@ def allowed_bytes() -> int:
 
 
 def default_memory_bytes() -> int:
-    """Return the memory for samples of a dataset if none is given: a share of what is allowed."""
-    return min(READER_BYTES_MAX, allowed_bytes() // READER_SHARE)
+    """Return the memory for samples of a volume if none is given: a share of what is allowed."""
+    return min(VOLUME_BYTES_MAX, allowed_bytes() // VOLUME_SHARE)
 
 
 def opened_memory_bytes() -> int:
-    """Return the memory for samples of a dataset that a program opens: DLFS_MEMORY, or the default.
+    """Return the memory for samples of a volume that a program opens: DLFS_MEMORY, or the default.
 
     Raises:
         UsageError: the variable is no size.
@@ -72,8 +72,8 @@ def default_service_bytes() -> int:
 
 
 def describe_memory(size_bytes: int) -> str:
-    """Describe the memory for samples of a dataset; the default with the limit that it is of."""
-    return _describe(size_bytes, default_memory_bytes(), READER_SHARE, READER_BYTES_MAX)
+    """Describe the memory for samples of a volume; the default with the limit that it is of."""
+    return _describe(size_bytes, default_memory_bytes(), VOLUME_SHARE, VOLUME_BYTES_MAX)
 
 
 def describe_service_memory(size_bytes: int) -> str:

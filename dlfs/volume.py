@@ -59,11 +59,11 @@ def open(
     Args:
         members: URIs or paths of its members, in any order, or one text with commas between them.
             The URI of a discovery controller stands for all members that it lists.
-        memory_bytes: sample memory of each open dataset in each process, in bytes: samples that are
-            cached, read ahead and pinned by batches; at least four chunks. By default the
-            environment variable DLFS_MEMORY, such as ``1GiB``; or 256 MiB, but at most a sixteenth
-            of what the process may use (its control group's limit, or the machine's memory).
-            ``Volume`` describes the total of a training script.
+        memory_bytes: sample memory of the volume in each process, in bytes: samples that are
+            cached, read ahead and pinned by batches; at least four chunks. The workers of a
+            ``DataLoader`` have equal parts of it. By default the environment variable DLFS_MEMORY,
+            such as ``1GiB``; or 1 GiB, but at most an eighth of what the process may use (its
+            control group's limit, or the machine's memory). ``Volume`` describes how it is shared.
         depth: operations in flight per member and thread, 1..4096.
         engine: engine for file devices: ``auto`` (io_uring if the kernel allows it), ``uring``,
             ``threads``.
@@ -83,12 +83,13 @@ def open(
 class Volume(CatalogChanges, MemberChanges, Closing):
     """An open volume. A context manager; ``dlfs.open`` makes one.
 
-    Memory: each ``Dataset`` object has ``memory_bytes`` of sample memory in each process that reads
-    from it. The memory is allocated as it fills and freed when the dataset is closed. A training
-    script with D datasets and W worker processes takes up to D * W * ``memory_bytes``: 2 GiB for
-    two datasets, four workers and the default of 256 MiB. A training process that reads as well
-    takes D * ``memory_bytes`` more. The same dataset opened twice has two memories. Processes of
-    one machine share the sample directories, which are not part of the sample memory. With
+    Memory: the datasets of the volume, their choices of fields and their views share
+    ``memory_bytes`` of sample memory in each process. The memory is allocated as it fills and freed
+    with the last open dataset. Those that are read have equal shares of it, but none more than it
+    needs; the others keep what is left. The workers of a ``DataLoader`` have equal parts of
+    ``memory_bytes``; a training process that reads as well has ``memory_bytes`` more, and so has
+    any other process. Batches that pin more than a share get memory of their own. Processes of one
+    machine share the sample directories, which are not part of the sample memory. With
     ``dlfs.connect``, all clients share the memory of the service (``dlfs serve --cache``).
 
     Samples that an epoch has read stay in that memory for later epochs of ``Dataset.batches``:

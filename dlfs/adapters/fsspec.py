@@ -88,7 +88,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     Args:
         volume: URI for ``dlfs.open``, or for ``dlfs.connect`` (``unix:PATH``); paths then begin
             with the dataset.
-        memory_bytes: sample memory of each dataset in each process, in bytes; by default as
+        memory_bytes: sample memory of each volume in each process, in bytes; by default as
             ``dlfs.open``.
         depth: operations in flight per member and thread, 1..4096.
         engine: engine for file devices: ``auto``, ``uring`` or ``threads``.

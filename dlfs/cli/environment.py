@@ -25,7 +25,7 @@ VARIABLES = (
     ),
     (
         MEMORY_VARIABLE,
-        "Default sample memory of each open dataset, such as 1GiB. A service has --cache instead.",
+        "Default sample memory of each open volume, such as 1GiB. A service has --cache instead.",
     ),
     ("DLFS_DEBUG", "1: show tracebacks of errors, as --debug does."),
     ("DLFS_LIBRARY", "Path of libdlfs, instead of the one in the package."),

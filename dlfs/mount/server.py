@@ -132,14 +132,15 @@ def serve_kept(
 
 @contextlib.contextmanager
 def _opened(volume_uris: Sequence[str], memory_bytes: int) -> Iterator[list[Volume]]:
-    """Open volumes, none of them twice, with so much memory for each dataset."""
+    """Open volumes, none of them twice, which have equal parts of the memory."""
     with contextlib.ExitStack() as stack:
         volumes = [
-            stack.enter_context(open_volume(uri, memory_bytes=memory_bytes)) for uri in volume_uris
+            stack.enter_context(open_volume(uri, memory_bytes=memory_bytes // len(volume_uris)))
+            for uri in volume_uris
         ]
         if len({volume.uuid for volume in volumes}) < len(volumes):
             raise UsageError(f"mount {', '.join(volume_uris)}: a volume is given twice")
-        _log.info("memory for the samples of each dataset: %s", describe_memory(memory_bytes))
+        _log.info("memory for samples: %s", describe_memory(memory_bytes))
         yield volumes
 
 

@@ -76,7 +76,7 @@ def test_version_1_beside_2(proc: Path, tmp_path: Path) -> None:
     lines += mount_line("cgroup", "/", root / "cpu", "rw,cpu")
     (proc / "mountinfo").write_text(lines + mount_line("cgroup2", "/", root / "unified", "rw"))
     assert allowed_bytes() == 450 * MIB
-    assert default_memory_bytes() == 450 * MIB // 16
+    assert default_memory_bytes() == 450 * MIB // 8
     assert default_service_bytes() == 450 * MIB // 4
 
 
@@ -91,7 +91,7 @@ def test_in_a_container_that_sees_its_own_group_only(proc: Path, tmp_path: Path,
 
 def test_without_groups(proc: Path) -> None:
     assert allowed_bytes() == MACHINE
-    assert default_memory_bytes() == min(256 * MIB, MACHINE // 16)
+    assert default_memory_bytes() == min(1024 * MIB, MACHINE // 8)
     assert default_service_bytes() == min(4 * GIB, MACHINE // 4)
 
 
@@ -131,7 +131,7 @@ def test_a_volume_is_opened_with_the_share(proc: Path, tmp_path: Path) -> None:
     (proc / "mountinfo").write_text(mount_line("cgroup2", "/", root, "rw"))
     dlfs.format_volume("mem:limited?size=8MiB", force=True)
     with dlfs.open("mem:limited") as volume:
-        assert volume.session.options.memory_bytes == 32 * MIB
+        assert volume.session.options.memory_bytes == 64 * MIB
 
 
 def test_the_default_is_described_with_its_limit(proc: Path, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_default_is_described_with_its_limit(proc: Path, tmp_path: Path) -> 
     machine = f"{format_bytes(MACHINE)} (the machine's memory)"
     given = describe_memory(default_memory_bytes())
     assert given.startswith(format_bytes(default_memory_bytes()))
-    assert given.endswith(f", by default 1/16 of {machine}, at most 256.0 MiB")
+    assert given.endswith(f", by default 1/8 of {machine}, at most 1.0 GiB")
     assert describe_memory(MIB) == "1.0 MiB"
     allowed_memory.cache_clear()
     root = tmp_path / "cgroup"
@@ -147,6 +147,6 @@ def test_the_default_is_described_with_its_limit(proc: Path, tmp_path: Path) -> 
     (proc / "cgroup").write_text("0::/a\n")
     (proc / "mountinfo").write_text(mount_line("cgroup2", "/", root, "rw"))
     limit = f"64.0 MiB (the limit of a control group, {root}/a/memory.max)"
-    assert describe_memory(4 * MIB) == f"4.0 MiB, by default 1/16 of {limit}, at most 256.0 MiB"
+    assert describe_memory(8 * MIB) == f"8.0 MiB, by default 1/8 of {limit}, at most 1.0 GiB"
     service = f"16.0 MiB, by default 1/4 of {limit}, at most 4.0 GiB"
     assert describe_service_memory(default_service_bytes()) == service

@@ -646,7 +646,7 @@ def test_a_new_name_that_cannot_be_used_is_refused_before_anything_is_written(vo
     assert volume.generation == before + 1
 
 
-def test_each_open_dataset_has_a_budget_of_its_own_in_each_process(tmp_path):
+def test_the_datasets_of_a_volume_share_a_budget_in_each_process(tmp_path):
     path, budget = str(tmp_path / "v.img"), 256 * KIB
     dlfs.format_volume(path, size_bytes=16 * MIB, chunk_bytes=16 * KIB)
     samples = {b"%d" % i: np.random.default_rng(i).bytes(4000) for i in range(256)}
@@ -654,19 +654,43 @@ def test_each_open_dataset_has_a_budget_of_its_own_in_each_process(tmp_path):
         write(opened, "one", samples)
         write(opened, "two", samples)
         with opened["one"] as one, opened["two"] as two, opened["one"] as again:
-            assert [fill(dataset, budget) for dataset in (one, two, again)] == [True] * 3
+            for number, dataset in enumerate((one, two, again)):
+                assert fill(opened, dataset, budget) == number + 1
             pid = os.fork()
             if pid == 0:
-                os._exit(0 if fill(one, budget) else 1)
+                os._exit(0 if fill(opened, one, budget) == 1 else 1)
             assert os.waitpid(pid, 0)[1] == 0
+            assert memory_of(opened)["readers"] == 3
+        assert memory_of(opened) is None  # freed with the last dataset
 
 
-def fill(dataset, budget):
-    """Read a whole dataset, and say whether it filled a budget that was its own."""
-    reads_nothing = dataset.stats()["memory_bytes"] == 0
+def memory_of(volume):
+    """The counters of the memory that the datasets of a volume share in this process."""
+    return volume.session.connection.options.memory.stats()
+
+
+def fill(volume, dataset, budget):
+    """Read a dataset, check that it uses the budget, and return how many datasets share that."""
     for batch in dataset.batches(16):
         batch.release()
-    return reads_nothing and budget // 2 < dataset.stats()["memory_bytes"] <= budget
+    with dataset.read(range(16)):
+        memory = memory_of(volume)
+    assert memory["memory_bytes"] == budget
+    assert 16 * 4000 < memory["held_bytes"] <= budget
+    return memory["readers"]
+
+
+def test_a_copy_of_a_dataset_shares_the_memory_in_its_process(tmp_path):
+    """A dataset is pickled for a worker, and its copies there are one volume's."""
+    path = str(tmp_path / "v.img")
+    dlfs.format_volume(path, size_bytes=16 * MIB, chunk_bytes=16 * KIB)
+    samples = {b"%d" % i: np.random.default_rng(i).bytes(4000) for i in range(64)}
+    with dlfs.open(path, memory_bytes=256 * KIB) as opened:
+        write(opened, "one", samples)
+        with opened["one"] as one, pickle.loads(pickle.dumps(one)) as copy:
+            for dataset in (one, copy):
+                assert dataset[3] == one.read([3]).to_list()[0]
+            assert memory_of(opened)["readers"] == 2
 
 
 # ---- another volume in the place of this one -----------------------------------------------------

@@ -6,10 +6,9 @@ processes share an epoch exactly, and a checkpoint resumes at another number of 
 for training loops that have a ``torch.utils.data.DataLoader`` already. ``FolderLabels`` and
 ``ColumnLabels`` give the label of each sample.
 
-All classes take what ``dlfs.open`` returns, in forked and spawned workers as well. Each open
-dataset has sample memory in each process that reads from it, the ``memory_bytes`` of ``dlfs.open``:
-D datasets and W workers take up to D * W times that. The training process then reads nothing
-itself.
+All classes take what ``dlfs.open`` returns, in forked and spawned workers as well. The workers of a
+``DataLoader`` have equal parts of the ``memory_bytes`` of ``dlfs.open``, which all datasets of the
+volume share. The training process then reads nothing itself.
 """
 
 from dlfs.errors import UsageError

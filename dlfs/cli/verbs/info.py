@@ -89,7 +89,7 @@ def _print_volume(described: VolumeInfo) -> None:
         "chunk": f"{human_size(described.chunk_bytes)}, in blocks of "
         f"{human_size(described.block_bytes)}",
         "replicas": f"{described.replicas} of each chunk",
-        "memory": f"for the samples of a dataset: {describe_memory(opened_memory_bytes())}",
+        "memory": f"for its samples, in a process: {describe_memory(opened_memory_bytes())}",
     }
     print_fields(fields)
 
