@@ -118,6 +118,8 @@ uint32_t arena_head(const dlfs_reader *reader, uint32_t slot);
 void arena_reference(dlfs_reader *reader, uint32_t slot);
 /* Gives up a reference to the run of a slot. */
 void arena_release(dlfs_reader *reader, uint32_t slot);
+/* Evicts idle slots of a reader that holds more than its share. */
+void arena_evict_excess(dlfs_reader *reader);
 /* Frees an idle cached slot with its run, and removes its samples from the cache. */
 void arena_evict_cached(dlfs_reader *reader, uint32_t slot);
 /* Releases the slots of an empty cache map, unless an open stream is going to fill it. */
@@ -157,6 +159,8 @@ uint32_t share_needed(const dlfs_reader *reader, uint32_t most);
 bool share_fits(const dlfs_reader *reader);
 /* Returns true if a reader holds more than its share, which has shrunk. */
 bool share_is_exceeded(const dlfs_reader *reader);
+/* Returns true if a reader holds more than its share even without what may be evicted. */
+bool share_is_pinned(const dlfs_reader *reader);
 /* Computes the shares of the arena's readers: slots_max of each. */
 void arena_divide(dlfs_arena *arena);
 /* Notes that a reader is read. It gets a share of its own if it has none. */

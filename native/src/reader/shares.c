@@ -54,6 +54,12 @@ bool share_is_exceeded(const dlfs_reader *reader)
     return reader->share.held > reader->slots_max;
 }
 
+bool share_is_pinned(const dlfs_reader *reader)
+{
+    uint32_t idle = reader->idle_slots.count + reader->cache.idle.count; /* or more: runs */
+    return reader->share.held > reader->slots_max + idle;
+}
+
 bool share_fits(const dlfs_reader *reader)
 {
     bool parts = (reader->config.flags & DLFS_READER_PARTS) != 0;

@@ -188,6 +188,12 @@ static bool evict_excess(dlfs_arena *arena)
     return false;
 }
 
+void arena_evict_excess(dlfs_reader *reader)
+{
+    while (share_is_exceeded(reader) && evict_one(reader, EVICT_CACHED)) {
+    }
+}
+
 /* Returns how many runs of slots evict_excess can evict. */
 static uint32_t count_excess(const dlfs_arena *arena)
 {

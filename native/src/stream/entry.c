@@ -19,6 +19,13 @@ void entry_ready(struct entry *entry, uint64_t offset, uint64_t length)
     entry->cached = false;
 }
 
+void entry_give_up(dlfs_stream *stream, uint64_t position)
+{
+    const struct entry *entry = entry_at(stream, position);
+    arena_release(stream->reader, slot_of(stream->reader, entry->offset));
+    entry_again(stream, position, entry->alone);
+}
+
 void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got,
                 uint64_t bad_address)
 {
@@ -44,6 +51,7 @@ void entry_again(dlfs_stream *stream, uint64_t position, bool alone)
     entry->state = ENTRY_NEW;
     entry->alone = alone;
     entry->cached = false;
+    entry->given_up = false;
     if (position < stream->planned) {
         stream->planned = position;
     }
@@ -143,6 +151,9 @@ void entry_landed(dlfs_stream *stream, struct entry *entry, uint64_t offset, uin
         cache_publish(stream->reader, entry->index);
     }
     entry_ready(entry, entry->cached ? entry->offset : offset, length);
+    if (entry->given_up) {
+        entry_give_up(stream, entry_position(stream, (uint32_t)(entry - stream->ring)));
+    }
 }
 
 uint32_t entry_checksum(const dlfs_stream *stream, const struct entry *entry, const uint8_t *bytes,

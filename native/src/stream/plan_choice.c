@@ -183,18 +183,23 @@ void plan_memory_ran_out(dlfs_stream *stream)
     reader_divide_slots(stream->reader);
 }
 
-/* Gives up what was read ahead, from its end on, until the reader holds no more than its share. */
+/*
+ * Gives up what was read ahead, from its end on, until the reader holds no more than its share.
+ * What is being read meanwhile is given up as it lands: it would take the memory of what is needed
+ * first. What nothing holds any more is evicted, or the look-ahead would find it and hold it again.
+ */
 static void give_up(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
     uint64_t first = stream->head + stream->awaited;
-    for (uint64_t at = stream->filled; at > first && share_is_exceeded(reader); at--) {
-        const struct entry *entry = entry_at(stream, at - 1);
+    for (uint64_t at = stream->filled; at > first && share_is_pinned(reader); at--) {
+        struct entry *entry = entry_at(stream, at - 1);
         if (entry->state == ENTRY_READY && entry->length > 0 && !entry->in_bucket) {
-            arena_release(reader, slot_of(reader, entry->offset));
-            entry_again(stream, at - 1, entry->alone);
+            entry_give_up(stream, at - 1);
         }
+        entry->given_up = entry->state == ENTRY_WAITING;
     }
+    arena_evict_excess(reader);
 }
 
 void plan_follow_share(dlfs_stream *stream)

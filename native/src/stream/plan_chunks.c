@@ -63,7 +63,7 @@ void chunks_finish(dlfs_stream *stream, struct span *span)
         uint64_t offset;
         next = entry->next;
         if (span->code == 0 && arena_holds(reader, span->slot, &location, &offset)) {
-            entry_ready(entry, offset, location.length);
+            entry_landed(stream, entry, offset, location.length);
             continue;
         }
         stream->fetch->stats.checksum_errors += span->code == 0;

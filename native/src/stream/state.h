@@ -38,6 +38,7 @@ struct entry {
     uint32_t next;   /* ring index of the next entry that waits for the same span */
     uint8_t state;   /* enum entry_state */
     bool alone;      /* read by itself, for instance after a larger read failed */
+    bool given_up;   /* WAITING: it is read again later, when there is memory for it */
     bool in_bucket;  /* READY: its bytes lie in the bucket of its position */
     bool cached;     /* WAITING: the cache has reserved room for it at `offset` */
 };
@@ -192,6 +193,8 @@ bool entry_reserve(dlfs_stream *stream, struct entry *entry, uint64_t address, u
 void entry_unreserve(dlfs_stream *stream, struct entry *entry);
 /* Makes an entry ready that was read to `offset`, or copied to its room in the cache. */
 void entry_landed(dlfs_stream *stream, struct entry *entry, uint64_t offset, uint64_t length);
+/* Gives up a sample that is READY, until it is planned again. */
+void entry_give_up(dlfs_stream *stream, uint64_t position);
 /* Computes the checksum of a sample where it landed, and copies it to its room in the cache. */
 uint32_t entry_checksum(const dlfs_stream *stream, const struct entry *entry, const uint8_t *bytes,
                         const struct location *location);
