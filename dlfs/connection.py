@@ -116,7 +116,7 @@ class OpenOptions:
             object.__setattr__(self, option, number)
         if self.shared:
             object.__setattr__(self, "memory", None)
-        elif self.memory is None:
+        elif self.memory is None or self.memory.size_bytes != self.memory_bytes:
             object.__setattr__(self, "memory", MemoryBudget(self.memory_bytes))
 
 

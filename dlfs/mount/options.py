@@ -36,7 +36,7 @@ class MountOptions:
         gid: group of every file; this process's group by default.
         file_mode: permission bits of files, without write; directories get x where these have r.
         allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
-        cache_bytes: memory for samples of each dataset, and as much for those of open files; by
+        cache_bytes: memory for samples of all datasets, and as much for those of open files; by
             default a share of what the process may use.
         incoming: directory of the staging area for files written below ``incoming``; None: the
             mount has no ``incoming``.

@@ -46,8 +46,8 @@ MemoryOption = Annotated[
     typer.Option(
         metavar="SIZE",
         envvar=MEMORY_VARIABLE,
-        help="Memory for samples of each dataset, and as much for those of open files "
-        "[$DLFS_MEMORY, or 256MiB, at most a 16th of what the process may use]. A dataset that "
+        help="Memory for samples of all datasets, and as much for those of open files "
+        "[$DLFS_MEMORY, or 1GiB, at most an 8th of what the process may use]. A dataset that "
         "fits is read from the devices once.",
     ),
 ]

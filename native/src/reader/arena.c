@@ -146,39 +146,43 @@ static bool measure_chunks(const dlfs_reader *reader, uint32_t *chunk_data)
     return in_one_chunk;
 }
 
-/* Makes the reader one of its arena's: gives it its own arrays. */
-static int make_arrays(dlfs_reader *reader, bool *in_one_chunk)
+/* A reader's arrays, which take a look at each sample to make. */
+struct arrays {
+    uint32_t *chunk_slots;
+    uint32_t *chunk_data;
+    bool in_one_chunk; /* every sample lies in one chunk */
+};
+
+static void arrays_free(struct arrays *arrays)
 {
-    reader->chunk_slots = calloc(reader->chunk_count + 1, sizeof(*reader->chunk_slots));
-    reader->chunk_data = calloc(reader->chunk_count + 1, sizeof(*reader->chunk_data));
-    if (reader->chunk_slots == NULL || reader->chunk_data == NULL) {
+    free(arrays->chunk_slots);
+    free(arrays->chunk_data);
+}
+
+static int arrays_make(const dlfs_reader *reader, struct arrays *arrays)
+{
+    arrays->chunk_slots = calloc(reader->chunk_count + 1, sizeof(*arrays->chunk_slots));
+    arrays->chunk_data = calloc(reader->chunk_count + 1, sizeof(*arrays->chunk_data));
+    if (arrays->chunk_slots == NULL || arrays->chunk_data == NULL) {
         return -ENOMEM;
     }
-    *in_one_chunk = measure_chunks(reader, reader->chunk_data);
+    arrays->in_one_chunk = measure_chunks(reader, arrays->chunk_data);
     return 0;
 }
 
-int arena_attach(dlfs_reader *reader)
+/* Makes the reader one of its arena's, with its arrays. */
+static int attach(dlfs_reader *reader, const struct arrays *arrays)
 {
     dlfs_arena *arena = reader->arena;
-    if (reader->share.attached) {
-        share_use(reader);
-        return 0;
-    }
-    bool in_one_chunk = false;
-    int code = make_arrays(reader, &in_one_chunk);
     bool resident =
-        code == 0 && arena->shared && reader->owns_arena && reader->dataset_fits && in_one_chunk;
+        arena->shared && reader->owns_arena && reader->dataset_fits && arrays->in_one_chunk;
     bool maps = arena->memory == NULL;
-    if (code == 0 && maps) {
-        code = map_memory(arena, resident ? reader->chunk_count * sizeof(uint32_t) : 0);
-    }
+    int code = maps ? map_memory(arena, resident ? reader->chunk_count * sizeof(uint32_t) : 0) : 0;
     if (code < 0) {
-        free(reader->chunk_slots);
-        free(reader->chunk_data);
-        reader->chunk_slots = reader->chunk_data = NULL;
         return code;
     }
+    reader->chunk_slots = arrays->chunk_slots;
+    reader->chunk_data = arrays->chunk_data;
     reader->resident_offset = (uint64_t)arena->slot_count << arena->chunk_shift;
     reader->resident_slots =
         resident ? (_Atomic uint32_t *)(void *)(arena->memory + reader->resident_offset) : NULL;
@@ -192,6 +196,24 @@ int arena_attach(dlfs_reader *reader)
         fill_begin(reader);
     }
     return 0;
+}
+
+int arena_attach(dlfs_reader *reader)
+{
+    if (reader->share.attached) {
+        share_use(reader);
+        return 0;
+    }
+    struct arrays arrays = {0};
+    pthread_mutex_unlock(&reader->arena->lock); /* the other readers do not wait for this one */
+    int code = arrays_make(reader, &arrays);
+    pthread_mutex_lock(&reader->arena->lock);
+    bool attaches = code == 0 && !reader->share.attached;
+    code = attaches ? attach(reader, &arrays) : code;
+    if (!attaches || code < 0) {
+        arrays_free(&arrays);
+    }
+    return code;
 }
 
 void arena_detach(dlfs_reader *reader)

@@ -87,6 +87,8 @@ struct shareholder {
     bool active;       /* it had a share of its own when the shares were computed */
     bool starved;      /* it lacked a slot within its share */
     uint32_t held;     /* slots that it holds */
+    uint32_t chunks;   /* of them, those that are LOADING or CHUNK */
+    uint32_t wanted;   /* slots for chunks that its reads have asked to have touched */
     uint32_t changes;  /* times that its share has changed */
     uint64_t used_at;  /* value of the arena's `taken` when it was read last */
     dlfs_reader *next; /* in the arena's list */
@@ -98,8 +100,8 @@ struct location;
 int arena_create(uint32_t slot_count, uint32_t chunk_shift, bool shared, dlfs_arena **out);
 /* Gives up a reference; the last one frees the arena. The lock is not held. */
 void arena_unreference(dlfs_arena *arena);
-/* Makes the reader one of its arena's on the first call, and maps the memory. Returns 0 or -errno.
- */
+/* Makes the reader one of its arena's on the first call, and maps the memory. The lock is released
+ * meanwhile. Returns 0 or -errno. */
 int arena_attach(dlfs_reader *reader);
 /* Frees all slots of a reader, which has no batch and no read under way. Takes the lock. */
 void arena_detach(dlfs_reader *reader);
@@ -112,6 +114,8 @@ uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace);
 /* Takes a run of slots for packed samples, from the end of the arena. Returns SLOT_NONE if there is
  * no such run. */
 uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run);
+/* Has the reader woken when a slot is free that its share has room for. Returns SLOT_NONE. */
+uint32_t arena_starve(dlfs_reader *reader);
 /* Returns the slot that heads the run of a slot: mostly the slot itself. */
 uint32_t arena_head(const dlfs_reader *reader, uint32_t slot);
 /* Takes a reference to the run of a slot. */

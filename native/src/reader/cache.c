@@ -25,7 +25,7 @@
  * The map takes slots of the arena when a stream that packs samples begins. It releases them when
  * it is empty and no such stream is left.
  *
- * Threads: all functions are called with the reader's lock held.
+ * Threads: all functions are called with the arena's lock held.
  */
 #include "reader/cache.h"
 

@@ -1,6 +1,6 @@
 /*
  * The sample cache: decides which samples and chunks stay in the arena from one epoch to the next.
- * All functions are called with the reader's lock held.
+ * All functions are called with the arena's lock held.
  */
 #ifndef DLFS_CACHE_H
 #define DLFS_CACHE_H

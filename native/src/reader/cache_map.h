@@ -1,6 +1,6 @@
 /*
  * The state of the sample cache, and the map that finds packed samples by their index. All
- * functions are called with the reader's lock held.
+ * functions are called with the arena's lock held.
  */
 #ifndef DLFS_CACHE_MAP_H
 #define DLFS_CACHE_MAP_H

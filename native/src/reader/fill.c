@@ -139,7 +139,7 @@ void fill_help(dlfs_arena *arena)
     }
 }
 
-void fill_begin(const dlfs_reader *reader)
+void fill_begin(dlfs_reader *reader)
 {
     dlfs_arena *arena = reader->arena;
     struct fill *fill = &arena->fill;
@@ -156,18 +156,34 @@ void fill_begin(const dlfs_reader *reader)
     }
     if (arena->shared && wanted) {
         uint64_t first = SHARED_FIRST_BYTES >> arena->chunk_shift;
-        fill_want(arena, reader->dataset_fits ? first : arena->slot_count);
+        fill_want(reader, reader->dataset_fits ? first : arena->slot_count);
     }
 }
 
-void fill_want(dlfs_arena *arena, uint64_t slots)
+/* Returns the slots that all readers want to be touched, at least those that are already. */
+static uint32_t sum_wanted(const dlfs_arena *arena)
 {
+    uint64_t wanted = other_slots(arena);
+    for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+        const struct shareholder *share = &reader->share;
+        wanted += share->wanted > share->chunks ? share->wanted : share->chunks;
+    }
+    wanted = wanted > arena->fill.claimed ? wanted : arena->fill.claimed;
+    return wanted < arena->slot_count ? (uint32_t)wanted : arena->slot_count;
+}
+
+void fill_want(dlfs_reader *reader, uint64_t slots)
+{
+    dlfs_arena *arena = reader->arena;
     struct fill *fill = &arena->fill;
-    uint64_t wanted = arena->chunk_slot_count + other_slots(arena) + slots;
+    uint64_t chunks = reader->share.chunks + slots;
+    chunks = chunks < arena->slot_count ? chunks : arena->slot_count;
+    reader->share.wanted = chunks > reader->share.wanted ? (uint32_t)chunks : reader->share.wanted;
+    uint32_t wanted = sum_wanted(arena);
     if (is_over(arena) || wanted <= fill->wanted) {
         return;
     }
-    fill->wanted = wanted < arena->slot_count ? (uint32_t)wanted : arena->slot_count;
+    fill->wanted = wanted;
     if (!fill->running) {
         fill->running = thread_start(&fill->thread, NULL, fill_thread, arena) == 0;
     }
@@ -178,11 +194,11 @@ void fill_want(dlfs_arena *arena, uint64_t slots)
     pthread_cond_signal(&fill->work);
 }
 
-void fill_pause(const dlfs_reader *reader)
+void fill_pause(dlfs_reader *reader)
 {
-    struct fill *fill = &reader->arena->fill;
-    if (reader->dataset_fits && fill->wanted > fill->claimed) {
-        fill->wanted = fill->claimed;
+    if (reader->dataset_fits) {
+        reader->share.wanted = 0;
+        reader->arena->fill.wanted = sum_wanted(reader->arena);
     }
 }
 
@@ -207,7 +223,7 @@ uint64_t fill_admits(dlfs_reader *reader, uint64_t slots)
     bool bounds = fill_bounds_chunks(reader);
     uint64_t room = bounds ? fill_room(reader) : slots;
     if (bounds) { /* also for a later read that is as large */
-        fill_want(reader->arena, 2 * slots);
+        fill_want(reader, 2 * slots);
     }
     pthread_mutex_unlock(&reader->arena->lock);
     return room < slots ? room : slots;

@@ -26,11 +26,11 @@ struct fill {
 };
 
 /* Decides whether a thread is to touch the new arena, given its first reader. The lock is held. */
-void fill_begin(const dlfs_reader *reader);
-/* Has the thread touch this many slots more than those in use. The lock is held. */
-void fill_want(dlfs_arena *arena, uint64_t slots);
-/* Has the thread pause until a read asks for more. The lock is held. */
-void fill_pause(const dlfs_reader *reader);
+void fill_begin(dlfs_reader *reader);
+/* Has the thread touch slots for this many more chunks of a reader. The lock is held. */
+void fill_want(dlfs_reader *reader, uint64_t slots);
+/* Has the thread touch no more for a reader until a read asks for it. The lock is held. */
+void fill_pause(dlfs_reader *reader);
 /* Returns true if another thread may touch a step, too. The lock is held. */
 bool fill_needs_help(const dlfs_arena *arena);
 /* Touches a step if fill_needs_help. The lock is held, and released meanwhile. */

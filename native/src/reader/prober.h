@@ -8,7 +8,7 @@
 
 #include "dlfs/dlfs.h"
 
-/* The thread that asks. Guarded by the reader's lock, but for `wanted`; `stop` is set under it. */
+/* The thread that asks. Guarded by the arena's lock, but for `wanted`; `stop` is set under it. */
 struct prober {
     _Atomic bool wanted; /* a member is hung since the thread was last begun */
     pthread_t thread;

@@ -3,8 +3,9 @@
  * the other parts of the library include. The layers of the reader share the structures of
  * reader/state.h and call only those below them; from the bottom:
  *
- * - reader/cache_map.c, fill.c, arena.c, cache.c: the sample memory, equal slots of a chunk with
- *   counted references, and which samples and chunks stay in it from one epoch to the next;
+ * - reader/cache_map.c, fill.c, shares.c, slots.c, arena.c, cache.c: the sample memory, equal slots
+ *   of a chunk with counted references, which readers share, and which samples and chunks stay in
+ *   it from one epoch to the next;
  * - reader/private_memory.c, share.c: memory of batches that own theirs, charged to a budget;
  * - reader/members.c: where chunks and their copies lie, and which members are lost;
  * - reader/plan.c, span.c, fetch_queues.c, requests.c, fetch.c: spans of the data space read
@@ -13,7 +14,7 @@
  * - reader/read_place.c, read_batch.c, read_sample.c, read_part.c: reads on demand;
  * - stream/: an epoch read ahead.
  *
- * Threads: any thread may read. One mutex guards the arena and the reader's lists. It is taken once
+ * Threads: any thread may read. One mutex guards the arena and the lists of its readers. It is taken once
  * or twice a batch, never once a sample, and never held over I/O or a checksum. A fetch belongs to
  * one thread at a time.
  */

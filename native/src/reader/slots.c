@@ -120,11 +120,18 @@ static void run_free(dlfs_arena *arena, uint32_t first)
     wake_starved(arena);
 }
 
+/* Counts a run as one of chunks, or no longer. */
+static void count_chunks(dlfs_reader *reader, const struct slot *slot, bool more)
+{
+    reader->arena->chunk_slot_count += more ? slot->run : -slot->run;
+    reader->share.chunks += more ? slot->run : -slot->run;
+}
+
 static void evict(dlfs_reader *reader, uint32_t number)
 {
     const struct slot *slot = &reader->arena->slots[number];
     list_remove(reader->arena, &reader->idle_slots, number);
-    reader->arena->chunk_slot_count -= slot->run;
+    count_chunks(reader, slot, false);
     reader->chunk_slots[slot->chunk] = 0;
     run_free(reader->arena, number);
 }
@@ -151,7 +158,7 @@ void arena_evict_cached(dlfs_reader *reader, uint32_t number)
         cache_unmap_run(reader, number);
         arena_release_empty_map(reader);
     } else {
-        arena->chunk_slot_count -= slot->run;
+        count_chunks(reader, slot, false);
         reader->chunk_slots[slot->chunk] = 0;
     }
     run_free(arena, number);
@@ -176,16 +183,23 @@ static bool evict_one(dlfs_reader *reader, enum eviction eviction)
     return true;
 }
 
-/* Evicts an idle slot of a reader that holds more than its share. Returns false if there is none.
+/*
+ * Evicts an idle slot of a reader that holds more than its share; for one that has hardly any slot,
+ * of the reader that was not read for longest. Returns false if there is none.
  */
-static bool evict_excess(dlfs_arena *arena)
+static bool evict_other(const dlfs_reader *needy)
 {
-    for (dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
+    dlfs_reader *oldest = NULL;
+    for (dlfs_reader *reader = needy->arena->readers; reader != NULL; reader = reader->share.next) {
         if (share_is_exceeded(reader) && evict_one(reader, EVICT_CACHED)) {
             return true;
         }
+        bool idle = reader->idle_slots.count + reader->cache.idle.count > 0;
+        if (idle && (oldest == NULL || reader->share.used_at < oldest->share.used_at)) {
+            oldest = reader;
+        }
     }
-    return false;
+    return needy->share.held < SLOTS_MIN && oldest != NULL && evict_one(oldest, EVICT_CACHED);
 }
 
 void arena_evict_excess(dlfs_reader *reader)
@@ -194,7 +208,7 @@ void arena_evict_excess(dlfs_reader *reader)
     }
 }
 
-/* Returns how many runs of slots evict_excess can evict. */
+/* Returns how many runs of slots readers hold beyond their shares that can be evicted. */
 static uint32_t count_excess(const dlfs_arena *arena)
 {
     uint32_t count = 0;
@@ -205,11 +219,15 @@ static uint32_t count_excess(const dlfs_arena *arena)
     return count;
 }
 
-/* Evicts slots of a reader until its share has room for this many more. Returns false if there are
- * none to evict. */
+/*
+ * Evicts slots of a reader until its share has room for this many more, or, if it holds more than
+ * that already, as many as it takes. Returns false if there are none to evict.
+ */
 static bool keep_share(dlfs_reader *reader, uint32_t run, enum eviction eviction)
 {
-    while (reader->share.held + run > reader->slots_max) {
+    uint32_t held = reader->share.held;
+    uint32_t most = held > reader->slots_max ? held : reader->slots_max;
+    while (reader->share.held + run > most) {
         if (!evict_one(reader, eviction)) {
             return false;
         }
@@ -240,8 +258,7 @@ static void occupy_run(dlfs_reader *reader, uint32_t first, uint32_t run)
     reader->share.used_at = arena->taken;
 }
 
-/* Notes that a reader lacks a slot, if its share has room for one. Returns SLOT_NONE. */
-static uint32_t starve(dlfs_reader *reader)
+uint32_t arena_starve(dlfs_reader *reader)
 {
     if (!reader->share.starved && reader->share.held < reader->slots_max) {
         reader->share.starved = true;
@@ -301,7 +318,7 @@ static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
         first = find_run(reader, run, EVICT_CACHED);
     }
     if (first == SLOT_NONE) {
-        return starve(reader);
+        return arena_starve(reader);
     }
     evict_run(reader->arena, first, run);
     if (!keep_share(reader, run, eviction)) {
@@ -322,8 +339,8 @@ uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
     if (!keep_share(reader, 1, eviction)) {
         return SLOT_NONE;
     }
-    if (arena->free_slots.count == 0 && !evict_excess(arena) && !evict_one(reader, eviction)) {
-        return starve(reader);
+    if (arena->free_slots.count == 0 && !evict_other(reader) && !evict_one(reader, eviction)) {
+        return arena_starve(reader);
     }
     uint32_t slot = arena->free_slots.first;
     occupy_run(reader, slot, 1);
@@ -357,7 +374,7 @@ uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run)
         first = find_run(reader, run, EVICT_IDLE);
     }
     if (first == SLOT_NONE) {
-        return starve(reader);
+        return arena_starve(reader);
     }
     evict_run(arena, first, run);
     if (!keep_share(reader, run, EVICT_IDLE)) {
@@ -405,6 +422,9 @@ void arena_release(dlfs_reader *reader, uint32_t number)
     }
     if (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) {
         list_push(reader->arena, idle_list(reader, slot), number);
+        if (share_is_exceeded(reader)) {
+            wake_starved(reader->arena); /* which may evict it */
+        }
     } else {
         dlfs_arena *arena = reader->arena;
         uint32_t others = arena->slot_count - arena->free_slots.count - arena->chunk_slot_count;
@@ -421,7 +441,7 @@ void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, cons
 {
     struct slot *slot = &reader->arena->slots[number];
     slot->state = SLOT_LOADING;
-    reader->arena->chunk_slot_count += slot->run;
+    count_chunks(reader, slot, true);
     slot->chunk = chunk;
     slot->owner = owner;
     reader->chunk_slots[chunk] = number + 1;
@@ -443,7 +463,7 @@ void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad
     slot->owner = NULL;
     slot->waiters = SLOT_NONE;
     if (!valid) {
-        reader->arena->chunk_slot_count -= slot->run;
+        count_chunks(reader, slot, false);
         reader->chunk_slots[slot->chunk] = 0;
         return;
     }
@@ -471,14 +491,15 @@ void slots_free_all(dlfs_reader *reader)
 {
     dlfs_arena *arena = reader->arena;
     uint32_t next;
-    for (uint32_t number = 0; number < arena->slot_count; number = next) {
-        struct slot *slot = &arena->slots[number];
+    for (uint32_t number = 0; reader->share.held > 0; number = next) {
+        const struct slot *slot = &arena->slots[number];
         next = number + slot->run;
         if (slot->state == SLOT_FREE || slot->reader != reader) {
             continue;
         }
-        bool chunk = slot->state == SLOT_LOADING || slot->state == SLOT_CHUNK;
-        arena->chunk_slot_count -= chunk ? slot->run : 0;
+        if (slot->state == SLOT_LOADING || slot->state == SLOT_CHUNK) {
+            count_chunks(reader, slot, false);
+        }
         run_free(arena, number);
     }
 }

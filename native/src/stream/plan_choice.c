@@ -144,7 +144,7 @@ void plan_begin(dlfs_stream *stream)
     stream->to_cache_bytes_max = to_cache_bytes_max(stream);
     stream_size_cache(stream);
     if (stream->plan == DLFS_PLAN_CHUNKS && reader->dataset_fits) {
-        fill_want(reader->arena, reader->chunk_count); /* the epoch needs all of them */
+        fill_want(reader, subtract_or_zero(reader->chunk_count, reader->share.chunks)); /* all */
     }
     if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT) {
         cache_reserve_map(reader, map_samples(stream));

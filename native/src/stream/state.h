@@ -9,7 +9,7 @@
  * - stream/stream.c: the stream's thread, the consumer's calls.
  *
  * Threads: the consumer calls dlfs_stream_next, and one thread of the stream reads ahead. They
- * share the entries under the reader's lock.
+ * share the entries under the arena's lock.
  */
 #ifndef DLFS_STREAM_STATE_H
 #define DLFS_STREAM_STATE_H
@@ -114,7 +114,7 @@ struct dlfs_stream {
     pthread_t thread;
     pthread_cond_t ready; /* an entry became ready or failed, or the thread is blocked */
 
-    /* Guarded by the reader's lock. */
+    /* Guarded by the arena's lock. */
     struct entry *ring; /* [mask + 1] */
     uint64_t mask;
     uint64_t lookahead;     /* positions of look-ahead, <= mask + 1 */

@@ -97,6 +97,7 @@ static void wait_for_work(dlfs_stream *stream)
 {
     stream->blocked = stream->paused || stream->planned < stream->filled;
     if (stream->blocked) {
+        (void)arena_starve(stream->reader);
         pthread_cond_broadcast(&stream->ready);
     }
     if (!stream->stop) {

@@ -41,6 +41,7 @@ static void reader_without_memory(dlfs_reader *reader, uint32_t slots, bool shar
         .dataset_fits = true,
     };
     CHECK_EQ(arena_create(slots, 19, shared, &reader->arena), 0);
+    reader->arena->readers = reader;
 }
 
 /* The reader's arena unmaps the memory when it is freed. */
@@ -90,7 +91,7 @@ static void as_far_as_asked(void)
     CHECK(is_touched(arena, 2 * STEP));
     CHECK_EQ(fill_admits(&reader, 1), 1);
     CHECK_EQ(fill_admits(&reader, 2), 2);
-    reader.arena->chunk_slot_count = 2 * STEP_SLOTS;
+    reader.arena->chunk_slot_count = reader.share.chunks = 2 * STEP_SLOTS;
     CHECK_EQ(fill_room(&reader), 0);
     CHECK_EQ(fill_admits(&reader, 1), 0);
     CHECK_EQ(wait_for_room(&reader, 2), 2 * STEP_SLOTS - OTHERS);
@@ -112,7 +113,7 @@ static void with_help(void)
     reader.arena->fill.running = true; /* so that no thread is started */
     CHECK(!fill_needs_help(reader.arena));
     pthread_mutex_lock(&reader.arena->lock);
-    fill_want(reader.arena, STEP_SLOTS - OTHERS);
+    fill_want(&reader, STEP_SLOTS - OTHERS);
     CHECK(fill_needs_help(reader.arena));
     fill_help(reader.arena);
     CHECK_EQ(fill_room(&reader), STEP_SLOTS - OTHERS);
@@ -120,7 +121,7 @@ static void with_help(void)
     CHECK(!fill_needs_help(reader.arena));
     reader.arena->fill.claimed += STEP_SLOTS; /* another thread is at this step */
     reader.arena->fill.busy[0] = STEP_SLOTS;
-    fill_want(reader.arena, reader.slots_max);
+    fill_want(&reader, reader.slots_max);
     fill_help(reader.arena);
     CHECK_EQ(fill_room(&reader), STEP_SLOTS - OTHERS);
     reader.arena->fill.busy[0] = SLOT_NONE;
@@ -342,7 +343,7 @@ static void reads(uint64_t first_stop, uint32_t flags, bool stuck)
         reader->arena->fill.running = false;
         reader->arena->fill.wanted = 0;
         pthread_mutex_lock(&reader->arena->lock);
-        fill_want(reader->arena, reader->slots_max);
+        fill_want(reader, reader->slots_max);
         pthread_mutex_unlock(&reader->arena->lock);
         (void)wait_for_room(reader, reader->slots_max);
     }
@@ -383,8 +384,60 @@ static void large_samples_use_few_slots(void)
     dataset_destroy(&dataset);
 }
 
+/* Of two streams that begin together, each has all of its chunks touched, also if one ends early.
+ */
+static void two_datasets_fit(bool one_ends)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    uint64_t slots = 3 * dataset.chunk_count;
+    const dlfs_arena_config config = {.memory_bytes = slots * CHUNK, .chunk_bytes = CHUNK};
+    dlfs_arena *arena;
+    CHECK_EQ(dlfs_arena_create(&config, &arena), 0);
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 3, 0, 4, &sequence),
+             0);
+    const dlfs_stream_config stream = {.sequence = sequence,
+                                       .stride = 1,
+                                       .count = sequence_count(sequence),
+                                       .plan = DLFS_PLAN_CHUNKS};
+    dlfs_reader *readers[2];
+    dlfs_stream *streams[2];
+    arena->fill.running = true; /* no thread touches anything */
+    for (uint32_t i = 0; i < 2; i++) {
+        readers[i] = reader_as(
+            &dataset, (dlfs_reader_config){
+                          .depth = 8, .arena = arena, .gap_bytes = 8192, .timeout_ms = 20000});
+        pthread_mutex_lock(&arena->lock);
+        CHECK_EQ(arena_attach(readers[i]), 0);
+        if (i == 0) {
+            begin_large(readers[0]);
+        }
+        pthread_mutex_unlock(&arena->lock);
+        CHECK_EQ(dlfs_stream_create(readers[i], &stream, &streams[i]), 0);
+    }
+    CHECK(arena->fill.wanted >= 2 * dataset.chunk_count);
+    if (one_ends) {
+        dlfs_stream_destroy(streams[1]);
+        CHECK(arena->fill.wanted >= dataset.chunk_count);
+        CHECK(arena->fill.wanted < 2 * dataset.chunk_count);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        if (i == 0 || !one_ends) {
+            dlfs_stream_destroy(streams[i]);
+        }
+        CHECK_EQ(dlfs_reader_destroy(readers[i]), 0);
+    }
+    arena->fill.running = false;
+    dlfs_arena_destroy(arena);
+    dlfs_sequence_destroy(sequence);
+    dataset_destroy(&dataset);
+}
+
 int main(void)
 {
+    two_datasets_fit(false);
+    two_datasets_fit(true);
     as_far_as_asked();
     with_help();
     first_chunks_do_not_wait();

@@ -16,7 +16,8 @@ from dlfs.cli.commands import _PANELS, app
 from dlfs.cli.environment import complete_arguments
 from dlfs.cli.examples import EXAMPLES
 from dlfs.cli.verb import Verb
-from dlfs.memory_limit import MEMORY_VARIABLE
+from dlfs.memory_limit import MEMORY_VARIABLE, default_memory_bytes
+from dlfs.units import format_bytes
 
 COMMAND = typer.main.get_command(app)
 
@@ -82,7 +83,8 @@ def test_verbose(run, volume) -> None:
         assert done.out == b"top"
         assert f"dlfs: opened {volume} for reading by " in done.err
         assert "1 member, 1 dataset\n" in done.err
-        assert "opened dataset small@1: 6 samples, at most 256.0 MiB of memory" in done.err
+        memory = format_bytes(default_memory_bytes())
+        assert f"opened dataset small@1: 6 samples, at most {memory} of memory" in done.err
     assert run("cat", volume, "small", "top").err == ""
     assert run("cat", volume, "small", "top", "-q", "-v").code == 2
 

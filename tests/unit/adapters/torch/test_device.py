@@ -177,7 +177,7 @@ def test_the_arena_is_locked_once_and_unlocked_before_it_is_unmapped(opened, gpu
 
 
 def empty_owner():
-    return Handle(library().dlfs_arena_unmap)
+    return Handle(library().dlfs_arena_view_unmap)
 
 
 def test_readers_that_share_an_arena_share_the_lock(gpu):
