@@ -14,9 +14,9 @@
  * - reader/read_place.c, read_batch.c, read_sample.c, read_part.c: reads on demand;
  * - stream/: an epoch read ahead.
  *
- * Threads: any thread may read. One mutex guards the arena and the lists of its readers. It is taken once
- * or twice a batch, never once a sample, and never held over I/O or a checksum. A fetch belongs to
- * one thread at a time.
+ * Threads: any thread may read. One mutex guards the arena and the lists of its readers. It is
+ * taken once or twice a batch, never once a sample, and never held over I/O or a checksum. A fetch
+ * belongs to one thread at a time.
  */
 #ifndef DLFS_READER_H
 #define DLFS_READER_H
