@@ -1,9 +1,10 @@
 """The base class of objects that a ``with`` statement closes at its end, and counted uses.
 
 ``Uses`` counts the calls that are using a resource, so that another thread may close it meanwhile.
-``LiveObjects`` remembers objects that are in use, such as those that a forked child must close.
+``LiveObjects`` remembers objects that are in use, such as those that a forked child must close, and
+``LiveValues`` finds them by a key.
 
-Threads: those of the subclass; any for ``Uses`` and ``LiveObjects``.
+Threads: those of the subclass; any for ``Uses``, ``LiveObjects`` and ``LiveValues``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Generic, Self, TypeVar
 
 from dlfs.errors import ClosedError, DlfsError
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -141,3 +143,34 @@ class LiveObjects(Generic[T]):
                 if now() is not None:  # another thread's object, which has the same address
                     self._references[key] = now
         self._prune_at = max(self._PRUNE_LEAST, 2 * len(self._references))
+
+
+class LiveValues(Generic[K, T]):
+    """Objects that are still in use, by a key.
+
+    Unlike ``weakref.WeakValueDictionary``, it runs no bytecode when an object is collected.
+    """
+
+    _PRUNE_LEAST = 64
+
+    def __init__(self) -> None:
+        self._references: dict[K, weakref.ref[T]] = {}
+        self._prune_at = self._PRUNE_LEAST
+
+    def get(self, key: K) -> T | None:
+        """Return the object of a key; None if there is none, or it was collected."""
+        reference = self._references.get(key)
+        return None if reference is None else reference()
+
+    def put(self, key: K, value: T) -> None:
+        """Remember an object by a key until it is collected."""
+        self._references[key] = weakref.ref(value)
+        if len(self._references) >= self._prune_at:
+            for other, reference in list(self._references.items()):
+                if reference() is None and self._references.get(other) is reference:
+                    self._references.pop(other, None)
+            self._prune_at = max(self._PRUNE_LEAST, 2 * len(self._references))
+
+    def clear(self) -> None:
+        """Forget all objects."""
+        self._references.clear()

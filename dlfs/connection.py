@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 from uuid import UUID
-from weakref import WeakValueDictionary
 
 from dlfs.arguments import ENGINES, Engine, check_choice, check_integer
 from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
 from dlfs.block import BlockDevice, MissingDevice, is_silent, open_device
-from dlfs.closing import Uses
+from dlfs.closing import LiveValues, Uses
 from dlfs.deadlines import is_over, limit_call, limit_device, share_for
 from dlfs.directory import FrozenDirectory, PartDirectory
 from dlfs.directory.sharing import SHARED_ROOT
@@ -236,7 +235,7 @@ class Connection(Protocol):
 
 # ---- local devices -------------------------------------------------------------------------------
 
-_loaded: WeakValueDictionary[UUID | None, Generation] = WeakValueDictionary()
+_loaded: LiveValues[UUID | None, Generation] = LiveValues()
 """Generation of each volume that this process opened last: its catalog is not read again when one
 of its datasets is opened."""
 
@@ -305,7 +304,7 @@ class LocalConnection:
             raise
         close_departed(generation, devices)
         report_members(generation)
-        _loaded[generation.superblock.volume_uuid] = generation
+        _loaded.put(generation.superblock.volume_uuid, generation)
         return generation
 
     def open_dataset(
@@ -522,7 +521,7 @@ class LocalVolume:
         except BaseException:
             close_devices([device for device in devices if device not in before])
             raise
-        _loaded[self.superblock.volume_uuid] = self.generation
+        _loaded.put(self.superblock.volume_uuid, self.generation)
         close_departed(self.generation, devices)
 
     def _newest(self, devices: Sequence[BlockDevice], known: Generation) -> Generation:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import weakref
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,10 @@ def map_file(descriptor: int, size_bytes: int) -> NDArray[np.uint8]:
     address = _libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    mapped = (ctypes.c_uint8 * size_bytes).from_address(address)
-    weakref.finalize(mapped, _libc.munmap, address, size_bytes).atexit = False
+    # It is unmapped without a bytecode, in which Ctrl-C would be lost, as by a ``Handle``.
+    owner: Any = type("Mapped", (ctypes.c_uint8 * size_bytes,), {"__slots__": ("__del__",)})
+    mapped = owner.from_address(address)
+    mapped.__del__ = partial(_libc.munmap, address, size_bytes)
     memory = np.frombuffer(memoryview(mapped), np.uint8)
     memory.flags.writeable = False
     return memory

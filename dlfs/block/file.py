@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from dlfs._native.device import NativeDevice
 from dlfs._native.handle import Descriptor, Handle
@@ -32,7 +31,7 @@ from dlfs.block import silence
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
-from dlfs.closing import LiveObjects
+from dlfs.closing import LiveObjects, LiveValues
 from dlfs.deadlines import current_deadline
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, write_error
 from dlfs.threads import start_thread
@@ -96,7 +95,7 @@ class _OpenFile:
         return stat.S_ISREG(self.status.st_mode) and os.major(self.status.st_dev) != 0
 
 
-_open_files: WeakValueDictionary[tuple[object, ...], _OpenFile] = WeakValueDictionary()
+_open_files: LiveValues[tuple[object, ...], _OpenFile] = LiveValues()
 """Files and disks that this process has open for reading, by path, engine and ``buffered``. Those
 that are opened again need no descriptors and no queue pairs of their own."""
 
@@ -127,7 +126,7 @@ def _open(
         raise DeviceError(f"{error}{_permission_hint(status, writable)}", error.errno) from error
     file = _OpenFile(native.handle, status)
     if not writable:
-        _open_files[key] = file
+        _open_files.put(key, file)
     return native, file
 
 

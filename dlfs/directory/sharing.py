@@ -51,7 +51,7 @@ from dlfs._native.device import aligned_buffer
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Descriptor
 from dlfs._native.mapping import map_file
-from dlfs.closing import LiveObjects, Uses
+from dlfs.closing import LiveObjects, LiveValues, Uses
 from dlfs.deadlines import limit_call, waiting
 from dlfs.directory.frozen import FrozenDirectory
 from dlfs.errors import FormatError
@@ -341,7 +341,8 @@ class _Place:
         status = os.fstat(folder.value)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             return None
-        place = _places[path] = cls(folder)
+        place = cls(folder)
+        _places.put(path, place)
         return place
 
     def obtain(
@@ -524,7 +525,7 @@ class _Place:
                     fcntl.flock(file, fcntl.LOCK_UN)
 
 
-_places: weakref.WeakValueDictionary[Path, _Place] = weakref.WeakValueDictionary()
+_places: LiveValues[Path, _Place] = LiveValues()
 """Open directories of shared parts."""
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 from uuid import uuid4
-from weakref import WeakValueDictionary
 
 from dlfs._native.arena import NativeArena
+from dlfs.closing import LiveValues
 from dlfs.forks import Lock
 
 MEMORY_CHUNKS_MIN = 4
 """Smallest memory of an arena, in chunks."""
 
 _lock = Lock()
-_arenas: WeakValueDictionary[str, NativeArena] = WeakValueDictionary()
+_arenas: LiveValues[str, NativeArena] = LiveValues()
 """The arenas of this process, and after a fork those of its parent; by the key of their memory."""
 
 
@@ -54,7 +54,7 @@ class MemoryBudget:
                 size_bytes = self.size_bytes // _count_workers()
                 least_bytes = MEMORY_CHUNKS_MIN * chunk_bytes
                 arena = NativeArena(max(size_bytes, least_bytes), chunk_bytes)
-                _arenas[self._key] = arena
+                _arenas.put(self._key, arena)
             return arena
 
     def stats(self) -> dict[str, int] | None:

@@ -680,6 +680,17 @@ def fill(volume, dataset, budget):
     return memory["readers"]
 
 
+@pytest.mark.parametrize("shuffle", ["global", "chunk", None])
+def test_a_dataset_without_samples_has_an_epoch_beside_much_memory(tmp_path, shuffle):
+    path = str(tmp_path / "v.img")
+    dlfs.format_volume(path, size_bytes=16 * MIB)
+    with dlfs.open(path, memory_bytes=256 * MIB) as opened:
+        write(opened, "empty", {b"none": b""})
+        with opened["empty"] as dataset:
+            batches = dataset.batches(4, shuffle=shuffle, plan="chunks")
+            assert [batch.to_list() for batch in batches] == [[b""]]
+
+
 def test_a_copy_of_a_dataset_shares_the_memory_in_its_process(tmp_path):
     """A dataset is pickled for a worker, and its copies there are one volume's."""
     path = str(tmp_path / "v.img")

@@ -132,7 +132,8 @@ static uint64_t landing_taken(const dlfs_reader *reader, const struct location *
 bool stream_is_filling(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
-    if (stream->plan != DLFS_PLAN_CHUNKS || !fill_bounds_chunks(reader)) {
+    bool empty = reader->chunk_count == 0;
+    if (stream->plan != DLFS_PLAN_CHUNKS || empty || !fill_bounds_chunks(reader)) {
         return false;
     }
     uint64_t bytes = stream->need.read_bytes + reader->config.gap_bytes;
