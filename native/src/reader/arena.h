@@ -147,8 +147,7 @@ uint32_t arena_available(const dlfs_reader *reader);
 /* Wakes all threads that wait for the arena's slots. */
 void arena_wake_all(dlfs_arena *arena);
 
-/* ---- reader/slots.c; of which reader/arena.c uses ---------------------------------------------
- */
+/* ---- reader/slots.c, for reader/arena.c ------------------------------------------------------ */
 
 /* Puts all slots of a new arena into its list of free ones. */
 void slots_init(dlfs_arena *arena);
