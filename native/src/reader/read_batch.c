@@ -6,7 +6,8 @@
  * they landed: a batch points into the arena and holds references to its slots.
  *
  * A span that cannot be read as a whole is read sample by sample, so that a bad block fails only
- * the samples that have it.
+ * the samples that have it. Each is read into private memory and copied to its place once it is
+ * verified: it shares blocks with its neighbours, and what was verified is never written again.
  */
 #include "reader/read_batch.h"
 
@@ -18,6 +19,7 @@
 #include "platform/clock.h"
 #include "platform/crc32c.h"
 #include "reader/fetch_queues.h"
+#include "reader/private_memory.h"
 
 /* ---- fetch ----------------------------------------------------------------------------------- */
 
@@ -42,22 +44,36 @@ static bool is_gone(int code)
            code == DLFS_E_CLOSED;
 }
 
-/* Starts the read of the sample that span->single numbers, into its place in the span's memory. */
+/* Takes memory that has room for any one sample of a span, with the blocks that it begins and ends
+ * in. Returns false if there is none. */
+static bool take_single_memory(struct read *read, struct span *span)
+{
+    const struct plan_span *planned = &read->spans[span->tag];
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < planned->miss_count; i++) {
+        uint64_t length = read->misses[planned->first_miss + i].length;
+        longest = length > longest ? length : longest;
+    }
+    size_t bytes = (size_t)longest + 2 * (size_t)read->reader->config.block_bytes;
+    return private_memory_take(read->reader, bytes, NULL, &span->private_memory) == 0;
+}
+
+/* Starts the read of the sample that span->single numbers. */
 static void start_single(struct read *read, struct span *span)
 {
     const struct plan_span *planned = &read->spans[span->tag];
     const struct miss *miss = &read->misses[planned->first_miss + span->single - 1];
     uint64_t mask = read->reader->config.block_bytes - 1;
-    uint64_t address = miss->address & ~mask;
-    span->memory = span->memory - span->address + address;
-    span->address = address;
-    span->length = ((miss->address + miss->length + mask) & ~mask) - address;
+    span->address = miss->address & ~mask;
+    span->length = ((miss->address + miss->length + mask) & ~mask) - span->address;
+    span->memory = span->private_memory->base;
     span->was_corrupt = false;
     span->avoided_member = MEMBER_NONE;
     span_start(read->fetch, span);
 }
 
-/* Starts the read of the next single sample of a span that failed. Returns false if none is left.
+/* Starts the read of the next single sample of a span that failed. Returns false if none is left,
+ * or if there is no memory for it.
  */
 static bool start_next_single(struct read *read, struct span *span)
 {
@@ -65,12 +81,27 @@ static bool start_next_single(struct read *read, struct span *span)
     bool single = !planned->whole_chunks && planned->miss_count == 1;
     bool begins = span->single == 0 && span->code < 0 && !single;
     bool goes_on = span->single > 0 && span->single < planned->miss_count;
-    if ((!begins && !goes_on) || is_gone(span->code)) {
+    if ((!begins && !goes_on) || is_gone(span->code) ||
+        (begins && !take_single_memory(read, span))) {
         return false;
     }
     span->single++;
     start_single(read, span);
     return true;
+}
+
+/* Enters where a verified sample lies. One that was read by itself is copied there. */
+static void enter_sample(struct read *read, const struct span *span, const struct miss *miss)
+{
+    const struct plan_span *planned = &read->spans[span->tag];
+    struct batch *batch = read->batch;
+    uint8_t *base =
+        batch->private_memory != NULL ? batch->private_memory->base : read->reader->arena->memory;
+    uint64_t offset = planned->memory_offset + (miss->address - planned->address);
+    if (span->single > 0) {
+        memcpy(base + offset, span->memory + (miss->address - span->address), miss->length);
+    }
+    batch->offsets[miss->position] = (int64_t)offset;
 }
 
 /*
@@ -80,8 +111,6 @@ static bool start_next_single(struct read *read, struct span *span)
 static int verify_samples(struct read *read, const struct span *span, bool last_try)
 {
     const struct plan_span *planned = &read->spans[span->tag];
-    const uint8_t *base = read->batch->private_memory != NULL ? read->batch->private_memory->base
-                                                              : read->reader->arena->memory;
     uint32_t first = span->single > 0 ? span->single - 1 : 0;
     uint32_t end = span->single > 0 && !is_gone(span->code) ? span->single : planned->miss_count;
     const struct span *next = fetch_peek_done(read->fetch);
@@ -90,12 +119,10 @@ static int verify_samples(struct read *read, const struct span *span, bool last_
     int code = 0;
     for (uint32_t i = first; code == 0 && i < end; i++) {
         const struct miss *miss = &read->misses[planned->first_miss + i];
-        uint64_t start = miss->address - span->address;
-        uint32_t crc = span->code < 0
-                           ? 0
-                           : crc32c_sample(NULL, span->memory + start, miss->length, next_bytes);
+        const uint8_t *bytes = span->memory + (miss->address - span->address);
+        uint32_t crc = span->code < 0 ? 0 : crc32c_sample(NULL, bytes, miss->length, next_bytes);
         if (span->code == 0 && crc == miss->crc32c) {
-            read->batch->offsets[miss->position] = span->memory + start - base;
+            enter_sample(read, span, miss);
             continue;
         }
         bad++;
@@ -105,8 +132,7 @@ static int verify_samples(struct read *read, const struct span *span, bool last_
             code = read_fail(read, miss->position, span->code, 0, span->bad_address);
         } else {
             struct location location = {miss->address, miss->length, 0, miss->crc32c};
-            uint64_t bad_address =
-                reader_bad_part(read->reader, &location, span->memory + start, &crc);
+            uint64_t bad_address = reader_bad_part(read->reader, &location, bytes, &crc);
             code = read_fail(read, miss->position, DLFS_E_CHECKSUM, crc, bad_address);
         }
     }
@@ -142,6 +168,9 @@ static int finish_span(struct read *read, struct span *span, bool *again)
     *again = bad >= 0 && span->single > 0 && start_next_single(read, span);
     if (*again) {
         return 0;
+    }
+    if (span->single > 0) {
+        private_memory_release(span->private_memory); /* an abandoned span has its own reference */
     }
     struct bad_samples *bad_samples = NULL;
     struct known_misses sound = {read->misses + planned->first_miss, planned->miss_count};

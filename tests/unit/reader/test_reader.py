@@ -155,7 +155,7 @@ def test_a_flipped_bit_is_named_and_costs_one_sample(bench, memory_bytes):
 
 def faulty(made, **faults) -> list[NativeDevice]:
     return [
-        FaultyNativeDevice(device.native, Faults(seed=7, **faults), uri=device.uri)
+        FaultyNativeDevice(device.native, Faults(**({"seed": 7} | faults)), uri=device.uri)
         for device in made.devices
     ]
 
@@ -227,6 +227,27 @@ def test_a_bad_block_is_a_device_error(bench):
         with pytest.raises(DeviceError, match="sample 50"):
             reader.read([50])
         assert reader.read([200]).tobytes(0) == made.laid.samples[200]
+
+
+@pytest.mark.parametrize("plan", ["read", "direct", "chunks", "chunk_copy"])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_verified_is_not_written_again(bench, seed, plan):
+    """Where a span fails its samples are read one by one, and share blocks with verified ones."""
+    made = bench(random_samples(200, seed, high=3000))
+    natives = faulty(made, seed=seed, error_per_million=300_000, flip_per_million=300_000)
+    with made.reader(natives, memory_bytes=64 * KIB, depth=4, retry_count=1) as reader:
+        for _ in range(5):
+            given = 0
+            if plan == "read":
+                batches = iter([reader.read(range(200), on_error="skip")])
+            else:
+                batches = batches_of(reader, 20, plan=plan, on_error="skip")
+            for batch in batches:
+                given += len(batch)
+                for index, view in zip(batch.indices.tolist(), batch, strict=True):
+                    assert view == made.laid.samples[index], f"wrong bytes of sample {index}"
+            del batches, batch, view
+            assert given > 100
 
 
 def test_a_device_that_does_not_answer_is_a_timeout(bench):
