@@ -152,16 +152,6 @@ static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_me
     return true;
 }
 
-/* Returns the members that are lost now, as bits. */
-static uint64_t lost_members(const dlfs_reader *reader)
-{
-    uint64_t lost = 0;
-    for (uint32_t member = 0; member < reader->config.member_count; member++) {
-        lost |= (uint64_t)member_is_lost(reader, member) << member;
-    }
-    return lost;
-}
-
 /*
  * Sends failed requests again, and makes the requests of waiting spans in their order. A span whose
  * member has no room is passed over, so that a slow member does not delay the spans of the others.
@@ -171,7 +161,7 @@ static void fill_operations(struct fetch *fetch)
     struct span_list passed_over = {SPAN_NONE, SPAN_NONE};
     uint64_t full_members = 0;
     uint64_t all = UINT64_MAX >> (DLFS_MEMBERS_MAX - fetch->reader->config.member_count);
-    uint64_t lost = fetch->waiting.first != SPAN_NONE ? lost_members(fetch->reader) : 0;
+    uint64_t lost = fetch->waiting.first != SPAN_NONE ? dlfs_reader_lost_members(fetch->reader) : 0;
     struct span *span;
     requests_resend(fetch, &full_members);
     while ((full_members == 0 || ((full_members | lost) & all) != all) &&

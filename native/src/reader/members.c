@@ -9,7 +9,7 @@
  * (prober.c).
  *
  * Threads: all threads of a reader share this state. Each field is atomic by itself, and no code
- * relies on two fields being consistent with each other, but for the bits of lost_members.
+ * relies on two fields being consistent with each other.
  */
 #include "reader/members.h"
 
@@ -49,25 +49,6 @@ void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, u
     chunk_map_locate(reader->map, address, copy, member, offset_bytes);
 }
 
-/*
- * Makes the member's bit in lost_members what lost_until_ns says. Every change of that is followed
- * by a call. The bit is compared again after it was written: then the last thread to write it
- * leaves it right, however the changes of several threads overlap.
- */
-static void publish_loss(dlfs_reader *reader, uint32_t number)
-{
-    uint64_t bit = UINT64_C(1) << number;
-    bool lost;
-    do {
-        lost = atomic_load(&reader->members[number].lost_until_ns) != 0;
-        if (lost) {
-            atomic_fetch_or(&reader->lost_members, bit);
-        } else {
-            atomic_fetch_and(&reader->lost_members, ~bit);
-        }
-    } while (lost != (atomic_load(&reader->members[number].lost_until_ns) != 0));
-}
-
 void member_succeeded(dlfs_reader *reader, uint32_t number)
 {
     struct member *member = &reader->members[number];
@@ -80,7 +61,6 @@ void member_succeeded(dlfs_reader *reader, uint32_t number)
     atomic_store(&member->probes, 0);
     atomic_store(&member->hung, false); /* before another thread may mark it as lost again */
     atomic_store(&member->lost_until_ns, 0);
-    publish_loss(reader, number);
 }
 
 void member_failed(dlfs_reader *reader, uint32_t number, int code)
@@ -103,7 +83,6 @@ void member_set_lost(dlfs_reader *reader, uint32_t number, int code)
         return;
     }
     atomic_store(&member->code, code);
-    publish_loss(reader, number);
 }
 
 void member_set_hung(dlfs_reader *reader, uint32_t number)
@@ -141,7 +120,11 @@ bool member_take_probe(dlfs_reader *reader, uint32_t number)
 
 DLFS_API uint64_t dlfs_reader_lost_members(const dlfs_reader *reader)
 {
-    return atomic_load(&reader->lost_members);
+    uint64_t lost = 0;
+    for (uint32_t member = 0; member < reader->config.member_count; member++) {
+        lost |= (uint64_t)member_is_lost(reader, member) << member;
+    }
+    return lost;
 }
 
 DLFS_API int dlfs_reader_member_code(const dlfs_reader *reader, uint32_t member)

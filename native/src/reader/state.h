@@ -54,7 +54,6 @@ struct dlfs_reader {
     dlfs_reader_config config;
     dlfs_device **devices;
     struct member *members;         /* [member_count] */
-    _Atomic uint64_t lost_members;  /* as bits */
     struct chunk_map *map;          /* the chunks of the dataset on the members */
     const dlfs_location *locations; /* [sample_count] as the directory stores them */
     uint64_t sample_count;

@@ -212,12 +212,12 @@ static void lost_members_are_known(void)
     struct connection silent = attach_to(&service);
     struct connection other = attach_to(&service);
     read_everything(silent.client);
-    atomic_store(&service.reader->lost_members, 1);
+    atomic_store(&service.reader->members[0].lost_until_ns, UINT64_MAX);
     (void)dlfs_client_member_code(other.client, 0);
     read_everything(silent.client);
     CHECK_EQ(dlfs_client_lost_members(other.client), 1);
     CHECK_EQ(dlfs_client_lost_members(silent.client), 1);
-    atomic_store(&service.reader->lost_members, 0);
+    atomic_store(&service.reader->members[0].lost_until_ns, 0);
     (void)dlfs_client_member_code(other.client, 0);
     CHECK_EQ(dlfs_client_lost_members(silent.client), 0);
     disconnect(other);
