@@ -93,9 +93,9 @@ class SampleFailure:
             others: number of other samples of the same read that failed.
         """
         more = f" (and {others} more of this batch)" if others else ""
-        if self.code == abi.E_TIMEOUT:
-            return error_for(self.code, f"read {self._place()}{more}", reason=self.reason)
-        return error_for(self.code, f"read {self}{more}")
+        if self.code == abi.E_CHECKSUM:
+            return error_for(self.code, f"read {self}{more}")
+        return error_for(self.code, f"read {self._place()}{more}", reason=self.reason)
 
 
 def describe_failures(

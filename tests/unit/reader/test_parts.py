@@ -190,6 +190,7 @@ def test_an_unreadable_sector_is_reported_with_its_sample(bench: Callable[..., B
             with pytest.raises(DeviceError, match="sample 1 'large' of dataset 'test'") as caught:
                 ask()
             assert made.devices[member].uri in str(caught.value)
+            assert str(caught.value).count("Input/output error") == 1
         assert reader.get(SMALL_INDEX) == SAMPLES[b"small"]
 
 

@@ -1,0 +1,144 @@
+"""Ranges of large samples under faults, from a seed: each byte is right, or its read fails.
+
+Threads read ranges, whole samples and batches of small ones with one reader and little memory,
+while the devices fail, flip bits and delay completions. With two replicas, one member is lost and
+returns meanwhile, and no read may fail. DLFS_STRESS_SEEDS sets the number of seeds.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from dlfs.block.memory import MemoryDevice
+from dlfs.errors import ChecksumError, DeviceError, TruncatedError
+from dlfs.reader import ReaderOptions, SampleReader, Where, make_native_reader, read_into
+from dlfs.units import KIB, MIB
+from tests.fault.test_reader_stress import LASTING, PASSING, SEEDS
+from tests.support.datasets import lay_dataset, random_samples
+from tests.support.devices import Faults, FaultyNativeDevice
+
+CHUNK_BYTES = 16 * KIB
+LARGE = [5 * CHUNK_BYTES + 4321, 40 * CHUNK_BYTES, 17 * CHUNK_BYTES + 1]
+"""Bytes of the samples that are larger than a chunk."""
+SMALL = 60
+THREADS = 4
+TURNS = 60
+
+
+class Ranges:
+    """A dataset of large and small samples on devices that fail, and a reader of it."""
+
+    def __init__(self, seed: int, name: str, options: dict[str, int], *, replicas: int) -> None:
+        random = np.random.default_rng(seed)
+        members = max(int(random.integers(1, 4)), replicas)
+        self.devices = [
+            MemoryDevice(f"{name}-{seed}-{member}", 64 * MIB, writable=True)
+            for member in range(members)
+        ]
+        samples = {b"a%d" % i: random.bytes(size) for i, size in enumerate(LARGE)}
+        self.laid = lay_dataset(
+            self.devices,
+            samples | random_samples(SMALL, seed, high=6000),
+            chunk_bytes=CHUNK_BYTES,
+            fragment_chunks=int(random.integers(0, 4)),
+            replicas=replicas,
+        )
+        self.faults = Faults(
+            seed=seed,
+            error_per_million=int(random.choice([0, 50_000])),
+            short_per_million=int(random.choice([0, 20_000])),
+            flip_per_million=int(random.choice([20_000, 60_000])),
+            stall_per_million=int(random.choice([0, 30_000])),
+            stall_ms=int(random.choice([1, 60])) if options is LASTING else 2,
+            reorder=bool(random.integers(0, 2)),
+        )
+        self.natives = [
+            FaultyNativeDevice(one.native, self.faults, uri=one.uri) for one in self.devices
+        ]
+        native = make_native_reader(
+            self.natives,
+            self.laid.geometry,
+            self.laid.runs,
+            self.laid.directory,
+            ReaderOptions(
+                memory_bytes=int(random.choice([4, 9, 60])) * CHUNK_BYTES,
+                depth=int(random.choice([1, 4, 32])),
+                **options,
+            ),
+        )
+        where = Where("stress", tuple(one.uri for one in self.devices))
+        self.reader = SampleReader(native, self.laid.geometry, self.laid.directory, where)
+
+    def close(self) -> None:
+        self.reader.close()
+        for device in self.devices:
+            device.close()
+            MemoryDevice.forget(device.name)
+
+
+def _take_turns(ranges: Ranges, seed: int, *, loses: bool) -> tuple[int, int]:
+    """Read in turns; return how many reads gave bytes, and how many failed."""
+    random = np.random.default_rng(seed)
+    given, failed = 0, 0
+    for _ in range(TURNS):
+        if loses:
+            victim = ranges.natives[seed % len(ranges.natives)]
+            victim.lose(bool(random.integers(0, 3)))
+        index = int(random.integers(0, len(LARGE)))
+        data = ranges.laid.samples[index]
+        try:
+            if random.integers(0, 4) == 0:
+                wanted = random.choice([0, *range(len(LARGE), len(ranges.laid.samples))], 5)
+                batch = ranges.reader.read(wanted)
+                got = [bytes(view) for view in batch]
+                assert got == [ranges.laid.samples[one] for one in wanted]
+            else:
+                start = int(random.integers(0, len(data)))
+                room = bytearray(int(random.integers(1, 3 * CHUNK_BYTES)))
+                length = read_into(ranges.reader, index, room, start)
+                assert length == min(len(room), len(data) - start)
+                assert room[:length] == data[start : start + length]
+        except (ChecksumError, DeviceError, TruncatedError) as error:
+            print(f"{type(error).__name__}: {error}")
+            failed += 1
+        else:
+            given += 1
+    return given, failed
+
+
+def _run(ranges: Ranges, seed: int, *, loses: bool = False) -> tuple[int, int]:
+    """Have threads take turns; one of them loses a member if asked to. Return the sums."""
+    print(f"seed {seed}, {len(ranges.devices)} members, {ranges.faults}")
+    with ThreadPoolExecutor(THREADS) as pool:
+        runs = [
+            pool.submit(_take_turns, ranges, seed * THREADS + i, loses=loses and i == 0)
+            for i in range(THREADS)
+        ]
+        counts = [run.result() for run in runs]
+    return sum(given for given, _ in counts), sum(failed for _, failed in counts)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_ranges_are_right_or_fail(request: pytest.FixtureRequest, seed: int) -> None:
+    ranges = Ranges(seed, request.node.name, LASTING, replicas=1)
+    try:
+        given, failed = _run(ranges, seed)
+        assert given + failed == THREADS * TURNS
+        assert given > 0
+    finally:
+        ranges.close()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_ranges_outlast_faults_that_pass(
+    request: pytest.FixtureRequest, seed: int, replicas: int
+) -> None:
+    ranges = Ranges(seed, request.node.name, PASSING, replicas=replicas)
+    try:
+        assert _run(ranges, seed, loses=replicas > 1) == (THREADS * TURNS, 0)
+    finally:
+        ranges.close()
