@@ -20,6 +20,7 @@ LIBRARY := dlfs/_native/libdlfs.so
 SPDK_LIBRARY := dlfs/_native/libdlfs_spdk.so
 FUSE_LIBRARY := dlfs/_native/libdlfs_fuse.so
 SECURITY_LIBRARY := dlfs/_native/libdlfs_security.so
+FAULT_LIBRARY := build/native/tests/libdlfs_fault.so
 SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
 # "yes" where pkg-config finds SPDK; PKG_CONFIG_PATH adds folders to its search.
 SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
@@ -66,7 +67,7 @@ help: ## show this
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
 # The native mount, the SPDK library and authentication are built as well where pkg-config finds libfuse3, SPDK and OpenSSL.
-build: $(LIBRARY) build/native/fuse.stamp build/native/security.stamp $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs and what goes with it, into the package
+build: $(LIBRARY) build/native/fuse.stamp build/native/security.stamp $(if $(SPDK),$(SPDK_LIBRARY)) $(FAULT_LIBRARY) ## libdlfs and what goes with it, into the package
 
 # The slow part of lint runs next to the tests, at low priority, in the time that they wait; it is printed at the end.
 test: lint-quick .venv/.extra build/nvmet/order ## everything: lint, then all tests
@@ -240,6 +241,12 @@ build/native/security.stamp: $(LIBRARY) native/src/nvme/security.h $(wildcard na
 	$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_SECURITY=ON >/dev/null; \
 	$(CMAKE) --build build/native --target dlfs_security --parallel $(JOBS) >build/native/security.log || { cat build/native/security.log; exit 1; }; \
 	cp build/native/src/security/libdlfs_security.so $(SECURITY_LIBRARY).new && mv $(SECURITY_LIBRARY).new $(SECURITY_LIBRARY); fi
+	@touch $@
+
+# Devices that fail on purpose, for the Python tests: in no package.
+$(FAULT_LIBRARY): $(LIBRARY) $(wildcard native/tests/fault/*) native/tests/CMakeLists.txt
+	@$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_TESTS=ON >/dev/null
+	@$(CMAKE) --build build/native --target dlfs_fault --parallel $(JOBS) >build/native/fault.log || { cat build/native/fault.log; exit 1; }
 	@touch $@
 
 $(SPDK_LIBRARY): $(LIBRARY) $(wildcard native/spdk/*)

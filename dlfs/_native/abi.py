@@ -82,18 +82,6 @@ class Permutation(Structure):
     )
 
 
-class FaultConfig(Structure):
-    """``dlfs_fault_config``."""
-
-    _fields_ = fields(
-        (c_uint64, "seed"),
-        (c_uint32, "error_per_million short_per_million flip_per_million stall_per_million"),
-        (c_uint32, "stall_ms reorder"),
-        (c_uint64, "bad_first_bytes bad_length_bytes lost_from"),
-        (c_uint32, "lost_polls reserved"),
-    )
-
-
 class Operation(Structure):
     """``dlfs_operation``."""
 
@@ -355,8 +343,6 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_permutation_invert": (c_int, (POINTER(Permutation), _U64S, c_size_t, _U64S)),
     "dlfs_device_open_file": (c_int, (c_char_p, c_uint32, c_uint32, _OUT)),
     "dlfs_device_create_memory": (c_int, (c_uint64, c_uint32, _OUT)),
-    "dlfs_device_create_fault": (c_int, (c_void_p, POINTER(FaultConfig), _OUT)),
-    "dlfs_device_fault_lose": (c_int, (c_void_p, c_uint32)),
     "dlfs_device_create_external": (c_int, (c_void_p, _OUT)),
     "dlfs_device_destroy": (c_int, (c_void_p,)),
     "dlfs_device_size_bytes": (c_uint64, (c_void_p,)),

@@ -21,14 +21,14 @@ from ctypes import byref
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from dlfs._native import abi
 from dlfs._native.device import NativeDevice, device_handle
-from dlfs._native.library import check, library
+from dlfs._native.library import check
 from dlfs.block.device import BlockDevice, Kind, NativeBackedDevice, QueuePair
 from dlfs.block.lock import HolderRecord
 from dlfs.closing import Closing
 from dlfs.errors import DeviceError, LimitError, LockedError
 from dlfs.units import MIB
+from tests.support.faults import FaultConfig, fault_library
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -435,6 +435,10 @@ class Faults:
     """Once the device is lost, polls fail rather than single operations."""
 
 
+_stalling: list[object] = []
+"""Devices below those whose operations may hang when their reader is closed: never freed."""
+
+
 class FaultyNativeDevice(NativeDevice):
     """A native device that fails on purpose over another, which it keeps alive.
 
@@ -443,17 +447,19 @@ class FaultyNativeDevice(NativeDevice):
     """
 
     def __init__(self, inner: NativeDevice, faults: Faults, *, uri: str) -> None:
-        config = abi.FaultConfig(**asdict(faults))
+        config = FaultConfig(**asdict(faults))
         owner = inner.handle
         handle = device_handle(owner)
-        code = library().dlfs_device_create_fault(owner, byref(config), byref(handle))
+        code = fault_library().dlfs_device_create_fault(owner, byref(config), byref(handle))
         check(code, f"make {uri}")
         super().__init__(handle, uri, writable=inner.writable)
         self._inner: NativeDevice | None = inner
+        if faults.stall_per_million:
+            _stalling.append(owner)
 
     def lose(self, lost: bool) -> None:
         """Make the device lost, or reachable again."""
-        code = library().dlfs_device_fault_lose(self.handle, int(lost))
+        code = fault_library().dlfs_device_fault_lose(self.handle, int(lost))
         check(code, f"lose {self.uri}")
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 /*
  * Block devices and their queue pairs: files, disks, memory, devices of other libraries. NVMe over
- * TCP is in nvme.h, devices that fail on purpose are in testing.h. The conventions are those of
- * dlfs.h.
+ * TCP is in nvme.h. The conventions are those of dlfs.h.
  */
 #ifndef DLFS_PUBLIC_DEVICE_H
 #define DLFS_PUBLIC_DEVICE_H
@@ -51,18 +50,16 @@ DLFS_API int dlfs_device_create_external(const struct dlfs_external *external, d
 
 /*
  * Destroys a device. Returns -EBUSY, and frees nothing, while a queue pair of it exists. Other
- * objects that borrow the device must be gone too, which is not checked: a fault device over it,
- * readers (dlfs_reader_config) and volumes (dlfs_mount_devices). No other thread may be using it.
- * If reads of a destroyed reader hang, the device is freed when they have ended; a device below a
- * fault device is freed with that. NULL: returns 0.
+ * objects that borrow the device must be gone too, which is not checked: readers
+ * (dlfs_reader_config) and volumes (dlfs_mount_devices). No other thread may be using it. If reads
+ * of a destroyed reader hang, the device is freed when they have ended. NULL: returns 0.
  */
 DLFS_API int dlfs_device_destroy(dlfs_device *device);
 /* Any threads may call the next four functions at once. */
 DLFS_API uint64_t dlfs_device_size_bytes(const dlfs_device *device);
 DLFS_API uint32_t dlfs_device_block_bytes(const dlfs_device *device);
 /*
- * Returns "uring", "threads", "memory", "nvme-tcp", "fault", or the kind that another library
- * named.
+ * Returns "uring", "threads", "memory", "nvme-tcp", or the kind that another library named.
  */
 DLFS_API const char *dlfs_device_kind(const dlfs_device *device);
 /* Makes every completed write durable. Blocks. Errors: -errno. */

@@ -2,8 +2,8 @@
 #ifndef DLFS_TESTS_DEVICE_TESTS_H
 #define DLFS_TESTS_DEVICE_TESTS_H
 
+#include "fault/fault.h"
 #include <dlfs/dlfs.h>
-#include <dlfs/testing.h>
 
 #include <errno.h>
 #include <fcntl.h>

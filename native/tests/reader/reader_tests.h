@@ -3,8 +3,8 @@
 #ifndef DLFS_TESTS_READER_H
 #define DLFS_TESTS_READER_H
 
+#include "fault/fault.h"
 #include <dlfs/import.h>
-#include <dlfs/testing.h>
 
 #include <inttypes.h>
 #include <stdbool.h>

@@ -16,10 +16,11 @@ import pytest
 from dlfs import __version__
 from dlfs._native import abi, channel_abi, library
 from tests.golden import c_reader
+from tests.support import faults
 
 ROOT = Path(__file__).parents[3]
 LAYERS = ("codes", "memory", "device", "nvme", "directory", "sequence", "arena", "reader", "stream")
-HEADERS = tuple(f"{name}.h" for name in (*LAYERS, "testing", "import", "part", "channel", "handle"))
+HEADERS = tuple(f"{name}.h" for name in (*LAYERS, "import", "part", "channel", "handle"))
 HEADER = "".join((ROOT / "native/include/dlfs" / name).read_text() for name in HEADERS)
 API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()
 CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER, API_HEADER))
@@ -129,7 +130,8 @@ def run_c(body: str, folder: Path, *headers: str) -> list[str]:
     includes = "".join(f"#include <{name}>\n" for name in (*named, "stddef.h", "stdio.h"))
     source.write_text(f"{includes}int main(void)\n{{\n{body}\nreturn 0;\n}}\n")
     flags = ["-std=c17", "-Wall", "-Wextra", "-Werror"]
-    flags += [f"-I{ROOT}/native/include", f"-I{ROOT}/native/spdk", f"-I{ROOT}/native/fuse"]
+    folders = ("include", "spdk", "fuse", "tests")
+    flags += [f"-I{ROOT}/native/{folder}" for folder in folders]
     subprocess.run([compiler(), *flags, str(source), "-o", str(program)], check=True)
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.split("\n")
 
@@ -164,7 +166,7 @@ def test_headers_compile_elsewhere(
     source = tmp_path / name
     source.write_text(
         '#include "dlfs/api.h"\n#include "dlfs/channel.h"\n#include "dlfs/external.h"\n'
-        '#include "dlfs/import.h"\n#include "dlfs/part.h"\n#include "dlfs/testing.h"\n'
+        '#include "dlfs/import.h"\n#include "dlfs/part.h"\n'
     )
     flags = [*flags, "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/native/include"]
     subprocess.run([found, *flags, "-fsyntax-only", source], check=True)
@@ -193,6 +195,13 @@ def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
     assert set(re.findall(r"typedef struct (dlfs_\w+) \{", API_CODE)) == set(c_reader.STRUCTURES)
     expected, body = layout(c_reader.STRUCTURES)
     assert run_c("\n".join(body), tmp_path, "dlfs/api.h") == [*expected, ""]
+
+
+def test_the_devices_of_tests_agree_with_their_header(tmp_path: Path) -> None:
+    header = (ROOT / "native/tests/fault/fault.h").read_text()
+    assert {name for _, name, _ in DECLARATION.findall(header)} == set(faults.PROTOTYPES)
+    expected, body = layout({"dlfs_fault_config": faults.FaultConfig})
+    assert run_c("\n".join(body), tmp_path, "fault/fault.h") == [*expected, ""]
 
 
 @pytest.mark.parametrize("name", sorted(STRUCTURES))

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dlfs._native.library import library
 from dlfs.block import Kind, MemoryDevice, aligned_buffer
 from dlfs.errors import DeviceError, DeviceLostError, LimitError, TruncatedError, UsageError
 from dlfs.units import KIB
@@ -25,6 +24,7 @@ from tests.support.devices import (
     WriteEvent,
     WriteLog,
 )
+from tests.support.faults import fault_library
 
 SIZE = 16 * KIB
 
@@ -190,4 +190,4 @@ def test_a_lost_device_says_so_until_it_is_back(memory: MemoryDevice) -> None:
 
 
 def test_only_a_faulty_device_can_be_lost(memory: MemoryDevice) -> None:
-    assert library().dlfs_device_fault_lose(memory.native.handle, 1) == -errno.EINVAL
+    assert fault_library().dlfs_device_fault_lose(memory.native.handle, 1) == -errno.EINVAL

@@ -1,15 +1,11 @@
 /*
- * Block devices that fail on purpose, for tests of the code above a device. dlfs.h does not include
- * this header; its conventions hold here too.
+ * Block devices that fail on purpose, for tests of the code above a device. The C tests are linked
+ * with them; the Python tests load them as libdlfs_fault.so. The conventions are those of dlfs.h.
  */
-#ifndef DLFS_PUBLIC_TESTING_H
-#define DLFS_PUBLIC_TESTING_H
+#ifndef DLFS_TESTS_FAULT_H
+#define DLFS_TESTS_FAULT_H
 
 #include <dlfs/device.h>
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /*
  * Failures that a device passes to its users instead of the results of the device below it. Their
@@ -32,7 +28,10 @@ typedef struct dlfs_fault_config {
                             DLFS_E_LOST */
     uint32_t reserved;
 } dlfs_fault_config;
-/* Creates a device over another one. It borrows inner, which must outlive it. */
+/*
+ * Creates a device of kind "fault" over another one. It borrows inner, which must outlive it, and
+ * also the reads that hang when their reader is destroyed.
+ */
 DLFS_API int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config,
                                       dlfs_device **out);
 /*
@@ -41,9 +40,5 @@ DLFS_API int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_confi
  * threads at once.
  */
 DLFS_API int dlfs_device_fault_lose(dlfs_device *device, uint32_t lost);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

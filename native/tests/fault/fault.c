@@ -2,27 +2,30 @@
  * A device over another one that fails on purpose: errors, short reads, flipped bits, stalls,
  * completions out of order, and the loss of the device, at a given operation or on request. Except
  * for that loss, the failures of the n-th operation of the k-th queue pair are a function of (seed,
- * k, n).
+ * k, n). libdlfs takes it as a device of another library (dlfs/external.h).
  *
  * A queue pair delays finished operations in a table until they are due. Poll returns those that
  * are due, in order of arrival or, with `reorder`, in a random order.
  */
-#include "dlfs/testing.h"
+#include "fault/fault.h"
 
-#include "device/device.h"
+#include <dlfs/external.h>
+
 #include "platform/clock.h"
 #include "platform/mix.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define MILLION 1000000u
 #define POLL_BATCH 64u
+#define KIND "fault"
 
 struct fault_device {
-    dlfs_device base;
+    char kind[sizeof KIND]; /* what dlfs_device_kind returns: leads from the device to this */
     dlfs_device *inner;
     dlfs_fault_config config;
     _Atomic uint64_t queues_made;
@@ -42,7 +45,7 @@ struct fault_entry {
 };
 
 struct fault_queue {
-    dlfs_queue base;
+    struct fault_device *device;
     dlfs_queue *inner;
     uint64_t random;       /* state of the generator that chooses failures */
     uint64_t random_order; /* state of the generator for the order of completions, whose use depends
@@ -95,8 +98,7 @@ static void entry_delay(struct fault_queue *queue, uint32_t number, int64_t resu
  */
 static bool entry_draw(struct fault_queue *queue, struct fault_entry *entry)
 {
-    const struct fault_device *device = (const struct fault_device *)queue->base.device;
-    const dlfs_fault_config *config = &device->config;
+    const dlfs_fault_config *config = &queue->device->config;
     bool read = entry->operation.kind == DLFS_OP_READ;
     bool error = happens(queue, config->error_per_million);
     bool shorten = happens(queue, config->short_per_million);
@@ -109,19 +111,18 @@ static bool entry_draw(struct fault_queue *queue, struct fault_entry *entry)
     return error || touches_bad(config, &entry->operation);
 }
 
-static bool is_lost(const dlfs_device *base)
+static bool is_lost(const struct fault_device *device)
 {
-    return atomic_load(&((const struct fault_device *)base)->lost);
+    return atomic_load(&device->lost);
 }
 
 /* Counts an operation; returns true if the device is lost to it. */
-static bool loses_operation(dlfs_device *base)
+static bool loses_operation(struct fault_device *device)
 {
-    struct fault_device *device = (struct fault_device *)base;
     if (atomic_fetch_add(&device->operations, 1) + 1 == device->config.lost_from) {
         atomic_store(&device->lost, true);
     }
-    return is_lost(base);
+    return is_lost(device);
 }
 
 /*
@@ -132,14 +133,14 @@ static int entry_submit(struct fault_queue *queue, uint32_t number)
 {
     struct fault_entry *entry = &queue->entries[number];
     bool fails = entry_draw(queue, entry);
-    bool lost = loses_operation(queue->base.device);
+    bool lost = loses_operation(queue->device);
     if (fails || lost) {
         entry_delay(queue, number, lost ? DLFS_E_LOST : -EIO);
         return 1;
     }
     dlfs_operation operation = entry->operation;
     operation.tag = number;
-    uint32_t block_bytes = queue->base.device->block_bytes;
+    uint32_t block_bytes = dlfs_device_block_bytes(queue->device->inner);
     if (entry->shorten && operation.length_bytes == block_bytes) {
         entry_delay(queue, number, DLFS_E_TRUNCATED); /* a block cannot be read in part */
         return 1;
@@ -150,9 +151,9 @@ static int entry_submit(struct fault_queue *queue, uint32_t number)
     return dlfs_queue_submit(queue->inner, &operation, 1);
 }
 
-static int fault_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
+static int fault_submit(void *base, const dlfs_operation *operations, uint32_t count)
 {
-    struct fault_queue *queue = (struct fault_queue *)base;
+    struct fault_queue *queue = base;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number = queue->first_free;
         uint32_t next_free = queue->entries[number].next_free;
@@ -209,9 +210,8 @@ static void delayed_remove(struct fault_queue *queue, uint32_t position)
 /* Returns the position in `delayed` of an operation that is due, or delayed_count. */
 static uint32_t delayed_pick(struct fault_queue *queue, uint64_t now_ns)
 {
-    const struct fault_device *device = (const struct fault_device *)queue->base.device;
     uint32_t start = 0;
-    if (device->config.reorder != 0 && queue->delayed_count > 0) {
+    if (queue->device->config.reorder != 0 && queue->delayed_count > 0) {
         start = (uint32_t)(random_next(&queue->random_order) % queue->delayed_count);
     }
     for (uint32_t i = 0; i < queue->delayed_count; i++) {
@@ -267,12 +267,10 @@ static int fault_wait(struct fault_queue *queue, uint64_t left_ns)
     return 0;
 }
 
-static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
-                      int timeout_ms)
+static int fault_poll(void *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
 {
-    struct fault_queue *queue = (struct fault_queue *)base;
-    if (is_lost(base->device) &&
-        ((const struct fault_device *)base->device)->config.lost_polls != 0) {
+    struct fault_queue *queue = base;
+    if (is_lost(queue->device) && queue->device->config.lost_polls != 0) {
         return DLFS_E_LOST;
     }
     struct deadline deadline = deadline_after(timeout_ms);
@@ -290,7 +288,7 @@ static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
     }
 }
 
-static int fault_register(dlfs_queue *base, void *start, size_t bytes)
+static int fault_register(void *base, void *start, size_t bytes)
 {
     return dlfs_queue_register(((struct fault_queue *)base)->inner, start, bytes);
 }
@@ -298,40 +296,32 @@ static int fault_register(dlfs_queue *base, void *start, size_t bytes)
 /*
  * Serves as destroy and as abandon: the inner queue pair checks by itself whether it is in a child.
  */
-static void fault_queue_destroy(dlfs_queue *base)
+static void fault_queue_destroy(void *base)
 {
-    struct fault_queue *queue = (struct fault_queue *)base;
+    struct fault_queue *queue = base;
     dlfs_queue_destroy(queue->inner);
     free(queue->delayed);
     free(queue);
 }
 
-static const struct dlfs_queue_ops fault_queue_ops = {
-    .submit = fault_submit,
-    .poll = fault_poll,
-    .register_range = fault_register,
-    .destroy = fault_queue_destroy,
-    .abandon = fault_queue_destroy,
-};
-
-static int fault_queue_create(dlfs_device *base, uint32_t depth,
-                              const struct dlfs_connect_limit *limit, dlfs_queue **out)
+static int fault_queue_create(void *base, uint32_t depth, void **out)
 {
-    struct fault_device *device = (struct fault_device *)base;
-    if (is_lost(base)) {
+    struct fault_device *device = base;
+    if (is_lost(device)) {
         return DLFS_E_LOST;
     }
     struct fault_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->entries[0]);
     uint32_t *delayed = calloc(depth, sizeof *delayed);
     int error = queue == NULL || delayed == NULL ? -ENOMEM : 0;
     if (error == 0) {
-        error = dlfs_queue_make(device->inner, depth, limit, &queue->inner);
+        error = dlfs_queue_create(device->inner, depth, &queue->inner);
     }
     if (error < 0) {
         free(delayed);
         free(queue);
         return error;
     }
+    queue->device = device;
     queue->delayed = delayed;
     queue->random = device->config.seed;
     queue->random ^= random_next(&(uint64_t){atomic_fetch_add(&device->queues_made, 1)});
@@ -339,27 +329,26 @@ static int fault_queue_create(dlfs_device *base, uint32_t depth,
     for (uint32_t i = 0; i < depth; i++) {
         queue->entries[i].next_free = i + 1;
     }
-    dlfs_queue_init(&queue->base, &fault_queue_ops, base, depth);
-    *out = &queue->base;
+    *out = queue;
     return 0;
 }
 
-static int fault_flush(dlfs_device *base)
+static int fault_flush(void *base)
 {
-    return is_lost(base) ? DLFS_E_LOST : dlfs_device_flush(((struct fault_device *)base)->inner);
+    struct fault_device *device = base;
+    return is_lost(device) ? DLFS_E_LOST : dlfs_device_flush(device->inner);
 }
 
-static void fault_destroy(dlfs_device *base)
-{
-    struct fault_device *device = (struct fault_device *)base;
-    dlfs_device_unhold(device->inner);
-    free(device);
-}
-
-static const struct dlfs_device_ops fault_device_ops = {
-    .queue_create = fault_queue_create,
+static const struct dlfs_external_ops fault_ops = {
+    .version = DLFS_EXTERNAL_VERSION,
     .flush = fault_flush,
-    .destroy = fault_destroy,
+    .destroy = free,
+    .queue_create = fault_queue_create,
+    .queue_submit = fault_submit,
+    .queue_poll = fault_poll,
+    .queue_register = fault_register,
+    .queue_destroy = fault_queue_destroy,
+    .queue_abandon = fault_queue_destroy,
 };
 
 static bool config_is_valid(const dlfs_fault_config *config)
@@ -379,23 +368,34 @@ int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config
     if (device == NULL) {
         return -ENOMEM;
     }
+    memcpy(device->kind, KIND, sizeof KIND);
     device->inner = inner;
-    dlfs_device_hold(inner); /* the device may be left to a thread that waits for reads */
     device->config = *config;
     atomic_init(&device->queues_made, 0);
     atomic_init(&device->operations, 0);
     atomic_init(&device->lost, false);
-    dlfs_device_init(&device->base, &fault_device_ops, "fault", inner->size_bytes,
-                     inner->block_bytes, inner->writable);
-    *out = &device->base;
-    return 0;
+    const struct dlfs_external external = {
+        .ops = &fault_ops,
+        .device = device,
+        .kind = device->kind,
+        .size_bytes = dlfs_device_size_bytes(inner),
+        .block_bytes = dlfs_device_block_bytes(inner),
+        .writable = 1,
+    };
+    int error = dlfs_device_create_external(&external, out);
+    if (error < 0) {
+        free(device);
+    }
+    return error;
 }
 
 int dlfs_device_fault_lose(dlfs_device *device, uint32_t lost)
 {
-    if (device == NULL || device->ops != &fault_device_ops || lost > 1) {
+    const char *kind = device == NULL ? "" : dlfs_device_kind(device);
+    if (strcmp(kind, KIND) != 0 || lost > 1) {
         return -EINVAL;
     }
-    atomic_store(&((struct fault_device *)device)->lost, lost != 0);
+    struct fault_device *fault = (struct fault_device *)(void *)kind;
+    atomic_store(&fault->lost, lost != 0);
     return 0;
 }
