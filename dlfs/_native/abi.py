@@ -455,6 +455,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_arena_get_stats": (None, (c_void_p, POINTER(ArenaStats))),
     "dlfs_reader_create": (c_int, (POINTER(ReaderConfig), _OUT)),
     "dlfs_reader_destroy": (c_int, (c_void_p,)),
+    "dlfs_reader_share_bytes": (c_uint64, (c_void_p,)),
     "dlfs_reader_memory": (c_int, (c_void_p, _OUT, POINTER(c_uint64))),
     "dlfs_reader_read": (c_int, (c_void_p, _U64S, c_uint64, _OUT)),
     "dlfs_batch_release": (None, (c_void_p,)),

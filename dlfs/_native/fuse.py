@@ -42,7 +42,7 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 7
+VERSION = 8
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
 OPEN_REQUESTS, RESUME, NO_URING = 1, 2, 4
@@ -72,7 +72,6 @@ class CConfig(Structure):
 
     _fields_ = fields(
         (c_char_p, "mountpoint options"),
-        (c_uint64, "cache_bytes"),
         (c_uint32, "uid gid file_mode threads_max root_timeout_ms flags busy_poll_us"),
         (c_int32, "kernel"),
         (c_char_p, "init"),
@@ -201,7 +200,6 @@ class FuseOptions:
 
     Attributes:
         options: mount options of the kernel and of libfuse, such as ``ro``.
-        cache_bytes: memory of the open-file cache, read-ahead included.
         uid: owner of every file and directory.
         gid: group of every file and directory.
         file_mode: permission bits of files.
@@ -216,7 +214,6 @@ class FuseOptions:
     """
 
     options: Sequence[str]
-    cache_bytes: int
     uid: int
     gid: int
     file_mode: int
@@ -290,7 +287,6 @@ class NativeFuse:
         config = CConfig(
             mountpoint=os.fsencode(path),
             options=",".join(options.options).encode(),
-            cache_bytes=options.cache_bytes,
             uid=options.uid,
             gid=options.gid,
             file_mode=options.file_mode,

@@ -164,7 +164,6 @@ class NativeMount:
             self._path,
             native.FuseOptions(
                 options=options.for_kernel(),
-                cache_bytes=options.cache_bytes,
                 uid=options.uid,
                 gid=options.gid,
                 file_mode=options.file_mode,

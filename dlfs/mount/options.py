@@ -36,8 +36,8 @@ class MountOptions:
         gid: group of every file; this process's group by default.
         file_mode: permission bits of files, without write; directories get x where these have r.
         allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
-        cache_bytes: memory for samples of all datasets, and as much for those of open files; by
-            default a share of what the process may use.
+        cache_bytes: memory for samples of all datasets, also those of open files; pyfuse3 takes a
+            quarter more for these. By default a share of what the process may use.
         incoming: directory of the staging area for files written below ``incoming``; None: the
             mount has no ``incoming``.
         fuse: the server: ``native``, ``pyfuse3``, or ``auto`` (native if possible).

@@ -22,6 +22,9 @@ from dlfs.mount.options import DEVICE_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.view import ShownDataset
 from dlfs.staging.inode_numbers import ROOT
 
+OPEN_FILES_SHARE = 4
+"""Copies of open files take a quarter of ``cache_bytes``, in addition to the samples' memory."""
+
 
 class Pyfuse3Mount:
     """A mount that the pyfuse3 server answers.
@@ -67,7 +70,9 @@ class Pyfuse3Mount:
         Raises:
             DeviceError: the system refused the mount.
         """
-        cache = self._cache = OpenFileCache(budget_bytes=self._options.cache_bytes)
+        cache = self._cache = OpenFileCache(
+            budget_bytes=self._options.cache_bytes // OPEN_FILES_SHARE
+        )
         try:
             await self._view.restore()
             self._mount(MountOperations(self._view, cache, self._options))

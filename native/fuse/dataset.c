@@ -105,6 +105,25 @@ void dataset_return_reader(struct dataset_table *table, struct dataset_entry *da
     (void)pthread_mutex_unlock(&table->lock);
 }
 
+uint64_t dataset_share_bytes(struct dataset_table *table, struct dataset_entry *dataset)
+{
+    uint32_t number;
+    uint64_t bytes = dlfs_reader_share_bytes(dataset_take_reader(table, dataset, &number));
+    dataset_return_reader(table, dataset, number);
+    return bytes;
+}
+
+bool dataset_has_memory(struct dataset_table *table, struct dataset_entry *dataset,
+                        const uint8_t *memory)
+{
+    uint32_t number;
+    uint64_t bytes;
+    const void *base = NULL;
+    int code = dlfs_reader_memory(dataset_take_reader(table, dataset, &number), &base, &bytes);
+    dataset_return_reader(table, dataset, number);
+    return code == 0 && memory == base;
+}
+
 /* ---- the owner's side ------------------------------------------------------------------------ */
 
 int dataset_add(struct dataset_table *table, const dlfs_fuse_dataset *info)

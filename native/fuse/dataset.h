@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 
 #include "dlfs_fuse.h"
+#include "open_file_cache.h"
 #include "upcall.h"
 
 enum dataset_state { DATASET_ABSENT, DATASET_REGISTERED, DATASET_OPEN, DATASET_WITHDRAWN };
@@ -32,7 +33,8 @@ struct dataset_entry {
     _Atomic uint32_t reads[2];      /* reads under way, by reader_number % 2 */
     dlfs_reader *readers[2];        /* the same; only the owner's side writes the other one */
     const dlfs_location *locations;
-    uint64_t count; /* samples */
+    uint64_t count;   /* samples */
+    struct pins pins; /* of its open files; open_file_cache.c protects them */
 };
 
 struct dataset_table {
@@ -60,6 +62,11 @@ dlfs_reader *dataset_take_reader(struct dataset_table *table, struct dataset_ent
                                  uint32_t *reader_number);
 void dataset_return_reader(struct dataset_table *table, struct dataset_entry *dataset,
                            uint32_t reader_number);
+/* Returns the bytes of the sample memory that the dataset's reader may hold at present. */
+uint64_t dataset_share_bytes(struct dataset_table *table, struct dataset_entry *dataset);
+/* Returns true if the sample memory of the dataset's reader begins at this address. */
+bool dataset_has_memory(struct dataset_table *table, struct dataset_entry *dataset,
+                        const uint8_t *memory);
 /* Returns true if this is the number of the dataset's present reader. */
 static inline bool dataset_has_reader(struct dataset_entry *dataset, uint32_t reader_number)
 {

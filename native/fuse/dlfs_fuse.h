@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 7u
+#define DLFS_FUSE_VERSION 8u
 #define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
@@ -55,7 +55,6 @@ typedef struct dlfs_fuse dlfs_fuse;
 typedef struct dlfs_fuse_config {
     const char *mountpoint; /* absolute path */
     const char *options;    /* mount options, separated by commas */
-    uint64_t cache_bytes;   /* memory of the open-file cache, read-ahead included */
     uint32_t uid;           /* owner of every file and directory */
     uint32_t gid;           /* group of every file and directory */
     uint32_t file_mode;   /* permission bits of files; directories also get x where these have r */
@@ -223,7 +222,7 @@ typedef struct dlfs_fuse_stats {
     uint64_t readahead_hits;    /* of these, samples that were requested later */
     uint64_t pushed_samples;    /* of these, samples that the kernel took into its cache at once */
     uint64_t upcalls;
-    uint64_t cached_bytes; /* memory that the open-file cache uses now */
+    uint64_t cached_bytes; /* sample memory that open files may pin now */
 } dlfs_fuse_stats;
 DLFS_API void dlfs_fuse_get_stats(dlfs_fuse *fuse, dlfs_fuse_stats *stats);
 

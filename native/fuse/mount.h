@@ -3,7 +3,7 @@
  *
  *     inode.h            inode numbers
  *     tree.c             a dataset's directory as a tree
- *     open_file_cache.c  samples in memory
+ *     open_file_cache.c  samples that stay in memory
  *     thread.h           starting threads
  *     readahead.c        which samples to read before they are requested
  *     readahead_thread.c a thread that reads ahead
@@ -78,7 +78,7 @@ struct dlfs_fuse {
     pthread_mutex_t listings_lock; /* protects the next field */
     struct upper_listings *listings;
 
-    struct open_file_cache *cache;
+    struct open_file_cache cache;
     struct readahead readahead;
     struct receivers receivers;
     struct upcall_queue upcalls;

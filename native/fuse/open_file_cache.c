@@ -1,8 +1,9 @@
 /*
  * The open-file cache: a hash table by key and a list by time of use, under one lock.
  *
- * A sample counts with its whole size from the moment its reading begins, so the budget holds at
- * all times. Eviction passes over samples that are being read or are pinned.
+ * A batch counts with what it may pin from the moment its reading begins, so a dataset keeps to its
+ * bound at all times. Eviction passes over samples that are being read or are pinned. Batches are
+ * released without the lock.
  */
 #include "open_file_cache.h"
 
@@ -11,17 +12,23 @@
 
 #include "platform/clock.h"
 
-int file_cache_create(uint64_t budget_bytes, struct open_file_cache **out)
+void file_cache_init(struct open_file_cache *cache)
 {
-    struct open_file_cache *cache = calloc(1, sizeof *cache);
-    if (cache == NULL) {
-        return -ENOMEM;
-    }
     (void)pthread_mutex_init(&cache->lock, NULL);
-    (void)pthread_cond_init(&cache->freed, NULL);
-    cache->budget_bytes = budget_bytes;
-    *out = cache;
-    return 0;
+}
+
+/* Gives up the lock, and then releases the batches that no sample in the cache uses. */
+static void unlock(struct open_file_cache *cache)
+{
+    struct pinned_batch *unused = cache->unused;
+    cache->unused = NULL;
+    (void)pthread_mutex_unlock(&cache->lock);
+    while (unused != NULL) {
+        struct pinned_batch *next = unused->next;
+        dlfs_batch_release(unused->batch);
+        free(unused);
+        unused = next;
+    }
 }
 
 /* ---- list and hash table; the caller has the lock -------------------------------------------- */
@@ -56,6 +63,16 @@ static void link_newest(struct open_file_cache *cache, struct cached_file *sampl
     sample->used_ns = monotonic_coarse_ns();
 }
 
+static void leave_batch(struct open_file_cache *cache, struct pinned_batch *pinned)
+{
+    if (pinned != NULL && --pinned->users == 0) {
+        cache->bytes -= pinned->bytes;
+        pinned->pins->bytes -= pinned->bytes;
+        pinned->next = cache->unused;
+        cache->unused = pinned;
+    }
+}
+
 static void remove_sample(struct open_file_cache *cache, struct cached_file *sample)
 {
     struct cached_file **at = bucket_of(cache, sample->key);
@@ -64,11 +81,8 @@ static void remove_sample(struct open_file_cache *cache, struct cached_file *sam
     }
     *at = sample->bucket_next;
     unlink_sample(cache, sample);
-    cache->bytes -= sample->bytes;
-    dlfs_batch_release(sample->batch);
-    free(sample->copy);
+    leave_batch(cache, sample->pinned);
     free(sample);
-    (void)pthread_cond_broadcast(&cache->freed);
 }
 
 static bool is_evictable(const struct cached_file *sample)
@@ -76,63 +90,32 @@ static bool is_evictable(const struct cached_file *sample)
     return sample->state == CACHED_READY && sample->pin_count == 0;
 }
 
-/* Evicts samples as needed. Returns true if a sample of this size may be added now. */
-static bool make_room(struct open_file_cache *cache, uint64_t bytes)
+/* Evicts samples of a dataset until its batches may pin this much more. Returns true if they may.
+ */
+static bool make_room(struct open_file_cache *cache, const struct pins *pins, uint64_t bytes,
+                      uint64_t bytes_max)
 {
     struct cached_file *sample = cache->oldest;
-    while (sample != NULL && cache->bytes + bytes > cache->budget_bytes) {
+    while (sample != NULL && pins->bytes + bytes > bytes_max) {
         struct cached_file *next = sample->newer;
-        if (is_evictable(sample)) {
+        if (is_evictable(sample) && sample->pinned->pins == pins) {
             remove_sample(cache, sample);
         }
         sample = next;
     }
-    return cache->bytes + bytes <= cache->budget_bytes || cache->bytes == 0;
-}
-
-/*
- * Waits until there is memory for a sample, behind threads that came before, or until another
- * thread has added the sample. Returns -EAGAIN instead of waiting for a read-ahead.
- */
-static int wait_for_room(struct open_file_cache *cache, uint64_t key, uint64_t bytes,
-                         bool readahead)
-{
-    if (cache->waiters == NULL && make_room(cache, bytes)) {
-        return 0;
-    }
-    if (readahead) {
-        return -EAGAIN;
-    }
-    struct memory_waiter mine = {NULL};
-    struct memory_waiter **at = &cache->waiters;
-    while (*at != NULL) {
-        at = &(*at)->next;
-    }
-    *at = &mine;
-    while (find(cache, key) == NULL && !(cache->waiters == &mine && make_room(cache, bytes))) {
-        (void)pthread_cond_wait(&cache->freed, &cache->lock);
-    }
-    for (at = &cache->waiters; *at != &mine;) {
-        at = &(*at)->next;
-    }
-    *at = mine.next;
-    (void)pthread_cond_broadcast(&cache->freed);
-    return 0;
+    return pins->bytes + bytes <= bytes_max;
 }
 
 /* ---- the interface --------------------------------------------------------------------------- */
 
 void file_cache_destroy(struct open_file_cache *cache)
 {
-    if (cache == NULL) {
-        return;
-    }
+    (void)pthread_mutex_lock(&cache->lock);
     while (cache->newest != NULL) {
         remove_sample(cache, cache->newest);
     }
-    (void)pthread_cond_destroy(&cache->freed);
+    unlock(cache);
     (void)pthread_mutex_destroy(&cache->lock);
-    free(cache);
 }
 
 static enum file_cache_result queue_request(struct cached_file *sample,
@@ -194,33 +177,52 @@ struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, u
     return sample;
 }
 
+struct pinned_batch *file_cache_begin_batch(struct open_file_cache *cache, struct pins *pins,
+                                            uint64_t bytes, uint64_t bytes_max)
+{
+    struct pinned_batch *pinned = calloc(1, sizeof *pinned);
+    if (pinned == NULL) {
+        return NULL;
+    }
+    *pinned = (struct pinned_batch){.pins = pins, .bytes = bytes, .users = 1};
+    (void)pthread_mutex_lock(&cache->lock);
+    bool room = make_room(cache, pins, bytes, bytes_max);
+    if (room) {
+        cache->bytes += bytes;
+        pins->bytes += bytes;
+    }
+    unlock(cache);
+    if (!room) {
+        free(pinned);
+        return NULL;
+    }
+    return pinned;
+}
+
+void file_cache_end_batch(struct open_file_cache *cache, struct pinned_batch *pinned)
+{
+    (void)pthread_mutex_lock(&cache->lock);
+    leave_batch(cache, pinned);
+    unlock(cache);
+}
+
 static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
                  struct cached_file **out)
 {
-    int code = find(cache, key) == NULL ? wait_for_room(cache, key, bytes, readahead) : -EEXIST;
-    if (code == 0 && find(cache, key) != NULL) {
-        code = -EEXIST;
-    }
-    if (code < 0) {
-        return code;
+    if (find(cache, key) != NULL) {
+        return -EEXIST;
     }
     struct cached_file *sample = calloc(1, sizeof *sample);
-    bool copied = bytes <= FILE_CACHE_COPY_BYTES_MAX;
-    uint8_t *copy = copied ? malloc(bytes + 1) : NULL;
-    if (sample == NULL || (copied && copy == NULL)) {
-        free(sample);
-        free(copy);
+    if (sample == NULL) {
         return -ENOMEM;
     }
     sample->key = key;
     sample->bytes = bytes;
-    sample->data = sample->copy = copy;
     sample->readahead = readahead;
     struct cached_file **bucket = bucket_of(cache, key);
     sample->bucket_next = *bucket;
     *bucket = sample;
     link_newest(cache, sample);
-    cache->bytes += bytes;
     *out = sample;
     return 0;
 }
@@ -235,18 +237,21 @@ int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes
 }
 
 struct read_request *file_cache_finish(struct open_file_cache *cache, struct cached_file *sample,
-                                       bool loaded)
+                                       struct pinned_batch *pinned, const uint8_t *data)
 {
     (void)pthread_mutex_lock(&cache->lock);
     struct read_request *queued = sample->queued;
     sample->queued = NULL;
-    if (loaded) {
+    if (pinned != NULL) {
+        sample->data = data;
+        sample->pinned = pinned;
+        pinned->users++;
         sample->state = CACHED_READY;
         sample->pin_count = 1;
     } else {
         remove_sample(cache, sample);
     }
-    (void)pthread_mutex_unlock(&cache->lock);
+    unlock(cache);
     return queued;
 }
 
@@ -255,29 +260,25 @@ void file_cache_unpin(struct open_file_cache *cache, struct cached_file *sample,
 {
     (void)pthread_mutex_lock(&cache->lock);
     sample->sent_bytes += sent_bytes;
-    if (--sample->pin_count == 0) {
-        if (sample->sent_bytes >= sample->bytes) {
-            remove_sample(cache, sample);
-        } else {
-            (void)pthread_cond_broadcast(&cache->freed);
-        }
+    if (--sample->pin_count == 0 && sample->sent_bytes >= sample->bytes) {
+        remove_sample(cache, sample);
     }
-    (void)pthread_mutex_unlock(&cache->lock);
+    unlock(cache);
 }
 
-void file_cache_expire(struct open_file_cache *cache, uint64_t age_ns)
+void file_cache_expire(struct open_file_cache *cache, const struct pins *pins, uint64_t age_ns)
 {
     (void)pthread_mutex_lock(&cache->lock);
     uint64_t now = monotonic_coarse_ns();
     struct cached_file *sample = cache->oldest;
     while (sample != NULL && now - sample->used_ns >= age_ns) {
         struct cached_file *next = sample->newer;
-        if (is_evictable(sample)) {
+        if (is_evictable(sample) && (pins == NULL || sample->pinned->pins == pins)) {
             remove_sample(cache, sample);
         }
         sample = next;
     }
-    (void)pthread_mutex_unlock(&cache->lock);
+    unlock(cache);
 }
 
 uint64_t file_cache_bytes(struct open_file_cache *cache)

@@ -1,8 +1,9 @@
 /*
- * The open-file cache: whole, verified samples in memory.
+ * The open-file cache: whole, verified samples, in the slots of the arena that they were read into.
  *
  * It keeps two kinds of samples: those that programs read in parts, and those that were read ahead.
- * Both share one budget; the least recently used sample is evicted first.
+ * Their batches stay pinned, and so have no memory beside the arena. The batches of a dataset may
+ * pin a part of its reader's share; the least recently used sample is evicted first.
  *
  * A thread that requests a sample which another thread is reading does not wait. It queues its
  * request with the sample, and the reading thread answers all queued requests. So the first thread
@@ -20,8 +21,6 @@
 #include "dlfs/dlfs.h"
 
 #define FILE_CACHE_BUCKETS 4096u
-/* Largest sample that is copied out of its batch; a larger one stays in the batch. */
-#define FILE_CACHE_COPY_BYTES_MAX (UINT64_C(1) << 20)
 
 /* A READ request for a part of a sample. */
 struct read_request {
@@ -32,14 +31,27 @@ struct read_request {
     struct read_request *next;
 };
 
+/* What the batches of a dataset pin. Protected by the cache's lock. */
+struct pins {
+    uint64_t bytes;
+};
+
+/* A batch that is pinned as long as samples of it are in the cache. */
+struct pinned_batch {
+    dlfs_batch *batch; /* NULL while it is being read */
+    struct pins *pins;
+    uint64_t bytes;            /* what it may pin */
+    uint32_t users;            /* samples in the cache, and the thread that reads the batch */
+    struct pinned_batch *next; /* of those to be released */
+};
+
 enum cached_state { CACHED_LOADING, CACHED_READY };
 
 struct cached_file {
     uint64_t key; /* the inode number of its file */
     uint64_t bytes;
     const uint8_t *data;
-    uint8_t *copy; /* the memory behind data; NULL if data lies in the batch */
-    dlfs_batch *batch;
+    struct pinned_batch *pinned; /* where data lies; NULL while it is being read */
     enum cached_state state;
     bool readahead;              /* it was read ahead and has not been requested yet */
     uint32_t pin_count;          /* threads that use the data */
@@ -51,23 +63,16 @@ struct cached_file {
     struct cached_file *older;
 };
 
-/* A thread that waits for memory; lies on the stack of that thread. */
-struct memory_waiter {
-    struct memory_waiter *next;
-};
-
 struct open_file_cache {
     pthread_mutex_t lock;
-    pthread_cond_t freed;
-    struct memory_waiter *waiters; /* in order of arrival: the first gets memory first */
-    uint64_t budget_bytes;
-    uint64_t bytes;
+    uint64_t bytes; /* what all batches may pin */
     struct cached_file *newest;
     struct cached_file *oldest;
+    struct pinned_batch *unused; /* released as soon as the lock is */
     struct cached_file *buckets[FILE_CACHE_BUCKETS];
 };
 
-int file_cache_create(uint64_t budget_bytes, struct open_file_cache **out);
+void file_cache_init(struct open_file_cache *cache);
 void file_cache_destroy(struct open_file_cache *cache);
 
 enum file_cache_result {
@@ -86,29 +91,39 @@ bool file_cache_has(struct open_file_cache *cache, uint64_t key);
 /* Returns a sample that was read ahead and not requested yet, pinned: call file_cache_unpin. NULL:
  * there is none. */
 struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key);
+
 /*
- * Adds a sample that the caller will read: into copy, or, if copy is NULL (the sample is large, or
- * in_place), by setting data and batch. Then call file_cache_finish. When memory is short, a
- * read-ahead fails and any other call waits in order of arrival; so a sample larger than the
- * budget, which is cached alone, is not overtaken by small ones without end. Errors: -EEXIST, the
- * sample is in the cache by now; -EAGAIN, no memory for a read-ahead; -ENOMEM.
+ * Reserves this much of what the batches of a dataset may pin, bytes_max, for a batch that the
+ * caller will read; evicts samples of the dataset as needed. Call file_cache_end_batch. Returns
+ * NULL if there is no room, or no memory.
+ */
+struct pinned_batch *file_cache_begin_batch(struct open_file_cache *cache, struct pins *pins,
+                                            uint64_t bytes, uint64_t bytes_max);
+/* Ends the reading of a batch, which the cache releases once none of its samples is cached. NULL:
+ * does nothing. */
+void file_cache_end_batch(struct open_file_cache *cache, struct pinned_batch *pinned);
+/*
+ * Adds a sample that the caller will read. Then call file_cache_finish. Errors: -EEXIST, the sample
+ * is in the cache by now; -ENOMEM.
  */
 int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
                      struct cached_file **out);
 /*
  * Ends the reading of a sample and returns the queued requests, which the caller answers and frees.
- * If it was read (loaded), the caller has pinned it. If not, the sample is gone.
+ * With a batch, in which its data lies, the sample is cached, and pinned by the caller. With NULL
+ * it is gone.
  */
 struct read_request *file_cache_finish(struct open_file_cache *cache, struct cached_file *sample,
-                                       bool loaded);
+                                       struct pinned_batch *pinned, const uint8_t *data);
 /*
  * Unpins a sample of which sent_bytes more were sent to the kernel. Once all bytes of a sample were
- * sent, the kernel caches it, and it is freed with its last pin.
+ * sent, the kernel caches it, and it is evicted with its last pin.
  */
 void file_cache_unpin(struct open_file_cache *cache, struct cached_file *sample,
                       uint64_t sent_bytes);
-/* Frees samples that were last used at least age_ns ago. */
-void file_cache_expire(struct open_file_cache *cache, uint64_t age_ns);
+/* Evicts samples that were last used at least age_ns ago: those of a dataset, or, with NULL, all.
+ */
+void file_cache_expire(struct open_file_cache *cache, const struct pins *pins, uint64_t age_ns);
 uint64_t file_cache_bytes(struct open_file_cache *cache);
 
 #endif

@@ -1,11 +1,13 @@
 /*
- * A sample of up to a chunk, or a MiB, is read and verified as a whole, whatever part of it is
- * requested; of a larger one, the parts that are requested (dlfs_reader_read_part).
+ * A sample of up to a chunk is read and verified as a whole, whatever part of it is requested; of a
+ * larger one, the parts that are requested (dlfs_reader_read_part), unless these are all of it.
  *
  * A file that the kernel requests as a whole goes from the reader's memory directly to the kernel,
- * which caches it. A file that is requested in parts is read once and stays in the open-file cache
- * until the kernel has all of it. Without OPEN requests nothing says when a program is done, so a
- * sample also leaves the cache when memory is short, or some time after its last use.
+ * which caches it. A file that is requested in parts is read once and stays in the open-file cache,
+ * which pins it in the reader's memory, until the kernel has all of it; one larger than a chunk is
+ * read in parts, of which the reader caches the chunks. Without OPEN requests nothing says when a
+ * program is done, so a sample also leaves the cache when others need its room, or some time after
+ * its last use.
  *
  * Samples that were read ahead for a program that goes from index to index are pushed into the
  * kernel's cache, which then sends no request for them. The kernel takes them only if their
@@ -23,6 +25,7 @@
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20) /* largest request of the kernel */
 #define BUSY_POLL_BYTES_MAX (128u << 10)    /* largest read that a thread busy-polls for */
 #define MOVES_MAX 20u /* most times that a request follows its dataset to other chunks */
+#define PIN_SHARE 2u  /* the open files of a dataset pin up to half of its reader's share */
 
 /* Replies with the requested part of a sample. Returns its bytes. */
 static uint64_t reply_part(struct dlfs_fuse *fuse, const struct read_request *request,
@@ -110,9 +113,15 @@ static void reply_error(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
 
 /* ---- parts of large samples ------------------------------------------------------------------ */
 
-static bool has_parts(const struct dataset_entry *dataset, uint64_t length)
+/* Returns true if a request is answered by the parts of a sample: it is for less than the whole
+ * sample, which is larger than a chunk and was not read ahead. */
+static bool takes_parts(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t index,
+                        const struct read_request *request)
 {
-    return length > WHOLE_BYTES_MAX && length > dlfs_directory_chunk_bytes(dataset->directory);
+    uint64_t length = dataset_length(dataset, index);
+    return length > dlfs_directory_chunk_bytes(dataset->directory) &&
+           (length > WHOLE_BYTES_MAX ||
+            (!is_whole(request, length) && !file_cache_has(&fuse->cache, key_of(dataset, index))));
 }
 
 /* Reads the requested part of a large sample. */
@@ -166,9 +175,9 @@ static void read_ahead_in_file(struct dlfs_fuse *fuse, struct dataset_entry *dat
                                uint64_t index, const struct read_request *request)
 {
     struct readahead_job job = {.dataset = dataset->info.number};
-    job.range =
-        readahead_in_file(&fuse->readahead, dataset->info.number, index, request->offset,
-                          request->bytes, dataset_length(dataset, index), fuse->config.cache_bytes);
+    job.range = readahead_in_file(&fuse->readahead, dataset->info.number, index, request->offset,
+                                  request->bytes, dataset_length(dataset, index),
+                                  dataset_share_bytes(&fuse->datasets, dataset));
     if (job.range.bytes > 0) {
         readahead_thread_post(&fuse->readahead_thread, &job);
     }
@@ -201,12 +210,17 @@ static void read_whole(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
 
 /* ---- samples in the open-file cache ---------------------------------------------------------- */
 
-/* Answers all requests that were queued for a sample, with its bytes or the failure of a reader. */
-static void answer_queued(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
-                          struct cached_file *sample, uint32_t reader, const dlfs_failure *failure)
+/*
+ * Ends the reading of a sample, and answers all requests that were queued for it: with its bytes,
+ * or the failure of a reader. It is cached with its batch, unless that is NULL.
+ */
+static void end_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
+                       struct cached_file *sample, struct pinned_batch *pinned, const uint8_t *data,
+                       uint32_t reader, const dlfs_failure *failure)
 {
     uint64_t index = inode_unpack(sample->key).node.index;
-    struct read_request *request = file_cache_finish(fuse->cache, sample, failure == NULL);
+    uint64_t length = sample->bytes;
+    struct read_request *request = file_cache_finish(&fuse->cache, sample, pinned, data);
     int error = 0;
     if (request != NULL && failure != NULL) {
         error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, failure);
@@ -217,13 +231,13 @@ static void answer_queued(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
         if (failure != NULL) {
             reply_error(fuse, dataset, index, error, request);
         } else {
-            sent_bytes += reply_part(fuse, request, sample->data, sample->bytes);
+            sent_bytes += reply_part(fuse, request, data, length);
         }
         free(request);
         request = next;
     }
-    if (failure == NULL) {
-        file_cache_unpin(fuse->cache, sample, sent_bytes);
+    if (pinned != NULL) {
+        file_cache_unpin(&fuse->cache, sample, sent_bytes);
     }
 }
 
@@ -237,37 +251,68 @@ static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position
     return NULL;
 }
 
-/* Reads samples that file_cache_begin has added, as one batch. */
+/* Returns what the open files of a dataset may pin. */
+static uint64_t pinned_bytes_max(struct dlfs_fuse *fuse, struct dataset_entry *dataset)
+{
+    return dataset_share_bytes(&fuse->datasets, dataset) / PIN_SHARE;
+}
+
+/* Returns what samples of these bytes may pin: they begin anywhere in slots, of which they fill
+ * more than half if they are several. */
+static uint64_t pinned_bytes(const struct dataset_entry *dataset, uint64_t bytes, bool several)
+{
+    return (several ? 2 * bytes : bytes) + dlfs_directory_chunk_bytes(dataset->directory);
+}
+
+/*
+ * Reads samples that file_cache_begin has added, as one batch. They stay in the cache if there is a
+ * reservation, unless the reader had no slots for them.
+ */
 static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
-                 struct cached_file **samples, uint32_t sample_count)
+                 struct cached_file **samples, uint32_t sample_count, struct pinned_batch *reserved)
 {
     uint64_t indices[READAHEAD_SAMPLES_MAX] = {0};
     uint64_t bytes = 0;
     dlfs_batch *batch = NULL;
-    bool kept = false;
     for (uint32_t i = 0; i < sample_count; i++) {
         indices[i] = inode_unpack(samples[i]->key).node.index;
-    }
-    for (uint32_t i = 0; i < sample_count; i++) {
         bytes += samples[i]->bytes;
     }
     uint32_t reader;
     int code = read_batch(fuse, dataset, indices, sample_count, bytes, &reader, &batch);
+    bool stays =
+        code == 0 && reserved != NULL && dataset_has_memory(&fuse->datasets, dataset, batch->base);
+    if (stays) {
+        reserved->batch = batch;
+    }
     for (uint32_t i = 0; i < sample_count; i++) {
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
-        if (failure == NULL && samples[i]->copy != NULL) {
-            memcpy(samples[i]->copy, batch->base + batch->offsets[i], samples[i]->bytes);
-        } else if (failure == NULL) { /* alone, and too large to copy: it stays in its batch */
-            samples[i]->data = batch->base + batch->offsets[i];
-            samples[i]->batch = batch;
-            kept = true;
-        }
-        answer_queued(fuse, dataset, samples[i], reader, failure);
+        const uint8_t *data = failure == NULL ? batch->base + batch->offsets[i] : NULL;
+        end_sample(fuse, dataset, samples[i], stays && failure == NULL ? reserved : NULL, data,
+                   reader, failure);
     }
-    if (code == 0 && !kept) {
+    file_cache_end_batch(&fuse->cache, reserved);
+    if (code == 0 && !stays) {
         dlfs_batch_release(batch);
     }
+}
+
+/* Returns how many of the samples from first on are to be read ahead: as many as have room. */
+static uint32_t samples_with_room(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
+                                  uint64_t first, uint32_t sample_count, uint64_t *bytes)
+{
+    uint64_t most = pinned_bytes_max(fuse, dataset);
+    uint32_t found = 0;
+    for (*bytes = 0; found < sample_count; found++) {
+        uint64_t length = dataset_length(dataset, first + found);
+        if (length > READAHEAD_SAMPLE_BYTES_MAX ||
+            pinned_bytes(dataset, *bytes + length, true) > most) {
+            break;
+        }
+        *bytes += length;
+    }
+    return found;
 }
 
 /* Reads samples first..first+sample_count-1 into the cache, except those that it has. */
@@ -276,17 +321,26 @@ static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
 {
     struct cached_file *samples[READAHEAD_SAMPLES_MAX];
     uint32_t begun = 0;
+    uint64_t bytes;
+    sample_count = samples_with_room(fuse, dataset, first, sample_count, &bytes);
+    struct pinned_batch *reserved =
+        file_cache_begin_batch(&fuse->cache, &dataset->pins, pinned_bytes(dataset, bytes, true),
+                               pinned_bytes_max(fuse, dataset));
+    if (reserved == NULL) {
+        return;
+    }
     for (uint64_t index = first; index < first + sample_count; index++) {
         uint64_t length = dataset_length(dataset, index);
-        bool wanted = length > 0 && length <= READAHEAD_SAMPLE_BYTES_MAX;
-        if (wanted && file_cache_begin(fuse->cache, key_of(dataset, index), length, true,
-                                       &samples[begun]) == 0) {
+        if (length > 0 && file_cache_begin(&fuse->cache, key_of(dataset, index), length, true,
+                                           &samples[begun]) == 0) {
             begun++;
         }
     }
     count(&fuse->counters.readahead_samples, begun);
     if (begun > 0) {
-        load(fuse, dataset, samples, begun);
+        load(fuse, dataset, samples, begun, reserved);
+    } else {
+        file_cache_end_batch(&fuse->cache, reserved);
     }
 }
 
@@ -297,7 +351,7 @@ static bool push(struct dlfs_fuse *fuse, struct cached_file *sample)
     content.buf[0].mem = (void *)(uintptr_t)sample->data;
     bool taken = fuse_lowlevel_notify_store(fuse->session, sample->key, 0, &content, 0) == 0;
     count(&fuse->counters.pushed_samples, taken);
-    file_cache_unpin(fuse->cache, sample, taken ? sample->bytes : 0);
+    file_cache_unpin(&fuse->cache, sample, taken ? sample->bytes : 0);
     return taken;
 }
 
@@ -348,7 +402,7 @@ static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *da
             continue;
         }
         struct cached_file *sample =
-            file_cache_find_unrequested(fuse->cache, key_of(dataset, index));
+            file_cache_find_unrequested(&fuse->cache, key_of(dataset, index));
         if (sample != NULL) {
             receivers_release(&fuse->receivers);
             going_on = push(fuse, sample);
@@ -402,12 +456,13 @@ static void read_ahead_in_sequence(struct dlfs_fuse *fuse, struct dataset_entry 
     }
 }
 
-/* Begins to read a sample, unless it is in the cache or so large that it bypasses the reader's. */
+/* Begins to read a sample, unless it is in the cache or may be requested in parts. */
 static void begin_early_read(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index)
 {
     uint64_t length = dataset_length(dataset, index);
     if (length > 0 && length <= READAHEAD_SAMPLE_BYTES_MAX &&
-        !file_cache_has(fuse->cache, key_of(dataset, index)) &&
+        length <= dlfs_directory_chunk_bytes(dataset->directory) &&
+        !file_cache_has(&fuse->cache, key_of(dataset, index)) &&
         early_read_begin(&fuse->early_read, dataset, index)) {
         count(&fuse->counters.readahead_samples, 1);
     }
@@ -443,8 +498,8 @@ static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *datase
     struct cached_file *other;
     bool was_readahead;
     uint64_t key = key_of(dataset, index);
-    receivers_release(&fuse->receivers); /* it may wait for memory */
-    int code = file_cache_begin(fuse->cache, key, dataset_length(dataset, index), false, &sample);
+    uint64_t length = dataset_length(dataset, index);
+    int code = file_cache_begin(&fuse->cache, key, length, false, &sample);
     if (code == -EEXIST) {
         return false;
     }
@@ -452,10 +507,13 @@ static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *datase
         (void)fuse_reply_err(request->request, -code);
         return true;
     }
-    if (file_cache_find(fuse->cache, key, request, &was_readahead, &other) != FILE_CACHE_QUEUED) {
+    if (file_cache_find(&fuse->cache, key, request, &was_readahead, &other) != FILE_CACHE_QUEUED) {
         (void)fuse_reply_err(request->request, ENOMEM);
     }
-    load(fuse, dataset, &sample, 1);
+    struct pinned_batch *reserved =
+        file_cache_begin_batch(&fuse->cache, &dataset->pins, pinned_bytes(dataset, length, false),
+                               pinned_bytes_max(fuse, dataset));
+    load(fuse, dataset, &sample, 1, reserved);
     return true;
 }
 
@@ -465,19 +523,20 @@ static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
                         const struct read_request *request)
 {
     uint64_t length = dataset_length(dataset, index);
-    bool done = has_parts(dataset, length);
+    bool done = takes_parts(fuse, dataset, index, request);
     if (done) {
         read_part(fuse, dataset, index, request);
+        read_ahead_in_file(fuse, dataset, index, request);
     }
     while (!done) {
         struct cached_file *sample;
         bool was_readahead;
         enum file_cache_result result =
-            file_cache_find(fuse->cache, key_of(dataset, index), request, &was_readahead, &sample);
+            file_cache_find(&fuse->cache, key_of(dataset, index), request, &was_readahead, &sample);
         count(&fuse->counters.readahead_hits, was_readahead);
         done = true;
         if (result == FILE_CACHE_HIT) {
-            file_cache_unpin(fuse->cache, sample,
+            file_cache_unpin(&fuse->cache, sample,
                              reply_part(fuse, request, sample->data, sample->bytes));
         } else if (result == FILE_CACHE_NO_MEMORY) {
             (void)fuse_reply_err(request->request, ENOMEM);
@@ -514,9 +573,6 @@ void handle_read(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t offs
         (void)reply_part(fuse, &part, NULL, 0);
     } else {
         read_sample(fuse, dataset, index, &part);
-        if (has_parts(dataset, length)) {
-            read_ahead_in_file(fuse, dataset, index, &part);
-        }
     }
     if (offset == 0 && index < dataset->count) {
         readahead_on_read(&fuse->readahead);

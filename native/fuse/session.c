@@ -246,6 +246,7 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     (void)pthread_mutex_init(&fuse->lock, NULL);
     (void)pthread_mutex_init(&fuse->listings_lock, NULL);
     (void)condition_init(&fuse->ended);
+    file_cache_init(&fuse->cache);
     readahead_init(&fuse->readahead);
     readahead_thread_init(&fuse->readahead_thread);
     receivers_init(&fuse->receivers, config->busy_poll_us);
@@ -258,7 +259,7 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
             return -ENOMEM;
         }
     }
-    return file_cache_create(config->cache_bytes, &fuse->cache);
+    return 0;
 }
 
 static int mount_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
@@ -337,7 +338,7 @@ DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
     }
     root_free_all_listings(fuse);
     free(fuse->incoming_link);
-    file_cache_destroy(fuse->cache);
+    file_cache_destroy(&fuse->cache);
     early_read_destroy(&fuse->early_read);
     dataset_table_destroy(&fuse->datasets);
     upcall_queue_destroy(&fuse->upcalls);
@@ -449,9 +450,18 @@ DLFS_API int dlfs_fuse_open_dataset(dlfs_fuse *fuse, uint32_t number,
     return dataset_open(&fuse->datasets, number, directory, reader);
 }
 
+/* Unpins what the open files of a dataset have in its reader's memory. */
+static void unpin_all(struct dlfs_fuse *fuse, uint32_t number)
+{
+    file_cache_expire(&fuse->cache, &fuse->datasets.entries[number].pins, 0);
+}
+
 DLFS_API int dlfs_fuse_replace_reader(dlfs_fuse *fuse, uint32_t number, dlfs_reader *reader)
 {
     int code = dataset_replace_reader(&fuse->datasets, number, reader);
+    if (code == 0) {
+        unpin_all(fuse, number);
+    }
     early_read_drop(&fuse->early_read); /* it may use the reader that was replaced */
     return code;
 }
@@ -465,6 +475,7 @@ DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number)
 {
     int code = dataset_withdraw(&fuse->datasets, number);
     if (code == 0) {
+        unpin_all(fuse, number);
         early_read_drop(&fuse->early_read);
         root_free_listings(fuse, number);
     }
@@ -485,7 +496,7 @@ DLFS_API void dlfs_fuse_forget_name(dlfs_fuse *fuse, const char *name)
 
 DLFS_API void dlfs_fuse_expire_cache(dlfs_fuse *fuse, uint32_t age_ms)
 {
-    file_cache_expire(fuse->cache, age_ms * UINT64_C(1000000));
+    file_cache_expire(&fuse->cache, NULL, age_ms * UINT64_C(1000000));
     early_read_drop(&fuse->early_read);
 }
 
@@ -511,6 +522,6 @@ DLFS_API void dlfs_fuse_get_stats(dlfs_fuse *fuse, dlfs_fuse_stats *stats)
         .readahead_hits = value_of(&counters->readahead_hits),
         .pushed_samples = value_of(&counters->pushed_samples),
         .upcalls = value_of(&fuse->upcalls.count),
-        .cached_bytes = file_cache_bytes(fuse->cache),
+        .cached_bytes = file_cache_bytes(&fuse->cache),
     };
 }

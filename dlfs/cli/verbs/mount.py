@@ -46,7 +46,7 @@ MemoryOption = Annotated[
     typer.Option(
         metavar="SIZE",
         envvar=MEMORY_VARIABLE,
-        help="Memory for samples of all datasets, and as much for those of open files "
+        help="Memory for samples of all datasets, open files included "
         "[$DLFS_MEMORY, or 1GiB, at most an 8th of what the process may use]. A dataset that "
         "fits is read from the devices once.",
     ),

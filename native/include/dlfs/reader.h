@@ -128,6 +128,9 @@ typedef struct dlfs_batch {
  * Errors: -EINVAL, -ENOMEM, -errno.
  */
 DLFS_API int dlfs_reader_memory(dlfs_reader *reader, const void **base, uint64_t *bytes);
+/* Returns the bytes of the sample memory that the reader may hold at present. Any threads at once.
+ */
+DLFS_API uint64_t dlfs_reader_share_bytes(const dlfs_reader *reader);
 
 /*
  * Reads samples by index, verifies them, and returns them as one batch. Sorts the samples by

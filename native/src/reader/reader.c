@@ -286,6 +286,11 @@ DLFS_API int dlfs_reader_memory(dlfs_reader *reader, const void **base, uint64_t
     return code;
 }
 
+DLFS_API uint64_t dlfs_reader_share_bytes(const dlfs_reader *reader)
+{
+    return (uint64_t)reader->slots_max << reader->chunk_shift;
+}
+
 DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes)
 {
     const void *base;

@@ -1,30 +1,78 @@
 /*
- * Tests the open-file cache: hits, queued requests, eviction, failures, and threads that together
- * need more than the budget.
+ * Tests the open-file cache: hits, queued requests, eviction, failures, the bounds of datasets, and
+ * threads that together need more than a bound.
  */
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
+#include "device/device.h"
 #include "open_file_cache.h"
+#include "reader/state.h"
 
-#define BUDGET 1000u
+#define BOUND 1000u
+
+static _Atomic uint32_t batches; /* that were read and not released yet */
+static struct pins pins;
+
+static void release(struct batch *batch)
+{
+    (void)atomic_fetch_sub(&batches, 1);
+    free((void *)(uintptr_t)batch->public.base);
+    free(batch);
+}
+
+/* Returns a batch whose bytes all have one value. */
+static dlfs_batch *read_batch(uint64_t bytes, int value)
+{
+    struct batch *batch = calloc(1, sizeof *batch);
+    uint8_t *data = malloc(bytes + 1);
+    CHECK(batch != NULL && data != NULL);
+    memset(data, value, bytes);
+    batch->public.base = data;
+    batch->release = release;
+    batch->process = dlfs_generation();
+    (void)atomic_fetch_add(&batches, 1);
+    return &batch->public;
+}
+
+static struct pinned_batch *reserve(struct open_file_cache *cache, struct pins *of, uint64_t bytes)
+{
+    return file_cache_begin_batch(cache, of, bytes, BOUND);
+}
 
 static struct cached_file *begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes)
 {
     struct cached_file *sample = NULL;
     CHECK_EQ(file_cache_begin(cache, key, bytes, false, &sample), 0);
-    memset(sample->copy, (int)key, bytes);
     return sample;
+}
+
+/* Ends the reading of a sample with a batch of its own. Returns the queued requests. */
+static struct read_request *finish(struct open_file_cache *cache, struct cached_file *sample,
+                                   struct pinned_batch *pinned)
+{
+    pinned->batch = read_batch(sample->bytes, (int)sample->key);
+    struct read_request *queued = file_cache_finish(cache, sample, pinned, pinned->batch->base);
+    file_cache_end_batch(cache, pinned);
+    return queued;
+}
+
+static void load_of(struct open_file_cache *cache, struct pins *of, uint64_t key, uint64_t bytes)
+{
+    struct pinned_batch *pinned = reserve(cache, of, bytes);
+    CHECK(pinned != NULL);
+    struct cached_file *sample = begin(cache, key, bytes);
+    CHECK(finish(cache, sample, pinned) == NULL);
+    file_cache_unpin(cache, sample, 0);
 }
 
 static void load(struct open_file_cache *cache, uint64_t key, uint64_t bytes)
 {
-    struct cached_file *sample = begin(cache, key, bytes);
-    CHECK(file_cache_finish(cache, sample, true) == NULL);
-    file_cache_unpin(cache, sample, 0);
+    load_of(cache, &pins, key, bytes);
 }
 
 static enum file_cache_result find(struct open_file_cache *cache, uint64_t key,
@@ -53,8 +101,9 @@ static void test_hits_until_eviction(struct open_file_cache *cache)
     file_cache_unpin(cache, sample, 1); /* all bytes were sent: freed at once */
     CHECK_EQ(find(cache, 1, &sample), FILE_CACHE_MISS);
     CHECK_EQ(file_cache_bytes(cache), 400);
-    file_cache_expire(cache, 0);
+    file_cache_expire(cache, NULL, 0);
     CHECK_EQ(file_cache_bytes(cache), 0);
+    CHECK_EQ(batches, 0);
 }
 
 static void test_unrequested_samples_are_found(struct open_file_cache *cache)
@@ -63,7 +112,7 @@ static void test_unrequested_samples_are_found(struct open_file_cache *cache)
     struct cached_file *again = NULL;
     CHECK_EQ(file_cache_begin(cache, 1, 400, true, &sample), 0);
     CHECK(file_cache_find_unrequested(cache, 1) == NULL); /* not read yet */
-    (void)file_cache_finish(cache, sample, true);
+    CHECK(finish(cache, sample, reserve(cache, &pins, 400)) == NULL);
     file_cache_unpin(cache, sample, 0);
     CHECK(file_cache_find_unrequested(cache, 1) == sample);
     CHECK_EQ(find(cache, 1, &again), FILE_CACHE_HIT);
@@ -73,6 +122,23 @@ static void test_unrequested_samples_are_found(struct open_file_cache *cache)
     CHECK_EQ(file_cache_bytes(cache), 0);
 }
 
+/* Only the first request sees that a sample was read ahead. */
+static void test_first_request_of_a_read_ahead(struct open_file_cache *cache)
+{
+    bool was_readahead;
+    struct cached_file *sample;
+    CHECK_EQ(file_cache_begin(cache, 9, 1, true, &sample), 0);
+    CHECK(finish(cache, sample, reserve(cache, &pins, 1)) == NULL);
+    file_cache_unpin(cache, sample, 0);
+    for (int first = 1; first >= 0; first--) {
+        CHECK_EQ(file_cache_find(cache, 9, &(struct read_request){0}, &was_readahead, &sample),
+                 FILE_CACHE_HIT);
+        CHECK_EQ(was_readahead, first);
+        file_cache_unpin(cache, sample, 0);
+    }
+    file_cache_expire(cache, NULL, 0);
+}
+
 static void test_queued_requests_are_returned(struct open_file_cache *cache)
 {
     struct cached_file *other;
@@ -80,7 +146,7 @@ static void test_queued_requests_are_returned(struct open_file_cache *cache)
     CHECK_EQ(find(cache, 5, &other), FILE_CACHE_QUEUED);
     CHECK_EQ(find(cache, 5, &other), FILE_CACHE_QUEUED);
     CHECK_EQ(file_cache_begin(cache, 5, 10, false, &other), -EEXIST);
-    struct read_request *queued = file_cache_finish(cache, sample, true);
+    struct read_request *queued = finish(cache, sample, reserve(cache, &pins, 10));
     CHECK(queued != NULL && queued->next != NULL && queued->next->next == NULL);
     CHECK_EQ(queued->offset, 5);
     free(queued->next);
@@ -89,81 +155,69 @@ static void test_queued_requests_are_returned(struct open_file_cache *cache)
     CHECK_EQ(file_cache_bytes(cache), 0);
 }
 
-static void test_failures_are_not_cached(struct open_file_cache *cache)
+/* Without a batch: it has failed, or its batch is not pinned. */
+static void test_samples_without_a_batch_are_not_cached(struct open_file_cache *cache)
 {
     struct cached_file *other;
     struct cached_file *sample = begin(cache, 6, 10);
     CHECK_EQ(find(cache, 6, &other), FILE_CACHE_QUEUED);
-    struct read_request *request = file_cache_finish(cache, sample, false);
+    struct pinned_batch *pinned = reserve(cache, &pins, 10);
+    struct read_request *request = file_cache_finish(cache, sample, NULL, NULL);
     CHECK(request != NULL);
     free(request);
     CHECK_EQ(find(cache, 6, &other), FILE_CACHE_MISS);
+    CHECK_EQ(file_cache_bytes(cache), 10);
+    file_cache_end_batch(cache, pinned);
+    file_cache_end_batch(cache, NULL);
     CHECK_EQ(file_cache_bytes(cache), 0);
 }
 
-static void test_budget(struct open_file_cache *cache)
+/* The last sample of a batch releases it. */
+static void test_samples_of_one_batch(struct open_file_cache *cache)
 {
-    struct cached_file *large = begin(cache, 7, 2 * BUDGET); /* alone */
+    struct cached_file *samples[3];
+    struct pinned_batch *pinned = reserve(cache, &pins, 900);
+    for (uint64_t i = 0; i < 3; i++) {
+        samples[i] = begin(cache, 20 + i, 300);
+    }
+    pinned->batch = read_batch(900, 20);
+    CHECK(file_cache_finish(cache, samples[0], NULL, NULL) == NULL); /* it has failed */
+    for (uint64_t i = 1; i < 3; i++) {
+        CHECK(file_cache_finish(cache, samples[i], pinned, pinned->batch->base) == NULL);
+    }
+    file_cache_end_batch(cache, pinned);
+    file_cache_unpin(cache, samples[1], 300);
+    CHECK_EQ(batches, 1);
+    CHECK_EQ(file_cache_bytes(cache), 900);
+    CHECK(samples[2]->data[299] == 20);
+    file_cache_unpin(cache, samples[2], 300);
+    CHECK_EQ(batches, 0);
+    CHECK_EQ(file_cache_bytes(cache), 0);
+}
+
+static void test_bounds(struct open_file_cache *cache)
+{
+    struct pins others = {0};
     struct cached_file *sample;
-    CHECK_EQ(file_cache_begin(cache, 8, 1, true, &sample), -EAGAIN);
-    CHECK(file_cache_finish(cache, large, true) == NULL);
-    CHECK_EQ(file_cache_begin(cache, 8, 1, true, &sample), -EAGAIN); /* it is pinned */
-    file_cache_unpin(cache, large, 0);
-    load(cache, 8, 1);
-    CHECK_EQ(file_cache_bytes(cache), 1);
-    bool was_readahead;
-    CHECK_EQ(file_cache_begin(cache, 9, 1, true, &sample), 0);
-    CHECK(file_cache_finish(cache, sample, true) == NULL);
+    CHECK(reserve(cache, &pins, BOUND + 1) == NULL);
+    load_of(cache, &others, 7, BOUND);
+    load(cache, 8, BOUND / 2); /* each dataset has its bound */
+    struct pinned_batch *pinned = reserve(cache, &pins, BOUND / 2);
+    CHECK(pinned != NULL && file_cache_bytes(cache) == 2 * BOUND);
+    CHECK_EQ(find(cache, 8, &sample), FILE_CACHE_HIT);
+    CHECK(reserve(cache, &pins, 1) == NULL); /* one is being read, one is in use */
     file_cache_unpin(cache, sample, 0);
-    for (int first = 1; first >= 0;
-         first--) { /* only the first request sees that it was read ahead */
-        CHECK_EQ(file_cache_find(cache, 9, &(struct read_request){0}, &was_readahead, &sample),
-                 FILE_CACHE_HIT);
-        CHECK_EQ(was_readahead, first);
-        file_cache_unpin(cache, sample, 0);
-    }
-    file_cache_expire(cache, 0);
-}
-
-/* Large samples are not copied: they stay in their batch. */
-static void test_large(struct open_file_cache *cache)
-{
-    struct cached_file *sample;
-    CHECK_EQ(file_cache_begin(cache, 20, FILE_CACHE_COPY_BYTES_MAX, false, &sample), 0);
-    CHECK(sample->copy != NULL);
-    CHECK(file_cache_finish(cache, sample, false) == NULL);
-    CHECK_EQ(file_cache_begin(cache, 20, FILE_CACHE_COPY_BYTES_MAX + 1, false, &sample), 0);
-    CHECK(sample->copy == NULL && sample->data == NULL);
-    CHECK(file_cache_finish(cache, sample, false) == NULL);
-    CHECK_EQ(file_cache_bytes(cache), 0);
-}
-
-static void *load_large_sample(void *argument)
-{
-    load(argument, 11, 2 * BUDGET);
-    return NULL;
-}
-
-/* A thread that waits for much memory is not overtaken by threads that need less. */
-static void test_order_of_waiters(struct open_file_cache *cache)
-{
-    pthread_t thread;
-    struct cached_file *other;
-    struct cached_file *sample = begin(cache, 10, 10);
-    CHECK_EQ(pthread_create(&thread, NULL, load_large_sample, cache), 0);
-    for (bool waits = false; !waits;) {
-        (void)pthread_mutex_lock(&cache->lock);
-        waits = cache->waiters != NULL;
-        (void)pthread_mutex_unlock(&cache->lock);
-    }
-    CHECK_EQ(file_cache_begin(cache, 12, 10, true, &other), -EAGAIN);
-    CHECK(file_cache_finish(cache, sample, true) == NULL);
-    file_cache_unpin(cache, sample, sample->bytes);
-    CHECK_EQ(pthread_join(thread, NULL), 0);
-    CHECK(cache->waiters == NULL);
-    load(cache, 12, 10);
-    file_cache_expire(cache, 0);
-    CHECK_EQ(file_cache_bytes(cache), 0);
+    struct pinned_batch *more = reserve(cache, &pins, 1);
+    CHECK(more != NULL);
+    CHECK_EQ(find(cache, 8, &sample), FILE_CACHE_MISS);
+    file_cache_end_batch(cache, more);
+    file_cache_end_batch(cache, pinned);
+    load(cache, 8, 1);
+    file_cache_expire(cache, &others, 0);
+    CHECK_EQ(file_cache_bytes(cache), 1);
+    CHECK_EQ(others.bytes, 0);
+    file_cache_expire(cache, NULL, 0);
+    CHECK_EQ(batches, 0);
 }
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -174,7 +228,7 @@ static void test_order_of_waiters(struct open_file_cache *cache)
 
 static uint64_t bytes_of(uint64_t key)
 {
-    return 100 + key * 50; /* the largest exceed the budget */
+    return 100 + key * 50; /* the largest exceed the bound */
 }
 
 static void use(struct open_file_cache *cache, uint64_t key)
@@ -182,20 +236,21 @@ static void use(struct open_file_cache *cache, uint64_t key)
     struct cached_file *sample;
     enum file_cache_result result = find(cache, key, &sample);
     if (result == FILE_CACHE_MISS) {
-        int code = file_cache_begin(cache, key, bytes_of(key), key % 3 == 0, &sample);
-        if (code < 0) {
-            CHECK(code == -EEXIST || code == -EAGAIN);
+        if (file_cache_begin(cache, key, bytes_of(key), key % 3 == 0, &sample) == -EEXIST) {
             return;
         }
-        memset(sample->copy, (int)key, sample->bytes);
-        struct read_request *request = file_cache_finish(cache, sample, key % 7 != 0);
+        struct pinned_batch *pinned = reserve(cache, &pins, bytes_of(key));
+        bool stays = pinned != NULL && key % 7 != 0;
+        struct read_request *request =
+            stays ? finish(cache, sample, pinned) : file_cache_finish(cache, sample, NULL, NULL);
         while (request != NULL) {
             struct read_request *next = request->next;
             CHECK_EQ(request->offset, key);
             free(request);
             request = next;
         }
-        if (key % 7 == 0) {
+        if (!stays) {
+            file_cache_end_batch(cache, pinned);
             return;
         }
     } else if (result == FILE_CACHE_QUEUED) {
@@ -227,24 +282,26 @@ static void test_threads_share(struct open_file_cache *cache)
     for (uint32_t i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
     }
-    file_cache_expire(cache, 0);
+    file_cache_expire(cache, NULL, 0);
     CHECK_EQ(file_cache_bytes(cache), 0);
+    CHECK_EQ(pins.bytes, 0);
+    CHECK_EQ(batches, 0);
 }
 
 int main(void)
 {
-    struct open_file_cache *cache;
-    CHECK_EQ(file_cache_create(BUDGET, &cache), 0);
-    test_hits_until_eviction(cache);
-    test_unrequested_samples_are_found(cache);
-    test_queued_requests_are_returned(cache);
-    test_failures_are_not_cached(cache);
-    test_budget(cache);
-    test_large(cache);
-    test_order_of_waiters(cache);
-    test_threads_share(cache);
-    load(cache, 1, 10); /* freed by file_cache_destroy */
-    file_cache_destroy(cache);
-    file_cache_destroy(NULL);
+    static struct open_file_cache cache;
+    file_cache_init(&cache);
+    test_hits_until_eviction(&cache);
+    test_unrequested_samples_are_found(&cache);
+    test_first_request_of_a_read_ahead(&cache);
+    test_queued_requests_are_returned(&cache);
+    test_samples_without_a_batch_are_not_cached(&cache);
+    test_samples_of_one_batch(&cache);
+    test_bounds(&cache);
+    test_threads_share(&cache);
+    load(&cache, 1, 10); /* released by file_cache_destroy */
+    file_cache_destroy(&cache);
+    CHECK_EQ(batches, 0);
     return 0;
 }

@@ -77,7 +77,6 @@ static void mount_begin(struct mount *mount)
     mount->server = ends[1];
     const dlfs_fuse_config config = {.mountpoint = "/",
                                      .options = "ro",
-                                     .cache_bytes = 1 << 22,
                                      .file_mode = 0444,
                                      .threads_max = 4,
                                      .flags = DLFS_FUSE_NO_URING,
