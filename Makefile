@@ -57,6 +57,8 @@ APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 WORKERS ?= $(shell expr $$(nproc) + 1)
 # Python packages to install in addition, such as torch. Without torch its tests are skipped.
 PACKAGES ?=
+# Such as --keep, or --dir DIR.
+DEMO_ARGS ?=
 
 .PHONY: help setup build test pytest test-examples demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel release release-check clean format .venv/.extra
 
@@ -84,7 +86,7 @@ test-examples: build .venv/.extra ## every program and notebook of examples/; PA
 	DLFS_EXAMPLES=all $(BIN)/pytest tests/examples $(PYTEST_ARGS)
 
 demo: build .venv/.extra ## real images: import, verify, mount, train
-	$(BIN)/dlfs demo
+	$(BIN)/python -m examples.demo $(DEMO_ARGS)
 
 lint: lint-quick ## ruff, mypy, import-linter, clang-format, clang-tidy
 	@$(MAKE) --silent --jobs=$(JOBS) lint-slow

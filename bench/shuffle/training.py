@@ -1,6 +1,6 @@
 """A small model that is trained by an order, on digits that are stored class by class.
 
-The data is that of ``dlfs demo``, 1,797 images of scikit-learn; the model has one hidden layer.
+The data is that of ``make demo``, 1,797 images of scikit-learn; the model has one hidden layer.
 All orders of one seed begin with the same weights and are tested on the same test images.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.shuffle.orders import Order, Stored
-from dlfs.cli.digits import CLASSES, HIDDEN, PIXELS, is_test_sample
+from examples.demo.digits import CLASSES, HIDDEN, PIXELS, is_test_sample
 
 PER_CHUNK = 16
 """Digits in a chunk, so that each class has about nine chunks."""

@@ -30,7 +30,6 @@ from dlfs.cli.verbs import (
     cat,
     compose,
     cp,
-    demo,
     diff,
     discover,
     du,
@@ -233,7 +232,6 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "discover": discover.discover,
     },
     "Help": {
-        "demo": demo.demo,
         "uri": uri.uri,
         "version": version.version,
     },

@@ -148,10 +148,6 @@ EXAMPLES = {
         "dlfs compose withdraw a",
         "dlfs compose withdraw --all --delete -t spdk",
     ),
-    "demo": (
-        "dlfs demo",
-        "dlfs demo --dir /scratch --keep",
-    ),
     "uri": (
         "dlfs uri",
         "dlfs uri nvme-tcp://10.0.0.5/nqn.2024-01.org.example:a",

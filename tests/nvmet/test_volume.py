@@ -22,10 +22,10 @@ import pytest
 
 import dlfs
 from dlfs.block import open_device
-from dlfs.cli.digits import write_digits
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.reader.reader import ReaderOptions
 from dlfs.units import MIB
+from examples.demo.digits import write_digits
 from tests.fault.nvme_world import check_nothing_left, resources
 from tests.fuse.mounting import mounted, wait_for
 from tests.nvmet.conftest import TwoTargets

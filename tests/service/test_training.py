@@ -17,16 +17,16 @@ from typing import NamedTuple, TextIO
 import pytest
 
 import dlfs
-from dlfs.cli.digits import write_digits
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.units import MIB
+from examples.demo.digits import write_digits
 from tests.service.serving import SECONDS_MAX, Service, wait_for
 from tests.support.stopping import stop_process
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from dlfs.cli.trainer import load_checkpoint  # noqa: E402
+from examples.demo.trainer import load_checkpoint  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -59,7 +59,7 @@ class Trainer(NamedTuple):
 
 def start(volume: str, folder: Path, workers: int) -> Trainer:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "dlfs.cli.trainer", volume, str(folder)]
+    command = [sys.executable, "-m", "examples.demo.trainer", volume, str(folder)]
     command += ["--epochs", str(EPOCHS), "--workers", str(workers)]
     ears, mouth = socket.socketpair()
     with ears, mouth:

@@ -68,7 +68,7 @@ def test_extras_in_error_texts_exist():
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     named = set(re.findall(r"install_command\(['\"]([a-z0-9]+)['\"]\)", text))
     named |= set(re.findall(r"\bextra=['\"]([a-z0-9]+)['\"]", text))
-    assert {"torch", "mount", "arrow", "hdf5"} <= named <= set(extras)
+    assert {"torch", "arrow", "hdf5"} <= named <= set(extras)
     assert not re.search(r"pip install '?dlfs\b", text)
 
 

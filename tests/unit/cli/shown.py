@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import copy
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from uuid import UUID
-
-import numpy as np
 
 from dlfs import DatasetInfo, MemberInfo, SuperblockInfo
 from dlfs.block import parse_uri
 from dlfs.cli.datasets import dataset_table
 from dlfs.cli.output import print_data, stdout_console
-from dlfs.cli.verbs import demo, discover, info, stall, top
+from dlfs.cli.verbs import discover, info, stall, top
 from dlfs.service.statistics import activity, member_activity
 
 ZERO = UUID(int=0)
@@ -175,16 +172,3 @@ def topped_live() -> None:
     seen = top.screen(_answer(0), _answer(10**6), 1.0, rows=console.height)
     with Live(seen, console=console, screen=True, auto_refresh=False):
         pass
-
-
-def demonstrated() -> None:
-    """The lines, digits and tables of ``dlfs demo``."""
-    work = demo._Demo(Path("/tmp/dlfs-demo-00000000"), stdout_console())
-    work.line("✓", "import", "1,797 samples, 153.4 KiB, packed in shuffled order", "0.25 s")
-    work.line("✓", "mount", "/digits/CLASS/NUMBER.png, for any program to read", "0.31 s")
-    work.left_out("torch", "PyTorch is not installed (pip install '/path/to/dlfs[torch]')")
-    images = np.linspace(0, 1, 40 * 64, dtype=np.float32).reshape(40, 64)
-    demo._show_digits(work, images, np.full(40, 4), np.full(40, 7))
-    rates = {"DLFS, batches of 256": 1_234_567.0, "DLFS mount, open + read + close": 98_765.4}
-    demo._show_rates(work, rates | {"plain files, open + read + close": 65_432.1})
-    demo._close(work, keep=True)

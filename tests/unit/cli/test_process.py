@@ -1,10 +1,9 @@
-"""Tests in a separate process: signals, pipes, terminals, imports, completion, the demo."""
+"""Tests in a separate process: signals, pipes, terminals, imports, completion."""
 
 from __future__ import annotations
 
 import array
 import fcntl
-import importlib.util
 import os
 import pty
 import random
@@ -153,54 +152,3 @@ def test_datasets_complete(volume) -> None:
     environment["COMP_WORDS"] = f"dlfs ls {volume}.not sm"
     done = subprocess.run(DLFS, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == []
-
-
-# ---- the demo ------------------------------------------------------------------------------------
-
-
-@pytest.mark.fuse
-@pytest.mark.slow
-def test_demo(tmp_path) -> None:
-    done = subprocess.run(
-        [*DLFS, "demo", "--dir", tmp_path], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for step in ("digits", "format", "import", "verify", "mount", "diff -r", "train", "time"):
-        assert f"✓ {step}" in done.stdout
-    assert "plain files" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_demo_without_fuse(tmp_path) -> None:
-    done = subprocess.run(
-        [*DLFS, "demo", "--dir", tmp_path, "--keep"],
-        env={**os.environ, "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "left out: fusermount3" in done.stdout
-    (folder,) = tmp_path.iterdir()
-    trained = {"training"} if importlib.util.find_spec("torch") else set()
-    assert {path.name for path in folder.iterdir()} == {"digits", "volume.img"} | trained
-    assert ("✓ torch" in done.stdout) == bool(trained)
-    assert list(folder.glob("training/service.sock*")) == []
-
-
-@pytest.mark.fuse
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_demo_leaves_nothing(tmp_path, number) -> None:
-    command = [*DLFS, "demo", "--dir", tmp_path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
-        for line in demo.stdout:
-            if "✓ mount" in line:
-                break
-        demo.send_signal(number)
-        demo.stdout.read()
-    assert demo.returncode == 130
-    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
-    assert list(tmp_path.iterdir()) == []

@@ -1,9 +1,9 @@
-"""The demo's training with PyTorch: ``python -m dlfs.cli.trainer``, which may be killed any time.
+"""The demo's training with PyTorch, which may be killed any time.
 
-The training learns the digits. After each batch it writes a checkpoint: the model, the optimizer,
-the loader's state, and the indices of all samples learned so far. A new process resumes from the
-checkpoint, with the same or another number of worker processes. After each batch it prints epoch
-and position, and at the end its accuracy on the test digits.
+``python -m examples.demo.trainer`` learns the digits. After each batch it writes a checkpoint: the
+model, the optimizer, the loader's state, and the indices of all samples learned so far. A new
+process resumes from the checkpoint, with the same or another number of worker processes. After each
+batch it prints epoch and position, and at the end its accuracy on the test digits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from torch import nn
 
 import dlfs
 from dlfs.adapters.torch import FolderLabels, Loader, TensorBatch
-from dlfs.cli.digits import CLASSES, HIDDEN, PIXELS, is_test_sample
-from dlfs.service.sockets import SCHEME
+from examples.demo.digits import CLASSES, HIDDEN, PIXELS, is_test_sample
 
 BATCH = 64
 SEED = 7
@@ -119,7 +118,7 @@ def train(
     workers: Annotated[int, typer.Option(help="Processes that read and decode.")] = 2,
 ) -> None:
     """Train, or resume a training."""
-    opener = dlfs.connect if volume.startswith(SCHEME) else dlfs.open
+    opener = dlfs.connect if volume.startswith("unix:") else dlfs.open
     with opener(volume) as opened, opened.dataset("digits") as dataset:
         training = Training(dataset, folder, workers)
         while training.loader.epoch < epochs:
