@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -22,7 +21,7 @@ from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
 from dlfs.block import BlockDevice, MissingDevice, is_silent, open_device
 from dlfs.closing import LiveValues, Uses
 from dlfs.deadlines import is_over, limit_call, limit_device, share_for
-from dlfs.directory import FrozenDirectory, PartDirectory
+from dlfs.directory import FrozenDirectory
 from dlfs.directory.sharing import SHARED_ROOT
 from dlfs.errors import (
     DeviceError,
@@ -77,34 +76,25 @@ from dlfs.units import MIB, format_bytes, format_count
 _log = logging.getLogger("dlfs")
 
 
-PartMemory = Callable[[PartDirectory], AbstractContextManager[int]]
-"""Reserves the sample memory of a reader of some fields; see ``OpenOptions``."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOptions:
     """Options for opening a volume and its datasets.
 
     Attributes:
         memory_bytes: sample memory of the volume in each process, in bytes. It holds samples that
-            are cached, read ahead, or pinned by batches. With ``shared``, of each reader.
+            are cached, read ahead, or pinned by batches.
         depth: most operations in flight per member and thread.
         engine: I/O engine of file devices: ``auto``, ``uring`` or ``threads``.
         opener: function that opens a device.
-        shared: place directories and sample memory in unnamed files, whose descriptors a service
-            can pass to clients.
-        part_memory: reserves the sample memory of a reader of some fields, given the directory of
-            the parts: a context that gives the bytes, and is left when the reader is closed. None
-            for ``memory_bytes``.
-        memory: the memory itself, which all datasets of the volume share; made by default.
+        memory: the memory itself, which all datasets of the volume share; made by default. That of
+            a service lies in an unnamed file, as directories do then, whose descriptor it passes to
+            its clients.
     """
 
     memory_bytes: int = 256 * MIB
     depth: int = 128
     engine: Engine = "auto"
     opener: Opener = open_device
-    shared: bool = False
-    part_memory: PartMemory | None = None
     memory: MemoryBudget | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -113,10 +103,13 @@ class OpenOptions:
             value = getattr(self, option)
             number = check_integer(value, low, high, option=option, action="open a volume")
             object.__setattr__(self, option, number)
-        if self.shared:
-            object.__setattr__(self, "memory", None)
-        elif self.memory is None or self.memory.size_bytes != self.memory_bytes:
+        if self.memory is None or self.memory.size_bytes != self.memory_bytes:
             object.__setattr__(self, "memory", MemoryBudget(self.memory_bytes))
+
+    @property
+    def shared(self) -> bool:
+        """True if other processes can map the memory."""
+        return self.memory is not None and self.memory.shared
 
 
 class VolumeSession(Protocol):
@@ -339,7 +332,6 @@ class LocalConnection:
         generation = self._open_generation(self.uris, identity)
         options = self.options
         uses = Uses(f"use dataset {identity.name!r}: it is closed")
-        memory = ExitStack()  # of the readers of some fields
         try:
             record = find_record(generation.catalog, identity.uuid)
             if record is None:
@@ -356,7 +348,7 @@ class LocalConnection:
                 generation, record, identity, options.engine, options.opener, uses
             )
             make_reader = partial(self._make_reader, generation, identity, record, placement)
-            reader = make_reader(directory, options.memory_bytes)
+            reader = make_reader(directory)
             placement.lost_members = reader.native.lost_members
             placement.member_code = reader.native.member_code
             _log.debug(
@@ -373,8 +365,7 @@ class LocalConnection:
 
         def release() -> None:
             placement.closed = True
-            with memory:
-                close_devices(generation.devices)
+            close_devices(generation.devices)
 
         return DatasetSession(
             record=record,
@@ -382,7 +373,7 @@ class LocalConnection:
             members=tuple(device.uri for device in generation.devices),
             directory=directory,
             reader=reader,
-            open_parts=partial(self._open_parts, make_reader, memory),
+            open_parts=make_reader,
             sources=generation.sources,
             release=release,
             uses=uses,
@@ -398,22 +389,6 @@ class LocalConnection:
             ),
         )
 
-    def _open_parts(
-        self,
-        make_reader: Callable[[FrozenDirectory, int, FieldSpan], SampleReader],
-        memory: ExitStack,
-        parts: PartDirectory,
-        span: FieldSpan,
-    ) -> SampleReader:
-        """Open a reader of parts; its sample memory is reserved until ``memory`` is closed."""
-        with ExitStack() as reserved:
-            memory_bytes = self.options.memory_bytes
-            if self.options.part_memory is not None:
-                memory_bytes = reserved.enter_context(self.options.part_memory(parts))
-            opened = make_reader(parts, memory_bytes, span)
-            memory.push(reserved.pop_all())
-        return opened
-
     def _make_reader(
         self,
         generation: Generation,
@@ -421,7 +396,6 @@ class LocalConnection:
         record: DatasetRecord,
         placement: LocalPlacement,
         directory: FrozenDirectory,
-        memory_bytes: int,
         span: FieldSpan = (),
     ) -> SampleReader:
         timeout_ms = read_timeout_ms(generation.sources)
@@ -432,11 +406,9 @@ class LocalConnection:
             directory,
             ReaderOptions(
                 memory=self.options.memory,
-                memory_bytes=memory_bytes,
                 depth=self.options.depth,
                 gap_bytes=max(device.gap_bytes for device in generation.sources),
                 timeout_ms=timeout_ms,
-                shared=self.options.shared,
                 parts=bool(span),
             ),
         )

@@ -69,7 +69,7 @@ class ServiceEpoch:
     """A cold epoch in global order through a new service.
 
     Attributes:
-        share: the service's memory as a share of the data; it takes ``CACHE_BYTES_MIN`` at least.
+        share: the service's memory as a share of the data; of four chunks at least.
         whole: read to the end; else stop when the time is over.
     """
 
@@ -92,7 +92,7 @@ class ServiceBatches:
     """Cold random batches through a new service.
 
     Attributes:
-        share: the service's memory as a share of the data; it takes ``CACHE_BYTES_MIN`` at least.
+        share: the service's memory as a share of the data; of four chunks at least.
     """
 
     share: float

@@ -60,8 +60,8 @@ ORDER_LIST, ORDER_SELECTED, ORDER_WEIGHTED = 3, 4, 5
 PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_CHUNK_COPY = 0, 1, 2, 3
 GET_CACHED = 1
 GET_PROMPT = 2
-READER_SHARED = 1
-READER_PARTS = 2
+ARENA_SHARED = 1
+READER_PARTS = 1
 PERMUTATION_ROUNDS_MAX = 24
 FILES_NOFOLLOW = 1
 FILES_THREADS_MAX = 64
@@ -271,7 +271,7 @@ class ReaderStats(Structure):
 
     _fields_ = fields(
         (c_uint64, "samples sample_bytes cache_hits reads read_bytes checksum_errors read_errors"),
-        (c_uint64, "retries private_batches memory_bytes wait_ns failovers plan_ns device_ns"),
+        (c_uint64, "retries private_batches held_bytes wait_ns failovers plan_ns device_ns"),
         (c_uint64, "verify_ns rest_ns copy_ns"),
     )
 

@@ -16,6 +16,7 @@ class NativeArena:
     Args:
         memory_bytes: bound of the memory, at least four chunks.
         chunk_bytes: chunk size of the volume whose readers share it.
+        shared: True if other processes can map the memory (``dlfs._native.server_channel``).
 
     Raises:
         LimitError: the memory is smaller than four chunks, or too large to address.
@@ -23,10 +24,11 @@ class NativeArena:
     Threads: any at once. A forked child must make a new one.
     """
 
-    def __init__(self, memory_bytes: int, chunk_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, chunk_bytes: int, *, shared: bool = False) -> None:
         self._owner = OwnerProcess()
         self.handle = Handle(library().dlfs_arena_destroy, process=process_number())
-        config = abi.ArenaConfig(memory_bytes=memory_bytes, chunk_bytes=chunk_bytes)
+        flags = abi.ARENA_SHARED if shared else 0
+        config = abi.ArenaConfig(memory_bytes=memory_bytes, chunk_bytes=chunk_bytes, flags=flags)
         message = f"share {memory_bytes} bytes of memory for chunks of {chunk_bytes}"
         check(library().dlfs_arena_create(byref(config), byref(self.handle)), message)
 

@@ -68,6 +68,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_share_destroy": (None, (c_void_p,)),
     "dlfs_share_pinned_bytes": (c_uint64, (c_void_p,)),
     "dlfs_channel_create": (c_int, (POINTER(ChannelConfig), _OUT, POINTER(c_int), POINTER(c_int))),
+    "dlfs_channel_revoke": (None, (c_void_p,)),
     "dlfs_channel_destroy": (None, (c_void_p,)),
     "dlfs_channel_get_stats": (None, (c_void_p, POINTER(ChannelStats))),
     "dlfs_arena_view_map": (c_int, (c_int, c_uint64, _OUT)),

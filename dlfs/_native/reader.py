@@ -86,7 +86,6 @@ class NativeReader:
         replicas: copies of each chunk.
         groups: ``(first_chunk, band_rows, first_member, member_count)`` of each group of members;
             none: all members are one group without replicas.
-        shared: True if other processes can map the sample memory (``dlfs._native.channel``).
         parts: True if the directory has parts of samples: whole chunks are not kept in memory.
 
     Attributes:
@@ -118,7 +117,6 @@ class NativeReader:
         timeout_ms: int,
         replicas: int = 1,
         groups: Sequence[tuple[int, int, int, int]] = (),
-        shared: bool = False,
         parts: bool = False,
     ) -> None:
         self.timeout_ms = timeout_ms
@@ -145,7 +143,7 @@ class NativeReader:
             gap_bytes=gap_bytes,
             retry_count=retry_count,
             timeout_ms=timeout_ms,
-            flags=(abi.READER_SHARED if shared else 0) | (abi.READER_PARTS if parts else 0),
+            flags=abi.READER_PARTS if parts else 0,
             replicas=replicas,
             groups=ctypes.cast(group_array, POINTER(abi.ChunkGroup)),
             group_count=len(groups),
@@ -261,10 +259,10 @@ class NativeReader:
     def arena(self) -> tuple[int, int]:
         """Return the descriptor and the length in bytes of the shared sample memory.
 
-        The descriptor stays the reader's.
+        The descriptor stays the arena's.
 
         Raises:
-            UsageError: the reader was not created with ``shared=True``.
+            UsageError: the reader has no arena that was created with ``shared=True``.
             DeviceError: the memory could not be allocated.
         """
         descriptor, size_bytes = c_int(), c_uint64()

@@ -1,6 +1,6 @@
 """The service's end of channels, which let other processes use a reader.
 
-The service makes its reader with ``NativeReader(..., shared=True)``, a ``Share`` for each client,
+The service makes a ``NativeArena(..., shared=True)`` for its readers, a ``Share`` for each client,
 and a ``ServerChannel`` for each channel that the client requests. It passes ``reader.arena()`` to
 the client once, and the two descriptors of every channel, over a separate socket. Then it closes
 its copies of the channel's descriptors. A native thread serves each channel; no Python code runs
@@ -43,7 +43,8 @@ class Share:
     """A bound on memory for all channels of one client, or of one user.
 
     Args:
-        bytes_max: most bytes pinned in one reader's arena, or used of the service's other memory.
+        bytes_max: most bytes pinned of an arena, or used of the service's other memory. Of a reader
+            that may hold a part of the arena at present, that part of the bytes may be pinned.
         parent: share of the client's user; the bytes of this share count there as well.
 
     Attributes:
@@ -68,7 +69,7 @@ class ServerChannel:
     """The service's end of a channel, and the native thread that serves it.
 
     Args:
-        reader: a reader made with ``shared=True``.
+        reader: a reader in an arena made with ``shared=True``.
         share: bound on the bytes that the client pins in the arena; batches beyond it are copied.
         memory: bound on the service's other memory for the client; None: no bound.
         samples_max: most samples of one batch, 1..2**20.
@@ -133,6 +134,19 @@ class ServerChannel:
     def ended(self) -> int:
         """0 while the channel serves; then ``ENDED_CLOSED`` or the code of an error."""
         return self.stats()["ended"]
+
+    def revoke(self) -> None:
+        """Serve the client no longer; its next call fails. Idempotent.
+
+        The bytes of its batches stay until it has closed its end: then ``ended`` is not 0. The
+        reader may be closed. Waits for a read that is under way, at most the reader's timeout.
+
+        Threads: one at a time, and not during ``close``.
+        """
+        handle = self._handle
+        if handle is not None:
+            library().dlfs_channel_revoke(handle)
+            handle.keeps = handle.keeps[1:]  # but the reader: the native channel keeps its memory
 
     def close(self) -> None:
         """End the thread and release the client's batches and stream. Idempotent.

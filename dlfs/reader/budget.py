@@ -29,8 +29,14 @@ class MemoryBudget:
             An arena has at least four chunks.
         key: of the memory that this one is a copy of; None for a new one.
 
+    Attributes:
+        size_bytes: as given.
+        shared: True if other processes can map the memory.
+
     Threads: any at once.
     """
+
+    shared = False
 
     def __init__(self, size_bytes: int, key: str | None = None) -> None:
         self.size_bytes = size_bytes

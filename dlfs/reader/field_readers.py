@@ -1,10 +1,10 @@
 """``FieldReaders``: the readers of one open dataset, of whole samples and of some of their fields.
 
 A reader of some fields is opened when they are first read. It has a directory with the part of each
-sample that has these fields (``dlfs.fields.locate_span``), and sample memory of its own, so that
-its bytes are not taken for whole samples. It reads and verifies the part as other readers do whole
-samples. Whole samples are read instead where that saves little, where the CRC32C of a field is not
-stored, and where the columns of the fields are malformed.
+sample that has these fields (``dlfs.fields.locate_span``), and its own slots of the sample memory,
+so that its bytes are not taken for whole samples. It reads and verifies the part as other readers
+do whole samples. Whole samples are read instead where that saves little, where the CRC32C of a
+field is not stored, and where the columns of the fields are malformed.
 
 A node service has such readers for its clients. Each of its clients finds the parts as well, and
 has the service's reader of the same fields in place of one of its own.
@@ -29,8 +29,7 @@ from dlfs.reader.fields import pick_fields
 from dlfs.reader.reader import SampleReader
 
 SPANS_MAX = 4
-"""Most readers of fields of an open dataset, each with sample memory of its own. Other choices of
-fields are read as whole samples."""
+"""Most readers of fields of an open dataset. Other choices of fields are read as whole samples."""
 
 SHARE_MAX = 7 / 8
 """Largest share of the bytes of the samples that a reader of fields is opened for."""

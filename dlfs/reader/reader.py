@@ -67,7 +67,6 @@ class ReaderOptions:
         timeout_ms: timeout of one read, or of one batch of an epoch, with all its retries, in
             milliseconds. With replicas, another copy is read after a sixteenth of it. Each MiB that
             has arrived adds 4 s. See ``dlfs.deadlines``.
-        shared: True to allocate the sample memory in an unnamed file, for other processes.
         parts: True if the directory has parts of samples; whole chunks are then not kept in memory.
     """
 
@@ -77,7 +76,6 @@ class ReaderOptions:
     gap_bytes: int = 16 * KIB
     retry_count: int = 2
     timeout_ms: int = CALL_TIMEOUT_MS
-    shared: bool = False
     parts: bool = False
 
 
@@ -132,7 +130,6 @@ def make_native_reader(
             (group.first_chunk, group.band_rows, group.first_member, group.member_count)
             for group in geometry.groups
         ],
-        shared=options.shared,
         parts=options.parts,
     )
 

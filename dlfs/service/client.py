@@ -5,7 +5,7 @@ each dataset, a ``DatasetSession`` with a ``ControlConnection``, the service's d
 read-only, and a ``ClientReader``, whose samples lie in the service's memory. ``Volume``,
 ``Dataset`` and ``Epoch`` use these sessions like those of local devices.
 
-If the whole dataset fits in the service's sample memory and no sample is larger than a chunk, the
+If the service has reserved memory for the whole dataset, and no sample lies in two chunks, the
 client reads chunks that the service has loaded without a request (``channel.h``). Such reads check
 every millisecond that the service is alive.
 

@@ -1,15 +1,11 @@
 """The volumes of a node service and the cache of its open datasets, for all clients and the mount.
 
 ``ServedVolume`` is a volume of the service. ``DatasetCache`` opens a dataset on its first
-``acquire``, with directory and sample memory in files that can be shared. The dataset stays open
-after its last ``release``, until another dataset needs its memory or it is removed from the volume.
-
-All datasets share one budget of sample memory. A new dataset takes as much of the free budget as
-its data needs. If the free budget is too small, the cache closes unused datasets, the least
-recently used first. If it is still too small, the dataset gets ``CACHE_BYTES_MIN`` beyond the
-budget. The readers of some fields, which are opened for clients, get memory of their own likewise
-and have it until they are closed: with the dataset, or when another one replaces them because the
-dataset was moved.
+``acquire``, with its directory in a file that can be shared. All datasets, and their readers of
+some fields, share the memory for samples (``ServiceMemory``), by need. After its last ``release`` a
+dataset stays open, with what it has in memory until others need that. At most ``UNUSED_MAX`` unused
+datasets are open: the cache closes the least recently used ones, and those that were removed from
+the volume.
 
 Threads: any at once; opening one dataset does not block the others.
 """
@@ -19,22 +15,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from dlfs.attributes import load_attributes_whole
 from dlfs.closing import Closing
-from dlfs.connection import (
-    DatasetSession,
-    LocalConnection,
-    LocalVolume,
-    OpenOptions,
-    PartMemory,
-)
+from dlfs.connection import DatasetSession, LocalConnection, LocalVolume, OpenOptions
 from dlfs.dataset import Dataset
-from dlfs.directory import PartDirectory
 from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
 from dlfs.forks import Lock
@@ -42,20 +31,15 @@ from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
 from dlfs.identity import DatasetIdentity
 from dlfs.reader import follow
+from dlfs.service.memory import ServiceMemory
 from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
 from dlfs.store.records import find_record, no_such_dataset
 from dlfs.store.transaction import Generation
-from dlfs.units import KIB, MIB
 from dlfs.volume import Volume
 
-CACHE_BYTES_MIN = 64 * MIB
-"""Least sample memory of an open dataset, in bytes, unless its data needs less."""
-PART_OVERHEAD_BYTES = 4 * KIB
-"""Bytes that are read around a part of a sample at most, since devices read whole blocks."""
-SPARE_CHUNKS = 16
-"""Chunks of sample memory beyond 5/4 of a dataset's chunks. With both, the reader keeps all of the
-dataset in memory."""
+UNUSED_MAX = 16
+"""Most open datasets that are not in use: each has its directory in memory, and its devices."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,28 +55,23 @@ class _Entry:
     """Held while ``attributes`` is read from the devices, by those that wait for it alone."""
     dataset: CachedDataset | None = None
     attributes: Part | None = None
-    memory: dict[object, int] = field(default_factory=dict)
-    """Sample memory of each reader, in bytes. Changed in part without a lock: a reader that is lost
-    may be freed by any thread, also by one that has the lock."""
     users: int = 0
     used_at_s: float = 0.0
     removed: bool = False
-
-    @property
-    def cache_bytes(self) -> int:
-        """Sample memory of all readers, in bytes."""
-        return sum(self.memory.copy().values())
 
 
 class DatasetCache:
     """The open datasets of a node service.
 
     Args:
-        cache_bytes: budget of sample memory for all datasets, in bytes.
+        cache_bytes: memory for the samples of all datasets, in bytes.
+
+    Attributes:
+        memory: that memory.
     """
 
     def __init__(self, cache_bytes: int) -> None:
-        self._cache_bytes = cache_bytes
+        self.memory = ServiceMemory(cache_bytes)
         self._mutex = Lock()
         self._places: dict[UUID, _Entry] = {}
 
@@ -109,20 +88,20 @@ class DatasetCache:
         try:
             with entry.opening:
                 if entry.dataset is None:
-                    entry.dataset = self._open(volume, record, entry)
+                    entry.dataset = self._open(volume, entry)
             return entry.dataset
         except BaseException:
             self.release(record.uuid)
             raise
 
     def release(self, uuid: UUID) -> None:
-        """End one use of a dataset; it stays open unless it was removed from the volume."""
+        """End one use of a dataset; it stays open unless it was removed, or many are unused."""
         with self._mutex:
             entry = self._places[uuid]
             entry.users -= 1
             entry.used_at_s = time.monotonic()
             ended = not entry.users and (entry.removed or entry.dataset is None)
-            evicted = [self._places.pop(uuid)] if ended else []
+            evicted = [self._places.pop(uuid)] if ended else self._take_excess()
         _close(evicted)
 
     def attributes(self, uuid: UUID) -> Part:
@@ -194,56 +173,20 @@ class DatasetCache:
                 found += _statistics_of(entry)
         return found
 
-    def _open(self, volume: ServedVolume, record: DatasetRecord, entry: _Entry) -> CachedDataset:
-        chunk_bytes = volume.volume.chunk_bytes
-        needed_bytes = (record.data_chunks * 5 // 4 + SPARE_CHUNKS) * chunk_bytes
-        cache_bytes = self._reserve(entry, needed_bytes, "whole samples")
-
-        @contextlib.contextmanager
-        def part_memory(parts: PartDirectory) -> Iterator[int]:
-            read_bytes = parts.sample_bytes + len(parts) * PART_OVERHEAD_BYTES
-            part_bytes = read_bytes * 5 // 4 + SPARE_CHUNKS * chunk_bytes
-            reader = object()
-            try:
-                yield self._reserve(entry, min(needed_bytes, part_bytes), reader)
-            finally:
-                entry.memory.pop(reader, None)
-
-        try:
-            connection = volume.connection(cache_bytes, part_memory)
-            dataset = CachedDataset(connection, entry.identity)
-            dataset.open()
-        except BaseException:
-            entry.memory.clear()
-            raise
-        _log.info(
-            "dataset %r version %d is open, with %d MiB for samples",
-            entry.identity.name, entry.identity.version, cache_bytes // MIB,
-        )  # fmt: skip
+    def _open(self, volume: ServedVolume, entry: _Entry) -> CachedDataset:
+        dataset = CachedDataset(volume.connection, entry.identity)
+        dataset.open()
+        _log.info("dataset %r version %d is open", entry.identity.name, entry.identity.version)
         return dataset
 
-    def _reserve(self, entry: _Entry, needed_bytes: int, reader: object) -> int:
-        """Reserve sample memory for a reader; close unused datasets if the budget is exhausted.
-
-        Args:
-            entry: entry of the dataset.
-            needed_bytes: most memory that the reader needs.
-            reader: key of the reader in the entry's memory.
-        """
-        evicted = []
-        with self._mutex:
-            idle = [p for p in self._places.values() if not p.users and p.dataset is not None]
-            idle.sort(key=lambda p: p.used_at_s, reverse=True)
-            while self._left_bytes() < needed_bytes and idle:
-                evicted.append(self._places.pop(idle.pop().identity.uuid))
-            least_bytes = min(needed_bytes, CACHE_BYTES_MIN)
-            granted_bytes = max(least_bytes, min(needed_bytes, self._left_bytes()))
-            entry.memory[reader] = granted_bytes
-        _close(evicted)
-        return granted_bytes
-
-    def _left_bytes(self) -> int:
-        return self._cache_bytes - sum(entry.cache_bytes for entry in self._places.values())
+    def _take_excess(self) -> list[_Entry]:
+        """Take out the unused datasets beyond ``UNUSED_MAX``, the least recently used ones."""
+        unused = [p for p in self._places.values() if not p.users and p.dataset is not None]
+        unused.sort(key=lambda entry: entry.used_at_s)
+        excess = unused[: max(0, len(unused) - UNUSED_MAX)]
+        for entry in excess:
+            del self._places[entry.identity.uuid]
+        return excess
 
 
 def _load_attributes(session: DatasetSession) -> Part | None:
@@ -260,6 +203,7 @@ def _statistics_of(entry: _Entry) -> list[dict[str, Any]]:
     """
     if entry.dataset is None:
         return []
+    reader = entry.dataset.stats()
     return [
         {
             "volume": str(entry.volume_uuid),
@@ -267,8 +211,8 @@ def _statistics_of(entry: _Entry) -> list[dict[str, Any]]:
             "version": entry.identity.version,
             "uuid": str(entry.identity.uuid),
             "users": entry.users,
-            "cache_bytes": entry.cache_bytes,
-            "reader": entry.dataset.stats(),
+            "cache_bytes": reader["held_bytes"],
+            "reader": reader,
             "members": entry.dataset.member_stats(),
         }
     ]
@@ -340,6 +284,7 @@ class ServedVolume(Closing):
         options: options for opening the volume's devices.
 
     Raises:
+        LimitError: the service has no memory for chunks of this size.
         DlfsError: the same errors as ``dlfs.open``.
 
     Threads: any at once; ``close`` by one.
@@ -349,6 +294,13 @@ class ServedVolume(Closing):
         self._cache = cache
         self._options = options
         self.volume = Volume(LocalConnection(split_uris(uri), options))
+        try:
+            cache.memory.add_volume(self.volume.chunk_bytes, self.volume.uri)
+        except BaseException:
+            self.volume.close()
+            raise
+        self._chunk_bytes = self.volume.chunk_bytes
+        self._closed = False
         self.uuid = self.volume.uuid
         self.label = self.volume.label
 
@@ -362,22 +314,13 @@ class ServedVolume(Closing):
         """Size of the unused chunks, in bytes."""
         return self.volume.free_bytes
 
-    def connection(
-        self,
-        cache_bytes: int,
-        part_memory: PartMemory | None = None,
-    ) -> LocalConnection:
-        """Return a connection that opens datasets of this volume in memory that can be shared.
-
-        Args:
-            cache_bytes: sample memory of each dataset, in bytes.
-            part_memory: reserves the sample memory of a reader of some fields; see ``OpenOptions``.
-        """
+    @property
+    def connection(self) -> LocalConnection:
+        """Connection that opens datasets of this volume in the service's memory."""
         connection = self.volume.session.connection
         assert isinstance(connection, LocalConnection)  # a service serves no other service
-        options = replace(
-            connection.options, memory_bytes=cache_bytes, shared=True, part_memory=part_memory
-        )
+        memory = self._cache.memory
+        options = replace(connection.options, memory_bytes=memory.size_bytes, memory=memory)
         return replace(connection, options=options)
 
     def refresh(self) -> None:
@@ -421,7 +364,7 @@ class ServedVolume(Closing):
         dataset = self._cache.acquire(self, record)
         identity = DatasetIdentity.of(record, self.uuid)
         return AcquiredDataset(
-            dataset, self.connection(0), identity, lambda: self._cache.release(record.uuid)
+            dataset, self.connection, identity, lambda: self._cache.release(record.uuid)
         )
 
     def dataset(self, name: str | bytes, version: int, /) -> Dataset:
@@ -442,5 +385,8 @@ class ServedVolume(Closing):
         return self._cache.attributes(uuid)
 
     def close(self) -> None:
-        """Close the volume; the cache closes its datasets."""
+        """Close the volume; the cache closes its datasets. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._cache.memory.remove_volume(self._chunk_bytes)
         self.volume.close()

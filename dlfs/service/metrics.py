@@ -60,6 +60,10 @@ _CLIENT_NOW = {
     "pinned_bytes": "bytes of the cache that a client's batches pin",
     "batches_out": "batches that a client has not released",
 }
+_MEMORY = {
+    "memory_bytes": "bound of the memory for samples of all datasets",
+    "held_bytes": "memory for samples that datasets hold",
+}
 _DATASET = ("volume", "dataset", "version")
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:]*)):(?P<port>[0-9]{1,5})")
 
@@ -82,6 +86,8 @@ class SnapshotCollector(Collector):
         )
         processes = by_process(found["clients"])
         yield GaugeMetricFamily("dlfs_clients", "processes connected", len(processes))
+        for name, about in _MEMORY.items():
+            yield GaugeMetricFamily(f"dlfs_{name}", about, found["memory"][name])
         yield from _dataset_metrics(found["datasets"])
         yield from _member_metrics(found["datasets"])
         yield from _client_metrics(processes)
@@ -104,7 +110,9 @@ def _dataset_metrics(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
     spent = CounterMetricFamily(
         "dlfs_reading_seconds", "time of reading by phase", labels=(*_DATASET, "phase")
     )
-    memory = GaugeMetricFamily("dlfs_cache_bytes", "memory for samples", labels=_DATASET)
+    memory = GaugeMetricFamily(
+        "dlfs_cache_bytes", "memory for samples that the dataset holds", labels=_DATASET
+    )
     users = GaugeMetricFamily(
         "dlfs_dataset_clients", "sessions that have the dataset open", labels=_DATASET
     )

@@ -69,6 +69,7 @@ class SampleServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._state.wait_for_end)
             nursery.start_soon(self._state.keep_current)
+            nursery.start_soon(self._state.close_revoked)
             await trio.serve_listeners(handle, [accepting])
 
     def snapshot(self) -> dict[str, Any]:
@@ -77,8 +78,10 @@ class SampleServer:
         Returns:
             Plain values for JSON: ``version``, ``pid``, ``uptime_s``; ``volumes``, a list with
             ``uuid`` and ``label``; ``clients``, a list with ``pid``, ``uid``, ``datasets``,
-            ``channels`` and sums of the channels' counters; ``datasets``, a list with ``users``,
-            ``cache_bytes``, and the counters of ``reader`` and ``members``.
+            ``channels`` and sums of the channels' counters; ``memory``, with the bound of the
+            memory for samples, ``memory_bytes``, and its part in use, ``held_bytes``; ``datasets``,
+            a list with ``users``, ``cache_bytes``, which a dataset holds of that memory, and the
+            counters of ``reader`` and ``members``.
         """
         clients = [session.statistics() for session in list(self._sessions)]
         return {
@@ -90,6 +93,7 @@ class SampleServer:
                 for volume in list(self._state.volumes.values())
             ],
             "clients": clients,
+            "memory": self._cache.memory.stats(),
             "datasets": self._cache.statistics(),
         }
 

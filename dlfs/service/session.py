@@ -7,15 +7,17 @@ limiters.
 A client that closes its control connection may still use batches. So a channel lives until the
 channel's own socket is hung up: by the client when it releases the last batch, by the kernel when
 the client dies. The channel's native thread then releases the batches at once. A client that breaks
-the protocol loses all of its channels. When the service ends, it releases nothing: a client may
-still read that memory, so the memory must not change until the service's process is gone.
+the protocol, or that is dropped, has its channels revoked: its calls fail, and its batches keep
+their bytes until it hangs up. When the service ends, it releases nothing: a client may still read
+that memory, so the memory must not change until the service's process is gone.
 
 A session answers requests one after the other. Work that waits for devices or native threads runs
 in a worker thread, so a slow request of one client does not delay other clients.
 
 Limits apply to a process, over all of its connections, and with larger numbers to a user, over all
-of the user's processes. Limited are channels, the bytes that batches pin of a dataset's sample
-memory, and the service's other memory that requests, batches and streams take.
+of the user's processes. Limited are channels, the bytes that batches pin of the sample memory that
+a dataset may have at the time, and the service's other memory that requests, batches and streams
+take.
 
 Threads: the trio loop, except where a docstring names a worker thread.
 """
@@ -98,10 +100,10 @@ CHANNELS_OF_USER_MAX = 1024
 DATASETS_MAX = 64
 """Most open datasets of one connection."""
 PINNED_SHARE = 1 / 2
-"""Share of a dataset's sample memory that the batches of one client process may pin. Batches beyond
-it are copied out."""
+"""Share of the sample memory that a dataset may have at the time, which the batches of one client
+process may pin. Batches beyond it are copied out."""
 PINNED_SHARE_OF_USER = 3 / 4
-"""Share of a dataset's sample memory that the batches of all processes of one user may pin."""
+"""Share of that memory that the batches of all processes of one user may pin."""
 MEMORY_BYTES_MAX = 768 * MIB
 """Most memory of the service, outside the sample memory, for one client process: arrays, read-ahead
 plans, chosen indices and copied batches. It is raised to twice a dataset's largest sample, which
@@ -182,7 +184,7 @@ class Session:
         """Serve the client until it disconnects or breaks the protocol, then release its resources.
 
         A cancelled session releases nothing, because the process is about to end. One that was
-        dropped takes the channels from its client.
+        dropped revokes the channels of its client.
         """
         with self._dropped:
             try:
@@ -192,12 +194,12 @@ class Session:
                 _log.info("%s went away: %s", self.peer, error)
             except (FormatError, VersionError, trio.TooSlowError) as error:
                 _log.warning("%s breaks the protocol: %s", self.peer, error or "too slow")
-                await self._close_channels(list(self._channels))
+                await self._revoke_channels(list(self._channels))
             except Exception:  # noqa: BLE001  a bug in one session must not end the other sessions
                 _log.exception("serving %s", self.peer)
-                await self._close_channels(list(self._channels))
+                await self._revoke_channels(list(self._channels))
             await self._await_channels()
-        await self._close_channels(list(self._channels))  # those of a client that was dropped
+        await self._revoke_channels(list(self._channels))  # those of a client that was dropped
         for opened in self._datasets.values():
             await self._state.close(opened.dataset.close)
         self._datasets.clear()
@@ -239,11 +241,18 @@ class Session:
         await self._close_channels([channel for channel in self._channels if channel.ended])
 
     async def _close_channels(self, channels: Sequence[ServerChannel]) -> None:
-        """Close channels; waits for reads that their threads have under way."""
+        """Close channels whose clients have ended."""
         for channel in channels:
             await self._state.close(channel.close)
             del self._channels[channel]
             self._state.count_channels(self.peer, -1)
+
+    async def _revoke_channels(self, channels: Sequence[ServerChannel]) -> None:
+        """Serve channels no longer; waits for reads that their threads have under way."""
+        for channel in channels:
+            await self._state.close(channel.revoke)
+            del self._channels[channel]
+            self._state.revoked[channel] = self.peer
 
     # ---- frames ----------------------------------------------------------------------------------
 
@@ -475,7 +484,7 @@ class Session:
         """Close the client's datasets of a volume, with their channels."""
         datasets = [uuid for uuid, opened in self._datasets.items() if opened.volume == volume]
         channels = [channel for channel, uuid in self._channels.items() if uuid in datasets]
-        await self._close_channels(channels)
+        await self._revoke_channels(channels)
         for uuid in datasets:
             await self._state.close(self._datasets.pop(uuid).dataset.close)
 

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from dlfs._native.server_channel import Share
+from dlfs._native.server_channel import ServerChannel, Share
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, drop_tracebacks
 from dlfs.fields import FieldSpan
 from dlfs.service.dataset_cache import ServedVolume
@@ -29,6 +29,9 @@ VOLUME_THREADS_MAX = 8
 blocks no more threads than these."""
 CLOSING_THREADS_MAX = 8
 """Most worker threads that close channels and datasets; each waits for a read that is under way."""
+
+REVOKED_POLL_S = 1.0
+"""Time between two looks for revoked channels whose clients have ended, in seconds."""
 
 IDLE_SECONDS = 5.0
 """Time between two reads of a volume's newest generation for which no request asks, in seconds."""
@@ -105,6 +108,7 @@ class ServerState:
         snapshot: returns the service's counters; called in a worker thread.
         attachments: attaches and detaches volumes.
         channel_counts: open channels of each client process and of each user.
+        revoked: channels that are served no longer, whose clients have batches of them yet.
         shares: bounds on pinned bytes, by process or user and by sample memory; with None in
             place of the sample memory, bounds on the service's other memory.
         refreshes: the refreshes of each volume.
@@ -116,6 +120,7 @@ class ServerState:
     snapshot: Callable[[], dict[str, Any]]
     attachments: Attachments
     channel_counts: Counter[str | int] = field(default_factory=Counter)
+    revoked: dict[ServerChannel, Peer] = field(default_factory=dict)
     shares: WeakValueDictionary[tuple[str | int, Arena | None], Share] = field(
         default_factory=WeakValueDictionary
     )
@@ -195,6 +200,16 @@ class ServerState:
                 except (DlfsError, OSError, MemoryError) as error:
                     failed[uuid] = generation
                     _log.info("volume %s stays as it was read last: %s", uuid, error)
+
+    async def close_revoked(self) -> None:
+        """Close the revoked channels whose clients have ended, or released their batches."""
+        while True:
+            await trio.sleep(REVOKED_POLL_S)
+            for channel, peer in list(self.revoked.items()):
+                if channel.ended:
+                    await self.close(channel.close)
+                    del self.revoked[channel]
+                    self.count_channels(peer, -1)
 
     async def run_for_volume(self, volume: ServedVolume, call: Callable[[], Result]) -> Result:
         """Run a call that may wait for a volume's devices in one of the volume's threads.

@@ -151,7 +151,7 @@ def test_a_greedy_client_is_limited_and_stops_no_other_client(
         wait_for(lambda: len(service.clients()) == 1, "its volume's connection to be forgotten")
         (entry,) = service.clients()
         assert entry["refusals"] >= 1
-        arena = service.snapshot()["datasets"][0]["reader"]["memory_bytes"]
+        arena = service.snapshot()["memory"]["memory_bytes"]
         assert entry["pinned_bytes"] <= arena * session.PINNED_SHARE
         with dlfs.connect(service.uri)["d"] as dataset:
             wanted = list(samples.values())

@@ -173,11 +173,17 @@ def test_the_cache_is_one_for_all(
     service = serve(volume, other, options=("--cache", "5MiB"))
     first = dlfs.connect(service.uri, volume="images")["d"]
     second = dlfs.connect(service.uri, volume="o")["d"]
+    batches = [dataset.read([0, 1, 2]) for dataset in (first, second)]
     for dataset in (first, second):
         dataset.read(range(len(dataset))).release()
-    taken = {f["volume"]: f["cache_bytes"] for f in service.snapshot()["datasets"]}
+    found = service.snapshot()
+    taken = {f["volume"]: f["cache_bytes"] for f in found["datasets"]}
     assert len(taken) == 2
     assert all(cache_bytes > 0 for cache_bytes in taken.values())
+    assert sum(taken.values()) == found["memory"]["held_bytes"]
+    assert found["memory"]["held_bytes"] <= found["memory"]["memory_bytes"] == 5 << 20
+    for batch in batches:
+        batch.release()
     first.close()
     wait_for(lambda: 0 in [f["users"] for f in service.snapshot()["datasets"]], "the end of a loan")
     assert dlfs.connect(service.uri, volume="images")["d"][0] is not None

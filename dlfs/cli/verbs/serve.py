@@ -53,8 +53,7 @@ CacheOption = Annotated[
     typer.Option(
         metavar="SIZE",
         help="Sample memory of all datasets together [4GiB, at most a quarter of what the process "
-        "may use]. A dataset takes what its data needs of the "
-        "remaining memory, at least 64 MiB; unused datasets are closed for it.",
+        "may use]. The datasets that are read share it, by need.",
     ),
 ]
 UserOption = Annotated[

@@ -101,10 +101,13 @@ def screen(before: Snapshot, after: Snapshot, seconds: float, *, rows: int | Non
     from dlfs.service.statistics import by_process
 
     earlier, clients = by_process(before["clients"]), by_process(after["clients"])
+    memory = after["memory"]
+    held_bytes = memory["held_bytes"]
     labels = ", ".join(volume["label"] or volume["uuid"] for volume in after["volumes"])
     head = (
         f"dlfs {after['version']} serving {labels}: process {after['pid']}, "
-        f"up {human_seconds(after['uptime_s'])}, {format_count(len(clients), *_PROCESSES)}"
+        f"up {human_seconds(after['uptime_s'])}, {format_count(len(clients), *_PROCESSES)}, "
+        f"cache {human_size(held_bytes)} of {human_size(memory['memory_bytes'])}"
     )
     known = {dataset["uuid"]: dataset for dataset in before["datasets"]}
     busy = [

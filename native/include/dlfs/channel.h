@@ -1,8 +1,9 @@
 /*
  * Channels: a reader used from another process, through memory that both processes share.
  *
- * Actors. A service owns a reader whose sample memory (the arena) lies in a memfd:
- * DLFS_READER_SHARED. A client maps that memory read-only, once, as a dlfs_arena_view. Each
+ * Actors. A service owns an arena that lies in a memfd (DLFS_ARENA_SHARED), and readers that share
+ * it. A client maps that memory read-only as a dlfs_arena_view: all of it, with the samples of all
+ * datasets. Each
  * concurrent caller of a client has a channel. It consists of a memfd with a submission ring, a
  * completion ring and room for requests and answers, and of a pair of connected sockets; one byte
  * through a socket wakes the other side. At the service, one thread per channel serves it with
@@ -14,11 +15,13 @@
  * system call that wakes the other only after the other has announced that it sleeps. So a batch
  * costs no system call while both are busy.
  *
- * Resident chunks. If the whole dataset fits in the arena and every sample lies in one chunk, a
- * chunk that has been read and verified stays in the arena as long as the reader exists. An index
- * in the arena says where. A client that has the dataset's directory (dlfs_client_attach) reads
- * samples of such chunks without the service, without pins and without a release. It requests a
- * batch from the service as soon as one of the samples is not in a resident chunk.
+ * Resident chunks. While a reader has channels, it may have slots of the arena reserved for its
+ * whole dataset: if every sample lies in one chunk, and an eighth of the arena is left to readers
+ * without. A chunk that has been read and verified then stays in the arena until the last channel
+ * is gone. An index in the arena says where. A client that has the dataset's directory
+ * (dlfs_client_attach) reads samples of such chunks without the service, without pins and without a
+ * release. It requests a batch from the service as soon as one of the samples is not in a resident
+ * chunk. A channel that was created without a reservation never reads so.
  *
  * Wake-ups use sockets rather than eventfds, because all holders of an eventfd share its status
  * flags: a client could make the service block in it. Bytes are sent and received with
@@ -32,8 +35,9 @@
  * process but the service (Linux 5.1).
  *
  * Fairness. The arena memory that a client's batches pin is counted over all channels of one
- * dlfs_share, in whole slots of a chunk. (If the whole dataset fits in the arena, pins exclude no
- * other client and are counted in bytes of samples.) A batch that would exceed the share is copied
+ * dlfs_share, in whole slots of a chunk. (Pins of resident chunks exclude no other client and are
+ * counted in bytes of samples.) The share is for the whole arena: of a reader that may hold a part
+ * of the slots at present, a client may pin that part of it. A batch that would exceed it is copied
  * out of the arena into the channel's own memory, as is a batch that the arena cannot hold. When
  * that memory is full too (copied_bytes_max), the answer is DLFS_E_LIMIT: the client must release
  * batches or request less. The same answer is given when the client's other memory at the service
@@ -60,9 +64,9 @@ extern "C" {
 /* ---- the service's side ---------------------------------------------------------------------- */
 
 /*
- * Returns the memfd and the length of the arena of a reader with DLFS_READER_SHARED, for the
- * service to pass to clients. The reader owns the descriptor, which stays open until the reader is
- * freed. Errors: -EINVAL (the reader is not shared), -ENOMEM, -errno. Any threads at once.
+ * Returns the memfd and the length of a reader's arena, for the service to pass to clients. The
+ * arena owns the descriptor. Errors: -EINVAL (the arena is not shared), -ENOMEM, -errno. Any
+ * threads at once.
  */
 DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes);
 
@@ -85,7 +89,8 @@ DLFS_API void dlfs_share_destroy(dlfs_share *share);
 DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share);
 
 typedef struct dlfs_channel_config {
-    dlfs_reader *reader;       /* borrowed; made with DLFS_READER_SHARED */
+    dlfs_reader *reader;       /* borrowed until the channel is revoked or destroyed; its arena has
+                                  DLFS_ARENA_SHARED */
     dlfs_share *share;         /* bounds the arena memory that the client pins */
     uint64_t copied_bytes_max; /* bounds the memory for batches that are copied out of the arena */
     uint32_t samples_max;      /* most samples of one batch, 1..DLFS_CHANNEL_SAMPLES_MAX */
@@ -106,6 +111,13 @@ typedef struct dlfs_channel dlfs_channel;
  */
 DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel **out, int *memory,
                                  int *wake);
+/*
+ * Ends the service of a channel, within the reader's timeout if it is reading: the client's next
+ * call, or the one that it is waiting in, returns DLFS_E_SERVICE. The bytes of its batches stay
+ * until it has closed its end; then dlfs_channel_stats.ended is set. Meanwhile the reader may be
+ * destroyed. One call at a time.
+ */
+DLFS_API void dlfs_channel_revoke(dlfs_channel *channel);
 /*
  * Ends the thread, within the reader's timeout if it is reading, and releases everything of the
  * client. The client's next call, or the one that it is waiting in, returns DLFS_E_SERVICE. The

@@ -33,11 +33,8 @@ typedef struct dlfs_chunk_group {
     uint32_t member_count;
 } dlfs_chunk_group;
 
-#define DLFS_READER_SHARED                                                 \
-    1u /* other processes can map an arena of the reader's own (channel.h) \
-        */
 #define DLFS_READER_PARTS \
-    2u /* the directory has parts of samples: chunks are not kept, even if all of them fit */
+    1u /* the directory has parts of samples: chunks are not kept, even if all of them fit */
 
 typedef struct dlfs_reader_config {
     dlfs_device *const *devices; /* [member_count], in member order. The array is copied; the
@@ -208,7 +205,7 @@ typedef struct dlfs_reader_stats {
     uint64_t retries;
     uint64_t private_batches; /* batches with memory of their own, because batches had pinned the
                                  whole budget */
-    uint64_t memory_bytes;    /* memory mapped for the budget at present */
+    uint64_t held_bytes;      /* memory that it holds of the arena at present, in whole slots */
     uint64_t wait_ns;         /* time that consumers waited for streams */
     uint64_t failovers;       /* requests for a copy of a chunk other than its first */
     /*

@@ -22,6 +22,7 @@
 #ifndef DLFS_CHANNEL_INSIDE_H
 #define DLFS_CHANNEL_INSIDE_H
 
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,6 +30,7 @@
 
 #include "dlfs/channel.h"
 #include "reader/reader.h"
+#include "reader/residents.h"
 #include "sequence/sequence.h"
 #include "stream/stream.h"
 
@@ -162,7 +164,7 @@ struct channel_memory {
 /* channel/memory.c */
 /* Creates and maps the memory of a new channel. */
 int channel_memory_create(struct channel_memory *memory, const dlfs_channel_config *config,
-                          uint64_t arena_bytes, int *descriptor);
+                          const struct residents *residents, int *descriptor);
 /*
  * Maps the memory of a service's channel. DLFS_E_FORMAT: the memory is not a channel of this
  * version for an arena of arena_bytes.
@@ -260,8 +262,11 @@ struct dlfs_channel {
     struct waiter waiter;
     struct channel_counters counters;
     pthread_t thread;
-    _Atomic bool stop;
-    bool started;
+    _Atomic bool stop;     /* the thread serves no longer */
+    _Atomic bool released; /* it does not wait for the client's end either */
+    sem_t served;          /* posted by the thread when it serves no longer */
+    bool revoked;
+    bool uses_residents;       /* it has entered the reader's, and not left */
     uint64_t resident_samples; /* of the client's resident_counts: added to the reader's so far */
     uint64_t resident_bytes;
     uint64_t resident_batches;
@@ -284,7 +289,8 @@ struct dlfs_channel {
     uint32_t batches_max;
     uint32_t delivered_used; /* entries used at least once */
     uint32_t delivered_free; /* head of the free list */
-    uint64_t *pins;          /* [arena slots] pinned samples of this channel's batches in each */
+    uint64_t *pins;          /* [arena slots] samples that this channel's batches pin in each, if
+                                they are charged by whole slots */
     struct copied_run *runs; /* [batches_max] runs in use, in order of their offsets */
     uint32_t run_count;
 };
@@ -339,13 +345,13 @@ struct dlfs_arena_view {
     _Atomic uint64_t lost_members; /* as of the last answer to any client of the arena */
 };
 
-/* The client's view of resident chunks: chunks that stay in the arena as long as the reader. */
+/* The client's view of resident chunks: chunks that stay in the arena as long as the channel. */
 struct resident_index {
     const _Atomic uint32_t *slots; /* [chunks] the chunk's slot + 1; 0 if it is not resident */
     const dlfs_location *locations;
     uint64_t sample_count;
     uint64_t data_bytes;
-    uint64_t arena_bytes; /* size of all slots together */
+    uint64_t arena_bytes;
     uint32_t chunk_shift;
 };
 

@@ -3,9 +3,10 @@
  * memory. All records of them lie in the service's own memory, which the client cannot write.
  *
  * A pinned batch is charged with whole slots, since a slot with one pinned sample cannot hold other
- * chunks. A slot that several batches of the channel pin is charged once. If the whole dataset fits
- * in the arena, and for slots of cached samples, pins take no memory from other clients. Then the
- * charge is the bytes of the samples.
+ * chunks. A slot that several batches of the channel pin is charged once. In slots of resident
+ * chunks, which the dataset holds anyway, and in those of cached samples, pins take no memory from
+ * other clients. There the charge is the bytes of the samples. A chunk that becomes resident while
+ * batches of the channel pin it stays charged as a slot until they are released.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -43,11 +44,13 @@ void discharge(dlfs_channel *channel, uint64_t bytes)
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
-/* Returns true if pins in a slot take no memory from other clients. */
-static bool counts_by_bytes(const dlfs_reader *reader, uint32_t slot)
+/* Returns true if a new pin in a slot is charged by the bytes of the sample. */
+static bool counts_by_bytes(const dlfs_channel *channel, uint32_t number)
 {
-    uint8_t state = reader->arena->slots[slot].state;
-    return reader->dataset_fits || state == SLOT_PACKED || state == SLOT_TAIL;
+    const struct slot *slot = &channel->reader->arena->slots[number];
+    bool free_of_charge = slot->state == SLOT_PACKED || slot->state == SLOT_TAIL ||
+                          atomic_load_explicit(&slot->resident, memory_order_relaxed);
+    return channel->pins[number] == 0 && free_of_charge;
 }
 
 /* Pins a batch's samples in their slots. Returns the bytes that were not pinned before. */
@@ -60,7 +63,7 @@ static uint64_t pin(dlfs_channel *channel, const dlfs_batch *batch)
             continue;
         }
         uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
-        if (counts_by_bytes(reader, slot)) {
+        if (counts_by_bytes(channel, slot)) {
             bytes += (uint64_t)batch->lengths[i];
         } else if (channel->pins[slot]++ == 0) {
             bytes += (uint64_t)reader->arena->slots[slot].run << reader->chunk_shift;
@@ -79,7 +82,7 @@ static uint64_t unpin(dlfs_channel *channel, const dlfs_batch *batch)
             continue;
         }
         uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
-        if (counts_by_bytes(reader, slot)) {
+        if (channel->pins[slot] == 0) { /* as it was when the batch was pinned */
             bytes += (uint64_t)batch->lengths[i];
         } else if (--channel->pins[slot] == 0) {
             bytes += (uint64_t)reader->arena->slots[slot].run << reader->chunk_shift;
@@ -92,7 +95,8 @@ static bool pin_within_share(dlfs_channel *channel, struct delivered_batch *deli
                              struct batch *batch)
 {
     uint64_t bytes = pin(channel, &batch->public);
-    if (!share_charge(channel->share, bytes)) {
+    const dlfs_reader *reader = channel->reader;
+    if (!share_charge_part(channel->share, bytes, reader->slots_max, reader->arena->slot_count)) {
         unpin(channel, &batch->public);
         return false;
     }

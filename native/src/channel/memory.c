@@ -74,7 +74,7 @@ static uint32_t power_of_two(uint32_t value)
 }
 
 int channel_memory_create(struct channel_memory *memory, const dlfs_channel_config *config,
-                          uint64_t arena_bytes, int *descriptor)
+                          const struct residents *residents, int *descriptor)
 {
     *memory = (struct channel_memory){
         .copied_bytes = config->copied_bytes_max / COPIED_UNIT * COPIED_UNIT,
@@ -99,10 +99,9 @@ int channel_memory_create(struct channel_memory *memory, const dlfs_channel_conf
     header->samples_max = memory->samples_max;
     header->submission_count = memory->submission_count;
     header->copied_bytes = memory->copied_bytes;
-    header->arena_bytes = arena_bytes;
-    header->resident_offset = config->reader->resident_offset;
-    header->resident_count =
-        config->reader->resident_slots != NULL ? config->reader->chunk_count : 0;
+    header->arena_bytes = config->reader->arena->bytes;
+    header->resident_offset = residents->offset;
+    header->resident_count = residents->count;
     header->chunk_shift = config->reader->chunk_shift;
     return 0;
 }

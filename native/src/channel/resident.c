@@ -1,9 +1,10 @@
 /*
  * Reads resident samples at the client, without a request to the service.
  *
- * A resident chunk stays in its slot of the arena as long as the reader (reader/arena.c). The
- * arena has an index of these chunks, and the client has the dataset's locations mapped. So the
- * client finds such samples by itself: it pins nothing and has nothing to release.
+ * A resident chunk stays in its slot of the arena as long as a client has a channel to the reader
+ * (reader/residents.c). The arena has an index of these chunks, and the client has the dataset's
+ * locations mapped. So the client finds such samples by itself: it pins nothing and has nothing to
+ * release. Its batches keep the channel, whose end it closes after the last of them.
  *
  * Only the service writes the index. It writes an entry once, when all samples of the chunk are
  * verified. The client checks that every offset lies in the arena.
@@ -34,7 +35,7 @@ static bool index_open(struct resident_index *index, const struct channel_header
         .locations = dlfs_directory_locations(directory),
         .sample_count = dlfs_directory_count(directory),
         .data_bytes = data_bytes,
-        .arena_bytes = header->resident_offset,
+        .arena_bytes = arena_bytes,
         .chunk_shift = shift,
     };
     return true;

@@ -8,9 +8,12 @@
  * client has batches, the sleeping thread polls for releases every RELEASE_POLL_MS.
  *
  * When the channel ends, the thread itself releases the stream, the batches and the pinned memory.
- * Then it closes its end of the sockets.
+ * Then it closes its end of the sockets. The thread of a channel that is revoked first closes its
+ * end for sending, which the client takes for the end of the service, and waits until the client
+ * has closed the other end.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -104,6 +107,31 @@ static int sleep_ms(const dlfs_channel *channel)
     return trimmed || idle_ns > 2 * IDLE_NS ? -1 : (int)(IDLE_NS / 1000000);
 }
 
+/* Waits until the client has closed its end, or dlfs_channel_destroy was called. */
+static void await_client_end(const dlfs_channel *channel)
+{
+    struct pollfd files[] = {
+        {.fd = channel->waiter.socket, .events = POLLRDHUP},
+        {.fd = channel->waiter.stop, .events = POLLIN},
+    };
+    while (!atomic_load(&channel->released)) {
+        uint64_t writes; /* of dlfs_channel_revoke: a later one wakes the thread again */
+        (void)!read(channel->waiter.stop, &writes, sizeof(writes));
+        if (!atomic_load(&channel->released) && poll(files, 2, -1) > 0 && files[0].revents != 0) {
+            return;
+        }
+    }
+}
+
+/* Releases all that the channel has for its client. */
+static void end_channel(dlfs_channel *channel)
+{
+    delivery_release_all(channel);
+    delivery_trim(channel);
+    area_trim(channel);
+    operation_count_resident_reads(channel);
+}
+
 static void *channel_thread(void *argument)
 {
     dlfs_channel *channel = argument;
@@ -122,10 +150,12 @@ static void *channel_thread(void *argument)
         }
     }
     operation_close_stream(channel);
-    delivery_release_all(channel);
-    delivery_trim(channel);
-    area_trim(channel);
-    operation_count_resident_reads(channel);
+    shutdown(channel->waiter.socket, SHUT_WR);
+    (void)sem_post(&channel->served);
+    if (atomic_load(&channel->stop)) {
+        await_client_end(channel);
+    }
+    end_channel(channel);
     shutdown(channel->waiter.socket, SHUT_RDWR);
     atomic_store_explicit(&counters->ended, code, memory_order_release);
     return NULL;
@@ -156,8 +186,12 @@ static void channel_free(dlfs_channel *channel)
     if (channel->waiter.stop >= 0) {
         close(channel->waiter.stop);
     }
+    if (channel->uses_residents) {
+        residents_leave(channel->reader);
+    }
     dlfs_share_destroy(channel->share);
     dlfs_share_destroy(channel->memory_share);
+    (void)sem_destroy(&channel->served);
     free(channel);
 }
 
@@ -188,9 +222,12 @@ static int channel_prepare(dlfs_channel *channel, const dlfs_channel_config *con
     if (code == 0) {
         code = delivery_create(channel, config->batches_max);
     }
-    if (code == 0) {
-        code = channel_memory_create(&channel->memory, config, arena_bytes, descriptor);
+    if (code < 0) {
+        return code;
     }
+    struct residents residents = residents_enter(config->reader);
+    channel->uses_residents = true;
+    code = channel_memory_create(&channel->memory, config, &residents, descriptor);
     if (code < 0) {
         return code;
     }
@@ -226,6 +263,7 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
     channel->memory_share = config->memory;
     channel->waiter.socket = -1;
     channel->waiter.stop = -1;
+    (void)sem_init(&channel->served, 0, 0);
     share_reference(config->share);
     share_reference(config->memory);
     int descriptor = -1;
@@ -244,14 +282,32 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
     return 0;
 }
 
+/* Has the thread serve no longer. */
+static void stop(dlfs_channel *channel)
+{
+    uint64_t one = 1;
+    atomic_store(&channel->stop, true);
+    (void)!write(channel->waiter.stop, &one, sizeof(one));
+}
+
+DLFS_API void dlfs_channel_revoke(dlfs_channel *channel)
+{
+    if (channel->revoked) {
+        return;
+    }
+    channel->revoked = true;
+    stop(channel);
+    while (sem_wait(&channel->served) < 0) { /* interrupted by a signal */
+    }
+}
+
 DLFS_API void dlfs_channel_destroy(dlfs_channel *channel)
 {
     if (channel == NULL) {
         return;
     }
-    uint64_t one = 1;
-    atomic_store_explicit(&channel->stop, true, memory_order_relaxed);
-    (void)!write(channel->waiter.stop, &one, sizeof(one));
+    atomic_store(&channel->released, true);
+    stop(channel);
     pthread_join(channel->thread, NULL);
     channel_free(channel);
 }

@@ -14,6 +14,7 @@
 
 #define SLOTS_MAX (UINT32_MAX / 2)
 #define PAGE_SHIFT_MIN 12u
+#define PART_OVERHEAD_BYTES 4096u /* read around a part of a sample, and kept with it, at most */
 #define LARGE_BYTES ((size_t)2 << 20) /* dlfs_memory_map aligns larger mappings to this */
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
@@ -94,11 +95,10 @@ DLFS_API void dlfs_arena_get_stats(dlfs_arena *arena, dlfs_arena_stats *stats)
 
 /* ---- the mapping ----------------------------------------------------------------------------- */
 
-/* Maps the slots, and more bytes behind them: private memory, or memory that other processes can
- * map too. */
-static int map_memory(dlfs_arena *arena, size_t more_bytes)
+/* Maps the slots: private memory, or memory that other processes can map too. */
+static int map_memory(dlfs_arena *arena)
 {
-    size_t bytes = ((size_t)arena->slot_count << arena->chunk_shift) + more_bytes;
+    size_t bytes = (size_t)arena->slot_count << arena->chunk_shift;
     /* A small mapping is only aligned to pages, which is not enough for larger blocks. */
     if (arena->chunk_shift > PAGE_SHIFT_MIN && bytes < LARGE_BYTES) {
         bytes = LARGE_BYTES;
@@ -120,15 +120,30 @@ static int map_memory(dlfs_arena *arena, size_t more_bytes)
     return code;
 }
 
+/* A reader's arrays, which take a look at each sample to make. */
+struct arrays {
+    uint32_t *chunk_slots;
+    uint32_t *chunk_data;
+    uint64_t slots_enough;
+    bool in_one_chunk; /* every sample lies in one chunk */
+};
+
+static bool reads_parts(const dlfs_reader *reader)
+{
+    return (reader->config.flags & DLFS_READER_PARTS) != 0;
+}
+
 /*
  * Finds how many bytes of each chunk hold samples. The directory's order would say it sooner, but
  * all that is looked up in a chunk must have been read, so it is found from the same locations.
- * Returns true if every sample lies in one chunk.
+ * Parts of samples are not read by whole chunks, so they may need fewer slots than there are.
  */
-static bool measure_chunks(const dlfs_reader *reader, uint32_t *chunk_data)
+static void measure_chunks(const dlfs_reader *reader, struct arrays *arrays)
 {
+    uint32_t *chunk_data = arrays->chunk_data;
     uint64_t blocks = reader->config.block_bytes - 1;
-    bool in_one_chunk = true;
+    uint64_t bytes = 0;
+    arrays->in_one_chunk = true;
     for (uint64_t index = 0; index < reader->sample_count; index++) {
         struct location location;
         if (!reader_locate(reader, index, &location) || location.length == 0) {
@@ -140,18 +155,14 @@ static bool measure_chunks(const dlfs_reader *reader, uint32_t *chunk_data)
         chunk_data[chunk] = end > chunk_data[chunk] ? end : chunk_data[chunk];
         for (uint64_t full = location.chunk; full < chunk; full++) {
             chunk_data[full] = reader->config.chunk_bytes;
-            in_one_chunk = false;
+            arrays->in_one_chunk = false;
         }
+        bytes += location.length + PART_OVERHEAD_BYTES;
     }
-    return in_one_chunk;
+    uint64_t chunks = (bytes >> reader->chunk_shift) + 1;
+    bool fewer = reads_parts(reader) && chunks < reader->chunk_count;
+    arrays->slots_enough = share_enough(fewer ? chunks : reader->chunk_count);
 }
-
-/* A reader's arrays, which take a look at each sample to make. */
-struct arrays {
-    uint32_t *chunk_slots;
-    uint32_t *chunk_data;
-    bool in_one_chunk; /* every sample lies in one chunk */
-};
 
 static void arrays_free(struct arrays *arrays)
 {
@@ -166,7 +177,7 @@ static int arrays_make(const dlfs_reader *reader, struct arrays *arrays)
     if (arrays->chunk_slots == NULL || arrays->chunk_data == NULL) {
         return -ENOMEM;
     }
-    arrays->in_one_chunk = measure_chunks(reader, arrays->chunk_data);
+    measure_chunks(reader, arrays);
     return 0;
 }
 
@@ -174,20 +185,16 @@ static int arrays_make(const dlfs_reader *reader, struct arrays *arrays)
 static int attach(dlfs_reader *reader, const struct arrays *arrays)
 {
     dlfs_arena *arena = reader->arena;
-    bool resident =
-        arena->shared && reader->owns_arena && reader->dataset_fits && arrays->in_one_chunk;
     bool maps = arena->memory == NULL;
-    int code = maps ? map_memory(arena, resident ? reader->chunk_count * sizeof(uint32_t) : 0) : 0;
+    int code = maps ? map_memory(arena) : 0;
     if (code < 0) {
         return code;
     }
     reader->chunk_slots = arrays->chunk_slots;
     reader->chunk_data = arrays->chunk_data;
-    reader->resident_offset = (uint64_t)arena->slot_count << arena->chunk_shift;
-    reader->resident_slots =
-        resident ? (_Atomic uint32_t *)(void *)(arena->memory + reader->resident_offset) : NULL;
+    reader->in_one_chunk = arrays->in_one_chunk && !reads_parts(reader);
+    reader->slots_enough = arrays->slots_enough;
     reader->idle_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
-    reader->stats.memory_bytes = arena->bytes;
     reader->share.attached = true;
     reader->share.next = arena->readers;
     arena->readers = reader;
@@ -195,6 +202,7 @@ static int attach(dlfs_reader *reader, const struct arrays *arrays)
     if (maps) {
         fill_begin(reader);
     }
+    fill_join(reader);
     return 0;
 }
 

@@ -47,6 +47,7 @@ struct slot {
     uint8_t idle_reviews;    /* cached: reviews in a row that found too few uses */
     uint8_t state;           /* enum slot_state */
     bool cached;             /* CHUNK, PACKED: belongs to the cache, and stays while it is idle */
+    _Atomic bool resident;   /* CHUNK: is in the index of its reader (reader/residents.c) */
     dlfs_reader *reader;     /* that holds it; unset if it is free */
     struct bad_samples *bad; /* CHUNK: samples that must not be given; NULL if all are sound */
     const void *owner;       /* LOADING: the stream that reads the chunk, or NULL */
@@ -77,6 +78,7 @@ struct dlfs_arena {
     uint64_t taken;                      /* slots that were taken so far: the clock of the shares */
     uint64_t divided_at;                 /* value of `taken` when the shares were computed */
     uint32_t starved;                    /* readers that lacked a slot within their share */
+    uint32_t reserved;                   /* slots of all reservations */
     struct private_memory *idle_private; /* kept for the next batch */
     size_t idle_private_bytes;
 };
@@ -86,6 +88,7 @@ struct shareholder {
     bool attached;     /* the reader has read: it is in the arena's list */
     bool active;       /* it had a share of its own when the shares were computed */
     bool starved;      /* it lacked a slot within its share */
+    uint32_t reserved; /* slots that it has at least, for resident chunks and their index */
     uint32_t held;     /* slots that it holds */
     uint32_t chunks;   /* of them, those that are LOADING or CHUNK */
     uint32_t wanted;   /* slots for chunks that its reads have asked to have touched */
@@ -156,7 +159,13 @@ void slots_free_all(dlfs_reader *reader);
 
 /* ---- reader/shares.c ------------------------------------------------------------------------- */
 
-/* Returns the slots that a reader can use, at most `most`. The lock is not needed. */
+/* Returns the slots that a dataset of so many chunks needs: no more than these, a quarter more, and
+ * a margin. */
+static inline uint64_t share_enough(uint64_t chunks)
+{
+    return chunks + chunks / 4 + 4 * (uint64_t)SLOTS_MIN;
+}
+/* Returns the slots that a reader can use, at most `most`. */
 uint32_t share_needed(const dlfs_reader *reader, uint32_t most);
 /* Returns true if a reader's share has room for the whole dataset. */
 bool share_fits(const dlfs_reader *reader);

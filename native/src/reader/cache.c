@@ -181,7 +181,7 @@ static void add_chunk(dlfs_reader *reader, uint32_t number)
 void cache_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad_samples *bad)
 {
     arena_end_load(reader, number, valid, bad);
-    if (valid) {
+    if (valid && !reader->arena->slots[number].resident) {
         add_chunk(reader, number);
     }
 }

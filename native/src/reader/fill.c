@@ -25,10 +25,10 @@
 #include "reader/state.h"
 
 #define STEP_BYTES ((size_t)2 << 20) /* a huge page, which the arena is aligned to */
-/* Chunks do not wait for so much memory, or for all of a smaller dataset's: reads touch it in a
+/* Chunks do not wait for so much memory, nor do those of a smaller dataset: reads touch it in a
  * moment. */
 #define UNTOUCHED_BYTES ((uint64_t)64 << 20)
-#define SHARED_FIRST_BYTES ((uint64_t)64 << 20) /* of a shared arena that are touched at once */
+#define SHARED_FIRST_BYTES ((uint64_t)64 << 20) /* of a dataset: touched at once, if shared */
 #define OTHERS_BYTES ((uint64_t)32 << 20)       /* least bytes for samples read by themselves */
 #define PAGE_BYTES 4096u
 #define MEAN_STEPS 4u /* that the mean time of a step is taken over */
@@ -147,6 +147,7 @@ void fill_begin(dlfs_reader *reader)
     fill->needed = whole ? (uint32_t)reader->chunk_count : arena->slot_count;
     uint64_t bytes = (uint64_t)fill->needed << arena->chunk_shift;
     fill->huge = arena->shared;
+    fill->large = (uint32_t)(UNTOUCHED_BYTES >> arena->chunk_shift);
     fill->bounds = (reader->dataset_fits || !reader->owns_arena) && bytes > UNTOUCHED_BYTES;
     bool wanted = fill->bounds || (arena->shared && bytes >= STEP_BYTES);
     fill->busy[THREAD] = fill->busy[HELPER] = SLOT_NONE;
@@ -154,20 +155,29 @@ void fill_begin(dlfs_reader *reader)
     if (fill->bounds && !arena->shared) {
         fill->touched = fill->claimed = (uint32_t)(UNTOUCHED_BYTES >> arena->chunk_shift);
     }
-    if (arena->shared && wanted) {
-        uint64_t first = SHARED_FIRST_BYTES >> arena->chunk_shift;
-        fill_want(reader, reader->dataset_fits ? first : arena->slot_count);
+}
+
+void fill_join(dlfs_reader *reader)
+{
+    const dlfs_arena *arena = reader->arena;
+    uint64_t first = SHARED_FIRST_BYTES >> arena->chunk_shift;
+    uint32_t needed = share_needed(reader, arena->slot_count);
+    if (arena->shared) {
+        fill_want(reader, reader->dataset_fits && first < needed ? first : needed);
     }
 }
 
 /* Returns the slots that all readers want to be touched, at least those that are already. */
 static uint32_t sum_wanted(const dlfs_arena *arena)
 {
-    uint64_t wanted = other_slots(arena);
+    uint64_t wanted = 0;
+    bool waits = false;
     for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
         const struct shareholder *share = &reader->share;
         wanted += share->wanted > share->chunks ? share->wanted : share->chunks;
+        waits |= reader->dataset_fits && reader->chunk_count >= arena->fill.large;
     }
+    wanted += waits ? other_slots(arena) : 0;
     wanted = wanted > arena->fill.claimed ? wanted : arena->fill.claimed;
     return wanted < arena->slot_count ? (uint32_t)wanted : arena->slot_count;
 }
@@ -204,7 +214,9 @@ void fill_pause(dlfs_reader *reader)
 
 bool fill_bounds_chunks(const dlfs_reader *reader)
 {
-    return reader->dataset_fits && reader->arena->fill.bounds && !is_over(reader->arena);
+    const struct fill *fill = &reader->arena->fill;
+    return reader->dataset_fits && fill->bounds && reader->chunk_count >= fill->large &&
+           !is_over(reader->arena);
 }
 
 uint32_t fill_room(const dlfs_reader *reader)

@@ -17,6 +17,7 @@ struct fill {
     bool huge;        /* shared memory is to be collapsed into huge pages */
     bool bounds;      /* until the end, no more chunks are loaded than slots were touched */
     bool failed;      /* the kernel refuses: reads touch the rest */
+    uint32_t large;   /* chunks of a dataset that wait so, at least */
     uint32_t needed;  /* slots to touch until the end */
     uint32_t wanted;  /* slots that reads have asked for */
     uint32_t claimed; /* slots that were touched or are being touched */
@@ -27,6 +28,8 @@ struct fill {
 
 /* Decides whether a thread is to touch the new arena, given its first reader. The lock is held. */
 void fill_begin(dlfs_reader *reader);
+/* Has the first slots of shared memory touched for a reader. The lock is held. */
+void fill_join(dlfs_reader *reader);
 /* Has the thread touch slots for this many more chunks of a reader. The lock is held. */
 void fill_want(dlfs_reader *reader, uint64_t slots);
 /* Has the thread touch no more for a reader until a read asks for it. The lock is held. */

@@ -29,7 +29,7 @@ static int config_check(const dlfs_reader_config *config)
     }
     if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
         (chunk & (chunk - 1)) != 0 || block == 0 || (block & (block - 1)) != 0 || block > chunk ||
-        (config->flags & ~(DLFS_READER_SHARED | DLFS_READER_PARTS)) != 0) {
+        (config->flags & ~DLFS_READER_PARTS) != 0) {
         return -EINVAL;
     }
     if (config->replicas == 0 || config->replicas > DLFS_REPLICAS_MAX ||
@@ -37,8 +37,7 @@ static int config_check(const dlfs_reader_config *config)
         return -EINVAL;
     }
     if (config->arena != NULL) {
-        bool same = (uint64_t)1 << config->arena->chunk_shift == chunk;
-        return same && (config->flags & DLFS_READER_SHARED) == 0 ? 0 : -EINVAL;
+        return (uint64_t)1 << config->arena->chunk_shift == chunk ? 0 : -EINVAL;
     }
     if (config->memory_bytes / chunk < SLOTS_MIN || config->memory_bytes / chunk > UINT32_MAX / 2) {
         return DLFS_E_LIMIT;
@@ -52,11 +51,11 @@ static int join_arena(dlfs_reader *reader)
     const dlfs_reader_config *config = &reader->config;
     reader->arena = config->arena;
     reader->owns_arena = config->arena == NULL;
+    reader->slots_enough = share_enough(reader->chunk_count);
     if (reader->owns_arena) {
         uint64_t slots = config->memory_bytes >> reader->chunk_shift;
         uint32_t needed = share_needed(reader, (uint32_t)slots);
-        int code = arena_create(needed, reader->chunk_shift,
-                                (config->flags & DLFS_READER_SHARED) != 0, &reader->arena);
+        int code = arena_create(needed, reader->chunk_shift, false, &reader->arena);
         if (code < 0) {
             return code;
         }
@@ -250,6 +249,7 @@ DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stat
 {
     pthread_mutex_lock(&reader->arena->lock);
     *stats = reader->stats;
+    stats->held_bytes = (uint64_t)reader->share.held << reader->chunk_shift;
     pthread_mutex_unlock(&reader->arena->lock);
     stats->copy_ns = atomic_load_explicit(&reader->copy_ns, memory_order_relaxed);
 }

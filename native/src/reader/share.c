@@ -75,10 +75,22 @@ static void refund_up_to(dlfs_share *share, const dlfs_share *end, uint64_t byte
     }
 }
 
+/* Returns bytes * slots / of, which may be rounded down. */
+static uint64_t part_of(uint64_t bytes, uint32_t slots, uint32_t of)
+{
+    return bytes / of * slots + bytes % of * slots / of;
+}
+
 bool share_charge(dlfs_share *share, uint64_t bytes)
+{
+    return share_charge_part(share, bytes, 1, 1);
+}
+
+bool share_charge_part(dlfs_share *share, uint64_t bytes, uint32_t slots, uint32_t of)
 {
     for (dlfs_share *each = share; each != NULL; each = each->parent) {
         uint64_t bytes_max = atomic_load_explicit(&each->bytes_max, memory_order_relaxed);
+        bytes_max = part_of(bytes_max, slots, of);
         uint64_t before = atomic_fetch_add_explicit(&each->bytes, bytes, memory_order_relaxed);
         if (bytes > bytes_max || before > bytes_max - bytes) {
             refund_up_to(share, each->parent, bytes);

@@ -24,6 +24,9 @@ void share_reference(dlfs_share *share);
 /* Charges bytes to the share and to all of its parents. Returns false, and charges none of them,
  * if the bytes exceed one of the budgets. */
 bool share_charge(dlfs_share *share, uint64_t bytes);
+/* Charges bytes as share_charge does, where the budgets are for `of` slots of memory, of which
+ * `slots` may be used: so much less of each budget may be charged. */
+bool share_charge_part(dlfs_share *share, uint64_t bytes, uint32_t slots, uint32_t of);
 /* Takes charged bytes off the share and off all of its parents. */
 void share_refund(dlfs_share *share, uint64_t bytes);
 

@@ -3,8 +3,9 @@
  *
  * A reader is active while it has a stream, or was read since the arena's slots were taken once
  * over. Active readers have equal shares, but none has more than it can use: what one leaves is
- * divided among the others. The other readers have what is left then. Shares bound what a reader
- * may take; what it holds beyond a share that has shrunk, others take when they need it.
+ * divided among the others. The other readers have what is left then. Each has at least what is
+ * reserved for it (reader/residents.c). Shares bound what a reader may take; what it holds beyond a
+ * share that has shrunk, others take when they need it.
  *
  * Threads: all functions are called with the arena's lock held.
  */
@@ -12,9 +13,15 @@
 
 uint32_t share_needed(const dlfs_reader *reader, uint32_t most)
 {
-    /* A dataset that fits needs no more than its chunks, a quarter more, and a margin. */
-    uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * (uint64_t)SLOTS_MIN;
-    return enough < most ? (uint32_t)enough : most;
+    return reader->slots_enough < most ? (uint32_t)reader->slots_enough : most;
+}
+
+/* Returns the slots of a reader's share at a level: those that it needs of so many, or that are
+ * reserved for it. */
+static uint32_t share_at(const dlfs_reader *reader, uint32_t level)
+{
+    uint32_t slots = share_needed(reader, level);
+    return slots > reader->share.reserved ? slots : reader->share.reserved;
 }
 
 static bool is_active(const dlfs_reader *reader)
@@ -28,7 +35,7 @@ static uint64_t count_dealt(const dlfs_arena *arena, bool active, uint32_t level
 {
     uint64_t dealt = 0;
     for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
-        dealt += reader->share.active == active ? share_needed(reader, level) : 0;
+        dealt += reader->share.active == active ? share_at(reader, level) : 0;
     }
     return dealt;
 }
@@ -69,7 +76,7 @@ bool share_fits(const dlfs_reader *reader)
 static void set_share(dlfs_reader *reader, uint32_t level)
 {
     struct cache *cache = &reader->cache;
-    uint32_t slots = share_needed(reader, level > SLOTS_MIN ? level : SLOTS_MIN);
+    uint32_t slots = share_at(reader, level > SLOTS_MIN ? level : SLOTS_MIN);
     if (slots == reader->slots_max) {
         return;
     }
@@ -89,7 +96,7 @@ void arena_divide(dlfs_arena *arena)
         }
         reader->share.active = is_active(reader);
     }
-    uint32_t level = find_level(arena, true, arena->slot_count);
+    uint32_t level = find_level(arena, true, arena->slot_count - count_dealt(arena, false, 0));
     uint64_t left = arena->slot_count - count_dealt(arena, true, level);
     uint32_t rest = find_level(arena, false, left);
     for (dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {

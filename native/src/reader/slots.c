@@ -10,18 +10,13 @@
  * A reader holds no more slots than its share. If no slot is free that it may take, another reader
  * holds more than its share, which has shrunk, and loses idle slots.
  *
- * Resident chunks. Where other processes share the memory and the whole dataset fits in it, a sound
- * chunk stays in its slot as long as the reader lives. It has a reference of its own, and an entry
- * in an index behind the slots, which the other processes read by themselves
- * (channel/resident.c). The remaining slots are enough for all chunks that are not in memory yet,
- * and for SLOTS_MIN more.
- * Datasets with a sample that spans two chunks have no resident chunks: they could separate the
- * neighbouring slots that such a sample needs.
+ * A resident chunk has one more reference, by which it stays in its slot (reader/residents.c).
  *
  * Threads: all functions are called with the arena's lock held.
  */
 #include <stdlib.h>
 
+#include "reader/residents.h"
 #include "reader/state.h"
 
 /* ---- lists of slots -------------------------------------------------------------------------- */
@@ -447,14 +442,6 @@ void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, cons
     reader->chunk_slots[chunk] = number + 1;
 }
 
-/* Keeps a chunk for as long as the reader lives, and publishes it to the other processes. */
-static void make_resident(dlfs_reader *reader, uint32_t number)
-{
-    struct slot *slot = &reader->arena->slots[number];
-    slot->references++;
-    atomic_store_explicit(&reader->resident_slots[slot->chunk], number + 1, memory_order_release);
-}
-
 void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad_samples *bad)
 {
     struct slot *slot = &reader->arena->slots[number];
@@ -467,9 +454,7 @@ void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad
         reader->chunk_slots[slot->chunk] = 0;
         return;
     }
-    if (reader->resident_slots != NULL && bad == NULL) {
-        make_resident(reader, number);
-    }
+    residents_add(reader, number);
 }
 
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)

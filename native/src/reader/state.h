@@ -68,22 +68,26 @@ struct dlfs_reader {
     _Atomic uint32_t slots_max;       /* slots that it may hold: its share of the arena */
     bool owns_arena;                  /* no other reader shares it */
     pthread_cond_t released;          /* a slot became free or idle, or the share has changed */
-    uint64_t resident_offset;         /* of resident_slots in the arena, behind the slots */
+    uint64_t channels;                /* of clients that use it (reader/residents.c) */
+    uint64_t resident_offset;         /* of resident_slots in the arena */
     _Atomic uint32_t *resident_slots; /* [chunk_count] slot + 1 of each resident chunk, which other
-                                         processes look up; NULL if chunks are not resident */
+                                         processes look up; NULL without a reservation */
     struct prober prober;
     struct slot_list idle_slots; /* CHUNK, not cached, without references */
     struct cache cache;
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or CHUNK, else 0 */
     uint32_t *chunk_data;  /* [chunk_count] bytes of a chunk up to the end of its last sample, in
                               whole blocks: no more of a chunk is read */
+    bool in_one_chunk;     /* every sample lies in one chunk, and chunks are read whole */
+    uint64_t slots_enough; /* slots with which it reads nothing twice */
     struct fetch *idle_fetches;
     struct fetch *draining_fetches; /* idle, but a device may still write for reads that were
                                        abandoned */
     struct batch *idle_batches;
     size_t idle_batches_bytes; /* of their arrays */
     size_t idle_plans_bytes;   /* of the plans of idle and draining fetches */
-    uint64_t references; /* the owner's and one for each batch; the last one frees the reader */
+    uint64_t references; /* the owner's, one for each batch and one for each channel; the last one
+                            frees the reader */
     uint64_t fetches_in_use;
     uint64_t open_streams;
     dlfs_stream *streams; /* list of the open ones */

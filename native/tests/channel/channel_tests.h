@@ -27,7 +27,7 @@ static inline void service_start(struct service *service, uint64_t memory_bytes,
     int descriptor;
     uint64_t bytes;
     dataset_create(&service->dataset, faults);
-    service->reader = reader_with(&service->dataset, memory_bytes, 2, DLFS_READER_SHARED);
+    service->reader = reader_with(&service->dataset, memory_bytes, 2, true);
     CHECK_EQ(dlfs_share_create(pinned_bytes_max, &service->share), 0);
     CHECK_EQ(dlfs_reader_arena(service->reader, &descriptor, &bytes), 0);
     CHECK_EQ(dlfs_arena_view_map(descriptor, bytes, &service->arena), 0);

@@ -136,14 +136,17 @@ static void *read_and_stream(void *argument)
     return NULL;
 }
 
-/* Memory for little more than the dataset suffices for all plans at once with resident chunks. */
+/* Memory for little more than the dataset suffices for all plans at once with resident chunks. Its
+ * index takes less than a chunk. */
 static void little_room_beside(void)
 {
     struct service service;
     pthread_t threads[THREADS];
     struct dataset measured;
     dataset_create(&measured, NULL);
-    uint64_t memory_bytes = (measured.chunk_count + SLOTS_MIN) * CHUNK;
+    uint64_t memory_bytes =
+        (measured.chunk_count + 1 + 2 * SLOTS_MIN) * CHUNK * OTHERS_SHARE / (OTHERS_SHARE - 1) +
+        CHUNK;
     dataset_destroy(&measured);
     service_start(&service, memory_bytes, memory_bytes / 2, NULL);
     for (unsigned i = 0; i < THREADS; i++) {
@@ -339,8 +342,9 @@ static void wrong_indices(void)
     service_start(&service, WHOLE, WHOLE, NULL);
     struct connection to = attach_to(&service);
     struct channel_header *header = to.client->memory.header;
+    uint32_t slots = (uint32_t)(service.reader->arena->bytes / CHUNK);
     for (uint64_t chunk = 0; chunk < header->resident_count; chunk++) {
-        atomic_store(&service.reader->resident_slots[chunk], service.reader->slots_max + 1);
+        atomic_store(&service.reader->resident_slots[chunk], slots + 1);
     }
     read_everything(to.client);
     uint64_t requests = requests_of(to.client);

@@ -183,8 +183,8 @@ static inline dlfs_reader *reader_as(const struct dataset *dataset, dlfs_reader_
     return reader;
 }
 
-static inline dlfs_reader *reader_with(const struct dataset *dataset, uint64_t memory_bytes,
-                                       uint32_t retries, uint32_t flags)
+static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes,
+                                       uint32_t retries)
 {
     return reader_as(dataset, (dlfs_reader_config){
                                   .depth = 8,
@@ -192,14 +192,43 @@ static inline dlfs_reader *reader_with(const struct dataset *dataset, uint64_t m
                                   .gap_bytes = 8192,
                                   .retry_count = retries,
                                   .timeout_ms = 20000,
-                                  .flags = flags,
                               });
 }
 
-static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes,
-                                       uint32_t retries)
+/* Creates an arena that other processes can map. */
+static inline dlfs_arena *shared_arena(uint64_t memory_bytes)
 {
-    return reader_with(dataset, memory_bytes, retries, 0);
+    const dlfs_arena_config config = {
+        .memory_bytes = memory_bytes, .chunk_bytes = CHUNK, .flags = DLFS_ARENA_SHARED};
+    dlfs_arena *arena;
+    CHECK_EQ(dlfs_arena_create(&config, &arena), 0);
+    return arena;
+}
+
+/* Creates a reader in an arena. */
+static inline dlfs_reader *reader_in(const struct dataset *dataset, dlfs_arena *arena,
+                                     uint32_t retries)
+{
+    return reader_as(dataset, (dlfs_reader_config){
+                                  .depth = 8,
+                                  .arena = arena,
+                                  .gap_bytes = 8192,
+                                  .retry_count = retries,
+                                  .timeout_ms = 20000,
+                              });
+}
+
+/* Creates a reader with an arena of its own, which other processes can map on request. */
+static inline dlfs_reader *reader_with(const struct dataset *dataset, uint64_t memory_bytes,
+                                       uint32_t retries, bool shared)
+{
+    if (!shared) {
+        return reader_over(dataset, memory_bytes, retries);
+    }
+    dlfs_arena *arena = shared_arena(memory_bytes);
+    dlfs_reader *reader = reader_in(dataset, arena, retries);
+    dlfs_arena_destroy(arena);
+    return reader;
 }
 
 /* Checks that the cache can be emptied once all batches were released. */

@@ -100,12 +100,12 @@ static void check_bound(dlfs_reader *reader)
     pthread_mutex_unlock(&reader->arena->lock);
 }
 
-static void a_selection_is_read_once(uint32_t flags)
+static void a_selection_is_read_once(bool shared)
 {
     struct dataset dataset;
     dataset_create(&dataset, NULL);
     uint64_t enough = 2 * chosen_bytes() + 24 * CHUNK;
-    dlfs_reader *reader = reader_with(&dataset, enough, 0, flags);
+    dlfs_reader *reader = reader_with(&dataset, enough, 0, shared);
     CHECK(epoch_bytes(&dataset, reader, 0) >= chosen_bytes());
     for (uint64_t epoch = 1; epoch < 4; epoch++) {
         CHECK_EQ(epoch_bytes(&dataset, reader, epoch), 0);
@@ -307,8 +307,8 @@ int main(void)
         .flip_per_million = 20000,
         .reorder = 1,
     };
-    a_selection_is_read_once(0);
-    a_selection_is_read_once(DLFS_READER_SHARED);
+    a_selection_is_read_once(false);
+    a_selection_is_read_once(true);
     a_share_is_saved();
     chunk_copy_has_room();
     reserve_and_abandon();

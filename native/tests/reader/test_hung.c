@@ -34,11 +34,12 @@ static void gate_dataset(struct dataset *dataset, struct gate *gate)
 /* Creates a reader with one operation in flight at a time, which merges no samples. */
 static dlfs_reader *narrow_reader(const struct dataset *dataset, uint32_t timeout_ms)
 {
-    return reader_as(dataset, (dlfs_reader_config){.depth = 1,
-                                                   .memory_bytes = 8u << 20,
-                                                   .retry_count = 2,
-                                                   .timeout_ms = timeout_ms,
-                                                   .flags = DLFS_READER_SHARED});
+    dlfs_arena *arena = shared_arena(8u << 20);
+    dlfs_reader *reader = reader_as(
+        dataset, (dlfs_reader_config){
+                     .depth = 1, .arena = arena, .retry_count = 2, .timeout_ms = timeout_ms});
+    dlfs_arena_destroy(arena);
+    return reader;
 }
 
 /* Reads samples from the whole dataset, all of which fail. Returns the time in nanoseconds. */

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dlfs._native.arena import NativeArena
 from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.reader import NativeReader, NativeSequence, StreamOptions
@@ -55,11 +56,11 @@ class Node:
             block_bytes=geometry.block_bytes,
             data_offset_bytes=geometry.data_offset_bytes,
             memory_bytes=memory_bytes,
+            arena=NativeArena(memory_bytes, geometry.chunk_bytes, shared=True) if shared else None,
             gap_bytes=8 * KIB,
             depth=16,
             retry_count=1,
             timeout_ms=20_000,
-            shared=shared,
         )
 
     @property

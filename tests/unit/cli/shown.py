@@ -131,6 +131,7 @@ def _answer(scale: int) -> dict[str, Any]:
     return {
         "version": "0.1.0", "pid": 4_194_304, "uptime_s": 360_000.0 + scale, "clients": clients,
         "volumes": [{"uuid": str(ZERO), "label": "pool of the third floor"}],
+        "memory": {"memory_bytes": 512 << 30, "held_bytes": 214 << 30, "readers": 2},
         "datasets": [
             {
                 "uuid": str(number), "dataset": name, "version": 1234, "users": 128,

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import dlfs
-from dlfs import connection
 from dlfs.connection import OpenOptions
-from dlfs.errors import DeviceError
+from dlfs.errors import LimitError
 from dlfs.service import dataset_cache
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
-from dlfs.units import GIB, MIB
+from dlfs.units import GIB, KIB, MIB
 from tests.unit.resizing.test_following import overwrite
 
 
@@ -31,45 +30,78 @@ def path(tmp_path: Path) -> str:
     return path
 
 
-def test_a_reader_of_fields_that_fails_to_open_takes_no_memory(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_reader = connection.make_native_reader
-
-    def fail(*_arguments: object) -> None:
-        raise DeviceError("out of memory")
-
-    with (
-        closing(DatasetCache(GIB)) as cache,
-        ServedVolume(path, cache, OpenOptions()) as served,
-        served.dataset("d", 1) as dataset,
-    ):
-        (before,) = cache.statistics()
-        monkeypatch.setattr(connection, "make_native_reader", fail)
-        with pytest.raises(DeviceError, match="out of memory"):
-            dataset.session.readers.reader(["label"])
-        assert cache.statistics()[0]["cache_bytes"] == before["cache_bytes"]
-        monkeypatch.setattr(connection, "make_native_reader", make_reader)
-        dataset.session.readers.reader(["label"])
-        assert cache.statistics()[0]["cache_bytes"] > before["cache_bytes"]
+def held_bytes(cache: DatasetCache) -> int:
+    """Return the memory that all datasets hold; check that it is that of all of them together."""
+    held = cache.memory.stats()["held_bytes"]
+    assert sum(entry["cache_bytes"] for entry in cache.statistics()) == held
+    return held
 
 
 def test_a_move_gives_back_the_memory_of_readers_of_fields(path: str, tmp_path: Path) -> None:
     with (
-        closing(DatasetCache(GIB)) as cache,
+        closing(DatasetCache(64 * MIB)) as cache,
         ServedVolume(path, cache, OpenOptions()) as served,
         served.dataset("d", 1) as dataset,
     ):
-        (before,) = cache.statistics()
+        assert held_bytes(cache) == 0
         for fields in (["label"], ["weight"]):
             assert len(dataset.read([3], fields=fields).fields) == 1
-        assert cache.statistics()[0]["cache_bytes"] > before["cache_bytes"]
         with dlfs.open(path) as volume:
             volume.grow(tmp_path / "new.img", size_bytes=16 * MIB)
             volume.shrink([0])
         overwrite(path)
-        assert len(dataset.read([3])[0]) > 50_000
-        assert cache.statistics()[0]["cache_bytes"] == before["cache_bytes"]
+        with dataset.read([3]) as batch:
+            assert len(batch[0]) > 50_000
+            assert cache.memory.stats()["readers"] == 1
+            assert 0 < held_bytes(cache) <= 20 * 256 * KIB
+        assert cache.memory.stats()["memory_bytes"] == 64 * MIB
+
+
+def test_few_unused_datasets_stay_open(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_cache, "UNUSED_MAX", 2)
+    with dlfs.open(path) as volume:
+        for name in ("e", "f", "g"):
+            with volume.writer(name) as writer:
+                writer.add("one", name.encode())
+    with (
+        closing(DatasetCache(64 * MIB)) as cache,
+        ServedVolume(path, cache, OpenOptions()) as served,
+    ):
+        used = served.dataset("d", 1)
+        for name in ("e", "f", "e", "g"):
+            with served.dataset(name, 1) as dataset:
+                assert dataset.get("one") == name.encode()
+        assert {entry["dataset"] for entry in cache.statistics()} == {"d", "e", "g"}
+        used.close()
+        assert {entry["dataset"] for entry in cache.statistics()} == {"d", "g"}
+        assert held_bytes(cache) >= 0
+
+
+def test_volumes_of_two_chunk_sizes_divide_the_memory(path: str, tmp_path: Path) -> None:
+    paths = [path, *(str(tmp_path / name) for name in ("small.img", "later.img"))]
+    for other, chunk_bytes in zip(paths[1:], (64 * KIB, 128 * KIB), strict=True):
+        dlfs.format_volume(other, size_bytes=16 * MIB, chunk_bytes=chunk_bytes)
+        with dlfs.open(other) as volume, volume.writer("d") as writer:
+            writer.add("one", b"1")
+    with (
+        closing(DatasetCache(64 * MIB)) as cache,
+        ServedVolume(path, cache, OpenOptions()) as large,
+        ServedVolume(paths[1], cache, OpenOptions()) as small,
+    ):
+        with pytest.raises(ZeroDivisionError), ServedVolume(paths[2], cache, OpenOptions()):
+            raise ZeroDivisionError  # it is gone before the memory is divided
+        with large.dataset("d", 1) as one, small.dataset("d", 1) as other:
+            assert len(one.read([0])[0]) > 50_000
+            assert other.get("one") == b"1"
+            assert cache.memory.stats() == {
+                "memory_bytes": 64 * MIB,
+                "held_bytes": held_bytes(cache),
+                "readers": 2,
+            }
+        with pytest.raises(LimitError, match=r"128\.0 KiB, and the service has divided its memory"):
+            ServedVolume(paths[2], cache, OpenOptions())
+        with ServedVolume(paths[1], cache, OpenOptions()) as again:
+            again.refresh()
 
 
 def test_a_dataset_is_acquired_while_its_attributes_are_read(

@@ -18,6 +18,7 @@ SNAPSHOT: dict[str, Any] = {
          "pinned_bytes": 4096, "batches": 3},
         {"pid": 7, "uid": 1000, "datasets": [], "channels": 1, "samples": 5},
     ],
+    "memory": {"memory_bytes": 8000, "held_bytes": 5000, "readers": 2},
     "datasets": [
         {
             "volume": "2b1c",
@@ -68,6 +69,8 @@ def member(**more: str) -> tuple[tuple[str, str], ...]:
     [
         ("dlfs_uptime_seconds", (), 12.5),
         ("dlfs_clients", (), 1),
+        ("dlfs_memory_bytes", (), 8000),
+        ("dlfs_held_bytes", (), 5000),
         ("dlfs_samples_total", DATASET, 100),
         ("dlfs_requests_total", DATASET, 30),
         ("dlfs_request_bytes_total", DATASET, 5000),
