@@ -9,8 +9,8 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   cli             the command line: one file per verb in cli/verbs. Nothing imports it.
 #   adapters        torch, grain, tf, ray, dask, huggingface, arrow, fsspec: use only the public API
 #   service         the node service: sample server, its clients, metrics
-#   mount           datasets as files: the native server, the pyfuse3 server, and that of incoming/
-#   staging         the staging area behind incoming/: files until they are sealed as a dataset
+#   mount           datasets as files: the native server and the pyfuse3 server
+#   staging         the staging area that incoming leads to: directories until they are sealed
 #   ingest          formats and sources (folder, tar, ...) -> dataset writer; export
 #   volume          Volume: datasets, writing, removing; the public API's home
 #   views           several datasets, or some of their samples, read as one

@@ -55,7 +55,7 @@ OPEN_REQUESTS, RESUME, NO_URING = 1, 2, 4
     UPCALL_REPORT_FAILURE,
 ) = range(1, 7)
 INCOMING = 0
-"""Dataset number of ``incoming``, the directory or link in the root."""
+"""Dataset number of ``incoming``, the symbolic link in the root."""
 NO_MEMBER = (1 << 32) - 1
 """Member number of a failure that concerns a dataset as a whole, not one sample."""
 NO_READER = (1 << 32) - 1
@@ -209,8 +209,7 @@ class FuseOptions:
         busy_poll_us: longest busy polling for an event before a thread sleeps, at most 10,000.
         open_requests: have the kernel send OPEN requests, as old kernels do.
         uring: receive requests over io_uring where the kernel offers it.
-        incoming_link: target of the link ``incoming``; None: it is an empty directory, if it is
-            listed at all.
+        incoming_link: target of the symbolic link ``incoming``; None: there is none.
     """
 
     options: Sequence[str]

@@ -17,7 +17,7 @@ from dlfs.format.constants import DATASET_NAME_BYTES_MAX, NEW_DATASET_NAME_BYTES
 from dlfs.format.paths import display, shown, to_bytes
 
 INCOMING = "incoming"
-"""Name of the directory in a mount's root that holds files not yet sealed as a dataset."""
+"""Name of the link in a mount's root to the staging area, which holds what is not yet sealed."""
 
 NEW_NAME_RULE = (
     f"a dataset's name is 1 to {NEW_DATASET_NAME_BYTES_MAX} bytes of UTF-8 without '/', '@' or "

@@ -54,11 +54,20 @@ class FileTable:
         first = self._positions[index]
         return bytes(self._text[first : self._text.index(0, first)])
 
-    def stat(self, directory: int, *, follow_links: bool) -> int | None:
-        """Stat every file; return the index of one that cannot be read, or None."""
+    @property
+    def text(self) -> bytes:
+        """The paths of all files, each with a NUL at its end."""
+        return bytes(self._text)
+
+    def prepare(self) -> None:
+        """Make the arrays of all files; no more files can be added."""
         self.names = np.frombuffer(self._text, np.uint8)
         self.files = np.zeros(len(self), FILE_DTYPE)
         self.files["position"] = np.frombuffer(self._positions, np.uint64)
+
+    def stat(self, directory: int, *, follow_links: bool) -> int | None:
+        """Stat every file; return the index of one that cannot be read, or None."""
+        self.prepare()
         failed = stat_files(
             directory, self.names, self.files, follow_links=follow_links, threads=THREADS
         )
@@ -72,6 +81,7 @@ class FilesSource(Source):
         name: path of the source, for messages.
         folder: path of the folder.
         follow_links: True if a path may end in a symbolic link.
+        directory: an open descriptor of the folder, which is then not opened by its path.
 
     Raises:
         NotFoundError: the folder does not exist.
@@ -81,13 +91,18 @@ class FilesSource(Source):
 
     gives_shuffled = True
 
-    def __init__(self, name: str, folder: str, *, follow_links: bool) -> None:
+    def __init__(
+        self, name: str, folder: str, *, follow_links: bool, directory: int | None = None
+    ) -> None:
         self.name = name
         self._folder = folder
         self._follow_links = follow_links
         self._table = FileTable()
         self._opened = Descriptor()
-        open_folder(folder, self._opened)
+        if directory is None:
+            open_folder(folder, self._opened)
+        else:
+            self._opened.fill(os.dup, directory)
         try:
             self._attributes = self._find_files()
             self._stat()
@@ -148,18 +163,27 @@ class FilesSource(Source):
         chosen = indices[in_order]
         files = table.files[chosen]
         files["buffer_offset"] = offsets[in_order]
-        if read_files(
-            self._opened.value,
-            table.names,
-            files,
-            buffer,
-            follow_links=self._follow_links,
-            threads=THREADS,
-        ):
+        if self._fill(files, chosen, buffer):
             bad = int(np.flatnonzero(files["code"])[0])
             raise self._failure(int(chosen[bad]), int(files["code"][bad]))
         attributes = {name: values[indices] for name, values in self._attributes.items()}
         return SampleBlock(self._sample_paths(indices), buffer, offsets, lengths, attributes)
+
+    def _fill(
+        self,
+        files: npt.NDArray[np.void],
+        _chosen: npt.NDArray[np.uint64],
+        buffer: npt.NDArray[np.uint8],
+    ) -> int:
+        """Read files, whose indices are given, into a buffer; return how many failed."""
+        return read_files(
+            self._opened.value,
+            self._table.names,
+            files,
+            buffer,
+            follow_links=self._follow_links,
+            threads=THREADS,
+        )
 
     def _sample_paths(self, indices: npt.NDArray[Any]) -> list[bytes]:
         """Return the paths of samples by the numbers of their files."""

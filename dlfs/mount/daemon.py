@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from dlfs.errors import DlfsError, NotFoundError, UsageError, write_error
+from dlfs.errors import DlfsError, NotFoundError, write_error
 from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import KEEP, REPLACE, STATUS_PREFIX, MountRequest, ReplaceRequest
 from dlfs.mount.keeper import Keeper, can_keep
@@ -69,11 +69,6 @@ def _replace(request: ReplaceRequest) -> None:
     predecessor = Predecessor(path, device)
     before = predecessor.state
     options = before.request.options
-    if options.incoming is not None:
-        raise UsageError(
-            f"replace the server of {path}: expected a mount without --incoming, whose open files "
-            "would be lost; unmount it and mount again"
-        )
     if request.cache_bytes is not None:
         options = replace(options, cache_bytes=request.cache_bytes)
     if request.busy_poll_us is not None:

@@ -62,11 +62,6 @@ ERRNOS: dict[type[DlfsError], int] = {
 UNLOGGED = frozenset({errno.ENOENT, errno.ESTALE})
 """Errnos of ordinary requests on sealed datasets, which the servers do not log."""
 
-STAGING_FAULTS = frozenset(
-    {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS}
-)
-"""Errnos that show a fault of the staging area rather than of the program; they are logged."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -80,7 +75,7 @@ def errno_of(error: DlfsError | OSError | MemoryError) -> int:
     return errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO
 
 
-def report_failure(error: Exception, *, in_staging: bool = False) -> int:
+def report_failure(error: Exception) -> int:
     """Return the errno with which a request fails after an exception, and log a fault.
 
     An exception that no handler should raise is logged with its traceback and becomes EIO. It fails
@@ -88,13 +83,11 @@ def report_failure(error: Exception, *, in_staging: bool = False) -> int:
 
     Args:
         error: the exception of the request's handler.
-        in_staging: True if the request was below ``incoming``.
     """
-    where = "incoming: " if in_staging else ""
     if not isinstance(error, DlfsError | OSError | MemoryError):
-        _log.error("%sa request failed by a defect of the server", where, exc_info=error)
+        _log.error("a request failed by a defect of the server", exc_info=error)
         return errno.EIO
     number = errno_of(error)
-    if number in STAGING_FAULTS if in_staging else number not in UNLOGGED:
-        _log.error("%s%s: %s", where, errno.errorcode.get(number, number), error)
+    if number not in UNLOGGED:
+        _log.error("%s: %s", errno.errorcode.get(number, number), error)
     return number

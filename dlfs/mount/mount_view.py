@@ -26,6 +26,7 @@ import trio
 
 from dlfs.errors import DlfsError, LimitError, NotFoundError, StaleError
 from dlfs.mount.errnos import report_failure
+from dlfs.mount.inode_numbers import DATASET_MAX
 from dlfs.mount.kept import DatasetNumbers
 from dlfs.mount.view import (
     IDLE_SECONDS,
@@ -35,7 +36,6 @@ from dlfs.mount.view import (
     VolumeView,
     created_ns,
 )
-from dlfs.staging.inode_numbers import DATASET_MAX
 from dlfs.store.info import DatasetInfo
 from dlfs.wording import quote
 

@@ -25,12 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
-from dlfs.format.names import INCOMING
 from dlfs.threads import start_thread
 
 FILE_SYSTEM_TYPE = "fuse.dlfs"
-INCOMING_TYPE = "fuse.dlfs-incoming"
-"""Type of the file system of the staging area, which is mounted over ``incoming``."""
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -205,7 +202,7 @@ def resolve(directory: str | os.PathLike[str]) -> str:
 
 
 def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> tuple[str, list[str]]:
-    """Unmount a DLFS mount, and the staging area that is mounted over its ``incoming``.
+    """Unmount a DLFS mount.
 
     Args:
         directory: the mount point.
@@ -221,12 +218,6 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> tuple[s
             the mount does not answer.
     """
     path, device = find_dlfs(directory, "unmount")
-    incoming = os.path.join(path, INCOMING)
-    above = record_of(incoming)
-    if not lazy and above is not None and above.file_system_type == INCOMING_TYPE:
-        lazy = is_dead(path)  # nothing reaches incoming through the mount of a killed server
-        if not lazy:
-            _unmount(incoming, lazy=False)
     _unmount(path, lazy=lazy)
     return path, holders(device)
 
@@ -346,7 +337,7 @@ def _unmount(path: str, *, lazy: bool) -> None:
             check=False,
             env={**os.environ, "LC_ALL": "C"},  # its message is read below
         )
-    except subprocess.TimeoutExpired as error:  # incoming is reached through the sealed mount
+    except subprocess.TimeoutExpired as error:
         raise DeviceError(
             f"unmount {path}: no end within {_UNMOUNT_TIMEOUT_S} s, since its server does not "
             "answer; use --lazy",

@@ -37,7 +37,6 @@ from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError
 from dlfs.format.names import INCOMING
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
-from dlfs.mount.incoming_server import link_target
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mount_view import ROOT_DIRECTORY, MountView, Shown
 from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
@@ -172,7 +171,7 @@ class NativeMount:
                 busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
                 open_requests=options.open_requests,
                 uring=options.uring and kept is None,
-                incoming_link=link_target(options),
+                incoming_link=options.incoming,
             ),
             connection,
         )

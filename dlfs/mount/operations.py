@@ -27,13 +27,7 @@ from dlfs.errors import NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX
 from dlfs.format.names import INCOMING as INCOMING_TEXT
 from dlfs.mount.errnos import report_failure
-from dlfs.mount.incoming_server import link_target
-from dlfs.mount.mount_view import ROOT_DIRECTORY, MountView, Shown
-from dlfs.mount.open_file_cache import OpenFileCache, OpenSample
-from dlfs.mount.options import MountOptions
-from dlfs.mount.tree import Listing, TreeNode
-from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset
-from dlfs.staging.inode_numbers import (
+from dlfs.mount.inode_numbers import (
     DATASET_DEPTH,
     FILE_DEPTH,
     INCOMING,
@@ -41,6 +35,11 @@ from dlfs.staging.inode_numbers import (
     pack,
     unpack,
 )
+from dlfs.mount.mount_view import ROOT_DIRECTORY, MountView, Shown
+from dlfs.mount.open_file_cache import OpenFileCache, OpenSample
+from dlfs.mount.options import MountOptions
+from dlfs.mount.tree import Listing, TreeNode
+from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset
 
 FOREVER_SECONDS = 1e9
 """Cache timeout of attributes and names that never change, in seconds."""
@@ -63,10 +62,10 @@ _T = TypeVar("_T")
 
 @dataclass
 class _UpperHandle:
-    """An open upper directory, with its names when the listing began; or ``incoming``, empty."""
+    """An open upper directory, with its names when the listing began."""
 
-    directory: int | None
-    """Number of the upper directory; None: it is ``incoming``."""
+    directory: int
+    """Number of the upper directory."""
     names: list[bytes]
 
 
@@ -139,8 +138,6 @@ class MountOperations(ReadOnlyOperations):
         if len(name) > COMPONENT_BYTES_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
         try:
-            if parent == INCOMING:
-                raise NotFoundError("look a name up in the directory below the staging area")
             upper = self._upper_number(parent)
             if upper is not None:
                 return await self._lookup_in_upper(upper, name)
@@ -160,7 +157,7 @@ class MountOperations(ReadOnlyOperations):
         except NotFoundError:
             absent = EntryAttributes()
             absent.st_ino = 0
-            cached = parent == INCOMING or self._upper_number(parent) is None
+            cached = self._upper_number(parent) is None
             absent.entry_timeout = FOREVER_SECONDS if cached else ROOT_SECONDS
             return absent
 
@@ -208,19 +205,16 @@ class MountOperations(ReadOnlyOperations):
         return self._upper(found.number)
 
     def _incoming(self) -> EntryAttributes:
-        """Return the attributes of ``incoming``, which do not change."""
-        link = link_target(self._options)
+        """Return the attributes of the link ``incoming``, which do not change."""
         entry = self._unchanging(INCOMING, self._started_ns)
-        entry.st_mode = stat.S_IFDIR | self._options.directory_mode
-        if link is not None:
-            entry.st_mode = stat.S_IFLNK | 0o777
-            entry.st_size = len(os.fsencode(link))
+        entry.st_mode = stat.S_IFLNK | 0o777
+        entry.st_size = len(os.fsencode(self._options.incoming or ""))
         return entry
 
     @answers
     async def readlink(self, inode: int, _ctx: RequestContext) -> bytes:
-        """Return the target of ``incoming``, if that is a link."""
-        link = link_target(self._options)
+        """Return the target of the link ``incoming``."""
+        link = self._options.incoming
         if inode != INCOMING or link is None:
             raise FUSEError(errno.EINVAL)
         return os.fsencode(link)
@@ -289,7 +283,7 @@ class MountOperations(ReadOnlyOperations):
         """Open a file for reading."""
         if flags & _WRITE_FLAGS:
             raise FUSEError(errno.EROFS)
-        if inode == INCOMING or self._upper_number(inode) is not None:
+        if self._upper_number(inode) is not None:
             raise FUSEError(errno.EISDIR)
         shown, node = self._locate(inode)
         if node.depth != FILE_DEPTH:
@@ -326,7 +320,7 @@ class MountOperations(ReadOnlyOperations):
         """Open a directory to list it."""
         handle: _UpperHandle | _DirectoryHandle
         upper = self._upper_number(inode)
-        if inode == INCOMING or upper is not None:
+        if upper is not None:
             handle = _UpperHandle(upper, [])
         else:
             shown, node = self._locate(inode)
@@ -348,8 +342,6 @@ class MountOperations(ReadOnlyOperations):
             self._list(handle, start_id, token)
 
     async def _list_upper(self, handle: _UpperHandle, position: int, token: ReaddirToken) -> None:
-        if handle.directory is None:
-            return
         await self._view.refresh(handle.directory)
         entries: dict[bytes, Shown | None] = dict(self._view.entries(handle.directory))
         if self._options.incoming is not None:

@@ -38,15 +38,13 @@ class MountOptions:
         allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
         cache_bytes: memory for samples of all datasets, also those of open files; pyfuse3 takes a
             quarter more for these. By default a share of what the process may use.
-        incoming: directory of the staging area for files written below ``incoming``; None: the
-            mount has no ``incoming``.
+        incoming: absolute path of the staging area, to which ``incoming`` is a symbolic link; None:
+            the mount has no ``incoming``.
         fuse: the server: ``native``, ``pyfuse3``, or ``auto`` (native if possible).
         busy_poll_us: longest busy polling of the native server for a device's answer or the next
             request, before a thread sleeps; 0: none. It polls only while one program uses the
             mount, and pauses polling while the polls find nothing.
         open_requests: have the kernel send OPEN requests to the native server, as old kernels do.
-        pass_through: have the kernel pass reads and writes below ``incoming`` through to the files
-            of the staging area, if it can.
         restart: if the native server of a mount in the background dies, another one takes its
             place, where the system permits it (``keeper``).
         uring: have the kernel send requests to the native server over io_uring, if it can.
@@ -62,7 +60,6 @@ class MountOptions:
     fuse: str = "auto"
     busy_poll_us: int = BUSY_POLL_US
     open_requests: bool = False
-    pass_through: bool = True
     restart: bool = True
     uring: bool = True
     nested: bool = False

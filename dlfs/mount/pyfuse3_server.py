@@ -15,12 +15,12 @@ import trio
 
 from dlfs.errors import DeviceError
 from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.inode_numbers import ROOT
 from dlfs.mount.mount_view import MountView, Shown
 from dlfs.mount.open_file_cache import OpenFileCache
 from dlfs.mount.operations import MountOperations
 from dlfs.mount.options import DEVICE_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.view import ShownDataset
-from dlfs.staging.inode_numbers import ROOT
 
 OPEN_FILES_SHARE = 4
 """Copies of open files take a quarter of ``cache_bytes``, in addition to the samples' memory."""

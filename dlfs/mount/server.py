@@ -2,8 +2,8 @@
 
 Two servers of sealed datasets follow the same rules (SEMANTICS.md). The native server
 (``native_server``) is fast. The pyfuse3 server (``pyfuse3_server``) is the plain reference. By
-default the native server is used if it was built. With either, the staging area is a second file
-system (``incoming_server``), which is mounted once the first one answers.
+default the native server is used if it was built. With either, ``incoming`` is a symbolic link to
+the staging area, whose requests this process takes, too (``dlfs.staging.server``).
 
 SIGTERM and SIGINT unmount and end the server; so does an unmount by another program.
 """
@@ -23,12 +23,11 @@ from dlfs.errors import DlfsError, NativeError, NotFoundError, UsageError
 from dlfs.extras import install_command
 from dlfs.memory_limit import describe_memory
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.incoming_server import detach_link, serve_incoming
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mount_view import MountView
 from dlfs.mount.options import MountOptions, OnReady
 from dlfs.mount.signals import first_error, run_until_signal
-from dlfs.store.members import same_kind
+from dlfs.staging.server import SealServer
 from dlfs.volume import Volume
 from dlfs.volume import open as open_volume
 
@@ -101,7 +100,8 @@ def serve(
     path = mountpoints.prepare(directory)
     with _opened(volume_uris, options.cache_bytes) as volumes:
         view = MountView(volumes, nested=options.nested)
-        run_until_signal(serve_view, view, volumes[0], path, options, on_ready)
+        sealing = _sealing(volumes[0], options)
+        run_until_signal(serve_view, view, path, options, on_ready, sealing)
 
 
 def serve_kept(
@@ -127,7 +127,8 @@ def serve_kept(
     """
     with _opened(volume_uris, options.cache_bytes) as volumes:
         view = MountView(volumes, nested=options.nested, numbers=kept.numbers)
-        run_until_signal(serve_view, view, volumes[0], path, options, on_ready, kept)
+        sealing = _sealing(volumes[0], options)
+        run_until_signal(serve_view, view, path, options, on_ready, sealing, kept)
 
 
 @contextlib.contextmanager
@@ -144,22 +145,27 @@ def _opened(volume_uris: Sequence[str], memory_bytes: int) -> Iterator[list[Volu
         yield volumes
 
 
+def _sealing(volume: Volume, options: MountOptions) -> SealServer | None:
+    """Return the server of the options' staging area, not yet running; None if they have none."""
+    return None if options.incoming is None else SealServer(volume, options.incoming)
+
+
 async def serve_view(
     view: MountView,
-    volume: Volume,
     path: str,
     options: MountOptions,
     on_ready: OnReady,
+    sealing: SealServer | None = None,
     kept: KeptMount | None = None,
 ) -> None:
     """Mount what a view shows and answer until it is unmounted; unmount it when cancelled.
 
     Args:
         view: the volumes, which must outlive the call or their place in the view.
-        volume: the volume into which datasets are sealed, if the options have a staging area.
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount.
         on_ready: called with the path and the transport when the mount answers.
+        sealing: the server of the staging area, if the options have one.
         kept: the mount, if a keeper makes it; only for the native server.
 
     Raises:
@@ -167,8 +173,6 @@ async def serve_view(
         LockedError: another server uses the staging area.
         DeviceError: the system refused the mount.
     """
-    if options.incoming is not None:
-        await trio.to_thread.run_sync(_check_sealing, volume)
     sealed: SealedMount
     if choose_server(options) == "native":
         from dlfs.mount.native_server import NativeMount
@@ -178,64 +182,43 @@ async def serve_view(
         from dlfs.mount.pyfuse3_server import Pyfuse3Mount
 
         sealed = Pyfuse3Mount(view, path, options)
-    if options.incoming is None:
+    if sealing is None:
         await sealed.serve(on_ready)
         return
+    sealing.on_sealed = sealed.expire_root
     resumed = kept is not None and kept.resumed
     try:
-        await _serve_both(sealed, volume, path, options, on_ready, resumed=resumed)
+        await _serve_both(sealed, sealing, path, on_ready, resumed=resumed)
     except ExceptionGroup as group:
         raise first_error(group) from group
 
 
 async def _serve_both(
     sealed: SealedMount,
-    volume: Volume,
+    sealing: SealServer,
     path: str,
-    options: MountOptions,
     on_ready: OnReady,
     *,
     resumed: bool,
 ) -> None:
-    """Serve sealed datasets and, once these are mounted, the staging area.
+    """Serve the mount and the staging area.
 
-    With ``resumed``, programs use the mount already, so it goes on without the staging area if that
-    cannot be mounted.
+    With ``resumed``, programs use the mount already. The server before this one may have the
+    staging area until it ends, and the mount goes on without sealing if the area cannot be opened.
     """
 
-    async def serve_staging(transport: str) -> None:
-        ready = False
-
-        def on_staging_ready() -> None:
-            nonlocal ready
-            ready = True
-            on_ready(path, transport)
-
+    async def resume(transport: str) -> None:
         try:
-            await serve_incoming(volume, path, options, on_staging_ready, sealed.expire_root)
+            await nursery.start(sealing.run)
         except (DlfsError, OSError) as error:
-            if ready or not resumed:
-                raise
-            _log.error("%s: only sealed datasets are served: %s", path, error)
-            on_ready(path, transport)
-        else:
-            _log.info("%s: the staging area was unmounted", path)
+            _log.error("%s: nothing can be sealed: %s", path, error)
+        on_ready(path, transport)
+
+    def start_resuming(_: str, transport: str) -> None:
+        nursery.start_soon(resume, transport)
 
     async with trio.open_nursery() as nursery:
-        await sealed.serve(lambda _, transport: nursery.start_soon(serve_staging, transport))
-        # A lazy unmount of the tree took both; the staging area is served until it is not used.
-        await trio.to_thread.run_sync(detach_link, options)
-
-
-def _check_sealing(volume: Volume) -> None:
-    """Check that datasets can be sealed into the volume.
-
-    Raises:
-        DlfsError: the volume cannot be opened for writing.
-    """
-    try:
-        volume.check_writable()
-    except DlfsError as error:
-        raise same_kind(
-            error, f"mount with --incoming, whose datasets are sealed into the volume: {error}"
-        ) from error
+        if not resumed:
+            await nursery.start(sealing.run)
+        await sealed.serve(start_resuming if resumed else on_ready)
+        nursery.cancel_scope.cancel()

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from dlfs.directory import DirectoryChild, Entry, FrozenDirectory
 from dlfs.errors import FormatError, NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
-from dlfs.staging.inode_numbers import DATASET_DEPTH, FILE_DEPTH
+from dlfs.mount.inode_numbers import DATASET_DEPTH, FILE_DEPTH
 from dlfs.wording import quote
 
 PREFIXES_MAX = 4096

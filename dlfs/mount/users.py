@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterator, Set
 from pathlib import Path
 
+from dlfs.mount.inode_numbers import unpack
 from dlfs.mount.mountpoint import MountRecord
-from dlfs.staging.inode_numbers import unpack
 
 PROC = Path("/proc")
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import trio
 
 from dlfs.connection import OpenOptions
-from dlfs.errors import DeviceError, ExistsError, NotFoundError
+from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.mount import ServiceMount
 from dlfs.service.protocol import Attached, VolumeName
@@ -98,6 +99,14 @@ class VolumeAttachments:
             await trio.to_thread.run_sync(self._cache.remove_others, volume, ())
             await trio.to_thread.run_sync(found.close)
         _log.info("detached volume %s (%s)", volume, found.label)
+
+    def connect_incoming(self, uid: int) -> socket.socket:
+        """Return a connection to the server of the staging area; see ``ServiceMount``."""
+        if self._mount is None:
+            raise UsageError(
+                "seal: the service has no mount; start it with --mount DIR --incoming AREA"
+            )
+        return self._mount.connect_incoming(uid)
 
     async def _end_use(self, volume: UUID, *, force: bool) -> None:
         """Take a volume out of the mount and wait until no client and no request uses it."""

@@ -23,6 +23,7 @@ import logging
 import math
 import mmap
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -59,6 +60,7 @@ from dlfs.service.protocol import (
     Attached,
     AttachVolume,
     ChannelState,
+    ConnectIncoming,
     DatasetState,
     Detached,
     DetachVolume,
@@ -67,6 +69,7 @@ from dlfs.service.protocol import (
     GetSegment,
     GetStatistics,
     GetVolume,
+    Incoming,
     ListVolumes,
     OpenChannel,
     OpenDataset,
@@ -182,6 +185,23 @@ def detach(
         chosen = ServiceConnection(path, volume, timeout_s).choose(answer.volumes)
         control.request(DetachVolume(chosen.uuid, force), Detached)
     return chosen
+
+
+def connect_incoming(uri: str, *, timeout_s: float = TIMEOUT_S) -> socket.socket:
+    """Connect to the server of a service's staging area, for ``dlfs.staging.client``.
+
+    Args:
+        uri: ``unix:`` and the path of the service's socket.
+        timeout_s: longest wait for the service and for any message from it, in seconds.
+
+    Raises:
+        UsageError: the service has no staging area.
+        DlfsError: the same errors as ``connect``.
+    """
+    with closing(ControlConnection(os.path.abspath(path_of(uri)), timeout_s)) as control:
+        _, descriptors = control.request(ConnectIncoming(), Incoming, 1)
+        with descriptors:
+            return socket.socket(fileno=os.dup(descriptors[0]))
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import errno
 import functools
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from uuid import UUID
 
 import trio
 
-from dlfs.errors import DeviceError
+from dlfs.errors import DeviceError, UsageError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.mount_view import MountView
 from dlfs.mount.options import MountOptions
@@ -24,6 +25,7 @@ from dlfs.mount.server import serve_view
 from dlfs.mount.users import find_users
 from dlfs.mount.view import VolumeView
 from dlfs.service.dataset_cache import ServedVolume
+from dlfs.staging.server import SealServer
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +44,9 @@ class ServiceMount:
     ) -> None:
         self._directory = directory
         self._options = options
-        self._volumes = volumes
+        self._sealing = (
+            None if options.incoming is None else SealServer(volumes[0].volume, options.incoming)
+        )
         self._view = MountView(volumes, nested=options.nested)
         self._record: mountpoints.MountRecord | None = None
         self._scope = trio.CancelScope()
@@ -55,13 +59,14 @@ class ServiceMount:
             DlfsError: it cannot be mounted there: see ``mountpoint.prepare`` and ``serve_view``.
         """
         path = await trio.to_thread.run_sync(mountpoints.prepare, self._directory)
-        volume = self._volumes[0].volume
 
         def on_ready(path: str, _transport: str) -> None:
             self._record = mountpoints.record_of(path)
             task_status.started()
 
-        serve = functools.partial(serve_view, self._view, volume, path, self._options, on_ready)
+        serve = functools.partial(
+            serve_view, self._view, path, self._options, on_ready, self._sealing
+        )
         try:
             with self._scope:
                 await serve()
@@ -111,6 +116,16 @@ class ServiceMount:
             path = os.fsdecode(mount.mountpoint)
             await trio.to_thread.run_sync(mountpoints.unmount, path)
         await self._ended.wait()
+
+    def connect_incoming(self, uid: int) -> socket.socket:
+        """Return a connection to the server of the staging area, for a client of a user.
+
+        Raises:
+            UsageError: the mount has no ``incoming``.
+        """
+        if self._sealing is None:
+            raise UsageError("seal: the service has no incoming; start it with --incoming AREA")
+        return self._sealing.connect(uid)
 
     def _find(self) -> mountpoints.MountRecord | None:
         """Return the present record of the mount; None if it was detached (``umount --lazy``).

@@ -34,7 +34,7 @@ from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NativeE
 from dlfs.json_records import excerpt, parse_json, to_json, to_record
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 FRAME_BYTES_MAX = 1 << 20
 """Longest body of a frame, in bytes. Catalogs and directories may be longer: they travel as
 descriptors."""
@@ -128,6 +128,10 @@ class DetachVolume(Message, frozen=True):
     force: bool
 
 
+class ConnectIncoming(Message, frozen=True):
+    """Connect to the server of the staging area (``dlfs.staging``). Answered by ``Incoming``."""
+
+
 # ---- answers -------------------------------------------------------------------------------------
 
 
@@ -216,6 +220,10 @@ class Detached(Message, frozen=True):
     """The service does not serve the volume any more."""
 
 
+class Incoming(Message, frozen=True):
+    """A connection to the server of the staging area: one descriptor, of a stream socket."""
+
+
 class Pending(Message, frozen=True):
     """The service works on the request; the answer follows."""
 
@@ -230,11 +238,11 @@ class Failure(Message, frozen=True):
 
 REQUESTS: tuple[type[Message], ...] = (
     Hello, ListVolumes, GetVolume, OpenDataset, GetSegment, OpenChannel, Diagnose, GetStatistics,
-    AttachVolume, DetachVolume,
+    AttachVolume, DetachVolume, ConnectIncoming,
 )  # fmt: skip
 ANSWERS: tuple[type[Message], ...] = (
     Welcome, Volumes, VolumeState, DatasetState, Segment, ChannelState, Diagnosis, Statistics,
-    Attached, Detached, Pending, Failure,
+    Attached, Detached, Incoming, Pending, Failure,
 )  # fmt: skip
 
 

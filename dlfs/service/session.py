@@ -62,6 +62,7 @@ from dlfs.service.protocol import (
     REQUESTS,
     AttachVolume,
     ChannelState,
+    ConnectIncoming,
     DatasetState,
     Detached,
     DetachVolume,
@@ -71,6 +72,7 @@ from dlfs.service.protocol import (
     GetStatistics,
     GetVolume,
     Hello,
+    Incoming,
     ListVolumes,
     Message,
     OpenChannel,
@@ -177,6 +179,7 @@ class Session:
             GetStatistics: self._get_statistics,
             AttachVolume: self._attach_volume,
             DetachVolume: self._detach_volume,
+            ConnectIncoming: self._connect_incoming,
         }
         self._dropped = trio.CancelScope()
 
@@ -479,6 +482,12 @@ class Session:
             await self._release(request.volume)
         await self._state.attachments.detach(request.volume, force=request.force)
         return Reply(Detached())
+
+    async def _connect_incoming(self, _request: ConnectIncoming) -> Reply:
+        connection = self._state.attachments.connect_incoming(self.peer.uid)
+        reply = Reply(Incoming(), [connection.fileno()])
+        reply.cleanup.enter_context(connection)
+        return reply
 
     async def _release(self, volume: UUID) -> None:
         """Close the client's datasets of a volume, with their channels."""

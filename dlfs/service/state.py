@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,13 @@ class Attachments(Protocol):
         Raises:
             NotFoundError: the service does not serve it.
             DeviceError: it is in use (EBUSY), and ``force`` is not set.
+        """
+
+    def connect_incoming(self, uid: int) -> socket.socket:
+        """Return a connection to the server of the staging area, for a client of a user.
+
+        Raises:
+            UsageError: the service has no staging area.
         """
 
 

@@ -1,1 +1,1 @@
-"""The staging area behind ``incoming/`` of a mount: files until they are sealed as a dataset."""
+"""The staging area that ``incoming`` of a mount leads to: directories until they are sealed."""

@@ -1,32 +1,27 @@
-"""The extended attributes of ``incoming/NAME``, by which programs seal and discard datasets.
+"""The requests to a staging area's server, and its answers.
 
-``user.dlfs.seal``      set: seal the dataset with options; get: the state as JSON (``SealStatus``)
-``user.dlfs.discard``   set to any value: delete the dataset
-``user.dlfs.incoming``  get: the contents as JSON (``StagedContents``); walks over all files
-
-The attributes are not listed, so a program that copies extended attributes with files seals
-nothing. Options are a JSON object or text such as ``layout=path seed=7``; ``1`` or nothing means
-defaults.
+A request is a line of JSON (``SealRequest``) on a Unix stream socket. Answers (``SealAnswer``) are
+lines, too: while a dataset waits or is sealed, one comes several times a second; the last one is
+final. Server and client have the same release.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Literal
 
 from dlfs.arguments import Layout
-from dlfs.errors import FormatError, UsageError
+from dlfs.errors import UsageError
 from dlfs.format.catalog import LAYOUTS
 from dlfs.ingest.source import LinkPolicy
-from dlfs.json_records import from_json, parse_json, to_json
 from dlfs.writer import SEED_MAX
 
-XATTR_SEAL = "user.dlfs.seal"
-XATTR_DISCARD = "user.dlfs.discard"
-XATTR_INCOMING = "user.dlfs.incoming"
+REQUEST_BYTES_MAX = 8192
+ANSWER_BYTES_MAX = 1 << 26
+"""Longest line of a request and of an answer, in bytes; a list has a line for all datasets."""
 
-OPTIONS_BYTES_MAX = 1024
+OPEN, WAITING, SEALING, SEALED, UNDECIDED = "open", "waiting", "sealing", "sealed", "undecided"
 
 LINK_POLICIES = ("error", "skip")
 """Ways to treat symbolic links. They are never followed: the server would resolve them with its own
@@ -55,34 +50,8 @@ class SealOptions:
     def __post_init__(self) -> None:
         _expect("a layout", self.layout, LAYOUTS)
         _expect("a choice for links", self.links, LINK_POLICIES)
-        if type(self.allow_empty) is not bool:
-            raise UsageError(f"seal: expected allow_empty of yes, no, got {self.allow_empty!r}")
-        if type(self.seed) is not int or not 0 <= self.seed <= SEED_MAX:
+        if not 0 <= self.seed <= SEED_MAX:
             raise UsageError(f"seal: expected a seed of 64 bits, got {self.seed!r}")
-
-    def encode(self) -> bytes:
-        """Return the value of the attribute."""
-        return to_json(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Return the options of an attribute's value.
-
-        Raises:
-            UsageError: the value is malformed.
-        """
-        if len(value) > OPTIONS_BYTES_MAX:
-            raise UsageError(
-                f"seal: expected options of at most {OPTIONS_BYTES_MAX} bytes, got {len(value)}"
-            )
-        text = value.decode("utf-8", "replace").strip()
-        if text in ("", "1"):
-            return cls()
-        found = _parse_json(text) if text.startswith("{") else _parse_text(text)
-        known = {entry.name for entry in fields(cls)}
-        if not found.keys() <= known:
-            raise UsageError(f"seal: expected options of {sorted(known)}, got {sorted(found)}")
-        return cls(**found)
 
 
 @dataclass(frozen=True)
@@ -95,6 +64,7 @@ class SealStatus:
             opening of the volume shows the result (seal again, or mount again).
         error: error message of the last attempt; None if there was no error.
         kind: name of the error's class in ``dlfs.errors``; None for other errors.
+        code: errno of the error, or 0.
         samples_done: samples written to the volume so far.
         samples_total: all samples; None until they are counted.
         bytes_done: bytes of samples written so far.
@@ -108,6 +78,7 @@ class SealStatus:
     state: str
     error: str | None = None
     kind: str | None = None
+    code: int = 0
     samples_done: int = 0
     samples_total: int | None = None
     bytes_done: int = 0
@@ -117,15 +88,6 @@ class SealStatus:
     skipped: Mapping[str, int] = field(default_factory=dict)
     empty_directories: int = 0
 
-    def encode(self) -> bytes:
-        """Return the value of the attribute."""
-        return to_json(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Return the status of an attribute's value; server and client have the same release."""
-        return from_json(value, cls)
-
 
 @dataclass(frozen=True)
 class StagedContents:
@@ -134,51 +96,60 @@ class StagedContents:
     Attributes:
         files: number of regular files.
         file_bytes: total length of the regular files, in bytes.
-        since: time at which the dataset was begun, in seconds since 1970.
+        since: time of the oldest change of a file or directory in it, in seconds since 1970; the
+            dataset was begun at that time at the latest.
     """
 
     files: int
     file_bytes: int
     since: float
 
-    def encode(self) -> bytes:
-        """Return the value of the attribute."""
-        return to_json(self)
 
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Return the contents of an attribute's value."""
-        return from_json(value, cls)
+@dataclass(frozen=True)
+class StagedDataset:
+    """A dataset in the staging area.
+
+    Attributes:
+        name: name of the dataset; bytes that are not UTF-8 are surrogates (``os.fsdecode``).
+        contents: its number of files and bytes, and when it was begun.
+        status: state of its sealing, with the last error.
+    """
+
+    name: str
+    contents: StagedContents
+    status: SealStatus
+
+
+@dataclass(frozen=True)
+class SealRequest:
+    """A request.
+
+    Attributes:
+        action: ``seal``, ``discard``, or ``list`` all datasets that the caller may seal.
+        name: name of the dataset, as in ``StagedDataset``.
+        options: options of a seal.
+    """
+
+    action: Literal["seal", "discard", "list"]
+    name: str = ""
+    options: SealOptions = field(default_factory=SealOptions)
+
+
+@dataclass(frozen=True)
+class SealAnswer:
+    """An answer.
+
+    Attributes:
+        status: state of the dataset. A ``kind`` in the final one is the error of the request.
+        final: True if no more answers follow.
+        datasets: the datasets, of a list.
+    """
+
+    status: SealStatus
+    final: bool
+    datasets: tuple[StagedDataset, ...] = ()
 
 
 def _expect(what: str, got: object, allowed: tuple[str, ...]) -> None:
     if got not in allowed:
         raise UsageError(f"seal: expected {what} of {', '.join(allowed)}, got {got!r}")
-
-
-def _parse_json(text: str) -> dict[str, Any]:
-    try:
-        found = parse_json(text)
-    except FormatError as error:
-        raise UsageError(f"seal: {error}") from error
-    assert isinstance(found, dict)  # it starts with a brace
-    return found
-
-
-_VALUES: dict[tuple[str, str], object] = {
-    ("allow_empty", "yes"): True,
-    ("allow_empty", "no"): False,
-}
-"""Option values that are not text."""
-
-
-def _parse_text(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for word in text.replace(",", " ").split():
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise UsageError(f"seal: expected options such as layout=path, got {word!r}")
-        found[name] = _VALUES.get((name, value), value)
-        if name == "seed" and value.isdecimal():
-            found[name] = int(value)
-    return found

@@ -12,7 +12,7 @@
  * upcall: a thread of the mount posts it and waits, the owner fetches it with dlfs_fuse_next_upcall
  * and replies with dlfs_fuse_reply_upcall.
  *
- * A dataset is known by its number in this mount, from 1; dlfs/staging/inode_numbers.py defines the
+ * A dataset is known by its number in this mount, from 1; dlfs/mount/inode_numbers.py defines the
  * inode numbers and dlfs/mount/SEMANTICS.md what programs may expect of the files. In a mount of
  * several volumes, the root lists a directory for each volume, which has a number too. The upper
  * directories, those above the datasets, are the root (number 0) and the volumes' directories.
@@ -67,8 +67,8 @@ typedef struct dlfs_fuse_config {
     int32_t kernel;   /* descriptor of /dev/fuse, mounted by the owner; -1: mount it here */
     const uint8_t *init; /* the kernel's INIT request, which the owner has read from there */
     uint64_t init_bytes;
-    const char *incoming_link; /* target of the symbolic link `incoming` in the root; NULL: if the
-                                  root has `incoming`, it is an empty directory */
+    const char *incoming_link; /* target of the symbolic link `incoming` in the root; NULL: the root
+                                  has none */
 } dlfs_fuse_config;
 
 /*

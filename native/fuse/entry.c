@@ -57,11 +57,8 @@ int entry_ask_upper(struct dlfs_fuse *fuse, const struct dataset_entry *volume,
 void entry_set_incoming(const struct dlfs_fuse *fuse, struct fuse_entry_param *entry)
 {
     set_common(fuse, INCOMING_INODE, fuse->started_ns, entry);
-    entry->attr.st_mode = directory_mode(fuse);
-    if (fuse->incoming_link != NULL) {
-        entry->attr.st_mode = S_IFLNK | 0777;
-        entry->attr.st_size = (off_t)strlen(fuse->incoming_link);
-    }
+    entry->attr.st_mode = S_IFLNK | 0777;
+    entry->attr.st_size = fuse->incoming_link == NULL ? 0 : (off_t)strlen(fuse->incoming_link);
 }
 
 static void set_of_dataset(const struct dlfs_fuse *fuse, const struct dataset_entry *dataset,

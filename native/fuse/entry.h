@@ -14,8 +14,7 @@ void entry_set_upper(const struct dlfs_fuse *fuse, const struct dataset_entry *v
 /* The same, with the time that an upcall gives. Returns 0 or an errno > 0. */
 int entry_ask_upper(struct dlfs_fuse *fuse, const struct dataset_entry *volume,
                     struct fuse_entry_param *entry);
-/* Sets the attributes of `incoming`, which never change: the directory that the owner mounts the
- * staging area over, or a link to where it is mounted. */
+/* Sets the attributes of the symbolic link `incoming`, which never change. */
 void entry_set_incoming(const struct dlfs_fuse *fuse, struct fuse_entry_param *entry);
 void entry_set_directory(const struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
                          struct tree_node node, struct fuse_entry_param *entry);

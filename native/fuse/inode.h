@@ -3,8 +3,7 @@
  *
  * Depth 0 is the file of that sample. Depth d >= 1 is a directory: the first d-1 components of the
  * path of that sample, which is the first sample below it. Empty directories are numbered behind
- * the samples. dlfs/staging/inode_numbers.py defines
- * the same layout in Python.
+ * the samples. dlfs/mount/inode_numbers.py defines the same layout in Python.
  */
 #ifndef DLFS_FUSE_INODE_H
 #define DLFS_FUSE_INODE_H
@@ -12,7 +11,7 @@
 #include <stdint.h>
 
 #define ROOT_INODE 1u
-#define INCOMING_INODE (UINT64_C(1) << INDEX_BITS) /* depth 1 of no dataset */
+#define INCOMING_INODE (UINT64_C(1) << INDEX_BITS) /* of a link; depth 1 of no dataset */
 #define INDEX_BITS 36u
 #define DEPTH_BITS 12u
 #define INDEX_MAX ((UINT64_C(1) << INDEX_BITS) - 1)

@@ -86,7 +86,7 @@ struct dlfs_fuse {
     _Atomic int uring;   /* what dlfs_fuse_uring returns */
     uint64_t init;       /* ID of the INIT request */
     int64_t started_ns;  /* since 1970 */
-    char *incoming_link; /* target of the link `incoming`; NULL: an empty directory */
+    char *incoming_link; /* target of the link `incoming`; NULL: there is none */
     struct readahead_thread
         readahead_thread;        /* runs while the kernel sends requests over io_uring */
     struct rings *_Atomic rings; /* NULL: all requests come through /dev/fuse */

@@ -119,10 +119,6 @@ void handle_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
         root_lookup(request, dataset, name);
         return;
     }
-    if (parent == INCOMING_INODE) {
-        entry_reply_absent(request, FOREVER_SECONDS);
-        return;
-    }
     int error = dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
         (void)fuse_reply_err(request, error);
@@ -175,10 +171,6 @@ static void read_directory(fuse_req_t request, fuse_ino_t number, size_t bytes, 
     bytes = bytes < REPLY_BYTES_MAX ? bytes : REPLY_BYTES_MAX;
     if (root_is_upper(fuse, number, &dataset)) {
         root_readdir(request, dataset, bytes, position, plus);
-        return;
-    }
-    if (number == INCOMING_INODE) {
-        (void)fuse_reply_buf(request, NULL, 0);
         return;
     }
     char *reply = malloc(bytes);

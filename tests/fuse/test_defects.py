@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -23,8 +22,6 @@ from dlfs.mount.mountpoint import unmount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.server import serve_view
 from dlfs.mount.view import ShownVolume
-from dlfs.staging import entries
-from dlfs.staging.wire import Backing
 from tests.fuse.mounting import SECONDS_MAX, errno_of, served_by
 
 pytestmark = pytest.mark.fuse
@@ -47,14 +44,12 @@ class Defective:
 
 
 @contextlib.contextmanager
-def served(
-    volume: dlfs.Volume, shown: ShownVolume, directory: Path, options: MountOptions
-) -> Iterator[None]:
+def served(shown: ShownVolume, directory: Path, options: MountOptions) -> Iterator[None]:
     """Mount a volume by a server in a thread for the duration of a block."""
     directory.mkdir()
     ready = threading.Event()
     view = MountView([shown])
-    arguments = (view, volume, str(directory), options, lambda _path, _transport: ready.set())
+    arguments = (view, str(directory), options, lambda _path, _transport: ready.set())
     server = threading.Thread(target=trio.run, args=(serve_view, *arguments), daemon=True)
     server.start()
     assert ready.wait(SECONDS_MAX)
@@ -74,32 +69,9 @@ def test_a_defect_of_a_look_up(
     directory = tmp_path / "mnt"
     with (
         dlfs.open(str(own_volume)) as volume,
-        served(volume, Defective(volume), directory, MountOptions(**served_by(server))),
+        served(Defective(volume), directory, MountOptions(**served_by(server))),
     ):
         for _ in range(2):
             assert errno_of(lambda: os.stat(directory / "train" / "a")) == errno.EIO
             assert os.listdir(directory) == ["train"]
-    assert "RuntimeError: a planted defect" in caplog.text
-
-
-def test_a_defect_of_a_write(
-    own_volume: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(entries, "write_all", fail)
-    monkeypatch.setattr(Backing, "open", lambda *_: 0)  # so that the server gets the write
-    directory = tmp_path / "mnt"
-    options = MountOptions(incoming=str(tmp_path / "staging"))
-    with dlfs.open(str(own_volume)) as volume, served(volume, volume, directory, options):
-        new = directory / "incoming" / "new"
-        new.mkdir()
-        with (new / "file").open("wb", buffering=0) as file:
-            assert errno_of(lambda: file.write(b"data")) == errno.EIO
-        assert os.listdir(new) == ["file"]
-    records = [r for r in caplog.records if r.levelno == logging.ERROR]
-    assert [r.getMessage() for r in records] == [
-        "incoming: a request failed by a defect of the server"
-    ]
     assert "RuntimeError: a planted defect" in caplog.text

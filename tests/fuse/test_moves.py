@@ -23,7 +23,7 @@ def drop_kernel_cache(file: int) -> None:
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def test_rule_54_files_of_a_dataset_that_is_moved(tmp_path: Path, server: str) -> None:
+def test_rule_35_files_of_a_dataset_that_is_moved(tmp_path: Path, server: str) -> None:
     old, new = tmp_path / "old.img", tmp_path / "new.img"
     dlfs.format_volume(old, size_bytes=6 * MIB, chunk_bytes=16 * KIB)
     samples = {f"{i:03}": random.Random(i).randbytes(9000) for i in range(60)}

@@ -92,7 +92,7 @@ def probed(directory: Path, results: Path) -> Iterator[None]:
 
 
 @pytest.mark.timeout(300 + 20 * REPLACES)
-def test_rule_57_programs_do_not_notice_replacements(mount: Mount, tmp_path: Path) -> None:
+def test_rule_36_programs_do_not_notice_replacements(mount: Mount, tmp_path: Path) -> None:
     times = []
     with running_programs(mount), probed(mount / "train", tmp_path / "probes"):
         for _ in range(REPLACES):
@@ -215,12 +215,22 @@ def test_mounts_that_cannot_be_taken_over(mount: Mount, tmp_path: Path) -> None:
         pytest.raises(NotFoundError, match="the mount has no keeper"),
     ):
         replace_server(other.directory)
-    staging = str(tmp_path / "staging")
-    with (
-        mounted(mount.volume, tmp_path / "other", tmp_path / "log", incoming=staging) as other,
-        pytest.raises(UsageError, match="expected a mount without --incoming"),
-    ):
-        replace_server(other.directory)
+
+
+def test_a_mount_with_incoming(mount: Mount, tmp_path: Path) -> None:
+    staging = tmp_path / "staging"
+    with mounted(
+        mount.volume, tmp_path / "other", tmp_path / "log", incoming=str(staging)
+    ) as other:
+        (other / "incoming/new").mkdir()
+        with (other / "incoming/new/a").open("wb", buffering=0) as file:
+            file.write(b"one")
+            before, other.pid = other.pid, replace_server(other.directory).pid
+            wait_for_exit(before)
+            file.write(b" two")
+        done = run_cli("seal", other.directory, "new")
+        assert done.returncode == 0, done.stderr
+        assert (other / "new/a").read_bytes() == b"one two"
 
 
 # ---- replacements that are interrupted -----------------------------------------------------------

@@ -71,7 +71,7 @@ def both(volumes: list[Path], server: str, tmp_path: Path) -> Iterator[Mount]:
         yield mount
 
 
-def test_rule_58_each_volume_has_a_directory(
+def test_rule_39_each_volume_has_a_directory(
     volumes: list[Path], server: str, tmp_path: Path
 ) -> None:
     first, *more = volumes
@@ -103,7 +103,7 @@ def test_rule_58_each_volume_has_a_directory(
         assert errno_of(lambda: os.mkdir(mount / "cats/new")) == errno.EROFS
 
 
-def test_rule_58_one_volume_nested(server: str, volumes: list[Path], tmp_path: Path) -> None:
+def test_rule_39_one_volume_nested(server: str, volumes: list[Path], tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
     directory.mkdir()
     words = [volumes[0], directory, "--nested", "--log", tmp_path / "log"]
@@ -118,7 +118,7 @@ def test_rule_58_one_volume_nested(server: str, volumes: list[Path], tmp_path: P
         assert run_cli("umount", directory).returncode == 0
 
 
-def test_rule_58_datasets_come_and_go_below(volumes: list[Path], both: Mount) -> None:
+def test_rule_39_datasets_come_and_go_below(volumes: list[Path], both: Mount) -> None:
     before = os.stat(both / "cats").st_mtime_ns
     assert os.listdir(both / "cats") == ["train"]
     add_dataset(volumes[0], "later", OTHERS)
@@ -136,7 +136,7 @@ def test_rule_58_datasets_come_and_go_below(volumes: list[Path], both: Mount) ->
     assert (both / "dogs/train/a").read_bytes() == DOGS[b"a"]
 
 
-def test_rule_58_listings_are_resumable(volumes: list[Path], both: Mount) -> None:
+def test_rule_39_listings_are_resumable(volumes: list[Path], both: Mount) -> None:
     names = [f"{number:02}-{'x' * 240}" for number in range(40)]  # more than one request lists
     with dlfs.open(str(volumes[1])) as volume:
         for name in names:
@@ -149,7 +149,7 @@ def test_rule_58_listings_are_resumable(volumes: list[Path], both: Mount) -> Non
         assert found + [entry.name for entry in one] == [*names, "train"]
 
 
-def test_rule_59_space(volumes: list[Path], both: Mount, server: str) -> None:
+def test_rule_41_space(volumes: list[Path], both: Mount, server: str) -> None:
     expected = []
     for path in volumes[:2]:
         with dlfs.open(str(path)) as volume:
@@ -171,7 +171,7 @@ def test_rule_59_space(volumes: list[Path], both: Mount, server: str) -> None:
     wait_for(lambda: os.statvfs(both.directory).f_files == 5, "the samples of the root")
 
 
-def test_rule_60_a_volume_that_hangs_delays_no_other(
+def test_rule_42_a_volume_that_hangs_delays_no_other(
     volumes: list[Path], server: str, tmp_path: Path
 ) -> None:
     subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
@@ -265,7 +265,7 @@ def service(volumes: list[Path], server: str, tmp_path: Path) -> Iterator[Servic
     assert os.listdir(tmp_path / "mnt") == []
 
 
-def test_rule_61_volumes_come_and_go(service: Service, volumes: list[Path], tmp_path: Path) -> None:
+def test_rule_52_volumes_come_and_go(service: Service, volumes: list[Path], tmp_path: Path) -> None:
     top = tmp_path / "mnt"
     descriptor = os.open(top / "cats/train/b/c", os.O_RDONLY)
     inodes = set()
@@ -291,7 +291,7 @@ def test_rule_61_volumes_come_and_go(service: Service, volumes: list[Path], tmp_
 
 
 @pytest.mark.parametrize("use", ["file", "directory", "top", "mapping", "work"])
-def test_rule_61_a_volume_in_use_is_busy(
+def test_rule_52_a_volume_in_use_is_busy(
     service: Service, volumes: list[Path], tmp_path: Path, use: str
 ) -> None:
     attach(service.uri, str(volumes[1]))
@@ -318,7 +318,7 @@ def test_rule_61_a_volume_in_use_is_busy(
 
 
 @pytest.mark.parametrize("use", ["file", "work"])
-def test_rule_61_a_volume_is_busy_after_a_rename_above_the_mount(
+def test_rule_52_a_volume_is_busy_after_a_rename_above_the_mount(
     volumes: list[Path], server: str, tmp_path: Path, use: str
 ) -> None:
     with served_mount(tmp_path / "before", volumes[0], server, "--nested") as service:
@@ -339,7 +339,7 @@ def test_rule_61_a_volume_is_busy_after_a_rename_above_the_mount(
         assert not top.exists()
 
 
-def test_rule_61_only_the_mount_of_the_service_ends(
+def test_rule_52_only_the_mount_of_the_service_ends(
     volumes: list[Path], server: str, tmp_path: Path
 ) -> None:
     with served_mount(tmp_path / "before", volumes[0], server) as service:
@@ -351,7 +351,7 @@ def test_rule_61_only_the_mount_of_the_service_ends(
         attach(service.uri, str(volumes[0]))
 
 
-def test_rule_61_a_volume_taken_by_force_is_stale(
+def test_rule_52_a_volume_taken_by_force_is_stale(
     service: Service, volumes: list[Path], tmp_path: Path
 ) -> None:
     attach(service.uri, str(volumes[1]))

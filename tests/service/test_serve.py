@@ -15,6 +15,7 @@ import pytest
 import dlfs
 from dlfs.errors import ServiceLostError
 from dlfs.mount.mountpoint import find_mount
+from tests.fuse.mounting import run_cli
 from tests.service.serving import (
     SECONDS_MAX,
     Hurry,
@@ -118,6 +119,38 @@ def test_a_service_that_cannot_start_names_the_reason(
     assert said.lower() in output.lower()
     assert "Traceback" not in output
     assert not socket_path.exists()
+
+
+@pytest.mark.fuse
+def test_sealing_at_a_service(serve: Callable[..., Service], volume: str, tmp_path: Path) -> None:
+    mountpoint, staging = tmp_path / "mnt", tmp_path / "staging"
+    mountpoint.mkdir()
+    service = serve(volume, options=("--mount", str(mountpoint), "--incoming", str(staging)))
+    for name, target in (("one", service.uri), ("two", str(mountpoint))):
+        (mountpoint / "incoming" / name / "empty").mkdir(parents=True)
+        (staging / name / "a").write_bytes(name.encode())
+        assert name in run_cli("incoming", target).stdout
+        with (staging / name / "a").open("ab"):
+            refused = run_cli("seal", target, name)
+            assert (refused.returncode, f"import {name}/a" in refused.stderr) == (5, True)
+            assert run_cli("incoming", target, "--discard", name).returncode == 5
+        done = run_cli("seal", target, name)
+        assert done.returncode == 0, done.stderr
+        with dlfs.connect(service.uri) as connected, connected[name] as dataset:
+            assert dataset.get("a") == name.encode()
+            assert dataset.empty_directories() == [b"empty"]
+        assert os.listdir(staging) == [".dlfs"]
+    (staging / "three").mkdir()
+    assert run_cli("incoming", service.uri, "--discard", "three").returncode == 0
+    service.stop()
+    assert "is 'dlfs serve' running?" in run_cli("incoming", service.uri).stderr
+
+
+def test_a_service_without_a_staging_area(serve: Callable[..., Service], volume: str) -> None:
+    service = serve(volume)
+    refused = run_cli("seal", service.uri, "x")
+    assert (refused.returncode, "--mount DIR --incoming AREA" in refused.stderr) == (2, True)
+    service.stop()
 
 
 @pytest.mark.fuse

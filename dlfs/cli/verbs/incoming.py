@@ -19,32 +19,32 @@ from dlfs.cli.output import (
     print_data,
     print_json,
 )
+from dlfs.cli.staging import TargetArgument, connect_incoming
 
 
 def incoming(
-    mountpoint: Annotated[
-        str, typer.Argument(metavar="DIR", help="Mount point of 'dlfs mount --incoming'.")
-    ],
+    target: TargetArgument,
     discard: Annotated[
         str | None, typer.Option(metavar="NAME", help="Delete this directory, with all its files.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """List the data in DIR/incoming, which is lost unless it is sealed."""
-    from dlfs.format.names import INCOMING
-    from dlfs.mount import incoming_client
+    from dlfs.format.names import INCOMING, dataset_name_bytes
+    from dlfs.staging import client
 
     if discard is not None:
-        incoming_client.discard(mountpoint, discard)
+        raw = dataset_name_bytes(discard)
+        client.discard(connect_incoming(target, f"discard {discard!r}"), raw)
         note(f"discarded {discard}")
         return
-    found = incoming_client.list_incoming(mountpoint)
+    found = client.list_incoming(connect_incoming(target, "list the staged datasets"))
     if json:
         print_json(
             {
                 "incoming": [
                     {
-                        "name": json_path(one.name),
+                        "name": json_path(os.fsencode(one.name)),
                         "files": one.contents.files,
                         "bytes": one.contents.file_bytes,
                         "since": datetime.fromtimestamp(one.contents.since, UTC),
@@ -57,7 +57,7 @@ def incoming(
         )
         return
     if not found:
-        note(f"nothing is in {os.path.join(mountpoint, INCOMING)}")
+        note(f"nothing is in {os.path.join(target, INCOMING)}")
         return
     titles = ("name", "files", "size", "since", "state")
     rows = Table(*titles, right=("files", "size"), drop=("since",))
@@ -66,7 +66,7 @@ def incoming(
         state = one.status.state if error is None else f"not sealed: {as_typed(error, 'seal')}"
         since = human_date(datetime.fromtimestamp(one.contents.since, UTC))
         rows.add_row(
-            os.fsdecode(one.name),
+            one.name,
             human_count(one.contents.files),
             human_size(one.contents.file_bytes),
             since,

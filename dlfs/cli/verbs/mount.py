@@ -65,8 +65,8 @@ IncomingOption = Annotated[
     str | None,
     typer.Option(
         metavar="STAGING",
-        help="Let programs write to DIR/incoming, for 'dlfs seal'. Until then the files are in "
-        "STAGING, a directory on a local disk.",
+        help="Make DIR/incoming a link to STAGING, a directory on a local disk, in which programs "
+        "write what 'dlfs seal' makes a dataset.",
     ),
 ]
 
@@ -90,7 +90,7 @@ ReplaceOption = Annotated[
         help="Instead of mounting, have this version of dlfs serve the mount on DIR from now on. "
         "What programs have open goes on. The volumes and the options stay, except --memory, "
         "--busy-poll-us and --log where given. For mounts in the background by the native server, "
-        "without --incoming, not over io_uring (Linux 6.9 or newer).",
+        "not over io_uring (Linux 6.9 or newer).",
     ),
 ]
 _WITH_REPLACE = ("replace", "memory", "busy_poll", "log", "json", "quiet", "verbose")

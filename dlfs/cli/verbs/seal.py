@@ -9,16 +9,15 @@ import typer
 from dlfs.cli.options import JsonOption, Layout, LayoutOption, SeedOption
 from dlfs.cli.output import human_rate, human_samples, note, note_left_out, print_json
 from dlfs.cli.progress import progress_bar
+from dlfs.cli.staging import TargetArgument, connect_incoming, is_service
 
 if TYPE_CHECKING:
     from dlfs.staging.protocol import SealStatus
 
 
 def seal(
-    mountpoint: Annotated[
-        str, typer.Argument(metavar="DIR", help="Mount point of 'dlfs mount --incoming'.")
-    ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The directory in DIR/incoming.")],
+    target: TargetArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The directory in the staging area.")],
     layout: LayoutOption = Layout.shuffled,
     seed: SeedOption = 0,
     skip_links: Annotated[
@@ -31,19 +30,24 @@ def seal(
     json: JsonOption = False,
 ) -> None:
     """Seal DIR/incoming/NAME as the dataset DIR/NAME, which is read-only from then on."""
-    from dlfs.mount.incoming_client import seal as run
+    from dlfs.format.names import dataset_name_bytes
+    from dlfs.mount.incoming_client import await_dataset
+    from dlfs.staging import client
     from dlfs.staging.protocol import SealOptions
 
+    raw = dataset_name_bytes(name)
     options = SealOptions(layout.value, seed, "skip" if skip_links else "error", allow_empty)
     with progress_bar(f"seal {name}") as bar:
-        status = run(
-            mountpoint,
-            name,
+        status = client.seal(
+            connect_incoming(target, f"seal {name!r}"),
+            raw,
             options,
-            progress=lambda now: bar.update(
+            lambda now: bar.update(
                 now.bytes_done, now.bytes_total, human_samples(now.samples_done)
             ),
         )
+    if not is_service(target):
+        await_dataset(target, raw, status.version)
     _report(name, status, json=json)
 
 

@@ -30,7 +30,7 @@ IncomingOption = Annotated[
     str | None,
     typer.Option(
         metavar="STAGING",
-        help="Let programs write to DIR/incoming of the mount; see 'dlfs mount'.",
+        help="Make DIR/incoming of the mount a link to STAGING; see 'dlfs mount'.",
     ),
 ]
 SocketOption = Annotated[

@@ -126,8 +126,7 @@ class FolderSource(FilesSource):
         """List a directory in the order of the full paths under it: folders sort as ``name/``."""
         try:
             with Descriptor() as folder:
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                folder.fill(os.open, path or b".", flags, dir_fd=self._opened.value)
+                folder.fill(self._open_directory, path)
                 entries = self._list(path, folder.value)
         except OSError as error:
             if isinstance(error, DlfsError):
@@ -138,6 +137,11 @@ class FolderSource(FilesSource):
             ) from error
         entries.sort(key=itemgetter(0))
         return _Frame(path, iter(entries), above, len(self._table))
+
+    def _open_directory(self, path: bytes) -> int:
+        """Open a directory below the folder, or the folder itself, to list it."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        return os.open(path or b".", flags, dir_fd=self._opened.value)
 
     def _list(self, path: bytes, descriptor: int) -> list[_Entry]:
         found: list[_Entry] = []

@@ -45,23 +45,21 @@ def test_other_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "in_staging", "number", "logged"),
+    ("error", "number", "logged"),
     [
-        (NotFoundError("x"), False, errno.ENOENT, ""),
-        (ChecksumError("x"), False, errno.EIO, "EIO: x"),
-        (FileExistsError(errno.EEXIST, "x"), True, errno.EEXIST, ""),
-        (OSError(errno.ENOSPC, "x"), True, errno.ENOSPC, "incoming: ENOSPC"),
-        (RuntimeError("x"), True, errno.EIO, "incoming: a request failed by a defect"),
-        (KeyError("x"), False, errno.EIO, "KeyError: 'x'"),
+        (NotFoundError("x"), errno.ENOENT, ""),
+        (ChecksumError("x"), errno.EIO, "EIO: x"),
+        (OSError(errno.EMFILE, "x"), errno.EMFILE, "EMFILE"),
+        (RuntimeError("x"), errno.EIO, "a request failed by a defect"),
+        (KeyError("x"), errno.EIO, "KeyError: 'x'"),
     ],
 )
 def test_faults_and_defects_are_logged(
     error: Exception,
-    in_staging: bool,
     number: int,
     logged: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert report_failure(error, in_staging=in_staging) == number
+    assert report_failure(error) == number
     assert logged in caplog.text
     assert bool(caplog.text) == bool(logged)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location
 from dlfs.errors import FormatError, NotFoundError, StaleError
 from dlfs.mount import tree as module
+from dlfs.mount.inode_numbers import FILE_DEPTH
 from dlfs.mount.tree import DatasetTree, Listing, TreeNode
-from dlfs.staging.inode_numbers import FILE_DEPTH
 
 Model = dict[bytes, "Model | None"]
 """A directory: its entries, a file being None."""

@@ -1,4 +1,4 @@
-"""The staging area: its files on disk, and recovery after a crash."""
+"""The staging area: its files on disk, and moving datasets out of sight and back."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ from uuid import UUID
 
 import pytest
 
-from dlfs.errors import DeviceError, FormatError, LockedError, UsageError
-from dlfs.staging.area import StagingArea
+from dlfs.errors import (
+    DeviceError,
+    ExistsError,
+    FormatError,
+    LockedError,
+    NotFoundError,
+    UsageError,
+)
+from dlfs.staging.area import Caller, StagingArea
 
 VOLUME, OTHER, SEALED = UUID(int=1), UUID(int=2), UUID(int=3)
+SELF = Caller(os.geteuid())
 
 
-def begin(area: StagingArea, name: bytes, **files: bytes) -> Path:
-    area.create(name, mode=0o750, uid=os.geteuid(), gid=os.getegid())
+def begin(folder: Path, **files: bytes) -> Path:
+    folder.mkdir()
     for file, data in files.items():
-        (Path(area.path(name)) / file).write_bytes(data)
-    return Path(area.path(name))
+        (folder / file).write_bytes(data)
+    return folder
+
+
+def take(area: StagingArea, name: bytes, uuid: UUID = SEALED, caller: Caller = SELF) -> None:
+    os.close(area.take(name, uuid, caller))
 
 
 def test_creation_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,55 +43,61 @@ def test_creation_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(os, "rename", fail)
         with pytest.raises(DeviceError, match="the disk went away"):
             StagingArea(tmp_path / "area", VOLUME)
-    assert sorted(os.listdir(tmp_path / "area")) == ["lock", "volume.new"]
     with StagingArea(tmp_path / "area", VOLUME) as area:
         assert area.names() == []
 
 
 @pytest.mark.root
-def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["area", "area/.dlfs", "area/.dlfs/sealing"])
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, part: str) -> None:
     with StagingArea(tmp_path / "area", VOLUME):
-        os.chown(tmp_path / "area", 65534, 65534)
-    with pytest.raises(UsageError, match="expected a directory of user 0, got one of user 65534"):
+        os.chown(tmp_path / part, 65534, 65534)
+    with pytest.raises(UsageError, match=r"expected a directory of user 0, got .* of user 65534"):
         StagingArea(tmp_path / "area", VOLUME)
 
 
-def test_datasets_are_made_renamed_and_removed(tmp_path: Path) -> None:
-    with StagingArea(tmp_path / "area", VOLUME) as area:
-        odd = "odd ü name".encode()
-        folder = begin(area, odd, a=b"12345")
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o750
-        begin(area, b"empty")
-        assert area.names() == [b"empty", odd]
-        with pytest.raises(FileExistsError):
-            begin(area, odd)
-        with pytest.raises(OSError, match="not empty"):
-            area.rename(b"empty", odd)
-        with pytest.raises(OSError, match="not empty"):
-            area.remove_empty(odd)
-        area.rename(odd, odd)
-        area.rename(odd, b"empty")
-        assert area.names() == [b"empty"]
-        found = area.contents(b"empty")
-        assert (found.files, found.file_bytes) == (1, 5)
-        assert found.since == pytest.approx((tmp_path / "area/volume").stat().st_mtime, abs=60)
-        with pytest.raises(FileNotFoundError):
-            area.contents(odd)
-        for bad in (b"a@1", b"odd\n", b"\xff"):
-            with pytest.raises(UsageError, match="a dataset's name is"):
-                begin(area, bad)
-            with pytest.raises(UsageError, match="a dataset's name is"):
-                area.rename(b"empty", bad)
-        with pytest.raises(OSError, match="245 bytes"):
-            begin(area, b"n" * 245)
-        assert area.names() == [b"empty"]
-    with StagingArea(tmp_path / "area", VOLUME) as area:
-        assert area.names() == [b"empty"]
+def test_its_own_directory_is_no_link(tmp_path: Path) -> None:
+    (tmp_path / "area").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "area/.dlfs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DeviceError):
+        StagingArea(tmp_path / "area", VOLUME)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_any_directory_can_be_one(tmp_path: Path) -> None:
+    begin(tmp_path / "data", a=b"1")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("data")
+    tmp_path.chmod(0o751)
+    with StagingArea(tmp_path, VOLUME) as area:
+        assert area.names() == [b"data"]
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o751
+    with pytest.raises(DeviceError) as caught:
+        StagingArea(tmp_path / "file", VOLUME)
+    assert caught.value.errno == errno.ENOTDIR
+
+
+def test_one_server_and_one_volume(tmp_path: Path) -> None:
+    folder = tmp_path / "area"
+    with StagingArea(folder, VOLUME):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with pytest.raises(LockedError, match=f"process {os.getpid()} uses it"):
+            StagingArea(folder, VOLUME, wait_seconds=0.1)
+    with pytest.raises(UsageError, match=f"expected one of volume {OTHER}"):
+        StagingArea(folder, OTHER)
+    (folder / ".dlfs/volume").write_text('{"format": 1}')
+    with pytest.raises(UsageError, match="expected format 2, got 1"):
+        StagingArea(folder, VOLUME)
+    for text in ("nothing", "[]"):
+        (folder / ".dlfs/volume").write_text(text)
+        with pytest.raises(FormatError, match="'volume' of the staging area"):
+            StagingArea(folder, VOLUME)
 
 
 def test_contents_count_the_files_that_become_samples(tmp_path: Path) -> None:
     with StagingArea(tmp_path / "area", VOLUME) as area:
-        top = begin(area, b"x", a=b"123", b=b"")
+        top = begin(tmp_path / "area/x", a=b"123", b=b"")
         (top / "d/e").mkdir(parents=True)
         os.link(top / "a", top / "d/e/hard")
         (top / "link").symlink_to("/")
@@ -94,78 +112,127 @@ def test_contents_count_the_files_that_become_samples(tmp_path: Path) -> None:
         os.close(deep)
         found = area.contents(b"x")
         assert (found.files, found.file_bytes) == (4, 6)
-        area.take_out(b"x")
+        assert found.since <= (top / "b").stat().st_ctime
+        take(area, b"x")
+        area.remove(SEALED)
         area.delete_removed()
-        assert os.listdir(tmp_path / "area/removed") == []
+        assert os.listdir(tmp_path / "area/.dlfs/removed") == []
 
 
-def test_deleting_is_not_stopped_by_modes_and_follows_no_links(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious/file").touch()
+@pytest.mark.parametrize("ends", [True, False])
+def test_deleting_is_not_stopped_by_modes_and_follows_no_links(tmp_path: Path, ends: bool) -> None:
+    begin(tmp_path / "precious", file=b"")
     with StagingArea(tmp_path / "area", VOLUME) as area:
-        top = begin(area, b"x", a=b"")
+        top = begin(tmp_path / "area/x", a=b"")
         (top / "d/e").mkdir(parents=True)
         (top / "d/e/f").touch()
         (top / "d/link").symlink_to(tmp_path / "precious")
-        for folder in (top / "d/e", top / "d", top):
+        for folder in (top / "d/e", top / "d"):
             folder.chmod(0)
-        area.take_out(b"x")
+        take(area, b"x")
+        area.remove(SEALED)
+        if ends:
+            calls = iter([False, False, True])
+            area.delete_removed(lambda: next(calls, True))
+            assert os.listdir(tmp_path / "area/.dlfs/removed") != []
         area.delete_removed()
-        assert os.listdir(tmp_path / "area/removed") == []
+        assert os.listdir(tmp_path / "area/.dlfs/removed") == []
     assert os.listdir(tmp_path / "precious") == ["file"]
 
 
-def test_one_server_and_one_volume(tmp_path: Path) -> None:
-    folder = tmp_path / "area"
-    with StagingArea(folder, VOLUME):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        with pytest.raises(LockedError, match=f"process {os.getpid()} uses it"):
-            StagingArea(folder, VOLUME, wait_seconds=0.1)
-    with pytest.raises(UsageError, match=f"expected one of volume {OTHER}"):
-        StagingArea(folder, OTHER)
-    (folder / "volume").write_text('{"format": 2}')
-    with pytest.raises(UsageError, match="expected format 1, got 2"):
-        StagingArea(folder, VOLUME)
-    for text in ("nothing", "[]"):
-        (folder / "volume").write_text(text)
-        with pytest.raises(FormatError, match="'volume' of the staging area"):
-            StagingArea(folder, VOLUME)
-
-
-def test_other_directories_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="other files in it"):
-        StagingArea(tmp_path, VOLUME)
-    assert os.listdir(tmp_path) == ["file"]
-    with pytest.raises(DeviceError) as caught:
-        StagingArea(tmp_path / "file", VOLUME)
-    assert caught.value.errno in (errno.EEXIST, errno.ENOTDIR)
-
-
-def test_recovery(tmp_path: Path) -> None:
+def test_taking_and_putting_back(tmp_path: Path) -> None:
     with StagingArea(tmp_path / "area", VOLUME) as area:
-        begin(area, b"open", a=b"1")
-        begin(area, b"interrupted", a=b"2")
-        area.begin_seal(b"interrupted", OTHER)
-        begin(area, b"sealed", a=b"3")
-        area.begin_seal(b"sealed", SEALED)
-        begin(area, b"removed").rmdir()
-        (tmp_path / "area/making/half").mkdir()
-    for _ in range(2):  # the second time there is nothing left to do
-        with StagingArea(tmp_path / "area", VOLUME) as area:
-            assert area.recover({SEALED, VOLUME}) in ([b"sealed"], [])
-            assert area.names() == [b"interrupted", b"open"]
-            assert not (tmp_path / "area/datasets/interrupted/seal").exists()
-            area.delete_removed()
-            assert os.listdir(tmp_path / "area/removed") == []
-            assert os.listdir(tmp_path / "area/making") == []
+        odd = "odd ü name".encode()
+        top = begin(tmp_path / "area" / odd.decode(), a=b"1")
+        before = top.stat().st_ino
+        take(area, odd)
+        assert (area.names(), area.taken()) == ([], [SEALED])
+        assert area.put_back(SEALED) == odd
+        assert (area.names(), area.taken(), top.stat().st_ino) == ([odd], [], before)
+        for name in (b"none", b"file", b"link"):
+            (tmp_path / "area/file").touch()
+            if not (tmp_path / "area/link").is_symlink():
+                (tmp_path / "area/link").symlink_to(top)
+            with pytest.raises(NotFoundError, match="is no directory"):
+                take(area, name)
+        with pytest.raises(UsageError, match="the server's directory"):
+            take(area, b".dlfs")
+        assert area.taken() == []
 
 
-@pytest.mark.parametrize("record", ["{}", '{"uuid": "x"}', '{"uuid"', "[1]"])
-def test_damaged_records(tmp_path: Path, record: str) -> None:
+def test_a_name_that_was_made_again(tmp_path: Path) -> None:
     with StagingArea(tmp_path / "area", VOLUME) as area:
-        begin(area, b"x", a=b"1")
-        (tmp_path / "area/datasets/x/seal").write_text(record)
-        with pytest.raises(FormatError, match="dataset 'x'"):
-            area.recover({SEALED})
-        assert area.names() == [b"x"]
+        begin(tmp_path / "area/x", a=b"old")
+        take(area, b"x")
+        begin(tmp_path / "area/x", b=b"new")
+        with pytest.raises(ExistsError, match=rf"{SEALED}/x back.*{tmp_path}/area/x was made"):
+            area.put_back(SEALED)
+        assert (tmp_path / f"area/.dlfs/sealing/{SEALED}/x/a").read_bytes() == b"old"
+        assert (tmp_path / "area/x/b").read_bytes() == b"new"
+        (tmp_path / "area/x").rename(tmp_path / "area/y")
+        (tmp_path / "area/x").touch()
+        with pytest.raises(ExistsError):
+            area.put_back(SEALED)
+        (tmp_path / "area/x").unlink()
+        (tmp_path / "area/x").mkdir()  # empty: nothing is lost
+        area.put_back(SEALED)
+        assert (tmp_path / "area/x/a").read_bytes() == b"old"
+
+
+def test_a_name_that_is_replaced_in_the_moment_of_taking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path / "secret", s=b"s")
+    with StagingArea(tmp_path / "area", VOLUME) as area:
+        begin(tmp_path / "area/x", a=b"1")
+        rename = os.rename
+
+        def replace_first(*arguments: str, **options: int) -> None:
+            monkeypatch.undo()
+            rename(tmp_path / "area/x", tmp_path / "area/mine")
+            (tmp_path / "area/x").symlink_to(tmp_path / "secret")
+            rename(*arguments, **options)
+
+        monkeypatch.setattr(os, "rename", replace_first)
+        with pytest.raises(LockedError, match="was replaced in this moment"):
+            take(area, b"x")
+        assert (tmp_path / "area/x").is_symlink()
+        assert (area.names(), area.taken()) == ([b"mine"], [])
+
+
+@pytest.mark.root
+def test_what_is_not_theirs(tmp_path: Path) -> None:
+    with StagingArea(tmp_path / "area", VOLUME) as area:
+        begin(tmp_path / "area/x", a=b"1")
+        with pytest.raises(DeviceError, match="belongs to user 0, not to user 65534") as caught:
+            take(area, b"x", caller=Caller(65534))
+        assert caught.value.errno == errno.EACCES
+        assert (area.names(), area.taken()) == ([b"x"], [])
+        os.chown(tmp_path / "area/x", 65534, 65534)
+        take(area, b"x", caller=Caller(65534))
+        area.put_back(SEALED)
+        take(area, b"x", caller=Caller(0))
+
+
+def test_a_crash_between_two_steps(tmp_path: Path) -> None:
+    with StagingArea(tmp_path / "area", VOLUME) as area:
+        (tmp_path / f"area/.dlfs/sealing/{OTHER}").mkdir()  # before the rename, or behind one back
+        assert area.taken() == [OTHER]
+        assert area.put_back(OTHER) == b""
+        assert area.taken() == []
+
+
+def test_mount_points_and_full_paths_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StagingArea(tmp_path / "area", VOLUME) as area:
+        begin(tmp_path / "area/x", a=b"1")
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", fail)
+            with pytest.raises(DeviceError, match="out of sight: Device or resource busy"):
+                take(area, b"x")
+        assert (area.names(), area.taken()) == ([b"x"], [])

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
-import trio
-import trio.testing
 
 import dlfs
-from dlfs.errors import DeviceError, StaleError
-from dlfs.ingest.formats.folder import FolderSource
+from dlfs.errors import (
+    ClosedError,
+    DeviceError,
+    ExistsError,
+    LimitError,
+    LockedError,
+    NotFoundError,
+    UsageError,
+)
 from dlfs.staging import sealer as sealers
-from dlfs.staging.area import StagingArea
-from dlfs.staging.entries import identity_of
-from dlfs.staging.incoming import open_incoming
-from dlfs.staging.inode_table import Inode, InodeTable
+from dlfs.staging.area import Caller, StagingArea
 from dlfs.staging.protocol import SealOptions, SealStatus
-from dlfs.staging.sealer import Sealer
+from dlfs.staging.sealer import Seal, Sealer, UndecidedError, failed_status
+from dlfs.staging.source import StagedSource
 from dlfs.units import MIB
 
 FILES = {f"{number % 3}/{number}": bytes([number]) * number for number in range(40)}
@@ -37,34 +38,53 @@ class Place:
     """A volume and a staging area with one dataset, ``x``."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        path = folder / "volume.img"
-        dlfs.format_volume(str(path), size_bytes=16 * MIB)
-        self.volume = dlfs.open(str(path))
-        self.gone: list[bytes] = []
-        self.area = StagingArea(folder / "area", self.volume.uuid)
-        self.area.create(b"x", mode=0o755, uid=os.geteuid(), gid=os.getegid())
-        for name, data in FILES.items():
-            file = Path(self.area.path(b"x")) / name
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(data)
+        self.folder = folder / "area"
+        self.path = str(folder / "volume.img")
+        dlfs.format_volume(self.path, size_bytes=16 * MIB)
+        self.open()
+        self.begin("x")
 
-    def sealer(self) -> tuple[Sealer, Inode]:
-        table = InodeTable((0, 0))
-        identity = identity_of(os.stat(self.area.path(b"x")))
-        inode = table.note_lookup(table.root, b"x", identity, directory=True)
-        return Sealer(self.volume, self.area, lambda _, name: self.gone.append(name)), inode
+    def open(self) -> None:
+        self.volume = dlfs.open(self.path)
+        self.area = StagingArea(self.folder, self.volume.uuid)
+        self.sealer = Sealer(self.volume, self.area)
+
+    def begin(self, name: str) -> Path:
+        for path, data in FILES.items():
+            file = self.folder / name / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        return self.folder / name
+
+    def seal(self, name: bytes = b"x", uid: int | None = None, **options: object) -> SealStatus:
+        caller = Caller(os.geteuid() if uid is None else uid)
+        return self.sealer.seal(Seal(name, caller, SealOptions(**options)))  # type: ignore[arg-type]
 
     def restart(self) -> list[bytes]:
-        """Open the volume and the staging area again, and recover, as the next server does."""
+        """Open all again, and settle, as the next server does; return what had been sealed."""
         self.close()
-        self.volume = dlfs.open(str(self.folder / "volume.img"))
-        self.area = StagingArea(self.folder / "area", self.volume.uuid)
-        return self.area.recover({info.uuid for info in self.volume.datasets()})
+        self.open()
+        return list(self.sealer.settle())
 
     def versions(self) -> list[int]:
         self.volume.refresh()
         return [info.version for info in self.volume.datasets() if info.name == "x"]
+
+    def check_files(self) -> None:
+        """Check that the files lie in one place, whole: in the area, or in the volume."""
+        if self.area.names() == [b"x"]:
+            assert self.versions() == []
+            found = {
+                str(file.relative_to(self.folder / "x")): file.read_bytes()
+                for file in (self.folder / "x").rglob("*")
+                if file.is_file()
+            }
+        else:
+            assert (self.area.names(), self.versions()) == ([], [1])
+            with self.volume["x"] as dataset:
+                found = {os.fsdecode(path): dataset.get(path) for path in dataset.paths()}
+        assert found == FILES
+        assert self.area.taken() == []
 
     def close(self) -> None:
         self.area.close()
@@ -78,54 +98,21 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.close()
 
 
-async def ready() -> str | None:
-    return None
-
-
-def seal(place: Place, *attempts: Callable[[], None]) -> SealStatus:
-    """Seal once for every attempt, after calling it; return the last status."""
-    sealer, inode = place.sealer()
-
-    async def main() -> SealStatus:
-        status = sealer.status(inode)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sealer.run)
-            for prepare in attempts:
-                prepare()
-                await sealer.request(inode, SealOptions(), ready)
-                status = await ended(sealer, inode)
-            nursery.cancel_scope.cancel()
-        return status
-
-    return trio.run(main)
-
-
-async def ended(sealer: Sealer, inode: Inode) -> SealStatus:
-    """Wait for the end of a seal."""
-    with trio.fail_after(30):
-        while True:
-            found = sealer.ended(inode)
-            status = found or sealer.status(inode)
-            if status.state not in ("waiting", "sealing"):
-                return status
-            await trio.sleep(0.005)
-
-
-def nothing() -> None:
-    """Prepare nothing."""
-
-
 def test_sealing(place: Place) -> None:
-    status = seal(place, nothing)
+    status = place.seal(layout="path", seed=7)
     assert (status.state, status.version, status.samples_done) == ("sealed", 1, len(FILES))
-    assert place.gone == [b"x"]
-    assert place.area.names() == []
+    place.check_files()
     with place.volume["x"] as dataset:
-        assert {name: dataset.get(name) for name in FILES} == FILES
+        assert (dataset.info.layout, dataset.info.seed) == ("path", 7)
+    assert len(os.listdir(place.folder / ".dlfs/removed")) == 1
+    place.area.delete_removed()
+    assert sorted(os.listdir(place.folder)) == [".dlfs"]
+    with pytest.raises(NotFoundError, match="area/x is no directory"):
+        place.seal()
 
 
-STEPS = ["before the record", "after the record", "first block", "before the commit",
-         "after the commit", "before it is let go", "after it is let go"]  # fmt: skip
+STEPS = ["before it is taken", "after it is taken", "first block", "before the commit",
+         "after the commit", "before it is removed", "after it is removed"]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -133,13 +120,13 @@ def test_a_crash_at_every_step(place: Place, monkeypatch: pytest.MonkeyPatch, st
     from dlfs.store.transaction import Transaction
 
     owner, name, after = {
-        "before the record": (StagingArea, "begin_seal", False),
-        "after the record": (StagingArea, "begin_seal", True),
+        "before it is taken": (StagingArea, "_move_out", False),
+        "after it is taken": (StagingArea, "_move_out", True),
         "first block": (dlfs.DatasetWriter, "add_batch", True),
         "before the commit": (Transaction, "commit", False),
         "after the commit": (Transaction, "commit", True),
-        "before it is let go": (StagingArea, "take_out", False),
-        "after it is let go": (StagingArea, "take_out", True),
+        "before it is removed": (StagingArea, "remove", False),
+        "after it is removed": (StagingArea, "remove", True),
     }[step]
     original = getattr(owner, name)
 
@@ -150,55 +137,101 @@ def test_a_crash_at_every_step(place: Place, monkeypatch: pytest.MonkeyPatch, st
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, crash)
-        with pytest.raises(BaseExceptionGroup) as caught:
-            seal(place, nothing)
-    assert caught.value.split(Crash)[1] is None  # and nothing else went wrong
+        with pytest.raises(Crash):
+            place.seal()
     committed = STEPS.index(step) >= STEPS.index("after the commit")
     finished = place.restart()
-    assert finished == ([b"x"] if step in ("after the commit", "before it is let go") else [])
+    assert finished == ([b"x"] if step in ("after the commit", "before it is removed") else [])
     assert place.versions() == ([1] if committed else [])
-    assert place.area.names() == ([] if committed else [b"x"])
+    place.check_files()
     assert place.restart() == []
     if not committed:
-        assert seal(place, nothing).version == 1
-    with place.volume["x"] as dataset:
-        assert {name: dataset.get(name) for name in FILES} == FILES
+        assert place.seal().version == 1
+        place.check_files()
 
 
-def test_a_dataset_sealed_while_the_next_server_waits_is_taken_out(place: Place) -> None:
-    """It opened the volume before the commit, and got the staging area after a crash behind it."""
-    with dlfs.open(place.volume.uri) as opened_before:
-        uuid = uuid4()
-        place.area.begin_seal(b"x", uuid)
-        with closing(FolderSource(place.area.path(b"x"))) as source:
-            sealers.import_dataset(place.volume, source, "x", uuid=uuid)
-        place.area.close()
+def test_a_crash_while_it_is_put_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.folder / "x/link").symlink_to("/etc/passwd")
+    original = os.rmdir
 
-        async def names() -> list[bytes]:
-            with open_incoming(opened_before, place.folder / "area"):
-                return sorted(os.listdir(os.fsencode(place.folder / "area/datasets")))
+    def crash(path: str, *, dir_fd: int | None = None) -> None:
+        raise Crash
 
-        assert trio.run(names) == []
-    assert place.versions() == [1]
-
-
-def test_a_failed_seal_leaves_the_dataset_open(place: Place) -> None:
-    bad = Path(place.area.path(b"x")) / "link"
-
-    def spoil() -> None:
-        bad.symlink_to("/etc/passwd")
-
-    status = seal(place, spoil)
-    assert (status.state, status.kind) == ("open", "UsageError")
-    assert "import x/link: expected no symbolic links" in (status.error or "")
-    assert (place.versions(), place.area.names(), place.gone) == ([], [b"x"], [])
-    assert not (place.folder / "area/datasets/x/seal").exists()
-    assert seal(place, bad.unlink).state == "sealed"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", crash)
+        with pytest.raises(Crash):
+            place.seal()
+    assert os.rmdir is original
+    assert place.restart() == []
+    assert (place.area.names(), place.area.taken()) == ([b"x"], [])
 
 
-def test_an_error_after_the_commit_is_ignored(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_seal_puts_the_dataset_back(place: Place) -> None:
+    link = place.folder / "x/link"
+    link.symlink_to("/etc/passwd")
+    with pytest.raises(UsageError, match="import x/link: expected no symbolic links"):
+        place.seal()
+    assert (place.versions(), place.area.names(), place.area.taken()) == ([], [b"x"], [])
+    link.unlink()
+    assert place.seal().state == "sealed"
+
+
+@pytest.mark.parametrize("make_again", [False, True])
+def test_an_open_file(place: Place, monkeypatch: pytest.MonkeyPatch, make_again: bool) -> None:
+    stat = StagedSource._stat
+
+    def begin_again(source: StagedSource) -> None:
+        (place.folder / "x").mkdir()
+        (place.folder / "x/new").write_bytes(b"new")
+        stat(source)
+
+    if make_again:
+        monkeypatch.setattr(StagedSource, "_stat", begin_again)
+    with (
+        (place.folder / "x/0/3").open("ab"),
+        pytest.raises(ExistsError if make_again else LockedError) as caught,
+    ):
+        place.seal()
+    assert "import x/0/3: the file is open for writing" in str(caught.value)
+    monkeypatch.undo()
+    if make_again:
+        (uuid,) = place.area.taken()
+        taken = place.folder / f".dlfs/sealing/{uuid}/x"
+        for named in (taken, place.folder / "x"):
+            assert str(named) in str(caught.value)
+        assert place.restart() == []
+        assert (place.folder / "x/new").read_bytes() == b"new"
+        assert (taken / "0/3").read_bytes() == FILES["0/3"]
+        (place.folder / "x").rename(place.folder / "y")
+        assert place.seal(b"y").samples_done == 1  # and x is back
+        assert place.area.names() == [b"x"]
+        place.check_files()
+    else:
+        place.check_files()
+
+
+@pytest.mark.parametrize("name", [b"a@1", b"--help", b"a\nb", b" a", b"incoming", b"\xff", b""])
+def test_names_that_no_dataset_may_have(place: Place, name: bytes) -> None:
+    if name:
+        place.begin(os.fsdecode(name))
+    with pytest.raises(UsageError, match="a dataset's name is"):
+        place.seal(name)
+    with pytest.raises(LimitError, match="245 bytes"):
+        place.seal(b"n" * 245)
+    assert place.area.taken() == []
+
+
+def test_without_samples(place: Place) -> None:
+    (place.folder / "none/a/b").mkdir(parents=True)
+    with pytest.raises(NotFoundError, match="import none: expected at least one sample"):
+        place.seal(b"none")
+    status = place.seal(b"none", allow_empty=True)
+    assert (status.samples_done, status.empty_directories) == (0, 2)
+    with place.volume["none"] as dataset:
+        assert [*dataset.empty_directories()] == [b"a/b"]
+
+
+def test_a_commit_whose_error_is_not_final(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     run = sealers.import_dataset
 
     def fail_late(*args: object, **kwargs: object) -> None:
@@ -206,127 +239,112 @@ def test_an_error_after_the_commit_is_ignored(
         raise DeviceError("the very last write failed")
 
     monkeypatch.setattr(sealers, "import_dataset", fail_late)
-    status = seal(place, nothing)
+    status = place.seal()
     assert (status.state, status.version, status.samples_done) == ("sealed", 1, len(FILES))
-    assert (place.versions(), place.area.names()) == ([1], [])
+    place.check_files()
 
 
-def test_an_undecided_seal_stays_frozen_and_is_decided_later(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_volume_that_does_not_answer(
+    place: Place, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
+    run = sealers.import_dataset
 
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "the disk failed")
+    def fail(*args: object, **kwargs: object) -> None:
+        if committed:
+            run(*args, **kwargs)  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            patch.setattr(type(place.volume), "refresh", lose)
+        monkeypatch.setattr(type(place.volume), "refresh", lose)
+        raise DeviceError("write: no such device")
 
-    sealer, inode = place.sealer()
-
-    async def main() -> SealStatus:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sealer.run)
-            monkeypatch.setattr(place.area, "take_out", fail)
-            await sealer.request(inode, SealOptions(), ready)
-            undecided = await ended(sealer, inode)
-            assert undecided.state == "undecided"
-            assert "it was sealed, but cannot be taken out" in (undecided.error or "")
-            with pytest.raises(OSError, match="busy"), sealer.changing(inode):
-                pass
-            monkeypatch.undo()
-            await sealer.request(inode, SealOptions(), ready)
-            status = await ended(sealer, inode)
-            nursery.cancel_scope.cancel()
-        return status
-
-    assert trio.run(main).version == 1
-    assert (place.versions(), place.area.names()) == ([1], [])
-
-
-def test_a_volume_that_does_not_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
+    def lose(*_: object) -> None:
         raise DeviceError("read the superblock: no such device")
 
-    def lose() -> None:
-        monkeypatch.setattr(type(place.volume), "refresh", fail)
-        monkeypatch.setattr(sealers, "import_dataset", fail)
-
-    status = seal(place, lose, nothing, monkeypatch.undo)
-    assert (status.state, status.version) == ("sealed", 1)
-    assert (place.versions(), place.area.names()) == ([1], [])
-
-
-def test_changes_and_seals_exclude_each_other(place: Place) -> None:
-    sealer, inode = place.sealer()
-    steps: list[str] = []
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            with sealer.changing(inode, inode):
-                nursery.start_soon(request)
-                await trio.testing.wait_all_tasks_blocked()
-                steps.append("change")
-                with pytest.raises(OSError, match="busy"), sealer.changing(inode):
-                    pass
-                with pytest.raises(OSError, match="busy"):
-                    await sealer.request(inode, SealOptions(), ready)
-                with pytest.raises(OSError, match="busy"):
-                    await sealer.discard(inode, ready)
-
-    async def request() -> None:
-        with pytest.raises(OSError, match="busy"):
-            await sealer.request(inode, SealOptions(), find_obstacle)
-        steps.append("refused")
-
-    async def find_obstacle() -> str:
-        return "nobody is ready"
-
-    trio.run(main)
-    assert steps == ["change", "refused"]
-    assert sealer.status(inode).error == "seal 'x': nobody is ready"
+    monkeypatch.setattr(sealers, "import_dataset", fail)
+    with pytest.raises(UndecidedError, match="it is unknown whether the dataset was sealed") as got:
+        place.seal()
+    place.sealer.note_error(b"x", failed_status(got.value))
+    (listed,) = place.sealer.datasets(Caller(0), {})
+    assert (listed.name, listed.status.state) == ("x", "undecided")
+    with pytest.raises(DeviceError, match="read the superblock"):
+        place.seal()
+    monkeypatch.undo()
+    assert place.seal().version == 1  # it is decided now
+    place.check_files()
 
 
-def test_discarding(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealer, inode = place.sealer()
-
-    def fail(*_: object) -> None:
+def test_files_that_cannot_be_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_area: StagingArea, _uuid: UUID) -> None:
         raise OSError(errno.EIO, "the disk failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.area, "take_out", fail)
-        with pytest.raises(OSError, match="the disk failed"):
-            trio.run(sealer.discard, inode, ready)
-    assert sealer.status(inode).state == "open"
-    trio.run(sealer.discard, inode, ready)
-    assert (place.gone, place.area.names()) == ([b"x"], [])
-    assert sealer.ended(inode) is not None
-    inode.links.clear()
-    with pytest.raises(StaleError):
-        sealer.status(inode)
+        patch.setattr(StagingArea, "remove", fail)
+        assert place.seal().state == "sealed"
+    assert len(place.area.taken()) == 1
+    assert place.restart() == [b"x"]
+    place.check_files()
 
 
-def test_the_end_of_the_mount_abandons_a_seal(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sealer, inode = place.sealer()
-    begun, noticed = trio.Event(), threading.Event()
-    begin = place.area.begin_seal
+def test_discarding(place: Place) -> None:
+    discard = Seal(b"x", Caller(os.geteuid()))
+    (place.folder / "x/link").symlink_to("/etc/passwd")
+    with (
+        (place.folder / "x/0/3").open("ab"),
+        pytest.raises(LockedError, match="import x/0/3: the file is open for writing"),
+    ):
+        place.sealer.discard(discard)
+    assert place.area.names() == [b"x"]
+    place.sealer.discard(discard)
+    assert (place.area.names(), place.area.taken(), place.versions()) == ([], [], [])
+    with pytest.raises(NotFoundError):
+        place.sealer.discard(discard)
 
-    def wait(name: bytes, uuid: UUID) -> None:
-        begin(name, uuid)
-        trio.from_thread.run_sync(begun.set)
-        assert noticed.wait(30)
 
-    monkeypatch.setattr(place.area, "begin_seal", wait)
+@pytest.mark.parametrize("path", [b"../other", b"/tmp", b"..", b".", b"", b"x/0", b"x\0"])
+def test_a_path_is_no_name(place: Place, path: bytes) -> None:
+    (place.folder.parent / "other").mkdir()
+    for refused in (place.seal, lambda name: place.sealer.discard(Seal(name, Caller(0)))):
+        with pytest.raises(UsageError):
+            refused(path)
+    assert (place.folder.parent / "other").is_dir()
+    assert place.area.names() == [b"x"]
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sealer.run)
-            await sealer.request(inode, SealOptions(), ready)
-            await begun.wait()
-            nursery.cancel_scope.cancel()
-            with trio.CancelScope(shield=True):
-                await trio.testing.wait_all_tasks_blocked()
-            noticed.set()
 
-    trio.run(main)
-    assert (place.versions(), place.area.names(), place.gone) == ([], [b"x"], [])
-    assert "the mount was ended" in (sealer.status(inode).error or "")
-    assert place.restart() == []
+@pytest.mark.root
+def test_other_users(place: Place) -> None:
+    nobody, theirs = 65534, place.begin("theirs")
+    for refused in (place.seal, lambda **_: place.sealer.discard(Seal(b"x", Caller(nobody)))):
+        with pytest.raises(DeviceError, match="belongs to user 0, not to user 65534") as caught:
+            refused(uid=nobody)
+        assert caught.value.errno == errno.EACCES
+    os.chown(theirs, nobody, nobody)
+    with pytest.raises(DeviceError, match=r"import theirs/0/0: it belongs to user 0") as caught:
+        place.seal(b"theirs", nobody)
+    assert caught.value.errno == errno.EACCES
+    assert place.area.names() == [b"theirs", b"x"]
+    assert [each.name for each in place.sealer.datasets(Caller(nobody), {})] == ["theirs"]
+    assert [each.name for each in place.sealer.datasets(Caller(0), {})] == ["theirs", "x"]
+    for file in theirs.rglob("*"):
+        os.chown(file, nobody, nobody)
+    assert place.seal(b"theirs", nobody).samples_done == len(FILES)
+
+
+def test_the_end_of_the_server_abandons_a_seal(place: Place) -> None:
+    place.sealer.end()
+    with pytest.raises(ClosedError, match="the mount was ended"):
+        place.seal()
+    place.check_files()
+    assert place.area.names() == [b"x"]
+
+
+def test_a_list_with_errors_and_progress(place: Place) -> None:
+    place.begin("y")
+    under_way = {b"x": Seal(b"x", Caller(0), status=SealStatus("sealing", samples_done=3))}
+    place.sealer.note_error(b"y", failed_status(LockedError("y is locked")))
+    place.sealer.note_error(b"none", failed_status(NotFoundError("there is none")))
+    x, y = place.sealer.datasets(Caller(0), under_way)
+    assert (x.status.state, x.status.samples_done) == ("sealing", 3)
+    assert (y.status.error, y.contents.files) == ("y is locked", len(FILES))
+    place.seal(b"y")
+    assert [each.name for each in place.sealer.datasets(Caller(0), under_way)] == ["x"]

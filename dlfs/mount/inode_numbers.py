@@ -38,7 +38,7 @@ FILE_DEPTH = 0
 DATASET_DEPTH = 1
 
 INCOMING = 1 << INDEX_BITS
-"""Inode number of ``incoming``, over which the staging area is mounted."""
+"""Inode number of the symbolic link ``incoming``."""
 
 _DEPTH_SHIFT = INDEX_BITS
 _DATASET_SHIFT = INDEX_BITS + DEPTH_BITS

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlfs.staging.inode_numbers import (
+from dlfs.mount.inode_numbers import (
     DATASET_MAX,
     DEPTH_MAX,
     INCOMING,
