@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 import urllib.request
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import dlfs
 from dlfs.service.client import get_statistics
+from dlfs.service.statistics import Activity, verdict
 from tests.service.serving import Service, wait_for
 
 
@@ -60,7 +62,8 @@ def test_stall_through_a_service(busy: Service, samples) -> None:
     done = run_cli("stall", busy.uri, "d", "--seconds", 0.2, "--batch", 50, "--json")
     found = json.loads(done.stdout)
     assert found["samples"] >= 50
-    assert "is the limit" in found["verdict"]
+    measured = Activity(**{field.name: found[field.name] for field in fields(Activity)})
+    assert found["verdict"] == verdict(measured, found["waited_seconds"] / found["seconds"])
     refused = run_cli("stall", busy.uri, "d", "--memory", "1MiB")
     assert refused.returncode == 2
     assert "the service's to choose; leave --memory out" in refused.stderr

@@ -93,6 +93,12 @@ static uint64_t any_value(struct attacker *attacker)
     }
 }
 
+/* Draws a value that the service accepts, more often than another one. */
+static uint64_t mostly(struct attacker *attacker, uint64_t accepted)
+{
+    return below(attacker, 4) ? accepted : any_value(attacker);
+}
+
 static void any_request_area(struct attacker *attacker)
 {
     uint64_t *words = (uint64_t *)(void *)attacker->memory.request;
@@ -106,9 +112,11 @@ static void any_request_area(struct attacker *attacker)
                          .kind = (uint32_t)below(attacker, 7),
                          .window_chunks = (uint32_t)any_value(attacker),
                          .chunk_bytes = CHUNK},
-            .first = any_value(attacker),
-            .stride = any_value(attacker),
-            .count = any_value(attacker),
+            .first = mostly(attacker, 0),
+            .stride = mostly(attacker, 1),
+            .count = mostly(attacker, 1 + below(attacker, COUNT / 4)),
+            .group = mostly(attacker, below(attacker, 9)),
+            .group_stride = mostly(attacker, 8 + below(attacker, 8)),
             .plan = (uint32_t)below(attacker, 5),
         };
         memcpy(attacker->memory.request, &request, sizeof(request));
@@ -136,7 +144,8 @@ static void wrong_requests(struct attacker *attacker)
         struct submission asked = {
             .tag = some(attacker),
             .operation =
-                (uint32_t)(below(attacker, 200) ? 1 + below(attacker, 10) : any_value(attacker)),
+                (uint32_t)(below(attacker, 200) ? OPERATION_READ + below(attacker, OPERATION_PART)
+                                                : any_value(attacker)),
             .flags = below(attacker, 4) ? 0 : (uint32_t)any_value(attacker),
             .value = any_value(attacker),
             .limit = any_value(attacker),

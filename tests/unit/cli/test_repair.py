@@ -138,16 +138,25 @@ def test_what_may_be_an_older_copy_is_repaired_after_a_yes(
 
 def test_wrong_command_lines(uris: list[str], run: Run, tmp_path: Path) -> None:
     volume = ",".join(uris)
-    assert run("repair", volume, "--member", "1").code == ExitCode.USAGE
-    assert run("repair", volume, "--with", "x").code == ExitCode.USAGE
-    assert run("repair", volume, "--member", "9", "--with", "x").code == ExitCode.USAGE
-    assert (
-        run("format", str(tmp_path / "x"), "-s", "4MiB", "--replicas", "2").code == ExitCode.USAGE
-    )
-    assert run("repair", uris[0], "--member", "1", "--with", uris[0]).code == ExitCode.USAGE
+    for message, arguments in (
+        ("repair: expected both --member and --with, or neither", (volume, "--member", "1")),
+        ("repair: expected both --member and --with, or neither", (volume, "--with", "x")),
+        ("expected a member 0..1, got 9", (volume, "--member", "9", "--with", "x")),
+        (f"it is a member already: {uris[0]}", (volume, "--member", "1", "--with", uris[0])),
+        ("may not be the newest", (uris[0], "--member", "1", "--with", uris[0])),
+    ):
+        done = run("repair", *arguments)
+        assert done.code == ExitCode.USAGE
+        assert message in " ".join(done.err.split())
+    assert not (tmp_path / "x").exists()
+    done = run("format", str(tmp_path / "x"), "-s", "4MiB", "--replicas", "2")
+    assert done.code == ExitCode.USAGE
+    assert "replicas" in done.err
     Path(uris[0]).unlink()
     Path(uris[1]).unlink()
-    assert run("repair", volume).code == ExitCode.NOT_FOUND
+    done = run("repair", volume)
+    assert done.code == ExitCode.NOT_FOUND
+    assert uris[0] in done.err
 
 
 def test_what_is_beyond_repair(uris: list[str], run: Run) -> None:
