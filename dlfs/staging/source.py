@@ -164,22 +164,22 @@ class StagedSource(FolderSource):
         table.files["modified_ns"] = self._states[:, 3]
 
     def _look(self, path: bytes, folder: bytes, name: bytes) -> tuple[int, ...]:
-        where = self._where(path)
         try:
             descriptor = os.open(name, _FILE, dir_fd=self._directories.open(folder))
         except OSError as error:
-            raise _failure(where, error) from error
+            raise _failure(self._where(path), error) from error
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise _changed(where)
+                raise _changed(self._where(path))
             if self._owner not in (None, found.st_uid):
                 raise DeviceError(
-                    f"import {where}: it belongs to user {found.st_uid}, not to user {self._owner}",
+                    f"import {self._where(path)}: it belongs to user {found.st_uid}, not to user "
+                    f"{self._owner}",
                     errno.EACCES,
                 )
             if _is_open_for_writing(descriptor):
-                raise LockedError(f"import {where}: the file is open for writing")
+                raise LockedError(f"import {self._where(path)}: the file is open for writing")
         finally:
             os.close(descriptor)
         return _state(found)
