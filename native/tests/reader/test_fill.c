@@ -347,11 +347,11 @@ static void reads(uint64_t first_stop, bool shared, bool stuck)
         CHECK_EQ(chunks_in_memory(reader), 0);
         reader->arena->fill.running = false;
         reader->arena->fill.wanted = 0;
-        pthread_mutex_lock(&reader->arena->lock);
-        fill_want(reader, reader->slots_max);
-        pthread_mutex_unlock(&reader->arena->lock);
-        (void)wait_for_room(reader, reader->slots_max);
     }
+    pthread_mutex_lock(&reader->arena->lock);
+    fill_want(reader, reader->slots_max);
+    pthread_mutex_unlock(&reader->arena->lock);
+    (void)wait_for_room(reader, reader->slots_max);
     take(reader, sequence, COUNT, BATCH);
     CHECK(chunks_in_memory(reader) > 0);
     dlfs_sequence_destroy(sequence);
