@@ -2,7 +2,8 @@
 
 Each workload starts from a file of DLIO (``configs/workload``), and options not named here have the
 values of that file. Sizes and times are scaled. ``record_bytes``, batch size and threads have the
-original's proportions, and ``computation_seconds`` sets the rate that the accelerator takes.
+original's proportions, and ``computation_seconds`` sets the rate that the accelerator takes. In
+those named ``*-official``, files and threads are as in DLIO's file, and their number is smaller.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 WAYS = ("ext4", "mount", "plugin")
-READ_THREADS = 2
-"""Number of DLIO's readers in each rank: worker processes of PyTorch, or threads."""
 PLUGIN = "bench.dlio.plugin.DlfsDataLoader"
 
 
@@ -32,6 +31,7 @@ class Workload:
         record_bytes: mean length of a record in bytes; for JPEG, in pixels.
         batch_size: samples of a batch.
         computation_seconds: time that a batch occupies the accelerator.
+        threads: number of DLIO's readers in each rank: worker processes of PyTorch, or threads.
         options: further options of DLIO, below ``workload.``.
     """
 
@@ -45,6 +45,7 @@ class Workload:
     record_bytes: int
     batch_size: int
     computation_seconds: float
+    threads: int = 2
     options: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -63,12 +64,12 @@ class Workload:
             "dataset.num_files_train": files,
             # Nothing is evaluated, but DLIO lists valid/, and a sealed dataset has no empty
             # directories. DLIO also divides by the number of files of each of its threads.
-            "dataset.num_files_eval": READ_THREADS * ranks,
+            "dataset.num_files_eval": self.threads * ranks,
             "dataset.num_samples_per_file": self.samples_per_file,
             "dataset.record_length": self.record_bytes,
             "reader.batch_size": self.batch_size,
-            "reader.read_threads": READ_THREADS,
-            "reader.computation_threads": READ_THREADS,
+            "reader.read_threads": self.threads,
+            "reader.computation_threads": self.threads,
             "train.computation_time": self.computation_seconds,
             "train.seed": seed,
             "output.folder": output,
@@ -127,6 +128,35 @@ WORKLOADS = (
         options={
             "dataset.record_length_stdev": 4_271_363,
             "dataset.record_length_resize": 131_072,
+        },
+    ),
+    Workload(
+        name="resnet50-official",
+        about="ImageNet-like records in TFRecord files of 137 MiB",
+        base="resnet50_a100",
+        format="tfrecord",
+        files=16,
+        quick_files=8,
+        samples_per_file=1251,
+        record_bytes=114_660,
+        batch_size=400,
+        computation_seconds=0.435,
+        threads=8,
+    ),
+    Workload(
+        name="unet3d-official",
+        about="NPZ volumes of 147 MB, of very different sizes",
+        base="unet3d_a100",
+        format="npz",
+        files=28,
+        quick_files=8,
+        record_bytes=146_600_628,
+        batch_size=1,
+        computation_seconds=0.291,
+        threads=4,
+        options={
+            "dataset.record_length_stdev": 68_341_808,
+            "dataset.record_length_resize": 2_097_152,
         },
     ),
 )

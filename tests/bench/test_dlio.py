@@ -298,7 +298,8 @@ def test_options_say_all_that_dlio_is_to_do(tmp_path: Path) -> None:
         words = load.options_of(tmp_path / "data", tmp_path / "out", files=7, ranks=2, seed=5)
         assert words[0] == f"workload={load.base}"
         assert f"++workload.dataset.data_folder={tmp_path}/data" in words
-        assert {"++workload.train.seed=5", "++workload.dataset.num_files_eval=4"} <= set(words)
+        evaluated = f"++workload.dataset.num_files_eval={2 * load.threads}"
+        assert {"++workload.train.seed=5", evaluated} <= set(words)
     stage = Stage(WORKLOADS[0], tmp_path, 7)
     assert stage.dataset == "resnet50-tfrecord-records"
     stage.stamp.write_text(json.dumps(stage.described()))
