@@ -253,6 +253,7 @@ class Session:
     async def _revoke_channels(self, channels: Sequence[ServerChannel]) -> None:
         """Serve channels no longer; waits for reads that their threads have under way."""
         for channel in channels:
+            channel.descriptors.close()  # the client's end, if its answer was never sent
             await self._state.close(channel.revoke)
             del self._channels[channel]
             self._state.revoked[channel] = self.peer

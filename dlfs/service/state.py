@@ -116,7 +116,8 @@ class ServerState:
         snapshot: returns the service's counters; called in a worker thread.
         attachments: attaches and detaches volumes.
         channel_counts: open channels of each client process and of each user.
-        revoked: channels that are served no longer, whose clients have batches of them yet.
+        revoked: channels that are served no longer, whose clients have not hung up yet: they may
+            read what they have in place.
         shares: bounds on pinned bytes, by process or user and by sample memory; with None in
             place of the sample memory, bounds on the service's other memory.
         refreshes: the refreshes of each volume.
@@ -210,7 +211,7 @@ class ServerState:
                     _log.info("volume %s stays as it was read last: %s", uuid, error)
 
     async def close_revoked(self) -> None:
-        """Close the revoked channels whose clients have ended, or released their batches."""
+        """Close the revoked channels whose clients have hung up."""
         while True:
             await trio.sleep(REVOKED_POLL_S)
             for channel, peer in list(self.revoked.items()):

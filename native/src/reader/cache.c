@@ -104,7 +104,7 @@ enum reservation cache_reserve(dlfs_reader *reader, uint64_t index, uint64_t len
     struct cache *cache = &reader->cache;
     uint64_t bytes = cache_packed_bytes(length);
     if (cache->full || cache->slots_max == 0 || !cache_map_has_room(cache, cache->count + 1) ||
-        cache_map_find(cache, index)->key != 0) {
+        cache_map_find(cache, index)->key != 0 || reader->resident_slots != NULL) {
         return RESERVE_REFUSED;
     }
     const struct slot *open = cache->open != SLOT_NONE ? &reader->arena->slots[cache->open] : NULL;
@@ -235,4 +235,23 @@ void cache_set_limits(dlfs_reader *reader, uint32_t slots_max, uint32_t packed_r
     cache->map_in_use = map_in_use;
     cache->full = false;
     arena_release_empty_map(reader);
+}
+
+void cache_evict_idle(dlfs_reader *reader)
+{
+    while (reader->cache.idle.count > 0) {
+        arena_evict_cached(reader, reader->cache.idle.first);
+    }
+}
+
+void cache_close(dlfs_reader *reader)
+{
+    struct cache *cache = &reader->cache;
+    cache_evict_idle(reader);
+    if (cache->map != NULL) {
+        cache->map = NULL;
+        cache->map_capacity = 0;
+        cache->count = 0;
+        arena_release(reader, cache->map_slot);
+    }
 }

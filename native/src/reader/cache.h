@@ -47,5 +47,10 @@ void cache_begin_epoch(dlfs_reader *reader, uint64_t samples);
  * samples is open. */
 void cache_set_limits(dlfs_reader *reader, uint32_t slots_max, uint32_t packed_run_slots,
                       bool map_in_use);
+/* Evicts all cached slots that no batch has pinned. */
+void cache_evict_idle(dlfs_reader *reader);
+/* Ends the look-ups: what batches have pinned is evicted later, without the directory, which may be
+ * gone then. */
+void cache_close(dlfs_reader *reader);
 
 #endif

@@ -107,7 +107,7 @@ void cache_unmap_run(dlfs_reader *reader, uint32_t number)
 {
     uint64_t start = (uint64_t)number << reader->chunk_shift;
     uint64_t end = start + reader->arena->slots[number].chunk;
-    for (uint64_t at = start; at < end;) {
+    for (uint64_t at = start; reader->cache.map != NULL && at < end;) {
         uint64_t index = *cache_packed_index(reader, at + CACHE_INDEX_BYTES);
         struct location location;
         if (index & CACHE_HOLE) {

@@ -239,6 +239,7 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
         }
     }
     pthread_mutex_lock(&reader->arena->lock);
+    cache_close(reader);
     reader_unlock_release(reader);
     return 0;
 }

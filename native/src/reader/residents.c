@@ -83,15 +83,15 @@ static void grant(dlfs_reader *reader)
             residents_add(reader, number);
         }
     }
+    cache_evict_idle(reader); /* a copy of a sample would be found instead of its chunk */
 }
 
 static void end(dlfs_reader *reader)
 {
     for (uint64_t chunk = 0; chunk < reader->chunk_count; chunk++) {
         uint32_t number = arena_find(reader, chunk);
-        struct slot *slot = &reader->arena->slots[number];
-        if (number != SLOT_NONE &&
-            atomic_exchange_explicit(&slot->resident, false, memory_order_relaxed)) {
+        if (number != SLOT_NONE && atomic_exchange_explicit(&reader->arena->slots[number].resident,
+                                                            false, memory_order_relaxed)) {
             arena_release(reader, number);
         }
     }

@@ -319,6 +319,70 @@ static void many_at_once(double reservations)
     stop(&node);
 }
 
+/* Has samples cached by themselves: every `every`th, by epochs of the direct plan. */
+static void pack_selected(const struct node *node, uint32_t number, uint32_t every)
+{
+    uint64_t indices[COUNT];
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < COUNT; i += every) {
+        indices[count++] = i;
+    }
+    const dlfs_choice choice = {
+        .kind = DLFS_ORDER_SELECTED, .seed = 5, .indices = indices, .count = count};
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_choose(node->datasets[number].directory, &choice, &sequence), 0);
+    const dlfs_stream_config config = {
+        .sequence = sequence, .stride = 1, .count = count, .plan = DLFS_PLAN_DIRECT};
+    for (uint32_t epoch = 0; epoch < 2; epoch++) {
+        dlfs_stream *stream;
+        dlfs_batch *batch;
+        int code;
+        CHECK_EQ(dlfs_stream_create(node->readers[number], &config, &stream), 0);
+        while ((code = dlfs_stream_next(stream, 8, -1, &batch)) == 0) {
+            check_batch(batch);
+            dlfs_batch_release(batch);
+        }
+        CHECK_EQ(code, DLFS_E_END);
+        dlfs_stream_destroy(stream);
+    }
+    dlfs_sequence_destroy(sequence);
+}
+
+/* Samples of a closed reader, which a batch has kept in the arena, make room for those of another
+ * one. The closed reader's directory is gone by then. */
+static void a_closed_reader_makes_room(void)
+{
+    struct node node;
+    uint64_t index = 3;
+    dlfs_batch *held;
+    start(&node, 0.75);
+    pack_selected(&node, 0, 2);
+    CHECK(node.readers[0]->cache.count > 0);
+    CHECK_EQ(dlfs_reader_read(node.readers[0], &index, 1, &held), 0);
+    CHECK_EQ(dlfs_reader_destroy(node.readers[0]), 0);
+    node.readers[0] = NULL;
+    dataset_destroy(&node.datasets[0]);
+    pack_selected(&node, 1, 1);
+    check_sample(held, 0);
+    dlfs_batch_release(held);
+    dataset_create(&node.datasets[0], NULL);
+    stop(&node);
+}
+
+/* Chunks become resident although samples were packed before: then no copy is found instead. */
+static void packed_samples_give_way(void)
+{
+    struct node node;
+    start(&node, 1.2);
+    pack_selected(&node, 0, 1);
+    struct connection to = attach_to(&node, 0);
+    CHECK(is_reserved(&to));
+    read_everything(to.client, 0);
+    CHECK(reads_alone(to.client));
+    disconnect(to);
+    stop(&node);
+}
+
 int main(void)
 {
     first_come();
@@ -327,6 +391,8 @@ int main(void)
     a_revoked_channel_keeps_its_bytes(false);
     a_revoked_channel_is_destroyed();
     charges_add_up();
+    a_closed_reader_makes_room();
+    packed_samples_give_way();
     many_at_once(0.5);
     many_at_once(1.2);
     many_at_once(2.2);
