@@ -358,7 +358,11 @@ def test_connections_are_counted_per_process(patient: Service) -> None:
         (encode(ListVolumes()), ServiceLostError, "expected a known kind"),
         (encode(ChannelState()), ServiceLostError, "expected Welcome with 0 descriptors, got Cha"),
         (b"", ServiceLostError, "has ended the connection"),
-        (encode(Welcome(7, "", 1)), VersionError, f"expected protocol {PROTOCOL_VERSION}, got 7"),
+        (
+            encode(Welcome(PROTOCOL_VERSION + 1, "", 1)),
+            VersionError,
+            f"expected protocol {PROTOCOL_VERSION}, got {PROTOCOL_VERSION + 1}",
+        ),
     ],
 )
 def test_an_answer_that_makes_no_sense_ends_the_connection(
