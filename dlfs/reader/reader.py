@@ -180,7 +180,7 @@ class SampleReader(Closing):
 
     def read(self, indices: npt.ArrayLike, *, on_error: OnError = "raise") -> Batch:
         """Read samples as one batch, in the order of the indices; see ``Dataset.read``."""
-        if on_error != "raise":
+        if not isinstance(on_error, str) or on_error != "raise":
             check_on_error(on_error)
         wanted = as_indices(indices, option="indices", action="read samples")
         asked = time.monotonic()

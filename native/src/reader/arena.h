@@ -136,6 +136,9 @@ void arena_begin_load(dlfs_reader *reader, uint32_t slot, uint64_t chunk, const 
 /* Ends the load: a `valid` chunk becomes CHUNK, else the slot is TRANSIENT again. Takes over `bad`,
  * the samples that failed their checksum. */
 void arena_end_load(dlfs_reader *reader, uint32_t slot, bool valid, struct bad_samples *bad);
+/* Enters a chunk that was loaded in the index of residents (reader/residents.c), unless a sample of
+ * it failed. Does nothing without a reservation. */
+void arena_make_resident(dlfs_reader *reader, uint32_t slot);
 /* Returns the slot of a chunk that is LOADING or CHUNK, or SLOT_NONE. */
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk);
 /* Returns true, and the sample's offset in the arena, if the slot holds the sample intact. */

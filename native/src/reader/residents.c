@@ -41,21 +41,6 @@ static void reserve(dlfs_reader *reader, uint32_t slots)
     arena_divide(arena);
 }
 
-void residents_add(dlfs_reader *reader, uint32_t number)
-{
-    struct slot *slot = &reader->arena->slots[number];
-    if (reader->resident_slots == NULL || slot->bad != NULL || slot->run != 1) {
-        return;
-    }
-    arena_reference(reader, number);
-    if (slot->cached) {
-        slot->cached = false;
-        reader->cache.slots -= slot->run;
-    }
-    atomic_store_explicit(&slot->resident, true, memory_order_relaxed);
-    atomic_store_explicit(&reader->resident_slots[slot->chunk], number + 1, memory_order_release);
-}
-
 /* Reserves the slots and makes the index, with the chunks that are in memory. */
 static void grant(dlfs_reader *reader)
 {
@@ -80,7 +65,7 @@ static void grant(dlfs_reader *reader)
     for (uint64_t chunk = 0; chunk < reader->chunk_count; chunk++) {
         uint32_t number = arena_find(reader, chunk);
         if (number != SLOT_NONE && arena->slots[number].state == SLOT_CHUNK) {
-            residents_add(reader, number);
+            arena_make_resident(reader, number);
         }
     }
     cache_evict_idle(reader); /* a copy of a sample would be found instead of its chunk */

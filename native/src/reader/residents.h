@@ -20,8 +20,5 @@ struct residents residents_enter(dlfs_reader *reader);
 /* Takes a channel off whose client has closed its end, and the reference. The last one ends the
  * reservation. */
 void residents_leave(dlfs_reader *reader);
-/* Enters a chunk that was loaded in the index, unless a sample of it failed. Does nothing without a
- * reservation. The lock is held. */
-void residents_add(dlfs_reader *reader, uint32_t slot);
 
 #endif

@@ -16,7 +16,6 @@
  */
 #include <stdlib.h>
 
-#include "reader/residents.h"
 #include "reader/state.h"
 
 /* ---- lists of slots -------------------------------------------------------------------------- */
@@ -442,6 +441,21 @@ void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, cons
     reader->chunk_slots[chunk] = number + 1;
 }
 
+void arena_make_resident(dlfs_reader *reader, uint32_t number)
+{
+    struct slot *slot = &reader->arena->slots[number];
+    if (reader->resident_slots == NULL || slot->bad != NULL || slot->run != 1) {
+        return;
+    }
+    arena_reference(reader, number);
+    if (slot->cached) {
+        slot->cached = false;
+        reader->cache.slots -= slot->run;
+    }
+    atomic_store_explicit(&slot->resident, true, memory_order_relaxed);
+    atomic_store_explicit(&reader->resident_slots[slot->chunk], number + 1, memory_order_release);
+}
+
 void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad_samples *bad)
 {
     struct slot *slot = &reader->arena->slots[number];
@@ -454,7 +468,7 @@ void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad
         reader->chunk_slots[slot->chunk] = 0;
         return;
     }
-    residents_add(reader, number);
+    arena_make_resident(reader, number);
 }
 
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
