@@ -45,7 +45,12 @@ class ThreadPool(ThreadPoolExecutor):
 
 
 def _refusal(name: str, error: RuntimeError) -> Any:
-    """Return the error of a refused thread; any other error as it is."""
+    """Return the error of a refused thread; any other error as it is.
+
+    Ctrl-C in the moment in which ``threading`` takes a lock back has it release what it has not.
+    """
+    if isinstance(error.__context__, KeyboardInterrupt):
+        return KeyboardInterrupt()
     if str(error) != _REFUSED:
         return error
     return LimitError(

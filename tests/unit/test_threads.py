@@ -30,6 +30,23 @@ def test_a_refused_thread_is_a_limit() -> None:
         pool.submit(print)
 
 
+def test_an_interrupt_that_confuses_the_locks_of_threading_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_thread: threading.Thread) -> None:
+        lock = threading.Lock()
+        try:
+            raise KeyboardInterrupt
+        finally:
+            lock.release()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start_thread(threading.Thread(target=print))
+    with pytest.raises(KeyboardInterrupt), ThreadPool(1) as pool:
+        pool.submit(print)
+
+
 def test_other_errors_of_a_pool_stay() -> None:
     pool = ThreadPool(1)
     pool.shutdown()
