@@ -106,8 +106,8 @@ def test_a_service_and_its_clients(
     assert group.kills() == 0
 
 
+@pytest.mark.torch
 def test_a_loader_with_workers(group: MemoryGroup, volume: tuple[str, list[int]]) -> None:
-    pytest.importorskip("torch")
     uri, checks = volume
     check(read_in(group, uri, 1, workers=4), checks)
     assert group.kills() == 0
