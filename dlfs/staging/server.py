@@ -264,7 +264,12 @@ async def _end_when_cancelled(sealer: Sealer) -> None:
 
 async def _log_leftovers(area: StagingArea) -> None:
     """Log the datasets that an earlier server left unsealed."""
-    for name in area.names():
+    try:
+        names = area.names()
+    except OSError as error:
+        _log.warning("incoming: list what is not sealed: %s", error)
+        return
+    for name in names:
         try:
             found = await trio.to_thread.run_sync(area.contents, name, abandon_on_cancel=True)
         except OSError as error:
