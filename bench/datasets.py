@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 import dlfs
 from bench.errors import BadArgumentError
+from dlfs.base.units import GIB, KIB, MIB
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import import_dataset
-from dlfs.units import GIB, KIB, MIB
 
 DATASET = "samples"
 """Name of the dataset in every volume of the benchmarks."""

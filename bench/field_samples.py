@@ -36,7 +36,7 @@ from bench.datasets import (
 )
 from bench.peers.hdf5 import write_rows
 from bench.peers.packages import needed
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 PLAIN = "plain"
 """Name of the dataset that has the same bytes without fields."""

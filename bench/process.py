@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from bench.errors import BenchmarkError, Unavailable, WrongBytesError
-from dlfs.json_records import from_json, to_json
+from dlfs.base.json_records import from_json, to_json
 
 Job = TypeVar("Job")
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from bench.comparison import MET, MISSED
-from dlfs.units import GIB
+from dlfs.base.units import GIB
 
 SCHEMA = 1
 """Version of the JSON files."""

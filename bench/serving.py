@@ -18,9 +18,9 @@ from pathlib import Path
 from bench.datasets import DATASET
 from bench.errors import Unavailable
 from bench.process import ROOT, find_program, started
-from dlfs.extras import install_command
+from dlfs.base.extras import install_command
+from dlfs.base.units import MIB
 from dlfs.mount.keeper import ENABLE_URING
-from dlfs.units import MIB
 
 READY_SECONDS = 30.0
 """Most time until a file system is mounted."""

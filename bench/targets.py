@@ -23,8 +23,8 @@ from bench.datasets import (
     write_volume,
 )
 from bench.errors import OccupiedError, Unavailable
+from dlfs.base.units import MIB
 from dlfs.block import open_device
-from dlfs.units import MIB
 
 LABEL = "dlfs bench"
 """Label of the volumes of benchmarks: a namespace with it may be formatted again."""

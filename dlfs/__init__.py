@@ -12,47 +12,30 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   mount           datasets as files: the native server and the pyfuse3 server
 #   staging         the staging area that incoming leads to: directories until they are sealed
 #   ingest          formats and sources (folder, tar, ...) -> dataset writer; export
-#   volume          Volume: datasets, writing, removing; the public API's home
+#   volume          Volume, the public API's home; changes, comparison, verification and repair
 #   views           several datasets, or some of their samples, read as one
-#   comparison      the differences of two datasets
-#   member_changes  growing a volume by devices, and shrinking it
-#   catalog_changes removing, pruning and renaming datasets
-#   verification    checking a whole volume
-#   resizing        adding and removing groups of members, moving data between them
-#   redundancy      repairing a volume that has replicas
-#   dataset         Dataset: samples of one sealed dataset
-#   writer          the dataset writer: packs, seals, commits
-#   previous_version  samples that an appended version has from the one before
+#   dataset         Dataset: samples of one sealed dataset; the writer that packs, seals, commits
 #   connection      opens volumes and datasets, from devices or from a service
-#   segment_loading loads the directories of datasets from the devices
-#   placement       the chunks of an open dataset, while they are moved
-#   identity        which version of which dataset is meant
 #   reader          plan, read, prefetch, cache; Batch
-#   sequence        the epoch's order: permutation, sharding, resume
-#   selection       the samples that an epoch goes over, and their weights
-#   epoch_options   the options of an epoch, and the state that resumes one
-#   fields          named fields of samples: types, layout, columns
+#   epoch           the order of an epoch: options, selection, permutation, shares, resume
 #   attributes      columns of a dataset: builder, table
+#   fields          named fields of samples: types, layout, columns
 #   directory       the sample directory: builder, frozen tree
-#   store           members, generations, free space, commit
+#   store           members, generations, free space, commit; growing, shrinking, rebalancing
 #   format          bytes <-> records of the on-media format (FORMAT.md); no I/O
 #   fabric          NVMe-oF control: discovery, export and composing of targets
 #   block           BlockDevice and its kinds, device URIs
 #   _native         the only place that knows ctypes
 #   notebook        volumes, datasets, batches and epochs as HTML, for Jupyter
-#   arguments       types and checks of arguments; standard library only
-#   ranks           which share of an epoch this process takes; standard library only
-#   json_records    dataclasses and structs as JSON, with their types checked
-#   distinct        distinct values of arrays
-#   closing, deadlines, errors, extras, forks, memory_limit, threads, units, wording
-#                   standard library only
+#   base            arguments, closing, deadlines, forks, threads, units, wording
+#   errors          what DLFS raises
 
 TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 
 if TYPE_CHECKING:
-    from dlfs.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
-    from dlfs.comparison import DatasetDiff, diff
-    from dlfs.dataset import Dataset
+    from dlfs.base.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
+    from dlfs.dataset.dataset import Dataset
+    from dlfs.dataset.writer import DatasetWriter
     from dlfs.errors import (
         AuthenticationError,
         ChecksumError,
@@ -79,7 +62,6 @@ if TYPE_CHECKING:
     )
     from dlfs.ingest.copying import copy_dataset
     from dlfs.reader import Batch, Epoch
-    from dlfs.redundancy import RepairReport, repair
     from dlfs.service.client import connect
     from dlfs.store.formatting import format_volume
     from dlfs.store.info import (
@@ -90,7 +72,6 @@ if TYPE_CHECKING:
         VolumeInfo,
     )
     from dlfs.store.usage import DatasetUsage, VolumeUsage
-    from dlfs.verification import Finding
     from dlfs.views import (
         DatasetView,
         TokenBatch,
@@ -102,8 +83,10 @@ if TYPE_CHECKING:
         split,
         token_batches,
     )
-    from dlfs.volume import Volume, open
-    from dlfs.writer import DatasetWriter
+    from dlfs.volume.comparison import DatasetDiff, diff
+    from dlfs.volume.repair import RepairReport, repair
+    from dlfs.volume.verification import Finding
+    from dlfs.volume.volume import Volume, open
 
 __version__ = "0.1.0"
 
@@ -168,20 +151,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Engine": "dlfs.arguments",
-    "Layout": "dlfs.arguments",
-    "OnError": "dlfs.arguments",
-    "ReadPlan": "dlfs.arguments",
-    "Shuffle": "dlfs.arguments",
-    "DatasetDiff": "dlfs.comparison",
-    "diff": "dlfs.comparison",
-    "Dataset": "dlfs.dataset",
+    "Engine": "dlfs.base.arguments",
+    "Layout": "dlfs.base.arguments",
+    "OnError": "dlfs.base.arguments",
+    "ReadPlan": "dlfs.base.arguments",
+    "Shuffle": "dlfs.base.arguments",
+    "DatasetDiff": "dlfs.volume.comparison",
+    "diff": "dlfs.volume.comparison",
+    "Dataset": "dlfs.dataset.dataset",
     "Batch": "dlfs.reader",
     "Epoch": "dlfs.reader",
     "copy_dataset": "dlfs.ingest.copying",
     "connect": "dlfs.service.client",
-    "RepairReport": "dlfs.redundancy",
-    "repair": "dlfs.redundancy",
+    "RepairReport": "dlfs.volume.repair",
+    "repair": "dlfs.volume.repair",
     "format_volume": "dlfs.store.formatting",
     "DatasetInfo": "dlfs.store.info",
     "MemberInfo": "dlfs.store.info",
@@ -190,7 +173,7 @@ _HOMES = {
     "VolumeInfo": "dlfs.store.info",
     "DatasetUsage": "dlfs.store.usage",
     "VolumeUsage": "dlfs.store.usage",
-    "Finding": "dlfs.verification",
+    "Finding": "dlfs.volume.verification",
     "DatasetView": "dlfs.views",
     "TokenBatch": "dlfs.views",
     "TokenSequences": "dlfs.views",
@@ -200,9 +183,9 @@ _HOMES = {
     "select": "dlfs.views",
     "split": "dlfs.views",
     "token_batches": "dlfs.views",
-    "Volume": "dlfs.volume",
-    "open": "dlfs.volume",
-    "DatasetWriter": "dlfs.writer",
+    "Volume": "dlfs.volume.volume",
+    "open": "dlfs.volume.volume",
+    "DatasetWriter": "dlfs.dataset.writer",
 }
 """The module of each public name that is no error."""
 

@@ -14,5 +14,5 @@ from dlfs.format.names import dataset_name_bytes
 
 def old_writer(volume: dlfs.Volume, name: str | bytes, **options: Any) -> dlfs.DatasetWriter:
     """As ``Volume.writer`` was when it took every name that the format allows."""
-    with mock.patch("dlfs.volume.new_dataset_name", dataset_name_bytes):
+    with mock.patch("dlfs.volume.volume.new_dataset_name", dataset_name_bytes):
         return volume.writer(name, **options)

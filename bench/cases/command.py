@@ -14,7 +14,7 @@ from bench.errors import BadArgumentError
 from bench.measurement import Limits
 from bench.progress import Stretch
 from bench.targets import Targets
-from dlfs.units import parse_bytes
+from dlfs.base.units import parse_bytes
 
 DESCRIPTION = """Measure DLFS next to plain files and the limits of the machine.
 

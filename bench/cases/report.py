@@ -12,7 +12,7 @@ from bench.cases.runner import Result
 from bench.cases.table import bandwidth, rate
 from bench.comparison import MET
 from bench.report import Report, Table, number_text
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 COLUMNS = ("contender", "samples/s", "from - to", "MiB/s", "CPU us/sample", "notes")
 FLOOR_COLUMNS = ("case", "floor", *comparison.COLUMNS)

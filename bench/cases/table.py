@@ -29,7 +29,7 @@ from bench.contenders.service import (
 from bench.contenders.turns import FilesInTurns
 from bench.contenders.walks import COMMANDS, Walk
 from bench.measurement import Contender, Measurement
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 Metric = Callable[[Measurement], float]
 """A value computed from one run; larger is better."""

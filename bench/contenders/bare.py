@@ -15,7 +15,7 @@ from bench.errors import WrongBytesError
 from bench.measurement import CHECKED, Environment, Measurement, check_bytes
 from bench.process import output_of
 from bench.resources import timed
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 URING_BYTES_MAX = 4 * MIB
 """Largest sample that the io_uring reader reads: larger ones would need gigabytes of buffers."""

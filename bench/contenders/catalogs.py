@@ -15,7 +15,7 @@ import dlfs
 from bench.errors import WrongBytesError
 from bench.measurement import Environment, Measurement
 from bench.resources import cpu_seconds, timed
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 CHUNK_BYTES = 16 * KIB
 IMPORTS = 20

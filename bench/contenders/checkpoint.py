@@ -27,7 +27,7 @@ from bench.errors import Unavailable, WrongBytesError
 from bench.measurement import Environment, Measurement
 from bench.process import Parent, run_child, run_program, start_child
 from bench.resources import cpu_seconds
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 RANKS = 4
 SMALL_TENSORS = 16
@@ -97,7 +97,7 @@ def work(job: Job, parent: Parent) -> None:
     import torch.distributed.checkpoint  # noqa: F401  before the ranks are forked
 
     import dlfs.adapters.torch.checkpoint
-    import dlfs.volume  # noqa: F401
+    import dlfs.volume.volume  # noqa: F401
 
     forks = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:

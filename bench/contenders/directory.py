@@ -18,12 +18,12 @@ from bench.errors import WrongBytesError
 from bench.measurement import Environment, Measurement
 from bench.resources import timed
 from dlfs._native.directory import build_segment, pack_paths
+from dlfs.base.units import KIB, MIB
 from dlfs.block import open_device
 from dlfs.directory import DirectoryIdentity, DirectorySizes, FrozenDirectory, load_directory
 from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
 from dlfs.format.location import pack_locations
 from dlfs.store.chunk_reader import read_into
-from dlfs.units import KIB, MIB
 
 CHUNK_BYTES = 256 * KIB
 UUID_OF_BENCH = UUID("00000000-0000-4000-8000-00000000be0c")

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.measurement import Environment, Measurement
 from bench.process import find_program, output_of
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 COMMON = ("--name=bench", "--ioengine=io_uring", "--direct=1", "--output-format=json")
 WRITE_BYTES, WRITE_DEPTH = MIB, 8

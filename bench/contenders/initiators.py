@@ -21,9 +21,9 @@ from bench.measurement import Environment, Measurement, Tally, check_bytes
 from bench.process import bound_to, find_program, output_of
 from bench.resources import cpu_seconds, timed
 from bench.targets import uri_of
+from dlfs.base.units import KIB
 from dlfs.block import NvmeTcpUri, SpdkUri, open_device, parse_uri
 from dlfs.fabric.keys import key_directory
-from dlfs.units import KIB
 
 BUDGET = 1 / 4
 """Memory as a share of the data: enough for reading ahead. Epochs keep some samples in it."""

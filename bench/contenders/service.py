@@ -29,7 +29,7 @@ from bench.measurement import Environment, Measurement, check_bytes
 from bench.process import Child, Parent, run_child, run_program, start_child
 from bench.resources import cpu_seconds_of, timed
 from bench.serving import Served, serve
-from dlfs.units import GIB
+from dlfs.base.units import GIB
 
 SHARED = "memfd:dlfs"
 """Part of the names of memory that a service shares."""

@@ -11,7 +11,7 @@ from bench.contenders.mounts import SERVERS
 from bench.measurement import Environment, Measurement, check_bytes
 from bench.resources import cpu_seconds_of, timed
 from bench.serving import Mounted, mount_dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 PIECE_BYTES = 256 * KIB
 MEMORY_BYTES = 32 * MIB

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.dlio.workloads import WAYS, Workload
 from bench.report import Report, Table
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 COLUMNS = (
     "way",

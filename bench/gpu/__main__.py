@@ -15,8 +15,8 @@ from bench.gpu.measuring import PROBE, SIZES, Job, Result
 from bench.gpu.report import Findings, make_report
 from bench.process import run_program, start_child
 from bench.progress import Stretch
-from dlfs.json_records import to_record
-from dlfs.units import parse_bytes
+from dlfs.base.json_records import to_record
+from dlfs.base.units import parse_bytes
 
 FOLDER = "dlfs-gpu"
 MODULE = "bench.gpu.measuring"

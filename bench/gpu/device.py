@@ -12,7 +12,7 @@ from typing import Any
 from bench.errors import Unavailable
 from bench.peers.packages import needed
 from bench.process import output_of
-from dlfs.units import GIB, MIB
+from dlfs.base.units import GIB, MIB
 
 COPY_BYTES = 64 * MIB
 """Bytes of one copy by which the bandwidth to the device is measured."""

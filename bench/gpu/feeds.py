@@ -19,7 +19,7 @@ from bench.datasets import DATASET, Source, make_volume, write_files
 from bench.peers.files import FileReader, write_listing
 from bench.peers.mds import streaming
 from bench.peers.packages import DATA, INDEX, needed, workers
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 WORKERS_MAX = 8
 """Most worker processes of a feed."""

@@ -22,7 +22,7 @@ from bench.gpu.feeds import Epochs, feed_of
 from bench.machine import Machine
 from bench.process import Parent, run_child, run_program
 from bench.resources import tree_cpu_seconds
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 PROBE = "device"
 """Name of the job that describes the device."""

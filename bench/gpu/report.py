@@ -9,7 +9,7 @@ from typing import Any
 from bench.gpu.feeds import FEEDS, worker_count
 from bench.gpu.measuring import Result, size_of
 from bench.report import Report, Table, number_text
-from dlfs.units import GIB, MIB, format_bytes
+from dlfs.base.units import GIB, MIB, format_bytes
 
 COLUMNS = (
     "feed",

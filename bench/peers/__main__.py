@@ -17,7 +17,7 @@ from bench.peers.race import REFERENCES, ROUNDS, SECONDS, SIZES, STATES, TWO_AT,
 from bench.peers.report import make_report, read_races, show
 from bench.process import run_program
 from bench.progress import Stretch
-from dlfs.units import GIB, parse_bytes
+from dlfs.base.units import GIB, parse_bytes
 
 QUICK_SECONDS = 0.3
 

@@ -17,9 +17,9 @@ from bench.datasets import DATASET, Source, make_volume
 from bench.peers.files import reader_of_files, write_listing
 from bench.peers.peer import GLOBAL, Indices, Peer, Reader
 from bench.serving import mount_dlfs, serve
-from dlfs.epoch_options import WINDOW_CHUNKS
-from dlfs.extras import DISTRIBUTION
-from dlfs.units import MIB
+from dlfs.base.extras import DISTRIBUTION
+from dlfs.base.units import MIB
+from dlfs.epoch.options import WINDOW_CHUNKS
 
 COLD_SHARE = 1 / 16
 """Share of the data that DLFS has memory for when it is cold."""

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from bench.errors import Unavailable
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 INDEX, DATA = "index", "data"
 """Names of the fields of a sample, where the format names them."""

@@ -15,7 +15,7 @@ import numpy as np
 from bench.command import figure_class
 from bench.peers.outcome import Outcome, Run
 from bench.peers.verdicts import OURS, family
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -34,7 +34,7 @@ from bench.process import Child, start_child
 from bench.progress import Stretch
 from bench.resources import MemoryWatch, cpu_seconds_of_all
 from bench.rounds import run_rounds
-from dlfs.units import GIB, KIB, MIB
+from dlfs.base.units import GIB, KIB, MIB
 
 REFERENCES = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
 """Ways of DLFS that peers are compared with: they run in every group."""

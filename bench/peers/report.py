@@ -25,8 +25,8 @@ from bench.peers.verdicts import (
     verdicts,
 )
 from bench.report import Report, Table, number_text
-from dlfs.json_records import parse_json, to_record
-from dlfs.units import MIB
+from dlfs.base.json_records import parse_json, to_record
+from dlfs.base.units import MIB
 
 VALUES: tuple[tuple[str, bool, int, Callable[[Run], float | None]], ...] = (
     ("samples/s, cold", False, 1, lambda run: run.rate),

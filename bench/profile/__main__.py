@@ -18,7 +18,7 @@ from bench.profile.recorders import Recording, record_callgrind, record_perf
 from bench.profile.report import Profile, make_report
 from bench.profile.workload import CASES, Job, scene_of
 from bench.progress import Stretch
-from dlfs.units import parse_bytes
+from dlfs.base.units import parse_bytes
 
 COUNTED = ("cached", "cold")
 """Cases where one process in user space uses a good part of the CPU time."""

@@ -18,7 +18,7 @@ from bench.shuffle import cost, training
 from bench.shuffle.measures import Quality, batches_of, class_variance, measure, sorted_labels
 from bench.shuffle.orders import TINY, Buffered, Order, Shuffled, Size, Stored
 from bench.shuffle.report import Findings, draw, make_report
-from dlfs.epoch_options import WINDOW_CHUNKS
+from dlfs.epoch.options import WINDOW_CHUNKS
 
 NOT_DRAWN = (Shuffled("chunk", 4), Shuffled("chunk", 16), Shuffled("chunk", 256))
 """Orders whose pictures look like those of the next window."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dlfs
 from bench.datasets import DATASET, SyntheticSource, make_volume, spec_of
-from dlfs.units import KIB
+from dlfs.base.units import KIB
 
 CHUNK_BYTES = 256 * KIB
 BATCH = 256

@@ -1,7 +1,7 @@
 """The orders that are compared: those of DLFS's readers, and those of shuffle buffers.
 
 An order is ``int64[n_samples]``: the position in storage of each sample, in the order of the epoch.
-DLFS's orders come from ``dlfs.sequence`` over a directory of so many samples, without data. All
+DLFS's orders come from ``dlfs.epoch.order`` over a directory of so many samples, without data. All
 samples have one length, so that every chunk has the same number of samples.
 """
 
@@ -14,10 +14,10 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from dlfs.arguments import Shuffle
+from dlfs.base.arguments import Shuffle
 from dlfs.directory import DirectoryBuilder, FrozenDirectory
-from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions
-from dlfs.sequence import Sequence
+from dlfs.epoch.options import WINDOW_CHUNKS, EpochOptions
+from dlfs.epoch.order import Sequence
 
 SAMPLE_BYTES = 4096
 _DATASET = UUID("00000000-0000-4000-8000-0000000005f1")

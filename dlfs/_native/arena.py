@@ -7,7 +7,7 @@ from ctypes import byref
 from dlfs._native import abi
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import check, library
-from dlfs.forks import OwnerProcess
+from dlfs.base.forks import OwnerProcess
 
 
 class NativeArena:

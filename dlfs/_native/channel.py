@@ -40,9 +40,9 @@ from dlfs._native.reader import (
 from dlfs._native.sample_memory import SampleMemory
 from dlfs._native.single_reads import NativeBegunRead, copy_sample
 from dlfs._native.sockets import close_in_children
-from dlfs.closing import Closing
+from dlfs.base.closing import Closing
+from dlfs.base.forks import OwnerProcess
 from dlfs.errors import ClosedError, LimitError, ServiceLostError
-from dlfs.forks import OwnerProcess
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from dlfs._native import abi
 from dlfs._native.handle import PROCESS_ANY, Handle
 from dlfs._native.library import check, error_for, library
-from dlfs.arguments import Engine, check_choice
-from dlfs.closing import Closing
+from dlfs.base.arguments import Engine, check_choice
+from dlfs.base.closing import Closing
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 
 if TYPE_CHECKING:

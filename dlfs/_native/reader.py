@@ -25,8 +25,8 @@ from dlfs._native.library import check, error_for, library
 from dlfs._native.parts import SamplePart, copy_part
 from dlfs._native.sample_memory import SampleMemory
 from dlfs._native.single_reads import NativeBegunRead, copy_sample
+from dlfs.base.forks import Lock, OwnerProcess
 from dlfs.errors import ClosedError
-from dlfs.forks import Lock, OwnerProcess
 
 if TYPE_CHECKING:
     from dlfs._native.arena import NativeArena

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dlfs._native.handle import Handle
-from dlfs.closing import LiveObjects
+from dlfs.base.closing import LiveObjects
 
 
 class MemoryUser(Protocol):

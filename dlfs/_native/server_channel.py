@@ -21,7 +21,7 @@ from dlfs._native.channel import ChannelDescriptors
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import check, library
 from dlfs._native.reader import NativeReader
-from dlfs.forks import Lock
+from dlfs.base.forks import Lock
 
 SAMPLES_MAX = 1 << 16
 """Most samples of one batch, by default."""

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlfs import Batch, Dataset, DatasetView, Shuffle
-from dlfs.arguments import check_integer
 from dlfs.attributes.arrow import arrow_type, column_to_arrow
-from dlfs.epoch_options import EpochOptions
+from dlfs.base.arguments import check_integer
+from dlfs.base.units import MIB
+from dlfs.base.wording import quote, show_value
+from dlfs.epoch.options import EpochOptions
 from dlfs.errors import UsageError
 from dlfs.ingest.registry import load_package
-from dlfs.units import MIB
-from dlfs.wording import quote, show_value
 
 if TYPE_CHECKING:
     import pyarrow

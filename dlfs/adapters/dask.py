@@ -26,7 +26,7 @@ import numpy as np
 
 from dlfs import Dataset, DatasetView
 from dlfs.adapters.arrow import INDEX, Part, TableFormat, divide, order_of
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch.options import EpochOptions
 from dlfs.ingest.registry import load_package
 
 if TYPE_CHECKING:

@@ -51,8 +51,8 @@ from dlfs.adapters.files import (
     shared_volume,
 )
 from dlfs.adapters.new_files import NewSample, NewSampleFile
-from dlfs.arguments import check_choice, check_integer
-from dlfs.extras import install_command
+from dlfs.base.arguments import check_choice, check_integer
+from dlfs.base.extras import install_command
 
 try:
     from fsspec.spec import AbstractFileSystem

@@ -34,10 +34,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import dlfs
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch.options import EpochOptions
 
 if TYPE_CHECKING:
-    from dlfs.epoch_options import Weights
+    from dlfs.epoch.options import Weights
 
 T = TypeVar("T")
 

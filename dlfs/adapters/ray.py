@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlfs import Dataset, DatasetView, Shuffle
 from dlfs.adapters.arrow import Part, TableFormat, as_native, divide, order_of
+from dlfs.base.extras import install_command
 from dlfs.errors import UsageError
-from dlfs.extras import install_command
 
 try:
     from ray.data import Datasource, ReadTask

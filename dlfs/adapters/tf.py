@@ -36,13 +36,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import dlfs
-from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState
+from dlfs.epoch.options import WINDOW_CHUNKS, EpochOptions, EpochState
 
 if TYPE_CHECKING:
     import tensorflow
     from numpy.typing import ArrayLike, DTypeLike
 
-    from dlfs.epoch_options import Weights
+    from dlfs.epoch.options import Weights
 
 
 def batches(  # noqa: D417  EpochOptions describes the others

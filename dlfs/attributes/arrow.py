@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs.base.extras import install_command
 from dlfs.errors import FormatError, UsageError
-from dlfs.extras import install_command
 from dlfs.format.attributes import ColumnValues, Strings
 
 if TYPE_CHECKING:

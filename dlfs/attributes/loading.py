@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from dlfs._native.device import aligned_buffer
 from dlfs.attributes.table import AttributeTable
+from dlfs.base.closing import Uses
+from dlfs.base.deadlines import limit_call
 from dlfs.block import BlockDevice
-from dlfs.closing import Uses
-from dlfs.deadlines import limit_call
 from dlfs.directory.sharing import LOADER_WAIT_S, SHARED_ROOT, Part, open_part
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.attributes import AttributeHead, decode_head

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from dlfs.attributes.builder import Attributes
+from dlfs.base.wording import list_names
 from dlfs.errors import UsageError
 from dlfs.format.constants import RESERVED_PREFIX
 from dlfs.format.paths import display
-from dlfs.wording import list_names
 
 
 class AttributeNames:

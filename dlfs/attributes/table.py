@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs.attributes.vectors import component_of, find_vectors, vector_dtype
+from dlfs.base.distinct import number_distinct
+from dlfs.base.forks import Lock
+from dlfs.base.wording import list_names, show_value
 from dlfs.directory import check_indices
-from dlfs.distinct import number_distinct
 from dlfs.errors import FormatError, NotFoundError, UsageError
-from dlfs.forks import Lock
 from dlfs.format.attributes import (
     AttributeHead,
     ColumnForm,
@@ -31,7 +32,6 @@ from dlfs.format.attributes import (
     view_column,
 )
 from dlfs.format.constants import ATTRIBUTE_BLOCK_BYTES
-from dlfs.wording import list_names, show_value
 
 if TYPE_CHECKING:
     import pyarrow

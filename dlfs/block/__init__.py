@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from dlfs.arguments import Engine
+from dlfs.base.arguments import Engine
+from dlfs.base.units import format_bytes
 from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, leave, operation_error
 from dlfs.block.file import FileDevice
 from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES, is_lock_record
@@ -30,7 +31,6 @@ from dlfs.block.uri import (
 )
 from dlfs.block.uri_help import describe_schemes
 from dlfs.errors import UsageError
-from dlfs.units import format_bytes
 
 __all__ = [
     "RECORD_BYTES",

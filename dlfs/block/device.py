@@ -32,9 +32,12 @@ from dlfs._native.device import (
     as_bytes_array,
     operation_error,
 )
+from dlfs.base.closing import Closing
+from dlfs.base.deadlines import Deadline, current_deadline
+from dlfs.base.forks import OwnerProcess
+from dlfs.base.threads import start_thread
+from dlfs.base.units import KIB, MIB
 from dlfs.block import lock, silence
-from dlfs.closing import Closing
-from dlfs.deadlines import Deadline, current_deadline
 from dlfs.errors import (
     ClosedError,
     DeviceError,
@@ -44,9 +47,6 @@ from dlfs.errors import (
     LockedError,
     UsageError,
 )
-from dlfs.forks import OwnerProcess
-from dlfs.threads import start_thread
-from dlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -160,7 +160,7 @@ class BlockDevice(Protocol):
             offset_bytes: a multiple of ``block_bytes``.
             length_bytes: a multiple of ``block_bytes``.
 
-        In a call with a deadline (``dlfs.deadlines``), it waits no longer than that allows.
+        In a call with a deadline (``dlfs.base.deadlines``), it waits no longer than that allows.
 
         Raises:
             UsageError: the range is misaligned or beyond the device's end.

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 from dlfs._native.device import NativeDevice
 from dlfs._native.handle import Descriptor, Handle
-from dlfs.arguments import Engine
+from dlfs.base.arguments import Engine
+from dlfs.base.closing import LiveObjects, LiveValues
+from dlfs.base.deadlines import current_deadline
+from dlfs.base.threads import start_thread
 from dlfs.block import silence
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
-from dlfs.closing import LiveObjects, LiveValues
-from dlfs.deadlines import current_deadline
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, write_error
-from dlfs.threads import start_thread
 
 if TYPE_CHECKING:
     from dlfs.block.device import BlockDevice

@@ -81,9 +81,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
+from dlfs.base.forks import OwnerProcess
 from dlfs.block.lock import RECORD_BYTES, HolderRecord, LeaseMark
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedError
-from dlfs.forks import OwnerProcess
 
 DRIFT = 1.05
 """Factor on waits that covers the different rates of two hosts' clocks (assumption 3)."""

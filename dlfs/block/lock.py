@@ -9,7 +9,7 @@ On shared namespaces the record itself is the lock. Its JSON begins with a ``Lea
 holder changes every few seconds (``dlfs.block.lease``). The mark lies within the first 512 bytes,
 which every device writes atomically. The fields after it are for error messages only.
 
-The JSON is read by hand rather than by ``dlfs.json_records``: a record of another release, with
+The JSON is read by hand rather than by ``base.json_records``: a record of another release, with
 missing or unknown fields, must still name its holder.
 """
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from dlfs.units import KIB
+from dlfs.base.units import KIB
 
 RECORD_OFFSET_BYTES = 128 * KIB
 """Offset of the record on a member, in bytes."""

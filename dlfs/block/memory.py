@@ -11,10 +11,10 @@ import weakref
 from dataclasses import dataclass, field
 
 from dlfs._native.device import NativeDevice
+from dlfs.base.forks import Lock
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.errors import NotFoundError, UsageError
-from dlfs.forks import Lock
 
 
 @dataclass

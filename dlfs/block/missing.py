@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from dlfs.closing import Closing
+from dlfs.base.closing import Closing
 from dlfs.errors import DeviceLostError, DlfsError, drop_tracebacks
 
 if TYPE_CHECKING:

@@ -22,11 +22,12 @@ from dlfs._native.nvme import (
     run_command,
     set_paths,
 )
+from dlfs.base.closing import Closing
+from dlfs.base.forks import Lock
 from dlfs.block.host import host_identity
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import PATHS_MAX, NvmeTcpOptions, NvmeTcpUri
-from dlfs.closing import Closing
 from dlfs.errors import (
     AuthenticationError,
     ClosedError,
@@ -35,7 +36,6 @@ from dlfs.errors import (
     DeviceTimeoutError,
     LimitError,
 )
-from dlfs.forks import Lock
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike

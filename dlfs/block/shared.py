@@ -35,6 +35,8 @@ from dlfs._native.device import (
     operation_error,
 )
 from dlfs._native.nvme import get_generation, limit_writes
+from dlfs.base.forks import Event
+from dlfs.base.units import KIB
 from dlfs.block import lock
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lease import Lease, LeaseTimes, describe
@@ -51,8 +53,6 @@ from dlfs.errors import (
     LockedError,
     UsageError,
 )
-from dlfs.forks import Event
-from dlfs.units import KIB
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike

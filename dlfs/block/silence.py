@@ -1,6 +1,6 @@
 """The devices of this process that do not answer, which are not waited for again and again.
 
-A read under a deadline (``dlfs.deadlines``) that a device left unanswered is noted here, by the
+A read under a deadline (``base.deadlines``) that a device left unanswered is noted here, by the
 device's URI. Until the device answers, further reads of it by calls with a deadline fail at once,
 through whatever object they use it. A thread for each such device opens it again and reads a block,
 over and over; an answer, also an error, makes calls ask the device itself again. The thread ends
@@ -23,8 +23,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from dlfs.base.threads import start_thread
 from dlfs.errors import DeviceTimeoutError, DlfsError, LimitError
-from dlfs.threads import start_thread
 
 if TYPE_CHECKING:
     from dlfs.block.device import BlockDevice

@@ -47,12 +47,12 @@ from dlfs._native.spdk import (
     SpdkOptions,
     open_namespace,
 )
+from dlfs.base.forks import OwnerProcess
 from dlfs.block.host import host_identity
 from dlfs.block.nvme import NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import SpdkUri
 from dlfs.errors import ClosedError, UsageError
-from dlfs.forks import OwnerProcess
 
 if TYPE_CHECKING:
     from dlfs.block.device import BlockDevice

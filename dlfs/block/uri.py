@@ -31,9 +31,9 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 from uuid import UUID
 
+from dlfs.base.units import parse_bytes
+from dlfs.base.wording import redact
 from dlfs.errors import UsageError
-from dlfs.units import parse_bytes
-from dlfs.wording import redact
 
 URI_BYTES_MAX = 8192
 PATH_BYTES_MAX = 4095

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dlfs.base.wording import redact
 from dlfs.cli import help as layout
 from dlfs.cli.environment import DEFAULTED, VARIABLES, VOLUME_VARIABLE
 from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
@@ -60,7 +61,6 @@ from dlfs.cli.verbs import (
     version,
 )
 from dlfs.errors import DlfsError
-from dlfs.wording import redact
 
 # The base class of the parser's errors; its module depends on the version of typer.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]

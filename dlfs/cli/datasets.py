@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from dlfs.base.wording import dtype_name
 from dlfs.cli.output import Table, human_count, human_date, human_samples, human_size
-from dlfs.wording import dtype_name
 
 if TYPE_CHECKING:
     from dlfs import Dataset, DatasetInfo

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dlfs.base.memory_limit import MEMORY_VARIABLE
 from dlfs.errors import DlfsError, NotFoundError, UsageError
-from dlfs.memory_limit import MEMORY_VARIABLE
 
 VOLUME_VARIABLE = "DLFS_VOLUME"
 

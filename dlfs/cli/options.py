@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import dlfs
+from dlfs.base.extras import install_command
+from dlfs.base.units import parse_bytes
+from dlfs.base.wording import quote
 from dlfs.cli.output import note, stderr_console
 from dlfs.errors import DlfsError, NotFoundError, UsageError
-from dlfs.extras import install_command
-from dlfs.units import parse_bytes
-from dlfs.wording import quote
 
 if TYPE_CHECKING:
     from dlfs import Dataset, Volume

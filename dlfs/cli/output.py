@@ -27,7 +27,7 @@ from itertools import zip_longest
 from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
-from dlfs.units import format_bytes, format_count
+from dlfs.base.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

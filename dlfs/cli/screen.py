@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from dlfs.base.units import format_count
 from dlfs.cli.output import Table
-from dlfs.units import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

@@ -12,10 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlfs.base.extras import install_command
+from dlfs.base.units import MIB
+from dlfs.base.wording import join_words, quote
 from dlfs.errors import UsageError, write_error
-from dlfs.extras import install_command
-from dlfs.units import MIB
-from dlfs.wording import join_words, quote
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.directory import NativeDirectory, pack_paths
-from dlfs.closing import Closing
+from dlfs.base.closing import Closing
+from dlfs.base.forks import Lock, cached_property
+from dlfs.base.wording import quote
 from dlfs.directory.indices import check_indices
 from dlfs.errors import FormatError, UsageError
-from dlfs.forks import Lock, cached_property
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import path_problem
-from dlfs.wording import quote
 
 _PIECE_SAMPLES = 1 << 18  # locations decoded at a time
 _LIST_FEW = 32  # names decoded at a time while subdirectories follow each other

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import as_integer
+from dlfs.base.arguments import as_integer
+from dlfs.base.wording import show_value
 from dlfs.errors import UsageError
-from dlfs.wording import show_value
 
 _UINT64_MAX = (1 << 64) - 1
 

@@ -6,9 +6,9 @@ no longer in a large dataset than in a small one.
 
 from __future__ import annotations
 
+from dlfs.base.wording import close_matches, join_words, quote
 from dlfs.directory.frozen import FrozenDirectory
 from dlfs.format.paths import display
-from dlfs.wording import close_matches, join_words, quote
 
 NEIGHBOURS = 16
 """Names compared at each place."""

@@ -51,8 +51,8 @@ from dlfs._native.device import aligned_buffer
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Descriptor
 from dlfs._native.mapping import map_file
-from dlfs.closing import LiveObjects, LiveValues, Uses
-from dlfs.deadlines import limit_call, waiting
+from dlfs.base.closing import LiveObjects, LiveValues, Uses
+from dlfs.base.deadlines import limit_call, waiting
 from dlfs.directory.frozen import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.format.constants import DIRECTORY_BLOCK_BYTES

@@ -29,13 +29,13 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dlfs.base.deadlines import own_deadline
+from dlfs.base.threads import ThreadPool
 from dlfs.block import NvmeTcpAssociation, NvmeTcpDiscoverUri, NvmeTcpUri, parse_uri
 from dlfs.block.uri import PATHS_MAX
-from dlfs.deadlines import own_deadline
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NotFoundError, UsageError
 from dlfs.fabric.identify import NamespaceInfo, list_namespaces
 from dlfs.fabric.log_page import DiscoveryRecord, RecordKind, read_log
-from dlfs.threads import ThreadPool
 
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 REFERRALS_MAX = 16

@@ -23,6 +23,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from dlfs.base.forks import Event, OwnerProcess
+from dlfs.base.threads import start_thread
 from dlfs.block import (
     NvmeTcpAssociation,
     NvmeTcpDevice,
@@ -32,8 +34,6 @@ from dlfs.block import (
 )
 from dlfs.errors import DlfsError
 from dlfs.fabric.discovery import DISCOVERY_NQN, read_paths
-from dlfs.forks import Event, OwnerProcess
-from dlfs.threads import start_thread
 
 LOOK_S = 0.5
 """Time between two looks for events."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from dlfs.distinct import number_distinct
+from dlfs.base.distinct import number_distinct
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields.types import DIMENSIONS_MAX, KINDS
 from dlfs.format.constants import SAMPLE_BYTES_MAX

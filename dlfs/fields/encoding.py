@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c
 from dlfs._native.device import as_bytes_array
+from dlfs.base.wording import show_value
 from dlfs.errors import UsageError
 from dlfs.fields.layout import bytes_column, crc_column, shape_column
 from dlfs.fields.types import (
@@ -22,7 +23,6 @@ from dlfs.fields.types import (
     fields_to_json,
     parse_fields,
 )
-from dlfs.wording import show_value
 
 _RANKS = {kind: rank for rank, kinds in enumerate(("b", "iu", "f", "c")) for kind in kinds}
 """Rank of each kind of numbers: a number can be an element of its own kind and of later ones."""

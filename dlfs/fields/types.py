@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs.base.wording import show_value
 from dlfs.errors import UsageError
 from dlfs.format.constants import SAMPLE_BYTES_MAX
-from dlfs.wording import show_value
 
 FIELDS_COLUMN = "dlfs:fields"
 """Name of the column with the names and types of a sample's fields, as JSON."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c, crc32c_blocks
+from dlfs.base.wording import quote
 from dlfs.errors import ChecksumError, FormatError, LimitError, TruncatedError, VersionError
 from dlfs.format.constants import (
     ADDRESS_MAX,
@@ -29,7 +30,6 @@ from dlfs.format.constants import (
     ATTRIBUTE_VERSION,
     COLUMN_NAME_BYTES_MAX,
 )
-from dlfs.wording import quote
 
 Bytes = NDArray[np.uint8]
 

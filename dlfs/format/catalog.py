@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c
+from dlfs.base.forks import cached_property
+from dlfs.base.wording import quote
 from dlfs.errors import (
     ChecksumError,
     FormatError,
@@ -32,7 +34,6 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.forks import cached_property
 from dlfs.format.catalog_checks import check_arrays
 from dlfs.format.constants import (
     CATALOG_BYTES_MAX,
@@ -53,7 +54,6 @@ from dlfs.format.dataset_record import (
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.run_arrays import RunArray, to_array, to_runs, unite
 from dlfs.format.superblock import Superblock
-from dlfs.wording import quote
 
 __all__ = [
     "LAYOUTS",

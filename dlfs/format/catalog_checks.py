@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs.base.wording import quote
 from dlfs.errors import UsageError
 from dlfs.format.constants import (
     ADDRESS_MAX,
@@ -29,7 +30,6 @@ from dlfs.format.dataset_record import LAYOUTS, STATES, decode_tags
 from dlfs.format.names import dataset_name_problem
 from dlfs.format.run_arrays import gaps, to_array
 from dlfs.format.superblock import Superblock
-from dlfs.wording import quote
 
 if TYPE_CHECKING:
     from dlfs.format.catalog import Catalog

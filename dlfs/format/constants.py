@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 VERSION_MAJOR = 1
 VERSION_MINOR = 0

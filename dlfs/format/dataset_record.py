@@ -14,10 +14,10 @@ from uuid import UUID
 
 import numpy as np
 
+from dlfs.base.wording import quote
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.constants import TAGS_BYTES_MAX
 from dlfs.format.geometry import ChunkRun, split_runs
-from dlfs.wording import quote
 
 LAYOUTS = ("path", "shuffled")
 """Names of the packing orders; the number of a layout on media is its position here."""

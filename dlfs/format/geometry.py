@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from dlfs.base.units import format_bytes
 from dlfs.errors import UsageError
 from dlfs.format.constants import (
     BLOCK_BYTES_MAX,
@@ -32,7 +33,6 @@ from dlfs.format.constants import (
     SUPERBLOCK_B_OFFSET_BYTES,
     SUPERBLOCK_BYTES,
 )
-from dlfs.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 
+from dlfs.base.wording import quote
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
-from dlfs.wording import quote
 
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from uuid import UUID
 
 from dlfs._native.checksums import crc32c
+from dlfs.base.wording import quote
 from dlfs.errors import (
     ChecksumError,
     FormatError,
@@ -50,7 +51,6 @@ from dlfs.format.geometry import (
     superblock_offsets,
     usable_bytes,
 )
-from dlfs.wording import quote
 
 __all__ = [
     "Superblock",

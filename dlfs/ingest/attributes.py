@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields.arrays import ArrayForm
 from dlfs.ingest.source import (

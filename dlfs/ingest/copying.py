@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.arguments import Layout
-from dlfs.dataset import Dataset
+from dlfs.base.arguments import Layout
+from dlfs.base.units import MIB
+from dlfs.dataset.dataset import Dataset
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.order import take_block
 from dlfs.ingest.progress import ProgressCallback
 from dlfs.ingest.references import check_copyable
 from dlfs.ingest.source import SampleBlock, Source, stream_ahead
 from dlfs.store.info import DatasetInfo
-from dlfs.units import MIB
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 BLOCK_BYTES = 16 * MIB
 """Size of a block in bytes, unless a single sample is larger. A service pins one at a time."""

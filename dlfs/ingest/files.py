@@ -25,7 +25,7 @@ import numpy.typing as npt
 from dlfs._native.files import FILE_DTYPE, read_files, stat_files
 from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.ingest.order import indexed_blocks
 from dlfs.ingest.source import THREADS, SampleBlock, Source, file_errors, show

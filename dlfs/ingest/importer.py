@@ -17,7 +17,9 @@ from uuid import UUID
 
 from numpy.typing import NDArray
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
+from dlfs.base.wording import join_words
+from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.ingest.containers import warn_of_containers
 from dlfs.ingest.files import FilesSource
@@ -36,9 +38,7 @@ from dlfs.ingest.source import (
     without_known,
 )
 from dlfs.store.info import DatasetInfo
-from dlfs.volume import Volume
-from dlfs.wording import join_words
-from dlfs.writer import DatasetWriter
+from dlfs.volume.volume import Volume
 
 LIST = "list"
 """Format whose files are named by what is in the source, so that they cannot be copied before."""

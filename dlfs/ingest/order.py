@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.permutation import packing_permutation
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.ingest.source import SampleBlock, read_ahead
 
 BLOCK_SAMPLES_MAX = 1 << 17

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.order import packing_order
 from dlfs.ingest.registry import find_format

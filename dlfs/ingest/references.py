@@ -11,12 +11,12 @@ from uuid import UUID
 
 import msgspec
 
-from dlfs.dataset import Dataset
+from dlfs.base.json_records import from_json
+from dlfs.base.units import MIB
+from dlfs.base.wording import list_names, quote
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import FormatError, UsageError
-from dlfs.json_records import from_json
-from dlfs.units import MIB
-from dlfs.volume import Volume
-from dlfs.wording import list_names, quote
+from dlfs.volume.volume import Volume
 
 CHECKPOINT_FORMAT = 2
 """Revision of the samples ``metadata`` and ``references`` of a checkpoint."""

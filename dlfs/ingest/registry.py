@@ -42,8 +42,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from dlfs.base.extras import install_command
 from dlfs.errors import DeviceError, NotFoundError, UsageError
-from dlfs.extras import install_command
 
 if TYPE_CHECKING:
     from dlfs.ingest.source import Source

@@ -21,7 +21,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
+from dlfs.base.threads import ThreadPool
+from dlfs.base.units import MIB
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -34,8 +36,6 @@ from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX, RESERVED_PREFIX
 from dlfs.format.paths import path_problem
 from dlfs.ingest.registry import STDIN
-from dlfs.threads import ThreadPool
-from dlfs.units import MIB
 
 LinkPolicy = Literal["follow", "skip", "error"]
 

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dlfs.base.units import MIB
 from dlfs.errors import UsageError
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import STDIN_SHOWN
-from dlfs.units import MIB
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

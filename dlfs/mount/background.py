@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import IO
 
 from dlfs import errors
+from dlfs.base.json_records import parse_json, to_json, to_record
 from dlfs.block import FileUri, parse_uri, split_members
 from dlfs.errors import DlfsError, NativeError
-from dlfs.json_records import parse_json, to_json, to_record
 from dlfs.mount.mountpoint import unmount
 from dlfs.mount.options import MountOptions
 

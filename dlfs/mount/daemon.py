@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from dlfs.base.json_records import from_json, to_json
+from dlfs.base.threads import start_thread
 from dlfs.errors import DlfsError, NotFoundError, write_error
-from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import KEEP, REPLACE, STATUS_PREFIX, MountRequest, ReplaceRequest
 from dlfs.mount.keeper import Keeper, can_keep
 from dlfs.mount.kept import KeptMount
@@ -30,7 +31,6 @@ from dlfs.mount.mountpoint import find_dlfs, prepare, unmount
 from dlfs.mount.options import OnReady
 from dlfs.mount.replacement import Predecessor, dlfs_version
 from dlfs.mount.server import serve, serve_kept
-from dlfs.threads import start_thread
 
 SYSLOG = Path("/dev/log")
 

@@ -57,6 +57,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dlfs._native.fuse import KernelConnection, takes_connections
+from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, DlfsError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.background import MountRequest
@@ -71,7 +72,6 @@ from dlfs.mount.replacement import (
     dlfs_version,
 )
 from dlfs.mount.server import choose_server
-from dlfs.units import KIB
 
 KERNEL_MIN = (6, 9)
 """The first Linux that sends requests again."""

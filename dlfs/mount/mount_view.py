@@ -24,6 +24,7 @@ from uuid import UUID
 
 import trio
 
+from dlfs.base.wording import quote
 from dlfs.errors import DlfsError, LimitError, NotFoundError, StaleError
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.inode_numbers import DATASET_MAX
@@ -37,7 +38,6 @@ from dlfs.mount.view import (
     created_ns,
 )
 from dlfs.store.info import DatasetInfo
-from dlfs.wording import quote
 
 ROOT_DIRECTORY = 0
 """Number of the root among the upper directories."""

@@ -24,8 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlfs.base.threads import start_thread
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
-from dlfs.threads import start_thread
 
 FILE_SYSTEM_TYPE = "fuse.dlfs"
 MOUNTINFO = Path("/proc/self/mountinfo")

@@ -29,10 +29,10 @@ from typing import Protocol
 import trio
 
 from dlfs._native.single_reads import NativeBegunRead
-from dlfs.connection import DatasetSession
+from dlfs.base.threads import start_thread
+from dlfs.base.units import MIB
+from dlfs.connection.connection import DatasetSession
 from dlfs.errors import DlfsError, StaleError
-from dlfs.threads import start_thread
-from dlfs.units import MIB
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dlfs.arguments import check_choice
+from dlfs.base.arguments import check_choice
+from dlfs.base.memory_limit import default_memory_bytes
 from dlfs.errors import UsageError
-from dlfs.memory_limit import default_memory_bytes
 
 FILE_SYSTEM_NAME = "dlfs"
 FILE_MODE_DEFAULT = 0o444

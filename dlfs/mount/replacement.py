@@ -51,12 +51,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlfs.base.json_records import from_json, to_json
+from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, NotFoundError, UsageError
-from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import MountRequest
 from dlfs.mount.kept import DatasetNumbers
 from dlfs.mount.mountpoint import find_again, record_of
-from dlfs.units import KIB
 
 PROTOCOL = 1
 

@@ -19,17 +19,17 @@ from typing import Protocol
 import trio
 
 from dlfs._native.fuse import fuse_library, is_built
+from dlfs.base.extras import install_command
+from dlfs.base.memory_limit import describe_memory
 from dlfs.errors import DlfsError, NativeError, NotFoundError, UsageError
-from dlfs.extras import install_command
-from dlfs.memory_limit import describe_memory
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mount_view import MountView
 from dlfs.mount.options import MountOptions, OnReady
 from dlfs.mount.signals import first_error, run_until_signal
 from dlfs.staging.server import SealServer
-from dlfs.volume import Volume
-from dlfs.volume import open as open_volume
+from dlfs.volume.volume import Volume
+from dlfs.volume.volume import open as open_volume
 
 
 class SealedMount(Protocol):

@@ -18,11 +18,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from dlfs.base.wording import quote
 from dlfs.directory import DirectoryChild, Entry, FrozenDirectory
 from dlfs.errors import FormatError, NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.mount.inode_numbers import DATASET_DEPTH, FILE_DEPTH
-from dlfs.wording import quote
 
 PREFIXES_MAX = 4096
 """Most directories whose path prefix is cached; a cached prefix spares decoding a name."""

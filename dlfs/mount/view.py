@@ -28,14 +28,14 @@ from uuid import UUID
 
 import trio
 
-from dlfs.dataset import Dataset
+from dlfs.base.forks import cached_property
+from dlfs.base.wording import quote
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import DeviceError, DlfsError, NotFoundError, StaleError
-from dlfs.forks import cached_property
 from dlfs.format.location import unpack_location
 from dlfs.format.names import parse_dataset
 from dlfs.mount.tree import DatasetTree
 from dlfs.store.info import DatasetInfo
-from dlfs.wording import quote
 
 ROOT_SECONDS = 1.0
 """Greatest age of the list of datasets, and of its entries in the kernel's cache, in seconds."""

@@ -14,7 +14,7 @@ from html import escape
 
 import numpy as np
 
-from dlfs.units import format_bytes
+from dlfs.base.units import format_bytes
 
 CELL_CHARACTERS_MAX = 60
 """Most characters of a value in a table."""

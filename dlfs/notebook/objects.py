@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dlfs.base.units import MIB, format_bytes, format_count
+from dlfs.base.wording import dtype_name
 from dlfs.errors import DlfsError
 from dlfs.notebook.markup import (
     BLUE,
@@ -29,8 +31,6 @@ from dlfs.notebook.markup import (
     table,
 )
 from dlfs.notebook.thumbnails import THUMBNAILS_MAX, Thumbnails, row_of
-from dlfs.units import MIB, format_bytes, format_count
-from dlfs.wording import dtype_name
 
 ROWS_MAX = 20
 """Most rows of a table of members, datasets or columns."""

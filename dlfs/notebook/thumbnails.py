@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs.base.units import format_bytes
 from dlfs.notebook.markup import Html, element, fragment, image, readable
-from dlfs.units import format_bytes
 
 THUMBNAILS_MAX = 8
 """Most samples that a page shows."""

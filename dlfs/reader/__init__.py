@@ -7,13 +7,13 @@ their fields. A ``Batch`` has the samples of one read, in the memory into which 
 that could not be read, and ``parts`` reads samples that are too large for a batch.
 """
 
+from dlfs.fields.batch_fields import pick_fields
 from dlfs.reader.batch import Batch
 from dlfs.reader.budget import MemoryBudget
 from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch, EpochReader, EpochStream
 from dlfs.reader.failures import SampleFailure, Where
 from dlfs.reader.field_readers import FieldReaders
-from dlfs.reader.fields import pick_fields
 from dlfs.reader.following import MOVES_MAX, MovedError, Placement, follow
 from dlfs.reader.parts import read_into, read_pieces
 from dlfs.reader.reader import (

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.extras import install_command
 from dlfs.errors import LimitError, UsageError
-from dlfs.extras import install_command
 
 if TYPE_CHECKING:
     import pyarrow

@@ -19,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.sample_memory import SampleMemory
+from dlfs.base.units import format_bytes, format_count
 from dlfs.errors import ClosedError, UsageError
 from dlfs.fields import FieldColumns, FieldPlaces, Fields, FieldSpan, find_fields, place_fields
 from dlfs.fields.arrays import ArrayForm, forms_of
-from dlfs.reader.arrow import binary_views
-from dlfs.reader.failures import SampleFailure
-from dlfs.reader.fields import (
+from dlfs.fields.batch_fields import (
     PartMemory,
     decode_part,
     decode_value,
@@ -33,7 +32,8 @@ from dlfs.reader.fields import (
     no_field,
     pick_fields,
 )
-from dlfs.units import format_bytes, format_count
+from dlfs.reader.arrow import binary_views
+from dlfs.reader.failures import SampleFailure
 
 if TYPE_CHECKING:
     import pyarrow

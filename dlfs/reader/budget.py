@@ -7,8 +7,8 @@ from typing import Any
 from uuid import uuid4
 
 from dlfs._native.arena import NativeArena
-from dlfs.closing import LiveValues
-from dlfs.forks import Lock
+from dlfs.base.closing import LiveValues
+from dlfs.base.forks import Lock
 
 MEMORY_CHUNKS_MIN = 4
 """Smallest memory of an arena, in chunks."""

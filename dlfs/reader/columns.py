@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import OnError
 from dlfs.attributes import AttributeTable
+from dlfs.base.arguments import OnError
 from dlfs.directory import check_indices
 from dlfs.fields import find_fields, measure_field
+from dlfs.fields.batch_fields import name_types, pick_fields
 from dlfs.reader.batch import Batch
-from dlfs.reader.fields import name_types, pick_fields
 from dlfs.reader.following import follow
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
 """The batches of one rank and worker in one epoch, read ahead by a native thread.
 
-An ``Epoch`` takes positions of a ``Sequence`` (``dlfs.sequence``) from a stream of the reader. Of
+An ``Epoch`` takes positions of a ``Sequence`` (``epoch.order``) from a stream of the reader. Of
 ``world_size`` ranks, rank r takes the positions r, r + world_size, and so on. Global batch k is
 therefore the same set of samples for every world size with the same global batch size, and another
 number of ranks can resume the epoch.
 
-Without a given rank, the first batch finds it. ``dlfs.ranks`` says how.
+Without a given rank, the first batch finds it. ``epoch.ranks`` says how.
 
 Without ``drop_last`` the last batch may be shorter, and some ranks may have one batch more than
 others. Training loops that synchronise their ranks need ``drop_last=True``.
@@ -22,20 +22,20 @@ from typing import Any, Protocol, Self
 from uuid import UUID
 
 from dlfs._native.reader import StreamOptions
-from dlfs.arguments import OnError
-from dlfs.closing import Closing
-from dlfs.epoch_options import FOUND_RANK, EpochOptions, EpochState
+from dlfs.base.arguments import OnError
+from dlfs.base.closing import Closing
+from dlfs.base.forks import OwnerProcess
+from dlfs.base.units import format_count
+from dlfs.base.wording import quote
+from dlfs.epoch.options import FOUND_RANK, EpochOptions, EpochState
+from dlfs.epoch.order import shard_count
+from dlfs.epoch.ranks import Placement, check_same_placement, find_placement, process_group
+from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError, UsageError
-from dlfs.forks import OwnerProcess
-from dlfs.ranks import Placement, check_same_placement, find_placement, process_group
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure
 from dlfs.reader.following import MOVES_MAX, MovedError
 from dlfs.reader.progress import EpochProgress, Tally
-from dlfs.selection import Selection
-from dlfs.sequence import shard_count
-from dlfs.units import format_count
-from dlfs.wording import quote
 
 FAILURES_MAX = 1000
 """Most failed samples that an epoch records by name; all of them are counted."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from dlfs._native import abi
 from dlfs._native.batch import NativeFailure
 from dlfs._native.library import describe, error_for
+from dlfs.base.wording import quote
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DlfsError
 from dlfs.fields import FieldSpan
-from dlfs.wording import quote
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from dlfs.attributes import AttributeTable
+from dlfs.base.forks import Lock
 from dlfs.directory import PartDirectory
 from dlfs.errors import ClosedError, FormatError, LimitError, UsageError
 from dlfs.fields import FieldSpan, find_fields, find_span, has_checksums, locate_span
-from dlfs.forks import Lock
+from dlfs.fields.batch_fields import pick_fields
 from dlfs.format.location import pack_locations
-from dlfs.reader.fields import pick_fields
 from dlfs.reader.reader import SampleReader
 
 SPANS_MAX = 4

@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlfs._native.parts import SamplePart, make_bytes
+from dlfs.base.units import MIB
+from dlfs.base.wording import show_value
 from dlfs.errors import UsageError
 from dlfs.reader.following import follow
-from dlfs.units import MIB
-from dlfs.wording import show_value
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

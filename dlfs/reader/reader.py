@@ -23,13 +23,16 @@ from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe, error_for
 from dlfs._native.reader import NativeReader, StreamOptions
 from dlfs._native.single_reads import NativeBegunRead
-from dlfs.arguments import OnError, check_on_error
 from dlfs.attributes import AttributeTable
+from dlfs.base.arguments import OnError, check_on_error
+from dlfs.base.closing import Closing
+from dlfs.base.deadlines import CALL_TIMEOUT_MS, call_timeout_ms, limit_call
+from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice
-from dlfs.closing import Closing
-from dlfs.deadlines import CALL_TIMEOUT_MS, call_timeout_ms, limit_call
 from dlfs.directory import FrozenDirectory, as_indices, find_outside
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch.options import EpochOptions
+from dlfs.epoch.order import Sequence as EpochSequence
+from dlfs.epoch.selection import Selection
 from dlfs.errors import DlfsError, LimitError, UsageError
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.reader import parts
@@ -38,9 +41,6 @@ from dlfs.reader.batch import Batch
 from dlfs.reader.budget import MEMORY_CHUNKS_MIN, MemoryBudget
 from dlfs.reader.failures import SampleFailure, Where, describe_failures
 from dlfs.reader.following import Placement
-from dlfs.selection import Selection
-from dlfs.sequence import Sequence as EpochSequence
-from dlfs.units import KIB, MIB
 
 MEMORY_CHUNKS_MAX = (1 << 31) - 1
 """Largest sample memory, in chunks: libdlfs numbers them with 31 bits."""
@@ -66,7 +66,7 @@ class ReaderOptions:
         retry_count: retries of a read that failed or returned a wrong checksum.
         timeout_ms: timeout of one read, or of one batch of an epoch, with all its retries, in
             milliseconds. With replicas, another copy is read after a sixteenth of it. Each MiB that
-            has arrived adds 4 s. See ``dlfs.deadlines``.
+            has arrived adds 4 s. See ``base.deadlines``.
         parts: True if the directory has parts of samples; whole chunks are then not kept in memory.
     """
 
@@ -80,7 +80,7 @@ class ReaderOptions:
 
 
 def read_timeout_ms(devices: Sequence[BlockDevice]) -> int:
-    """Return the timeout of a read from some devices, in milliseconds: see ``dlfs.deadlines``."""
+    """Return the timeout of a read from some devices, in milliseconds: see ``base.deadlines``."""
     return call_timeout_ms([device.operation_timeout_ms for device in devices])
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import trio
 
-from dlfs.connection import OpenOptions
+from dlfs.connection.connection import OpenOptions
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.mount import ServiceMount

@@ -35,8 +35,11 @@ from numpy.typing import NDArray
 
 from dlfs._native.channel import ChannelDescriptors, ClientReader
 from dlfs.attributes import AttributeTable
-from dlfs.closing import Uses
-from dlfs.connection import DatasetSession
+from dlfs.base.closing import Uses
+from dlfs.base.forks import Lock
+from dlfs.base.wording import quote, show_value
+from dlfs.connection.connection import DatasetSession
+from dlfs.connection.identity import DatasetIdentity
 from dlfs.directory import FrozenDirectory, PartDirectory
 from dlfs.errors import (
     DeviceError,
@@ -48,11 +51,9 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.fields import FieldSpan
-from dlfs.forks import Lock
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import Geometry
 from dlfs.format.superblock import Superblock
-from dlfs.identity import DatasetIdentity
 from dlfs.reader import SampleReader, Where
 from dlfs.service.control import TIMEOUT_S, ControlConnection
 from dlfs.service.generation_file import read_generation
@@ -83,8 +84,7 @@ from dlfs.service.sockets import SCHEME, path_of
 from dlfs.store.info import VolumeInfo
 from dlfs.store.members import Members, split_uris
 from dlfs.store.records import find_record
-from dlfs.volume import Volume
-from dlfs.wording import quote, show_value
+from dlfs.volume.volume import Volume
 
 ATTACH_TIMEOUT_S = 60.0
 """Default of the longest time without a message from a service that attaches or detaches a volume,

@@ -23,9 +23,9 @@ from typing import TypeVar
 import dlfs
 from dlfs._native.handle import Descriptor
 from dlfs._native.sockets import OwnedSocket, receive
-from dlfs.closing import Closing, LiveObjects
+from dlfs.base.closing import Closing, LiveObjects
+from dlfs.base.forks import Lock
 from dlfs.errors import DeviceError, FormatError, ServiceLostError, UsageError, VersionError
-from dlfs.forks import Lock
 from dlfs.service.protocol import (
     ANSWERS,
     DESCRIPTORS_MAX,

@@ -21,22 +21,22 @@ from typing import Any
 from uuid import UUID
 
 from dlfs.attributes import load_attributes_whole
-from dlfs.closing import Closing
-from dlfs.connection import DatasetSession, LocalConnection, LocalVolume, OpenOptions
-from dlfs.dataset import Dataset
+from dlfs.base.closing import Closing
+from dlfs.base.forks import Lock
+from dlfs.connection.connection import DatasetSession, LocalConnection, LocalVolume, OpenOptions
+from dlfs.connection.identity import DatasetIdentity
+from dlfs.dataset.dataset import Dataset
 from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
-from dlfs.forks import Lock
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
-from dlfs.identity import DatasetIdentity
 from dlfs.reader import follow
 from dlfs.service.memory import ServiceMemory
 from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
 from dlfs.store.records import find_record, no_such_dataset
 from dlfs.store.transaction import Generation
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 UNUSED_MAX = 16
 """Most open datasets that are not in use: each has its directory in memory, and its devices."""

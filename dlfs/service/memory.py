@@ -17,10 +17,10 @@ from collections import Counter
 from typing import Any
 
 from dlfs._native.arena import NativeArena
+from dlfs.base.forks import Lock
+from dlfs.base.units import format_bytes
 from dlfs.errors import LimitError
-from dlfs.forks import Lock
 from dlfs.reader.budget import MEMORY_CHUNKS_MIN, MemoryBudget
-from dlfs.units import format_bytes
 
 
 class ServiceMemory(MemoryBudget):

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from dlfs._native.malloc import give_back_freed_memory
-from dlfs.connection import OpenOptions
+from dlfs.base.memory_limit import default_service_bytes, describe_service_memory
+from dlfs.connection.connection import OpenOptions
 from dlfs.errors import UsageError
-from dlfs.memory_limit import default_service_bytes, describe_service_memory
 from dlfs.mount.signals import run_until_signal
 from dlfs.service import systemd
 from dlfs.service.attachments import VolumeAttachments

@@ -15,7 +15,7 @@ travel on this socket: they lie in memory that service and client share (``dlfs.
 Neither side trusts the other. A frame's length is checked before its body is read. An unknown kind,
 an unknown or missing field, and a value of another type or out of range are a ``FormatError``.
 Inside ``VolumeInfo``, which only the service sends, unknown fields are ignored.
-``dlfs.json_records`` checks the types.
+``dlfs.base.json_records`` checks the types.
 
 Client and service must speak the same ``PROTOCOL_VERSION``.
 """
@@ -30,8 +30,8 @@ from uuid import UUID
 import msgspec
 
 from dlfs import errors
+from dlfs.base.json_records import excerpt, parse_json, to_json, to_record
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NativeError, TruncatedError
-from dlfs.json_records import excerpt, parse_json, to_json, to_record
 from dlfs.store.info import VolumeInfo
 
 PROTOCOL_VERSION = 7

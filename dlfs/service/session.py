@@ -41,8 +41,9 @@ import trio
 import dlfs
 from dlfs._native.reader import NativeReader
 from dlfs._native.server_channel import STATS, ServerChannel, Share
-from dlfs.connection import DatasetSession
-from dlfs.dataset import Dataset
+from dlfs.base.units import MIB
+from dlfs.connection.connection import DatasetSession
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import (
     ClosedError,
     DeviceError,
@@ -93,7 +94,6 @@ from dlfs.service.sockets import Peer
 from dlfs.service.state import ServerState
 from dlfs.store.info import describe_volume
 from dlfs.store.transaction import Generation
-from dlfs.units import MIB
 
 CHANNELS_MAX = 64
 """Most channels of one client process: one for each concurrent caller and each open epoch."""

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from dlfs.base.wording import quote
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
-from dlfs.wording import quote
 
 SCHEME = "unix:"
 MODE = 0o660

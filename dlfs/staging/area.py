@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from dlfs.base.json_records import from_json, to_json
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -49,7 +50,6 @@ from dlfs.errors import (
     write_error,
 )
 from dlfs.format.paths import display
-from dlfs.json_records import from_json, to_json
 from dlfs.staging.protocol import StagedContents
 
 FORMAT = 2

@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable
 
 from dlfs import errors
+from dlfs.base.json_records import from_json, to_json
 from dlfs.errors import DeviceError, DlfsError
 from dlfs.format.paths import display
-from dlfs.json_records import from_json, to_json
 from dlfs.staging.area import PRIVATE, socket_path
 from dlfs.staging.protocol import (
     ANSWER_BYTES_MAX,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
+from dlfs.dataset.writer import SEED_MAX
 from dlfs.errors import UsageError
 from dlfs.format.catalog import LAYOUTS
 from dlfs.ingest.source import LinkPolicy
-from dlfs.writer import SEED_MAX
 
 REQUEST_BYTES_MAX = 8192
 ANSWER_BYTES_MAX = 1 << 26

@@ -42,7 +42,7 @@ from dlfs.staging.protocol import (
 )
 from dlfs.staging.source import StagedSource
 from dlfs.store.info import DatasetInfo
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 _log = logging.getLogger(__name__)
 

@@ -19,9 +19,10 @@ from datetime import UTC, datetime
 
 import trio
 
+from dlfs.base.json_records import from_json, to_json
+from dlfs.base.units import format_bytes
 from dlfs.errors import DlfsError, FormatError, UsageError
 from dlfs.format.paths import display
-from dlfs.json_records import from_json, to_json
 from dlfs.staging.area import Caller, StagingArea
 from dlfs.staging.protocol import (
     OPEN,
@@ -34,8 +35,7 @@ from dlfs.staging.protocol import (
 )
 from dlfs.staging.sealer import Seal, Sealer, busy, failed_status
 from dlfs.store.members import same_kind
-from dlfs.units import format_bytes
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 CONNECTIONS_MAX = 256
 """Most connections through the socket at a time; more wait."""

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.files import read_files
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, LockedError
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.order import indexed_blocks

@@ -4,7 +4,7 @@
 in order, window by window and ahead of the caller: verification and repair. Both report a failed
 read with the device and the byte at which it failed.
 
-Each call has a deadline, and ``scan_space`` one for each window (``dlfs.deadlines``). A member that
+Each call has a deadline, and ``scan_space`` one for each window (``base.deadlines``). A member that
 is silent for the time that it gives one device counts as lost. This holds for devices
 that drop reads when their queue pair is closed: others could still write to the memory.
 
@@ -26,6 +26,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs.base.closing import Closing
+from dlfs.base.deadlines import OTHER_COPIES_PART, credit_call, current_deadline, limit_call
+from dlfs.base.units import MIB
 from dlfs.block import (
     BlockDevice,
     Kind,
@@ -37,8 +40,6 @@ from dlfs.block import (
     operation_error,
     timeout_error,
 )
-from dlfs.closing import Closing
-from dlfs.deadlines import OTHER_COPIES_PART, credit_call, current_deadline, limit_call
 from dlfs.errors import (
     AuthenticationError,
     DeviceError,
@@ -47,7 +48,6 @@ from dlfs.errors import (
     DlfsError,
 )
 from dlfs.format.geometry import DataSpace, Geometry
-from dlfs.units import MIB
 
 REQUEST_BYTES_MAX = 1 * MIB
 """Largest read that is submitted to a device, in bytes."""

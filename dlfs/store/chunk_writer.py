@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs.base.closing import Closing
+from dlfs.base.units import MIB
 from dlfs.block import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
-from dlfs.closing import Closing
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.store.space import append_run, count_chunks
-from dlfs.units import MIB
 
 WINDOW_BYTES = 1 * MIB
 """Size of a window in bytes, unless a chunk is larger. Writes of this size reach the bandwidth of

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from dlfs.arguments import Engine
+from dlfs.base.arguments import Engine
+from dlfs.base.deadlines import OTHER_MEMBERS_PART, limit_device
 from dlfs.block import NvmeTcpDiscoverUri, open_device, parse_uri
-from dlfs.deadlines import OTHER_MEMBERS_PART, limit_device
 from dlfs.errors import AuthenticationError, DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.fabric.discovery import (
     Address,

@@ -18,6 +18,7 @@ from uuid import uuid4
 import numpy as np
 
 from dlfs._native.checksums import crc32c
+from dlfs.base.units import MIB
 from dlfs.block import (
     BlockDevice,
     FileDevice,
@@ -57,7 +58,6 @@ from dlfs.store.members import (
 )
 from dlfs.store.open_files import refuse_open
 from dlfs.store.transaction import flush_all, load_generation, now_ns, write_superblocks
-from dlfs.units import MIB
 
 PROBED_BYTES = 1 * MIB
 """Length over which an empty device has zeros at its beginning and its end, in bytes."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from dlfs.arguments import Engine
+from dlfs.base.arguments import Engine
+from dlfs.base.deadlines import limit_device, share_for
+from dlfs.base.wording import quote
 from dlfs.block import BlockDevice, MissingDevice, NvmeTcpUri, open_device, parse_uri
-from dlfs.deadlines import limit_device, share_for
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -39,7 +40,6 @@ from dlfs.store.members import (
     same_kind,
 )
 from dlfs.store.places import RefusedError, follow
-from dlfs.wording import quote
 
 RECORDS_MAX = 256
 """Most devices whose location records are read to find the members of a volume."""

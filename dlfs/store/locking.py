@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dlfs.base.closing import close_all
+from dlfs.base.threads import ThreadPool
 from dlfs.block import BlockDevice, SharedNamespaceDevice
-from dlfs.closing import close_all
-from dlfs.threads import ThreadPool
 
 
 def lock_members(devices: Sequence[BlockDevice], holder: str) -> None:

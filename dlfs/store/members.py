@@ -25,7 +25,10 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from dlfs.arguments import Engine
+from dlfs.base.arguments import Engine
+from dlfs.base.closing import close_all
+from dlfs.base.deadlines import limit_device, share_for
+from dlfs.base.units import format_count
 from dlfs.block import (
     BlockDevice,
     FileUri,
@@ -35,8 +38,6 @@ from dlfs.block import (
     parse_uri,
     split_members,
 )
-from dlfs.closing import close_all
-from dlfs.deadlines import limit_device, share_for
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -63,7 +64,6 @@ from dlfs.format.superblock import (
     slot_for,
     superblock_offsets,
 )
-from dlfs.units import format_count
 
 Members = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """The URIs of a volume's members: one text with commas between them, or several; or paths."""

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dlfs.arguments import Engine
+from dlfs.base.arguments import Engine
+from dlfs.base.deadlines import is_over
 from dlfs.block import BlockDevice, MissingDevice
-from dlfs.deadlines import is_over
 from dlfs.errors import DeviceError, FormatError, NotFoundError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.store.located import open_located

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import shorten
 
+from dlfs.base.wording import join_words
 from dlfs.errors import LockedError
-from dlfs.wording import join_words
 
 _COMMAND_MAX = 60
 _SHOWN_MAX = 3

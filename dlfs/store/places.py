@@ -23,7 +23,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dlfs.arguments import Engine
+from dlfs.base.arguments import Engine
+from dlfs.base.wording import quote
 from dlfs.block import (
     BlockDevice,
     FileUri,
@@ -39,7 +40,6 @@ from dlfs.block import (
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.fabric.discovery import Address, Unusable, all_at_once, list_paths, namespace_uri
 from dlfs.store.members import Opener
-from dlfs.wording import quote
 
 DeviceUri = FileUri | MemoryUri | NvmeTcpUri | NvmeTcpDiscoverUri | SpdkUri
 

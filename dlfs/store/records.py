@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from dlfs.base.wording import list_names, list_numbers, quote
 from dlfs.errors import NotFoundError
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.paths import display
-from dlfs.wording import list_names, list_numbers, quote
 
 
 def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:

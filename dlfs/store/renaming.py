@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dlfs.base.wording import list_numbers, quote
 from dlfs.errors import ExistsError, LimitError
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.constants import DATASET_VERSION_MAX
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock
-from dlfs.wording import list_numbers, quote
 
 
 def rename_records(

@@ -21,9 +21,9 @@ from typing import Self
 
 from sortedcontainers import SortedKeyList
 
+from dlfs.base.units import MIB
 from dlfs.errors import SpaceError
 from dlfs.format.geometry import ChunkRun, Geometry, MemberGroup
-from dlfs.units import MIB
 
 STRIPE_BYTES = 64 * MIB
 """Samples that are allocated from one group of members before another one is chosen, in bytes."""

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c
-from dlfs.arguments import Engine
+from dlfs.base.arguments import Engine
+from dlfs.base.closing import Closing
+from dlfs.base.deadlines import limit_call
 from dlfs.block import BlockDevice, MissingDevice, open_device
-from dlfs.closing import Closing
-from dlfs.deadlines import limit_call
 from dlfs.errors import (
     ClosedError,
     DegradedError,

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from dlfs._native.permutation import Permutation
 from dlfs._native.reader import StreamOptions
-from dlfs.arguments import OnError, check_integer
-from dlfs.epoch_options import FOUND_RANK, EpochOptions
+from dlfs.base.arguments import OnError, check_integer
+from dlfs.base.wording import quote
+from dlfs.epoch.options import FOUND_RANK, EpochOptions
+from dlfs.epoch.selection import Selection
 from dlfs.errors import UsageError
 from dlfs.reader import Epoch, EpochReader
-from dlfs.selection import Selection
 from dlfs.views.lists import ListStream, Readable, describe_order, open_reader
 from dlfs.views.order import hash_numbers
-from dlfs.wording import quote
 
 WINDOW_SAMPLES = 1 << 14
 """Samples that are sorted by length at a time, by default."""

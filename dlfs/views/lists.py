@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.reader import StreamOptions
-from dlfs.dataset import Dataset
-from dlfs.epoch_options import EpochOptions
+from dlfs.dataset.dataset import Dataset
+from dlfs.epoch.options import EpochOptions
+from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError
 from dlfs.reader import EpochReader, EpochStream
-from dlfs.selection import Selection
 from dlfs.views.reading import AHEAD_SAMPLES, SEGMENT_SAMPLES
 from dlfs.views.view import DatasetView
 

@@ -12,15 +12,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import check_choice, check_integer
-from dlfs.dataset import Dataset
-from dlfs.distinct import number_distinct
+from dlfs.base.arguments import check_choice, check_integer
+from dlfs.base.distinct import number_distinct
+from dlfs.base.wording import quote, show_value
+from dlfs.dataset.dataset import Dataset
+from dlfs.epoch.selection import choose_samples
 from dlfs.errors import UsageError
-from dlfs.selection import choose_samples
 from dlfs.views.order import Interleaving
 from dlfs.views.sources import Source, Sources
 from dlfs.views.view import DatasetView
-from dlfs.wording import quote, show_value
 
 WEIGHT_STEPS = 1_000_000
 """Largest denominator of a weight: weights are rounded to fractions with at most this."""

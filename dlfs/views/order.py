@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.permutation import Permutation
-from dlfs.epoch_options import EpochOptions
-from dlfs.forks import cached_property
-from dlfs.selection import Selection
-from dlfs.sequence import Sequence as EpochSequence
-from dlfs.sequence import check_positions
+from dlfs.base.forks import cached_property
+from dlfs.epoch.options import EpochOptions
+from dlfs.epoch.order import Sequence as EpochSequence
+from dlfs.epoch.order import check_positions
+from dlfs.epoch.selection import Selection
 from dlfs.views.sources import Sources
 
 BLOCK_SAMPLES = 1000

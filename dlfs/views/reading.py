@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from dlfs._native.batch import NativeBatch
 from dlfs._native.reader import NativeSequence, StreamOptions
-from dlfs.arguments import OnError
-from dlfs.distinct import find_distinct
-from dlfs.epoch_options import EpochOptions
+from dlfs.base.arguments import OnError
+from dlfs.base.distinct import find_distinct
+from dlfs.epoch.options import EpochOptions
+from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError
 from dlfs.fields import FieldSpan
 from dlfs.reader import Batch, SampleReader
 from dlfs.reader.backend import StreamBackend
-from dlfs.selection import Selection
 from dlfs.views.order import ViewOrder
 from dlfs.views.sources import Part, Sources, ViewColumns
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.dataset import Dataset
-from dlfs.distinct import find_distinct, number_distinct
+from dlfs.base.distinct import find_distinct, number_distinct
+from dlfs.base.wording import quote
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import NotFoundError
-from dlfs.wording import quote
 
 
 @dataclass(frozen=True, eq=False)

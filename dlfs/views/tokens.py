@@ -28,14 +28,14 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dlfs._native.reader import StreamOptions
-from dlfs.arguments import OnError, check_integer
-from dlfs.epoch_options import FOUND_RANK, EpochOptions
+from dlfs.base.arguments import OnError, check_integer
+from dlfs.base.wording import quote, show_value
+from dlfs.epoch.options import FOUND_RANK, EpochOptions
+from dlfs.epoch.selection import Selection
 from dlfs.errors import UsageError
 from dlfs.fields import FieldType
 from dlfs.reader import Epoch, EpochReader, SampleFailure, follow, pick_fields
-from dlfs.selection import Selection
 from dlfs.views.lists import ListStream, Readable, describe_order, open_reader
-from dlfs.wording import quote, show_value
 
 BLOCK_DOCUMENTS = 1 << 12
 """Documents of the order for which one token count is stored."""

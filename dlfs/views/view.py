@@ -12,14 +12,14 @@ from uuid import UUID, uuid5
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import OnError
+from dlfs.base.arguments import OnError
+from dlfs.base.forks import cached_property
+from dlfs.base.units import format_count
 from dlfs.directory import check_indices, check_position
-from dlfs.epoch_options import FOUND_RANK, EpochOptions
+from dlfs.epoch.options import FOUND_RANK, EpochOptions
+from dlfs.epoch.selection import Selection, select
 from dlfs.errors import UsageError
-from dlfs.forks import cached_property
 from dlfs.reader import Batch, Epoch, follow, pick_fields
-from dlfs.selection import Selection, select
-from dlfs.units import format_count
 from dlfs.views.order import Division, Interleaving, Succession, ViewOrder
 from dlfs.views.reading import ViewReader
 from dlfs.views.sources import Sources, ViewColumns

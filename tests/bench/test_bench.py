@@ -22,9 +22,9 @@ from bench.measurement import Limits, Measurement, check_bytes
 from bench.process import find_program
 from bench.progress import Progress
 from bench.targets import Targets
+from dlfs.base.units import KIB, MIB
 from dlfs.block import open_device
 from dlfs.errors import UsageError
-from dlfs.units import KIB, MIB
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 NAMESPACE_BYTES = 96 * MIB

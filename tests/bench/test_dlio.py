@@ -25,7 +25,7 @@ from bench.dlio.stage import PROGRAMS, Stage, compare, find_dlio, same_records, 
 from bench.dlio.workloads import WAYS, WORKLOADS, Workload
 from bench.errors import Unavailable, WrongBytesError
 from bench.progress import Progress
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 TINY = [load for load in WORKLOADS if load.name in ("resnet50-tfrecord", "unet3d-npz")]
 

@@ -18,9 +18,9 @@ from bench.dlio.stage import find_dlio
 from bench.errors import Unavailable
 from bench.process import INTERRUPTED, ROOT
 from bench.serving import mount_dlfs
+from dlfs.base.units import MIB
 from dlfs.mount.background import mount_volume
 from dlfs.mount.mountpoint import find_mount
-from dlfs.units import MIB
 from tests.fuse.mounting import wait_for
 
 TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -14,7 +14,7 @@ from bench.gpu import __main__ as gpu
 from bench.gpu import feeds
 from bench.gpu.feeds import FEEDS, Feed
 from bench.gpu.measuring import SIZES, _check, source_of
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 torch = pytest.importorskip("torch")
 

@@ -26,8 +26,8 @@ from bench.peers.verdicts import verdicts
 from bench.process import Parent, start_child
 from bench.progress import Progress, Stretch
 from bench.resources import descendants, peak_rss_bytes, pss_bytes
-from dlfs.json_records import from_json
-from dlfs.units import KIB
+from dlfs.base.json_records import from_json
+from dlfs.base.units import KIB
 
 OURS = ("ours", "files", "packed", "images", "lmdb", "hdf5")
 PEERS = [peer for peer in all_peers().values() if type(peer).__module__.split(".")[-1] in OURS]

@@ -17,7 +17,7 @@ from bench.profile.costs import Place, look_up, parse_callgrind, parse_perf
 from bench.profile.groups import group_of
 from bench.profile.recorders import Recording, perf_event, record_callgrind
 from bench.profile.workload import CASES, Done, Job, scene_of
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 SIZE = 2 * MIB
 

@@ -18,7 +18,7 @@ from bench.errors import Unavailable
 from bench.shuffle import cost, measures, report, training
 from bench.shuffle.__main__ import TINY, Size, find, main
 from bench.shuffle.orders import Buffered, Order, Shuffled, Stored
-from dlfs.epoch_options import WINDOW_CHUNKS
+from dlfs.epoch.options import WINDOW_CHUNKS
 
 IDENTITY = np.arange(240)
 PER_CHUNK = 8

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 import dlfs
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 
 @pytest.fixture

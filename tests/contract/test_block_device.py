@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.block import (
     RECORD_OFFSET_BYTES,
     BlockDevice,
@@ -39,7 +40,6 @@ from dlfs.errors import (
     LockedError,
     UsageError,
 )
-from dlfs.units import KIB, MIB
 from tests.nvmet.shared import OPEN
 from tests.nvmet.target import KernelTarget
 from tests.spdk import target as spdk

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.contract.importing import example_messages, frame
 
 COUNT = 5

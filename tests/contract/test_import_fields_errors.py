@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, FormatError, UsageError
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.contract.importing import example_messages, frame
 
 

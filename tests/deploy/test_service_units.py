@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.cli.commands import app
 from dlfs.mount.keeper import can_keep
 from dlfs.mount.mountpoint import find_mount
 from dlfs.mount.options import MountOptions
-from dlfs.units import MIB
 from tests.fuse.mounting import add_dataset, run_cli
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dlfs.base.units import KIB
 from dlfs.block import BlockDevice, Kind, aligned_buffer, open_device, operation_error
 from dlfs.errors import (
     DeviceError,
@@ -20,7 +21,6 @@ from dlfs.errors import (
     DlfsError,
     NotFoundError,
 )
-from dlfs.units import KIB
 from tests.spdk.target import spdk_uri
 from tests.support.nvme import (
     DEFAULT_NQN,

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import dlfs
+from dlfs.base.units import KIB
 from dlfs.errors import DlfsError
 from dlfs.service import client
-from dlfs.units import KIB
 from tests.nvmet.volumes import assert_whole, read_epoch
 from tests.support.datasets import random_samples
 

@@ -11,9 +11,9 @@ from typing import Any
 from uuid import UUID
 
 import dlfs
-from dlfs import deadlines
+from dlfs.base import deadlines
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import DeviceTimeoutError
-from dlfs.units import KIB, MIB
 from tests.support.nvme import (
     DEFAULT_NQN,
     Event,

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dlfs.base.units import MIB
 from dlfs.block import open_device
 from dlfs.block.lease import LeaseTimes
-from dlfs.units import MIB
 from tests.support.stopping import stop_process
 from tests.support.writers import format_times
 

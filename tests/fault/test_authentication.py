@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from dlfs.base.units import MIB
 from dlfs.block import NvmeTcpDevice, open_device
 from dlfs.block.uri import NvmeTcpDiscoverUri, NvmeTcpOptions
 from dlfs.errors import AuthenticationError, DeviceError, DeviceLostError, DeviceTimeoutError
 from dlfs.fabric.discovery import discover
-from dlfs.units import MIB
 from tests.support.nvme import Event, Fault, FaultScript, Namespace, ScriptedTarget, Subsystem
 from tests.support.nvme.authentication import GROUPS, HASHES, Authentication
 from tests.support.nvme.faults import Cut, Silence

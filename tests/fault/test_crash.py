@@ -13,11 +13,11 @@ import uuid
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice, open_device
-from dlfs.connection import LocalConnection, OpenOptions
+from dlfs.connection.connection import LocalConnection, OpenOptions
 from dlfs.store.members import split_uris
-from dlfs.units import KIB, MIB
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
 from tests.support.forked import run_forked
 

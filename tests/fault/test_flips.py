@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice
+from dlfs.connection.segment_loading import load_segment
 from dlfs.directory import DirectoryIdentity, DirectorySizes, load_directory
 from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import superblock_offsets
-from dlfs.segment_loading import load_segment
 from dlfs.store.chunk_reader import read_blocks
 from dlfs.store.members import close_devices, open_devices
 from dlfs.store.transaction import load_generation
-from dlfs.units import KIB, MIB
 
 MEMBER_BYTES = 1 * MIB + 160 * KIB
 BLOCK_BYTES = 512

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import dlfs
-from dlfs import deadlines
+from dlfs.base import deadlines
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import DeviceTimeoutError
-from dlfs.units import KIB, MIB
 from tests.fault.silent_world import BOUND_S, COUNT, ORDERED, SAMPLES, wait_until, within
 from tests.support.hanging_file import HangingFile, hanging_file
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from dlfs.base.units import MIB
 from dlfs.block import open_device
 from dlfs.errors import DeviceLostError
-from dlfs.units import MIB
 from tests.fault.nvme_world import INITIATORS, check_honest, uri_through
 from tests.support.nvme import (
     DEFAULT_NQN,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.units import GIB, KIB, MIB
+from dlfs.base.units import GIB, KIB, MIB
 from tests.service.serving import Service
 from tests.support.memory_groups import MemoryGroup, memory_group
 

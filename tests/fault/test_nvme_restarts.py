@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, aligned_buffer, open_device
 from dlfs.errors import DeviceError, DlfsError
-from dlfs.units import KIB, MIB
 from tests.fault.nvme_world import (
     INITIATORS,
     check_honest,

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ChecksumError, DeviceError, TruncatedError
 from dlfs.reader import ReaderOptions, SampleReader, Where, make_native_reader, read_into
-from dlfs.units import KIB, MIB
 from tests.fault.test_reader_stress import LASTING, PASSING, SEEDS
 from tests.support.datasets import lay_dataset, random_samples
 from tests.support.devices import Faults, FaultyNativeDevice

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.block.memory import MemoryDevice
 from dlfs.reader import Batch, ReaderOptions, SampleReader, Where, make_native_reader
-from dlfs.units import KIB, MIB
 from tests.support.datasets import LaidDataset, lay_dataset, random_samples
 from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import batches_of

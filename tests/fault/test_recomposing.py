@@ -27,11 +27,11 @@ from typing import Protocol
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import open_device
 from dlfs.errors import DeviceError
 from dlfs.mount.native_server import THREADS_MAX
 from dlfs.service.client import attach, detach
-from dlfs.units import KIB, MIB
 from tests.fault.recomposing import (
     ABSENT_S,
     SETS,

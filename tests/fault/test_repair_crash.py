@@ -10,8 +10,8 @@ import uuid
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice, open_device
-from dlfs.units import KIB, MIB
 from tests.support.devices import RecordingDevice, WriteLog
 
 MEMBER_BYTES = 1 * MIB + 256 * KIB

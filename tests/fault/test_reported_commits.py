@@ -7,12 +7,12 @@ import uuid
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice, open_device
-from dlfs.connection import LocalConnection, OpenOptions
+from dlfs.connection.connection import LocalConnection, OpenOptions
 from dlfs.errors import DlfsError
 from dlfs.store.members import split_uris
-from dlfs.units import KIB, MIB
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.support.devices import StoppingDevice, StopPoint
 
 MADE = "the change itself is on the volume"

@@ -13,12 +13,12 @@ import uuid
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice, open_device
-from dlfs.connection import LocalConnection, OpenOptions
+from dlfs.connection.connection import LocalConnection, OpenOptions
 from dlfs.errors import FormatError, UsageError
 from dlfs.store.members import split_uris
-from dlfs.units import KIB, MIB
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.fault.test_crash import read_all, write
 from tests.support.devices import RecordingDevice, WriteLog
 
@@ -118,7 +118,7 @@ def test_a_crash_while_a_volume_is_grown(media):
 
 
 def test_a_crash_while_a_volume_is_rebalanced(media, monkeypatch):
-    monkeypatch.setattr("dlfs.resizing.moving.STEP_BYTES", 12 * KIB)  # several steps
+    monkeypatch.setattr("dlfs.store.moving.STEP_BYTES", 12 * KIB)  # several steps
     with dlfs.open(media.old) as volume:
         volume.grow(media.new)
     expected = contents(media.uris)

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.staging.area import StagingArea
 from dlfs.staging.sealer import Sealer
-from dlfs.units import MIB
 
 KILLS = int(os.environ.get("DLFS_SEAL_KILLS", "20"))
 

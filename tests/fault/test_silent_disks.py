@@ -1,6 +1,6 @@
 """Disks that hang: their target answers connects, keep-alive and admin commands, and never a read.
 
-Each call of a user ends within the bound of ``dlfs.deadlines``, with one copy and with two, also if
+Each call of a user ends within the bound of ``base.deadlines``, with one copy and with two, also if
 the disk sends a few bytes now and then. What is known to be silent is not waited for again, until
 it answers. The tests shorten the bound of 30 s.
 """
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import dlfs
-from dlfs import deadlines
 from dlfs._native import abi
+from dlfs.base import deadlines
 from dlfs.block import is_silent, note_unanswered
 from tests.fault.silent_world import (
     BOUND_S,
@@ -70,7 +70,7 @@ def find_in_vain(volume: dlfs.Volume) -> int:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Options of a device that does not give up by itself within the bound."""
-    for module in ("dlfs.deadlines", "dlfs.reader.reader"):
+    for module in ("dlfs.base.deadlines", "dlfs.reader.reader"):
         monkeypatch.setattr(f"{module}.call_timeout_ms", lambda _times: int(BOUND_S * 1000))
     return LATE
 

@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
+from dlfs.base.units import MIB
 from dlfs.block import SharedNamespaceDevice
 from dlfs.block.lease import LeaseTimes
-from dlfs.units import MIB
 from tests.fault.stopped import FIRST_BYTE, HERE, LAST_BYTE, THERE, Scene, play
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import (
     RECORD_BYTES,
     RECORD_OFFSET_BYTES,
@@ -29,7 +30,6 @@ from dlfs.block import SharedNamespaceDevice as Shared
 from dlfs.block.lease import LeaseTimes
 from dlfs.block.reservation import reservation_key
 from dlfs.errors import DeviceError, ExistsError, LeaseLostError, LockedError
-from dlfs.units import KIB, MIB
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 from tests.support.nvme.command import Event
 from tests.support.nvme.faults import Complete, Cut

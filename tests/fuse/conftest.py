@@ -11,7 +11,7 @@ import pytest
 
 import dlfs
 from dlfs._native.fuse import is_built
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 from tests.fuse.keeping import make_volume
 from tests.fuse.mounting import (
     EMPTY_DIRECTORIES,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import DlfsError
 from dlfs.mount.background import MountRequest
 from dlfs.mount.keeper import Keeper, Server, can_keep
@@ -22,7 +23,6 @@ from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_dlfs, find_mount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.replacement import Predecessor
-from dlfs.units import MIB
 from tests.fuse.mounting import Mount, add_dataset, wait_for_exit
 
 NEEDS_KEEPER = [

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import dlfs
 from bench.serving import uring_offered
+from dlfs.base.units import MIB
 from dlfs.mount.keeper import ENABLE_URING
 from dlfs.mount.mountpoint import find_mount, unmount
-from dlfs.units import MIB
 from tests.odd_names import old_writer
 from tests.support.stopping import stop_process
 

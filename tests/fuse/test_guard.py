@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from dlfs._native.fuse import KernelConnection
+from dlfs.base.units import MIB
 from dlfs.mount.background import replace_server
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_mount, is_dead
-from dlfs.units import MIB
 from tests.fuse.keeping import NEEDS_KEEPER, kept, make_volume
 from tests.fuse.mounting import SECONDS_MAX, mounted, parent_of, wait_for, wait_for_exit
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.deadlines import CALL_TIMEOUT_MS
+from dlfs.base.deadlines import CALL_TIMEOUT_MS
+from dlfs.base.units import KIB, MIB
 from dlfs.mount.mountpoint import find_mount
-from dlfs.units import KIB, MIB
 from tests.fault.silent_world import hang
 from tests.fuse.mounting import errno_of, mounted, run_cli, served_by, wait_for, wait_for_exit
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem

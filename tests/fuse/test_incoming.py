@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import LockedError
 from dlfs.mount.mountpoint import find_mount
 from dlfs.staging.area import StagingArea
-from dlfs.units import MIB
 from tests.fuse.mounting import (
     AS_NOBODY,
     Mount,

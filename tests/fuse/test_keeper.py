@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import DeviceError
 from dlfs.mount import keeper as keepers
 from dlfs.mount import mountpoint as mountpoints
@@ -36,7 +37,6 @@ from dlfs.mount.keeper import YOUNG_SECONDS, Server
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_mount, unmount
 from dlfs.mount.options import MountOptions
-from dlfs.units import MIB
 from tests.fuse.keeping import (
     FILES,
     NEEDS_KEEPER,

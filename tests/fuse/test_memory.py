@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 from tests.fuse.mounting import Mount, mounted, served_by
 
 pytestmark = pytest.mark.fuse

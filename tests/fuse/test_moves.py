@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 from tests.fuse.mounting import mounted, served_by, wait_for
 from tests.support.descriptors import open_names
 from tests.support.nvme import ScriptedTarget
-from tests.unit.resizing.test_following import overwrite, reuse_chunks
+from tests.unit.store.test_following import overwrite, reuse_chunks
 
 pytestmark = pytest.mark.fuse
 

@@ -13,11 +13,11 @@ import pytest
 
 import dlfs
 from dlfs._native.fuse import is_built
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import NativeError, UsageError
 from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.server import choose_server
-from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     SECONDS_MAX,
     Mount,

@@ -22,11 +22,11 @@ from typing import IO
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
 from dlfs.mount import background, mountpoint
 from dlfs.mount.background import mount_volume
 from dlfs.mount.mountpoint import find_mount, parse_mountinfo, unmount
-from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     AS_NOBODY,
     EMPTY_DIRECTORIES,

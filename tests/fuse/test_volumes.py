@@ -17,12 +17,12 @@ import pytest
 
 import dlfs
 from bench.serving import uring_offered
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import DeviceError
 from dlfs.mount.keeper import can_keep
 from dlfs.mount.mountpoint import MOUNTINFO, find_mount, parse_mountinfo, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.service.client import attach, detach
-from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     SECONDS_MAX,
     Mount,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import decode_superblock
-from dlfs.units import KIB, MIB
 from tests.fuzz.test_fuzz_nvme_pdu import built, survives
 
 INPUT_BYTES_MAX = 8 * KIB

@@ -30,11 +30,11 @@ import numpy as np
 
 import dlfs
 from dlfs._native.checksums import crc32c
+from dlfs.base.units import KIB, MIB
 from dlfs.format.constants import LOCATION_RECORD_BYTES_MAX, LOCATION_RECORD_OFFSET_BYTES
 from dlfs.format.locations import LocationRecord
-from dlfs.resizing.shrinking import _mark
+from dlfs.store.shrinking import _mark
 from dlfs.store.transaction import Transaction
-from dlfs.units import KIB, MIB
 from tests.odd_names import old_writer
 from tests.support.unfinished import commit_unfinished
 
@@ -250,10 +250,11 @@ def same_every_time(kind: str) -> Iterator[None]:
 
     replaced: list[tuple[str, Callable[[], Any]]] = [
         (f"dlfs.{module}.uuid4", uuid4)
-        for module in ("store.formatting", "resizing.growing", "writer")
+        for module in ("store.formatting", "store.growing", "dataset.writer")
     ]
     replaced += [
-        (f"dlfs.{module}.now_ns", lambda: next(times)) for module in ("store.formatting", "writer")
+        (f"dlfs.{module}.now_ns", lambda: next(times))
+        for module in ("store.formatting", "dataset.writer")
     ]
     with ExitStack() as stack:
         for target, function in replaced:

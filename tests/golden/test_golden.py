@@ -181,7 +181,7 @@ class Image:
 def _own_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Golden volumes have fixed UUIDs: another process that reads the same one, such as a second
     run of these tests, would share its directory, which is whole, with a damaged volume of ours."""
-    monkeypatch.setattr("dlfs.connection.SHARED_ROOT", tmp_path)
+    monkeypatch.setattr("dlfs.connection.connection.SHARED_ROOT", tmp_path)
 
 
 @pytest.fixture(params=KINDS)

@@ -23,8 +23,8 @@ from dlfs._native import abi
 from dlfs._native.checksums import crc32c
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import library
+from dlfs.base.units import KIB, MIB
 from dlfs.block.host import host_identity, host_nqn
-from dlfs.units import KIB, MIB
 from tests.golden import c_reader
 from tests.native.test_native import ROOT, compile_target, configure
 from tests.support.datasets import random_samples

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dlfs.base.units import MIB
 from dlfs.fabric.keys import generate_key
-from dlfs.units import MIB
 from tests.nvmet.target import Keys, Namespace, Subsystem
 
 OPEN = "nqn.2024-01.org.dlfs.test:open"

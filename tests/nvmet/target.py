@@ -19,7 +19,7 @@ from typing import Self
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 from tests.nvmet.guest import Disk, Guest, free_port
 
 _CONFIGFS = "/sys/kernel/config/nvmet"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import ExistsError
 from dlfs.fabric.composing import ComposingTarget, NamespaceRequest, open_target
-from dlfs.units import MIB
 from tests.nvmet.guest import Guest, free_port
 
 HOST = "nqn.2024-01.org.example:trainer"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.block import NvmeTcpDevice, open_device
-from dlfs.units import MIB
 from tests.nvmet.guest import Disk, Guest, free_port
 from tests.nvmet.target import Subsystem, target_script
 from tests.nvmet.volumes import LARGE, MEMORY_BYTES, add_large, assert_whole, read_epoch

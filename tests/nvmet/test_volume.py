@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.block import open_device
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.reader.reader import ReaderOptions
-from dlfs.units import MIB
 from examples.demo.digits import write_digits
 from tests.fault.nvme_world import check_nothing_left, resources
 from tests.fuse.mounting import mounted, wait_for
@@ -116,7 +116,9 @@ def test_a_target_that_restarts_in_mid_epoch_costs_no_sample(
     volume: Disaggregated, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = functools.partial(ReaderOptions, timeout_ms=RESTART_MS)
-    monkeypatch.setattr("dlfs.connection.ReaderOptions", patient)  # a guest may start slowly
+    monkeypatch.setattr(
+        "dlfs.connection.connection.ReaderOptions", patient
+    )  # a guest may start slowly
     draw = random.Random(seed)
     victim = draw.choice(volume.targets)
     moment = draw.randrange(1, len(LARGE) // 16 // 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import dlfs
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
 
 MEMBERS = ("nqn.2024-01.org.dlfs.test:member0", "nqn.2024-01.org.dlfs.test:member1")

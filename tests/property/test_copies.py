@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice
-from dlfs.units import KIB, MIB
 from tests.property.test_attributes import VALUES
 from tests.property.test_volume_model import PATHS, without_clashes
 

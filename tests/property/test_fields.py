@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 from dlfs.attributes import AttributesBuilder, AttributeTable
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldEncoder, FieldType, fields_of_json, fields_to_json, parse_fields
+from dlfs.fields.batch_fields import PartMemory
 from dlfs.reader import Batch
-from dlfs.reader.fields import PartMemory
 
 ELEMENTS = ("|b1", "|i1", "<u2", ">i4", "<i8", "<f2", "<f4", ">f8", "<c8", "<c16", "|S3", "<U2")
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice
-from dlfs.units import KIB, MIB
 
 CHUNK = 4 * KIB
 STEPS = st.lists(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 from dlfs.views import order as order_module
 
 SIZES = (1, 7, 190, 1200)
@@ -54,7 +54,7 @@ def mixed(
 
 
 def order_of(view: dlfs.DatasetView, seed: int, epoch: int) -> list[int]:
-    options = dlfs.dataset.EpochOptions(seed=seed, epoch=epoch)
+    options = dlfs.dataset.dataset.EpochOptions(seed=seed, epoch=epoch)
     return view.order_epoch(options).indices().tolist()
 
 
@@ -93,7 +93,7 @@ def test_no_epoch_of_a_mix_has_a_sample_twice(
     taken = np.zeros(len(view), np.int64)
     sizes = np.array(view.sources.sizes)
     for epoch in range(first, first + 6):
-        options = dlfs.dataset.EpochOptions(seed=seed, epoch=epoch, shuffle=shuffle)
+        options = dlfs.dataset.dataset.EpochOptions(seed=seed, epoch=epoch, shuffle=shuffle)
         order = view.order_epoch(options).indices().astype(np.int64)
         assert len(np.unique(order)) == len(order) == view.epoch_samples
         taken += np.bincount(order, minlength=len(view))
@@ -124,7 +124,7 @@ def test_the_rest_of_a_large_dataset_is_taken_in_runs(datasets, shuffle, monkeyp
     assert view.epoch_samples == 380
     orders, taken = [], np.zeros(len(view), np.int64)
     for epoch in range(13):
-        options = dlfs.dataset.EpochOptions(seed=1, epoch=epoch, shuffle=shuffle)
+        options = dlfs.dataset.dataset.EpochOptions(seed=1, epoch=epoch, shuffle=shuffle)
         order = view.order_epoch(options)
         whole = order.indices()
         assert len(np.unique(whole)) == 380

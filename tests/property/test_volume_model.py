@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice
-from dlfs.units import KIB, MIB
 
 NAMES = st.sampled_from(["one", "two", "d\u00e9j\u00e0 vu"])
 COMPONENTS = st.binary(min_size=1, max_size=6).filter(

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import GetStatistics, Statistics
-from dlfs.units import KIB, MIB
 from tests.support.descriptors import open_names
 
 SECONDS_MAX = 100

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
@@ -25,7 +26,6 @@ from dlfs.errors import (
 )
 from dlfs.reader import parts
 from dlfs.service.session import COPIED_BYTES_MAX
-from dlfs.units import MIB
 from tests.service.serving import SECONDS_MAX, Service, add_dataset, damage, make_volume
 
 BAD = (3, 77, 300)
@@ -495,7 +495,7 @@ def test_an_unknown_column_is_not_found(world: World) -> None:
 def test_an_unknown_dataset_is_stale(world: World) -> None:
     _, connected = world.volumes
     connection = connected.session.connection
-    identity = dlfs.connection.DatasetIdentity(uuid.uuid4(), "x", 1)
+    identity = dlfs.connection.connection.DatasetIdentity(uuid.uuid4(), "x", 1)
     with pytest.raises(StaleError, match="it was removed"):
         dlfs.Dataset(connection, identity).open()
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, ServiceLostError, UsageError
 from dlfs.service.protocol import DatasetState, OpenDataset
-from dlfs.units import KIB, MIB
 from tests.service.serving import Service
 
 COUNT = 50

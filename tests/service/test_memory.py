@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 from tests.service.serving import Service, add_dataset, client, hear, make_samples, tell, wait_for
 
 VERSIONS = 20

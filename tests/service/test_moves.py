@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 from tests.service.serving import Service, make_samples, make_volume, wait_for
 from tests.support.descriptors import open_names
-from tests.unit.resizing.test_following import overwrite, reuse_chunks
+from tests.unit.store.test_following import overwrite, reuse_chunks
 
 
 def test_clients_follow_a_dataset_that_is_moved(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import (
     ClosedError,
     FormatError,
@@ -59,7 +60,6 @@ from dlfs.service.protocol import (
     decode,
     encode,
 )
-from dlfs.units import MIB
 from tests.fuzz.test_fuzz_protocol import messages
 from tests.service.serving import (
     SECONDS_MAX,

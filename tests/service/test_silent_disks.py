@@ -27,8 +27,8 @@ from tests.service.serving import Service
 from tests.support.nvme import Event
 
 SHORT = (
-    f"from dlfs import deadlines; deadlines.CALL_TIMEOUT_MS = {int(BOUND_S * 1000)}; import runpy; "
-    "runpy.run_module('dlfs.cli', run_name='__main__', alter_sys=True)"
+    f"from dlfs.base import deadlines; deadlines.CALL_TIMEOUT_MS = {int(BOUND_S * 1000)}; "
+    "import runpy; runpy.run_module('dlfs.cli', run_name='__main__', alter_sys=True)"
 )
 """Program that runs ``dlfs`` with the bound of the tests."""
 

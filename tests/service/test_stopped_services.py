@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.deadlines import CALL_TIMEOUT_MS
+from dlfs.base.deadlines import CALL_TIMEOUT_MS
 from dlfs.errors import ServiceLostError
 from dlfs.service import client
 from tests.service.serving import Service, make_samples, make_volume

@@ -17,8 +17,8 @@ from typing import NamedTuple, TextIO
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.units import MIB
 from examples.demo.digits import write_digits
 from tests.service.serving import SECONDS_MAX, Service, wait_for
 from tests.support.stopping import stop_process

@@ -24,8 +24,8 @@ from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
 from dlfs._native.spdk import spdk_library
+from dlfs.base.units import MIB
 from dlfs.errors import NativeError
-from dlfs.units import MIB
 from tests.nvmet.guest import free_port
 from tests.support.stopping import stop_process
 

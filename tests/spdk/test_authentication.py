@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.block import NvmeTcpDevice, open_device
 from dlfs.block.host import host_nqn
 from dlfs.errors import AuthenticationError
 from dlfs.fabric.keys import generate_key, write_key
-from dlfs.units import MIB
 from tests.spdk.target import Namespace, SpdkTarget, lacks_target
 from tests.support.datasets import random_samples
 

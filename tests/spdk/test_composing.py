@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.block import parse_uri
 from dlfs.block.uri import NvmeTcpDiscoverUri
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, SpaceError
 from dlfs.fabric.composing import ComposingTarget, NamespaceRequest, open_target
 from dlfs.fabric.discovery import DISCOVERY_NQN, discover
 from dlfs.fabric.keys import KeyKind, generate_key, write_key
-from dlfs.units import MIB
 from tests.nvmet.guest import free_port
 from tests.spdk.target import SpdkTarget
 

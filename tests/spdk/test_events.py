@@ -18,11 +18,11 @@ import pytest
 
 import dlfs
 from dlfs._native.nvme import NvmeStatus
+from dlfs.base.units import MIB
 from dlfs.block import NvmeTcpDevice, open_device
 from dlfs.block.host import host_nqn
 from dlfs.errors import DeviceLostError
 from dlfs.fabric.keys import KeyKind, generate_key, write_key
-from dlfs.units import MIB
 from tests.nvmet.guest import free_port
 from tests.nvmet.volumes import LARGE, MEMORY_BYTES, add_large, assert_whole, read_epoch
 from tests.spdk.target import Namespace, SpdkTarget

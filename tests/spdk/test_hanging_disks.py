@@ -1,7 +1,7 @@
 """A disk behind SPDK's target that never answers a read, through libdlfs's initiator.
 
 SPDK's error device keeps the reads; connects, keep-alive, writes and admin commands go on. Each
-call ends within the bound of ``dlfs.deadlines``, with one copy and with two.
+call ends within the bound of ``dlfs.base.deadlines``, with one copy and with two.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 import dlfs
-from dlfs import deadlines
-from dlfs.units import KIB, MIB
+from dlfs.base import deadlines
+from dlfs.base.units import KIB, MIB
 from tests.fault.silent_world import (
     BOUND_S,
     CALLS,

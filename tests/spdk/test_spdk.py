@@ -15,6 +15,7 @@ import pytest
 
 import dlfs
 from dlfs._native.spdk import COMMAND_BYTES_MAX, spdk_library
+from dlfs.base.units import KIB, MIB
 from dlfs.block import Kind, SpdkDevice, aligned_buffer, open_device, operation_error
 from dlfs.block.lease import LeaseTimes
 from dlfs.block.nvme import NvmeCommand
@@ -27,7 +28,6 @@ from dlfs.errors import (
     NotFoundError,
     UsageError,
 )
-from dlfs.units import KIB, MIB
 from tests.spdk.target import Namespace, SpdkTarget
 
 pytestmark = pytest.mark.spdk

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.block import open_device, parse_uri
 from dlfs.block.uri import NvmeTcpDiscoverUri
 from dlfs.errors import AuthenticationError, DeviceLostError, DeviceTimeoutError
 from dlfs.fabric.discovery import DISCOVERY_NQN, discover
-from dlfs.units import MIB
 from tests.nvmet.guest import free_port
 from tests.spdk.target import Namespace, SpdkTarget
 from tests.support.nvme.tls import key_text

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.block import Kind, SpdkDevice, aligned_buffer, open_device, operation_error
 from dlfs.block.lease import LeaseTimes, boot_clock
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError
-from dlfs.units import KIB, MIB
 from tests.spdk.target import spdk_uri
 from tests.support.nvme import DEFAULT_NQN, Fault, FaultScript, Namespace, ScriptedTarget, Subsystem
 from tests.support.nvme.command import Event

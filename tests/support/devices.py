@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from dlfs._native.device import NativeDevice, device_handle
 from dlfs._native.library import check
+from dlfs.base.closing import Closing
+from dlfs.base.units import MIB
 from dlfs.block.device import BlockDevice, Kind, NativeBackedDevice, QueuePair
 from dlfs.block.lock import HolderRecord
-from dlfs.closing import Closing
 from dlfs.errors import DeviceError, LimitError, LockedError
-from dlfs.units import MIB
 from tests.support.faults import FaultConfig, fault_library
 
 if TYPE_CHECKING:

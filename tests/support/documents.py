@@ -12,7 +12,7 @@ import io
 from pathlib import Path
 
 import dlfs
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 from tests.support.examples import printed_texts, sections
 
 ROOT = Path(__file__).parents[2]

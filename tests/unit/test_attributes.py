@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
@@ -24,7 +25,6 @@ from dlfs.errors import (
 from dlfs.format.geometry import DataSpace
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.source import SampleBlock
-from dlfs.units import KIB, MIB
 from tests.support.forked import run_forked
 
 Rows = dict[bytes, dict[str, Any]]

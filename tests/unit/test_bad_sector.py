@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, open_device
-from dlfs.connection import LocalConnection, OpenOptions
-from dlfs.units import KIB, MIB
-from dlfs.volume import Volume
+from dlfs.connection.connection import LocalConnection, OpenOptions
+from dlfs.volume.volume import Volume
 from tests.support.devices import Faults, FaultyDevice
 
 BLOCK = 512

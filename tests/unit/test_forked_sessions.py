@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import ClosedError
-from dlfs.units import KIB, MIB
 from tests.support.forked import run_forked
 
 # Python 3.12 warns of any fork of a process with threads; here such a fork is under test.

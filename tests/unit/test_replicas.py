@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, MemoryDevice, open_device
-from dlfs.connection import LocalConnection, OpenOptions
+from dlfs.connection.connection import LocalConnection, OpenOptions
 from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import superblock_offsets
 from dlfs.store.located import open_members
 from dlfs.store.members import close_devices
 from dlfs.store.transaction import Generation, load_generation
-from dlfs.units import KIB, MIB
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.support.devices import Faults, FaultyDevice
 
 MEMBERS = 3

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
 from tests.support.descriptors import open_names
 

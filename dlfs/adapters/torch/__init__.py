@@ -11,8 +11,8 @@ All classes take what ``dlfs.open`` returns, in forked and spawned workers as we
 volume share. The training process then reads nothing itself.
 """
 
+from dlfs.base.extras import install_command
 from dlfs.errors import UsageError
-from dlfs.extras import install_command
 
 try:
     import torch as _torch  # noqa: F401

@@ -17,7 +17,7 @@ import torch
 
 from dlfs import Batch
 from dlfs.adapters.torch.states import State
-from dlfs.forks import cached_property
+from dlfs.base.forks import cached_property
 
 _WORD = (1 << 64) - 1
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from dlfs.base.units import format_bytes
 from dlfs.errors import UsageError
-from dlfs.units import format_bytes
 
 REGISTER_PORTABLE = 0x01
 """Flag of ``cudaHostRegister``: all contexts of the process see the memory as page-locked."""

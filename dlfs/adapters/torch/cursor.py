@@ -25,7 +25,7 @@ import numpy.typing as npt
 from dlfs.adapters.torch.sources import Source
 from dlfs.adapters.torch.states import State, next_epoch
 from dlfs.adapters.torch.worker_memory import WorkerMemory
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch.options import EpochOptions
 
 _FIELDS = ("seed", "shuffle", "window_chunks", "epoch", "position")
 _SHUFFLES = ("global", "chunk", None)

@@ -18,8 +18,8 @@ from dlfs.adapters.torch.labels import Labels, bind_labels
 from dlfs.adapters.torch.samples import THREADS, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.tensors import SampleViews, jagged_of
 from dlfs.adapters.torch.worker_memory import WorkerMemory
+from dlfs.base.forks import OwnerProcess
 from dlfs.errors import UsageError
-from dlfs.forks import OwnerProcess
 
 _NO_COUNT = -1
 """Value of the count of samples without an epoch, after ``set_epoch`` or the warning."""

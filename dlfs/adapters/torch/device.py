@@ -31,8 +31,8 @@ from dlfs.adapters.torch.lookahead import take_ahead
 from dlfs.adapters.torch.memory import HostMemory, PinnedMemory
 from dlfs.adapters.torch.page_locks import Copies, PageLock
 from dlfs.adapters.torch.tensors import TensorBatch, view_memory
+from dlfs.base.units import KIB
 from dlfs.errors import UsageError
-from dlfs.units import KIB
 
 if TYPE_CHECKING:
     from dlfs._native.sample_memory import SampleMemory

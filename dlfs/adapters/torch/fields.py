@@ -28,8 +28,8 @@ from dlfs.adapters.torch.tensors import (
     view_array,
     view_samples,
 )
+from dlfs.base.units import KIB
 from dlfs.fields import FieldType
-from dlfs.units import KIB
 
 _BFLOAT16 = "bfloat16["
 

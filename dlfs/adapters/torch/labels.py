@@ -26,9 +26,9 @@ import numpy.typing as npt
 import torch
 
 from dlfs import Dataset, DatasetView
+from dlfs.base.wording import quote, show_value
 from dlfs.directory import check_indices
 from dlfs.errors import UsageError
-from dlfs.wording import quote, show_value
 
 Labels = Callable[[npt.NDArray[np.uint64]], npt.ArrayLike]
 """Function that maps indices, ``uint64[n]``, to labels, ``[n, ...]``; classes are ``int64``."""

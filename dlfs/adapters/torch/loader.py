@@ -51,10 +51,10 @@ from dlfs.adapters.torch.sources import Source, as_batch, check_source, read_pos
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.adapters.torch.tensors import RankBatch, TensorBatch, pair_of
 from dlfs.adapters.torch.worker_process import as_it_is, ignore_interrupts
-from dlfs.arguments import check_integer
-from dlfs.epoch_options import FOUND_RANK, WINDOW_CHUNKS, EpochOptions, EpochState, Weights
+from dlfs.base.arguments import check_integer
+from dlfs.base.units import format_count
+from dlfs.epoch.options import FOUND_RANK, WINDOW_CHUNKS, EpochOptions, EpochState, Weights
 from dlfs.errors import ClosedError, UsageError
-from dlfs.units import format_count
 
 
 class Loader(IterableDataset[Any]):

@@ -17,7 +17,7 @@ import torch
 
 from dlfs import Batch
 from dlfs.adapters.torch.tensors import SampleViews, TensorBatch, map_tensors, view_samples
-from dlfs.forks import OwnerProcess
+from dlfs.base.forks import OwnerProcess
 
 
 class HostMemory:

@@ -21,7 +21,7 @@ import torch
 
 from dlfs import Batch
 from dlfs.adapters.torch.cuda import Cuda
-from dlfs.forks import Lock, OwnerProcess
+from dlfs.base.forks import Lock, OwnerProcess
 
 if TYPE_CHECKING:
     from dlfs._native.sample_memory import SampleMemory

@@ -1,6 +1,6 @@
 """Finds the rank of a loader or sampler when it is used, and refuses what would share it out twice.
 
-``dlfs.ranks`` says where a rank is found. What is added here: a worker process of a ``DataLoader``
+``epoch.ranks`` says where a rank is found. What is added here: a worker process of a ``DataLoader``
 takes the rank of the training process that started it, where ``torch.distributed`` is initialised;
 and ranks that differ in more than their data are warned of.
 """
@@ -18,9 +18,8 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import get_worker_info
 
-from dlfs.errors import UsageError
-from dlfs.forks import OwnerProcess
-from dlfs.ranks import (
+from dlfs.base.forks import OwnerProcess
+from dlfs.epoch.ranks import (
     Placement,
     check_placement,
     check_same_placement,
@@ -28,6 +27,7 @@ from dlfs.ranks import (
     is_launched,
     process_group,
 )
+from dlfs.errors import UsageError
 
 _DATA_DIMENSIONS = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
 """Beginnings of the names that dimensions of a mesh have whose ranks take different samples."""

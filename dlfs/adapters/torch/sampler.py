@@ -28,10 +28,10 @@ from dlfs.adapters.torch.lightning_fit import EpochSetter, count_batches
 from dlfs.adapters.torch.placement import PlacementFinder, refuse_second_sharding
 from dlfs.adapters.torch.shares import Share
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
-from dlfs.arguments import check_choice
-from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState, Weights
+from dlfs.base.arguments import check_choice
+from dlfs.epoch.options import WINDOW_CHUNKS, EpochOptions, EpochState, Weights
+from dlfs.epoch.ranks import Placement
 from dlfs.errors import UsageError
-from dlfs.ranks import Placement
 
 BLOCK_POSITIONS = 4096
 """Positions of an epoch that are computed at a time."""

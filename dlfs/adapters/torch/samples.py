@@ -33,10 +33,10 @@ from dlfs.adapters.torch.tensors import (
     view_array,
     view_samples,
 )
-from dlfs.arguments import check_choice
-from dlfs.closing import Closing
+from dlfs.base.arguments import check_choice
+from dlfs.base.closing import Closing
+from dlfs.base.wording import quote
 from dlfs.errors import DlfsError, TransformError, UsageError
-from dlfs.wording import quote
 
 Transform = Callable[..., Any]
 """Function that makes a training value of one sample, and of its context; called in threads."""

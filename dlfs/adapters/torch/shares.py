@@ -15,8 +15,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.arguments import check_choice
-from dlfs.ranks import Placement
+from dlfs.base.arguments import check_choice
+from dlfs.epoch.ranks import Placement
 
 Uneven = Literal["pad", "drop", "leave"]
 

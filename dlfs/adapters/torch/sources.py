@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from dlfs import Dataset, DatasetView, TokenBatch, TokenSequences
 from dlfs.adapters.torch.labels import Labels, bind_labels
-from dlfs.epoch_options import EpochOptions
+from dlfs.base.wording import show_value
+from dlfs.epoch.options import EpochOptions
 from dlfs.errors import UsageError
-from dlfs.wording import show_value
 
 Source = Dataset | DatasetView | TokenSequences
 """The object that a ``Loader`` reads from."""

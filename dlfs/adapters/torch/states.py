@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlfs.arguments import as_integer, check_integer
-from dlfs.epoch_options import EpochState
+from dlfs.base.arguments import as_integer, check_integer
+from dlfs.base.wording import show_value
+from dlfs.epoch.options import EpochState
 from dlfs.errors import UsageError
-from dlfs.wording import show_value
 
 State = dict[str, Any]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from dlfs.closing import LiveObjects
+from dlfs.base.closing import LiveObjects
 
 _all: LiveObjects[WorkerMemory] = LiveObjects()
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlfs.base.units import parse_bytes
 from dlfs.cli.options import JsonOption, confirm
 from dlfs.cli.output import Table, human_size, note, print_data, print_json, result_of_change
 from dlfs.cli.verb import VerbGroup, add_verb
 from dlfs.errors import UsageError
-from dlfs.units import parse_bytes
 
 if TYPE_CHECKING:
     from dlfs.fabric.composing import ComposedNamespace

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlfs.base.wording import dtype_name
 from dlfs.cli.exits import ExitCode
 from dlfs.cli.options import JsonOption, VolumeArgument, complete_dataset, open_volume
 from dlfs.cli.output import (
@@ -24,7 +25,6 @@ from dlfs.cli.output import (
     show_text,
     write_bytes,
 )
-from dlfs.wording import dtype_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,7 +71,7 @@ def diff(
     Samples are the same if path, length and stored CRC32C are equal; no sample is read. The exit
     code is 1 if the datasets differ.
     """
-    from dlfs.comparison import diff as compare
+    from dlfs.volume.comparison import diff as compare
 
     with ExitStack() as stack:
         first = stack.enter_context(open_volume(volume))
@@ -154,7 +154,7 @@ def _two_sided(a: Dataset, b: Dataset, indices: NDArray[Any], kind: str) -> Iter
 
 
 def _pages(indices: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    from dlfs.comparison import PAGE_SAMPLES
+    from dlfs.volume.comparison import PAGE_SAMPLES
 
     for first in range(0, len(indices), PAGE_SAMPLES):
         yield indices[first : first + PAGE_SAMPLES]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from dlfs.base.units import format_count
 from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, open_volume
 from dlfs.cli.output import (
     Table,
@@ -14,7 +15,6 @@ from dlfs.cli.output import (
     print_json,
     print_text,
 )
-from dlfs.units import format_count
 
 if TYPE_CHECKING:
     from dlfs import VolumeUsage

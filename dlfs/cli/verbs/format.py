@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 import dlfs
+from dlfs.base.units import parse_bytes
 from dlfs.cli.options import JsonOption, parse_size
 from dlfs.cli.output import human_size, note, print_json
-from dlfs.units import parse_bytes
 
 
 def format_volume(

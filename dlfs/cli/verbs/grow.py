@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from dlfs.base.units import format_count
 from dlfs.cli.options import JsonOption, VolumeArgument, open_devices, parse_size
 from dlfs.cli.output import human_size, note, print_json
-from dlfs.units import format_count
 
 
 def grow(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from dlfs.base.memory_limit import describe_memory, opened_memory_bytes
 from dlfs.cli.datasets import column_types, dataset_table
 from dlfs.cli.options import JsonOption, VolumeArgument, open_volume
 from dlfs.cli.output import (
@@ -19,7 +20,6 @@ from dlfs.cli.output import (
     show_text,
 )
 from dlfs.errors import DlfsError
-from dlfs.memory_limit import describe_memory, opened_memory_bytes
 
 if TYPE_CHECKING:
     from dlfs import DatasetInfo, MemberInfo, Volume, VolumeInfo

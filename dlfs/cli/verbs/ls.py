@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlfs.base.wording import quote
 from dlfs.cli.datasets import dataset_table
 from dlfs.cli.options import (
     JsonOption,
@@ -34,7 +35,6 @@ from dlfs.cli.output import (
     write_bytes,
 )
 from dlfs.errors import NotFoundError, UsageError
-from dlfs.wording import quote
 
 if TYPE_CHECKING:
     from dlfs import Dataset

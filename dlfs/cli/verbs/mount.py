@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlfs.base.memory_limit import MEMORY_VARIABLE
 from dlfs.cli.environment import DEFAULTED
 from dlfs.cli.options import JsonOption, parse_size, require_trio
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.errors import UsageError
-from dlfs.memory_limit import MEMORY_VARIABLE
 
 if TYPE_CHECKING:
     from dlfs.mount.background import Mounted

@@ -90,13 +90,13 @@ def serve(
 ) -> None:
     """Serve volumes to the training processes of this node, until Ctrl-C: see dlfs.connect."""
     require_trio("serve", "service")
-    from dlfs.connection import OpenOptions
-    from dlfs.memory_limit import default_service_bytes
+    from dlfs.base.memory_limit import default_service_bytes
+    from dlfs.base.units import parse_bytes
+    from dlfs.connection.connection import OpenOptions
     from dlfs.mount.options import MountOptions
     from dlfs.mount.server import choose_server
     from dlfs.service.process import NodeOptions, NodeService
     from dlfs.service.sockets import SCHEME, AllowList, group_number, user_number
-    from dlfs.units import parse_bytes
 
     log_events()
     staging = None if incoming is None else os.path.abspath(incoming)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlfs.base.units import format_count
 from dlfs.cli.options import JsonOption
 from dlfs.cli.output import (
     Table,
@@ -20,7 +21,6 @@ from dlfs.cli.output import (
     stdout_console,
 )
 from dlfs.cli.verbs.stall import member_table
-from dlfs.units import format_count
 
 if TYPE_CHECKING:
     from dlfs.cli.screen import Screen

@@ -22,7 +22,7 @@ from dlfs.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from dlfs.cli.progress import Bar
-    from dlfs.verification import Finding
+    from dlfs.volume.verification import Finding
 
 
 class _Checked:

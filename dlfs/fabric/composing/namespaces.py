@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from dlfs.base.units import MIB, format_bytes
 from dlfs.block.uri import NVME_TCP_PORT
 from dlfs.errors import UsageError
 from dlfs.fabric.recipes import Export
-from dlfs.units import MIB, format_bytes
 
 MODEL = "DLFS composed"
 """Model number of the subsystems that are composed; it tells them from others."""

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from typing import Any, Self
 from uuid import UUID
 
+from dlfs.base.extras import install_command
+from dlfs.base.units import MIB
 from dlfs.errors import (
     DeviceError,
     DeviceLostError,
@@ -26,7 +28,6 @@ from dlfs.errors import (
     SpaceError,
     UsageError,
 )
-from dlfs.extras import install_command
 from dlfs.fabric.composing.namespaces import (
     MODEL,
     ComposedNamespace,
@@ -36,7 +37,6 @@ from dlfs.fabric.composing.namespaces import (
 from dlfs.fabric.composing.target import find
 from dlfs.fabric.keys import key_directory, read_key
 from dlfs.fabric.recipes import DISCOVERY_NQN, Export
-from dlfs.units import MIB
 
 _TIMEOUT_S = 60.0
 _TRANSFER_BYTES_MAX = 1 << 20

@@ -23,6 +23,7 @@ from typing import IO, Annotated, Any, Literal, cast
 import numpy as np
 import zstandard
 
+from dlfs.base.units import MIB
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, TruncatedError
 from dlfs.ingest.source import (
     STDIN_SHOWN,
@@ -33,7 +34,6 @@ from dlfs.ingest.source import (
     show,
 )
 from dlfs.ingest.standard_input import StandardInput
-from dlfs.units import MIB
 
 Compression = Literal["none", "gzip", "bzip2", "xz", "zstd"]
 Absolute = Literal["error", "strip"]

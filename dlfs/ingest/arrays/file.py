@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.wording import quote
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -29,7 +30,6 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.ingest.isolation.confines import note_location
-from dlfs.wording import quote
 
 Samples = Literal["rows", "arrays", "groups"]
 

@@ -45,7 +45,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
+from dlfs.base.units import GIB, MIB
 from dlfs.errors import DeviceError, LimitError
 from dlfs.fields import FieldType
 from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, is_element
@@ -72,7 +73,6 @@ from dlfs.ingest.source import (
     show,
     source_name,
 )
-from dlfs.units import GIB, MIB
 
 WINDOW_BYTES_MAX = 256 * MIB
 """Most bytes of one read from an array whose chunks exceed a buffer."""

@@ -20,11 +20,11 @@ from typing import IO, cast
 
 import zstandard
 
+from dlfs.base.units import MIB
 from dlfs.errors import UsageError
 from dlfs.ingest.archives.archive import Compression, compression_of
 from dlfs.ingest.export.samples import ExportedSamples, whole_file
 from dlfs.ingest.source import show
-from dlfs.units import MIB
 
 _ZIP_BEGIN = 315_532_800
 """Earliest time that ZIP can hold, 1980-01-01T00:00:00Z, in seconds since 1970."""

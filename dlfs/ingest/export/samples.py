@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dlfs.arguments import OnError
-from dlfs.dataset import Dataset
+from dlfs.base.arguments import OnError
+from dlfs.base.units import GIB, MIB
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import DlfsError, ExistsError, FormatError, write_error
 from dlfs.format.paths import path_problem
 from dlfs.ingest.progress import Meter, ProgressCallback
 from dlfs.ingest.source import show
 from dlfs.reader.batch import Batch
-from dlfs.units import GIB, MIB
 
 OnBad = Callable[[DlfsError], None]
 """Callback with the error of a sample that is left out; it names dataset, sample and location."""

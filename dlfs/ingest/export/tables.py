@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.attributes.arrow import arrow_type, column_to_arrow
-from dlfs.dataset import Dataset
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import FormatError, LimitError, UsageError
 from dlfs.ingest.export.samples import ExportedSamples, whole_file
 from dlfs.ingest.registry import load_package

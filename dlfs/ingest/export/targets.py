@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Literal
 
-from dlfs.dataset import Dataset
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import DlfsError, UsageError
 from dlfs.ingest.archives.archive import compression_of
 from dlfs.ingest.export.archives import write_archive, write_tar, write_zip

@@ -38,6 +38,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.fields import FieldRecords, parse_choices
 from dlfs.ingest.records import ShardSource, files_of, shard_prefixes
@@ -52,7 +53,6 @@ from dlfs.ingest.tables.choosing import choose_columns
 from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
 from dlfs.ingest.tables.nulls import NullsOption
 from dlfs.ingest.tables.schemas import FileSchema, JoinedSchema, join_schemas
-from dlfs.units import MIB
 
 _STATE_BYTES_MAX = 16 * MIB
 """Most bytes of a JSON file that lists the files of a dataset."""

@@ -26,7 +26,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.archives.archive import (
     Absolute,

@@ -11,7 +11,7 @@ import resource
 import struct
 from typing import Final
 
-from dlfs.units import GIB
+from dlfs.base.units import GIB
 
 NOTE_BYTES: Final = 4096
 """Size of the memory that both processes share for the note, in bytes."""

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.ingest.isolation.confines import read_note
 from dlfs.ingest.isolation.messages import Block, End, Facts, Failure, decode

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from dlfs._native.checksums import crc32c
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 Digests = dict[str, str]
 """Hexadecimal digits by algorithm: ``md5``, ``sha1``, ``sha256``, ``sha512``, ``crc32``..."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from dlfs.base.forks import Event
+from dlfs.base.wording import redact
 from dlfs.errors import (
     ChecksumError,
     DeviceError,
@@ -20,8 +22,6 @@ from dlfs.errors import (
     SpaceError,
     TruncatedError,
 )
-from dlfs.forks import Event
-from dlfs.wording import redact
 
 ATTEMPTS_MAX = 6
 """Most requests for one piece of an object."""

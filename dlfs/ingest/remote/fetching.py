@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 from dlfs._native.checksums import crc32c
 from dlfs._native.handle import Descriptor
+from dlfs.base.forks import Event, Lock
+from dlfs.base.threads import ThreadPool
 from dlfs.errors import ChecksumError
-from dlfs.forks import Event, Lock
 from dlfs.ingest.progress import Meter
 from dlfs.ingest.remote.digests import Digests, compute, file_crc
 from dlfs.ingest.remote.failures import IncompleteError, disk_errors, with_retries
 from dlfs.ingest.remote.manifest import Manifest
 from dlfs.ingest.remote.stores import RemoteObject, Store
-from dlfs.threads import ThreadPool
 
 REQUESTS = 16
 """Most requests in flight, and so the number of threads."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlfs._native.handle import Descriptor
-from dlfs.forks import Lock
+from dlfs.base.forks import Lock
 
 
 def object_key(url: str, size_bytes: int, version: str) -> str:

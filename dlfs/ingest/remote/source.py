@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import closing
 
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
 from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.source import SampleBlock, Source
 

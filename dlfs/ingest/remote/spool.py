@@ -31,6 +31,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlfs._native.handle import Descriptor
+from dlfs.base.threads import ThreadPool
+from dlfs.base.units import MIB
+from dlfs.base.wording import redact
 from dlfs.errors import DlfsError, FormatError, LockedError, SpaceError
 from dlfs.ingest.patterns import expand_braces
 from dlfs.ingest.progress import Meter, ProgressCallback
@@ -41,9 +44,6 @@ from dlfs.ingest.remote.manifest import Manifest, object_key
 from dlfs.ingest.remote.private_directory import open_private_directory
 from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
-from dlfs.threads import ThreadPool
-from dlfs.units import MIB
-from dlfs.wording import redact
 
 RESERVE_BYTES = 64 * MIB
 """Bytes that a fetch leaves free on the spool directory's file system."""

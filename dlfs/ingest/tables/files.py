@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from dlfs.base.units import MIB
 from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError, UsageError
 from dlfs.ingest.isolation.confines import allow_memory, note_location
 from dlfs.ingest.registry import load_package
@@ -33,7 +34,6 @@ from dlfs.ingest.source import (
     file_errors,
 )
 from dlfs.ingest.tables.times import ValueProblem, numbers_of, timestamp_texts
-from dlfs.units import MIB
 
 _ENCRYPTED_MAGIC = b"PARE"
 _PARQUET_MAGIC = (b"PAR1", _ENCRYPTED_MAGIC)

@@ -15,8 +15,8 @@ from typing import Self, TypeVar
 
 import trio
 
+from dlfs.base.units import MIB
 from dlfs.errors import DeviceError, UsageError
-from dlfs.units import MIB
 from tests.support.nvme.controller import Controller
 from tests.support.nvme.identify import (
     DISCOVERY_NQN,

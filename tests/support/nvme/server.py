@@ -22,7 +22,7 @@ from typing import Protocol
 
 import trio
 
-from dlfs.units import KIB
+from dlfs.base.units import KIB
 from tests.support.nvme.command import Command, Event
 from tests.support.nvme.controller import Controller
 from tests.support.nvme.identify import AnaState

@@ -22,9 +22,9 @@ from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.reader import NativeReader, NativeSequence, StreamOptions
 from dlfs._native.server_channel import ServerChannel, Share
+from dlfs.base.units import KIB, MIB
 from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ServiceLostError
-from dlfs.units import KIB, MIB
 from tests.support.datasets import LaidDataset, lay_dataset, random_samples
 from tests.support.devices import Faults, FaultyNativeDevice
 

@@ -21,8 +21,8 @@ from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.channel_abi import CHANNEL_SAMPLES_MAX
 from dlfs._native.reader import NativeSequence, NativeStream, StreamOptions
 from dlfs._native.server_channel import ENDED_CLOSED, ServerChannel, Share
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
-from dlfs.units import KIB, MIB
 from tests.support.devices import Faults
 from tests.unit._native.channel_node import (
     COUNT,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlfs._native.packing import Packer
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import UsageError
 from dlfs.format.location import LOCATION
-from dlfs.units import KIB, MIB
 
 CHUNK_BYTES = 256 * KIB
 CANDIDATES = 64

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
 
 COUNT = 300

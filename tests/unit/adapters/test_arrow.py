@@ -10,8 +10,8 @@ import pytest
 
 import dlfs
 from dlfs.adapters.arrow import Part, TableFormat, divide, order_of, tables
+from dlfs.base.units import MIB
 from dlfs.errors import UsageError
-from dlfs.units import MIB
 from tests.unit.adapters.conftest import COUNT
 
 FIELDS = {

@@ -22,7 +22,7 @@ import pytest
 import dlfs
 from dlfs.adapters.files import directories
 from dlfs.adapters.fsspec import BATCH_BYTES, DlfsFileSystem, _groups
-from dlfs.extras import install_command
+from dlfs.base.extras import install_command
 from tests.unit.adapters.conftest import COUNT
 
 

@@ -21,7 +21,7 @@ import pytest
 import dlfs
 from dlfs.adapters import new_files
 from dlfs.adapters.fsspec import DlfsFileSystem
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 
 @pytest.fixture

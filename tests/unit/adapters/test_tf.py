@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dlfs.adapters.tf import _epoch_starter
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch.options import EpochOptions
 from dlfs.errors import UsageError
 
 OPTIONS = EpochOptions(batch_size=64, seed=3, epoch=5)

@@ -17,12 +17,12 @@ from dlfs.attributes import (
     load_attributes_whole,
     read_attributes,
 )
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, FormatError
 from dlfs.format.geometry import DataSpace
 from dlfs.store.located import open_members
 from dlfs.store.members import close_devices
 from dlfs.store.transaction import Generation, load_generation
-from dlfs.units import KIB, MIB
 
 COUNT = 3000
 COLUMNS = {"a": np.arange(COUNT), "b": np.arange(COUNT) * 0.5}

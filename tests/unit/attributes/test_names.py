@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import UsageError
-from dlfs.units import KIB, MIB
 
 ZERO = np.zeros(2, np.int64)
 

@@ -11,11 +11,11 @@ import pytest
 import dlfs
 from dlfs.attributes import AttributesBuilder, AttributeTable
 from dlfs.attributes.vectors import component_column, find_vectors
+from dlfs.base.units import MIB
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.format.attributes import ColumnForm
 from dlfs.ingest.export.targets import export_dataset
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.units import MIB
 
 COUNT = 12
 TARGETS = np.arange(4 * COUNT, dtype=np.float32).reshape(COUNT, 4) / 8

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dlfs.base.units import MIB
 from dlfs.block import FileDevice, MemoryDevice, open_device
 from dlfs.errors import NotFoundError, UsageError
-from dlfs.units import MIB
 
 
 def test_opens_files_and_memory(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlfs.base.units import MIB
 from dlfs.block import FileDevice, Kind, aligned_buffer
 from dlfs.errors import (
     ClosedError,
@@ -22,7 +23,6 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.units import MIB
 from tests.support.descriptors import count_below
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from dlfs.base.units import MIB
 from dlfs.block import RECORD_BYTES, RECORD_OFFSET_BYTES, Kind, aligned_buffer
 from dlfs.block.lease import CLAIM_ROUNDS_MAX, Lease, LeaseTimes
 from dlfs.block.lock import EXPIRY_MS_MAX, HolderRecord, LeaseMark
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedError, UsageError
-from dlfs.units import MIB
 from tests.support.forked import run_forked
 from tests.support.shared import SharedFileDevice
 

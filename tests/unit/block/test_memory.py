@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from dlfs.base.units import KIB
 from dlfs.block import MemoryDevice
 from dlfs.errors import NotFoundError, UsageError
-from dlfs.units import KIB
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from dlfs._native.nvme import NvmeStatus
+from dlfs.base.units import MIB
 from dlfs.block import Kind, NvmeTcpAssociation, NvmeTcpDevice, aligned_buffer, open_device
 from dlfs.block.nvme import NvmeCommand
 from dlfs.errors import DeviceError, DeviceLostError
-from dlfs.units import MIB
 from tests.support.nvme import (
     DEFAULT_NQN,
     DISCOVERY_NQN,

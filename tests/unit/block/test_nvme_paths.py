@@ -13,9 +13,9 @@ from uuid import UUID
 import pytest
 
 from dlfs._native.nvme import NvmeStatus
+from dlfs.base.units import MIB
 from dlfs.block import Kind, NvmeTcpDevice, aligned_buffer, open_device
 from dlfs.errors import DeviceError, DeviceLostError
-from dlfs.units import MIB
 from tests.support.nvme import (
     DEFAULT_NQN,
     AnaState,

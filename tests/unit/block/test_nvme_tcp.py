@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import (
     Kind,
     NvmeTcpAssociation,
@@ -28,7 +29,6 @@ from dlfs.errors import (
     NotFoundError,
     UsageError,
 )
-from dlfs.units import KIB, MIB
 from tests.support.nvme import (
     DEFAULT_NQN,
     DISCOVERY_NQN,

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from dlfs._native.library import library
+from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, NvmeTcpDevice, open_device, parse_uri
 from dlfs.block.device import Kind, aligned_buffer
 from dlfs.block.uri import NvmeTcpDiscoverUri
 from dlfs.errors import AuthenticationError, DeviceError, DeviceTimeoutError
 from dlfs.fabric.discovery import discover
 from dlfs.fabric.keys import generate_key
-from dlfs.units import KIB, MIB
 from tests.support.nvme import (
     DEFAULT_NQN,
     DISCOVERY_NQN,

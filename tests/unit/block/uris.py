@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from uuid import UUID
 
+from dlfs.base.units import MIB
 from dlfs.block.uri import (
     DeviceUri,
     FileUri,
@@ -14,7 +15,6 @@ from dlfs.block.uri import (
     NvmeTcpUri,
     SpdkUri,
 )
-from dlfs.units import MIB
 
 NQN = "nqn.2024-01.org.example:disk0"
 LONGEST_NQN = NQN + "x" * (223 - len(NQN))

@@ -138,11 +138,11 @@ def screen(text: str) -> str:
 
 
 _PRELOADED = (
-    *("dlfs.cli.commands", "dlfs.ingest.importer", "dlfs.redundancy", "dlfs.service.client"),
+    *("dlfs.cli.commands", "dlfs.ingest.importer", "dlfs.volume.repair", "dlfs.service.client"),
     *(
         "dlfs.service.statistics",
         "dlfs.service.process",
-        "dlfs.volume",
+        "dlfs.volume.volume",
         "rich.progress",
         "rich.text",
         "tests.unit.cli.shown",

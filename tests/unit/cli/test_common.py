@@ -12,12 +12,12 @@ import pytest
 import typer
 
 import dlfs
+from dlfs.base.memory_limit import MEMORY_VARIABLE, default_memory_bytes
+from dlfs.base.units import format_bytes
 from dlfs.cli.commands import _PANELS, app
 from dlfs.cli.environment import complete_arguments
 from dlfs.cli.examples import EXAMPLES
 from dlfs.cli.verb import Verb
-from dlfs.memory_limit import MEMORY_VARIABLE, default_memory_bytes
-from dlfs.units import format_bytes
 
 COMMAND = typer.main.get_command(app)
 

@@ -27,7 +27,7 @@ def test_help_does_not_wait_for_numpy() -> None:
         "from dlfs.cli.commands import app\n"
         "try: app(['--help'])\n"
         "except SystemExit: pass\n"
-        "print([m for m in ('numpy', 'dlfs.volume', 'dlfs._native') if m in sys.modules])\n"
+        "print([m for m in ('numpy', 'dlfs.volume.volume', 'dlfs._native') if m in sys.modules])\n"
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert out.splitlines()[-1] == "[]"

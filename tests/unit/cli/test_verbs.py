@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.dataset.writer import DatasetWriter
 from dlfs.reader import parts
-from dlfs.writer import DatasetWriter
 
 
 def flip_bit(path: Path, offset: int) -> None:

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dlfs._native.directory import build_segment
+from dlfs.base.units import GIB, KIB
 from dlfs.directory import DirectoryIdentity, DirectorySizes, load_directory
 from dlfs.format.location import pack_locations
-from dlfs.units import GIB, KIB
 
 COUNT = 10_000_000
 RESIDENT_BYTES_PER_SAMPLE = 32

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import dlfs.directory.sharing as sharing
-from dlfs.closing import LiveObjects
+from dlfs.base.closing import LiveObjects
 from dlfs.directory import (
     DirectoryBuilder,
     DirectoryIdentity,

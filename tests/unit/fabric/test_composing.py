@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dlfs.base.units import MIB
 from dlfs.errors import DeviceLostError, ExistsError, NotFoundError, UsageError
 from dlfs.fabric.composing import ComposedNamespace, NamespaceRequest, open_target
 from dlfs.fabric.composing.nvmet import NvmetTarget
 from dlfs.fabric.keys import generate_key, write_key
 from dlfs.fabric.recipes import Export, nvmet_script
-from dlfs.units import MIB
 from tests.unit.fabric.configfs import FakeConfigfs
 
 HOST = "nqn.2024-01.org.example:trainer"

@@ -12,10 +12,10 @@ import pytest
 
 import dlfs
 from dlfs.attributes import AttributesBuilder, AttributeTable
+from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields.arrays import ArrayForm, forms_of
 from dlfs.ingest.source import array_attributes
-from dlfs.units import MIB
 from tests.support.writers import other_writer
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import UsageError
 from dlfs.format.geometry import (
     ChunkRun,
@@ -11,7 +12,6 @@ from dlfs.format.geometry import (
     split_runs,
     superblock_offsets,
 )
-from dlfs.units import KIB, MIB
 
 
 def geometry(members: int = 3, rows: int = 10) -> Geometry:

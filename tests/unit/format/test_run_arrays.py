@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from dlfs.base.units import MIB
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.run_arrays import complement, to_array, to_runs, unite
-from dlfs.units import MIB
 
 
 @pytest.mark.parametrize(

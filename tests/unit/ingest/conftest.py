@@ -11,7 +11,7 @@ import dlfs
 from dlfs.ingest import importer
 from dlfs.ingest.registry import FormatOptions
 from dlfs.ingest.source import Source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from dlfs.cli.commands import app
 from dlfs.errors import DlfsError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.source import Layout, Source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 Taken = dict[str, tuple[bytes, dict[str, Any]]]
 """Bytes and attributes, by path."""

@@ -16,7 +16,7 @@ from tfrecord import TFRecordWriter
 
 from dlfs.errors import FormatError
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import take
 
 KINDS = {"b": "byte", "t": "byte", "i": "int", "f": "float", "v": "float"}

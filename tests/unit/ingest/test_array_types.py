@@ -12,7 +12,7 @@ import pytest
 from dlfs.errors import DlfsError, UsageError
 from dlfs.fields.arrays import ArrayForm
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.array_writers import rows_of, take, take_all, write_hdf5, write_zarr
 
 OPAQUE = np.arange(24, dtype="<u2").reshape(4, 3, 2).view("V2")

@@ -15,12 +15,12 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
+from dlfs.base.extras import install_command
 from dlfs.errors import DlfsError, FormatError, NotFoundError, TruncatedError, UsageError
-from dlfs.extras import install_command
 from dlfs.ingest.formats.arrow import ArrowOptions, ArrowSource
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.tables import files as tables
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
 
 COUNT = 300

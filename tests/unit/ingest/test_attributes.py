@@ -16,7 +16,7 @@ from dlfs.ingest.attributes import ArrayRule, AttributedSource, PathRule, TableR
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import ImportReport, import_dataset
 from dlfs.ingest.source import SampleBlock
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 PATHS = [f"{split}/{label}/{i:02}.bin" for split in ("test", "train") for label in ("cat", "dog")
          for i in range(3)]  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.attributes import PathRule, TableRule
 from dlfs.ingest.importer import open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import import_all, refused, take
 
 

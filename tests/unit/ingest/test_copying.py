@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.ingest import copying
-from dlfs.units import KIB, MIB
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 SAMPLES = {f"{number:03}": bytes([number]) * (number * 100) for number in range(200)}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlfs
-from dlfs.dataset import Dataset
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import (
     ChecksumError,
     DeviceError,
@@ -31,7 +31,7 @@ from dlfs.ingest.export import folder, samples
 from dlfs.ingest.export.targets import export_dataset, export_kind, export_stream
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 FILES = {
     b"a": b"1",

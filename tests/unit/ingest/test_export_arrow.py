@@ -14,15 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 import dlfs
+from dlfs.base.extras import install_command
 from dlfs.cli.commands import app
-from dlfs.dataset import Dataset
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import DeviceError, ExistsError, UsageError
-from dlfs.extras import install_command
 from dlfs.ingest.export import samples
 from dlfs.ingest.export.targets import export_dataset
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 COUNT = 100
 COLUMNS: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NotFoundError, UsageError
 from dlfs.ingest.formats.file_list import ListOptions
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import import_all, import_by_command, refused, take
 
 FILES = {f"d{i % 3}/{i}.jpg": b"%d" % i * i for i in range(50)}

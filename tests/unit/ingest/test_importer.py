@@ -29,7 +29,7 @@ from dlfs.ingest.formats.tar import TarSource
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.ingest.source import Layout
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 FILES = {f"d{i % 5}/{i:03d}\n": b"%d" % i * (i * 7) for i in range(150)}
 

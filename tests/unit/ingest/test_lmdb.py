@@ -24,7 +24,7 @@ from dlfs.errors import (
 )
 from dlfs.ingest.formats.lmdb.source import LmdbOptions, key_path
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
 
 VALUES = {f"d{i % 3}/{i:04d}.jpg".encode(): bytes([i % 251]) * (i * 31) for i in range(300)}

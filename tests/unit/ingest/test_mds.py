@@ -18,6 +18,7 @@ import pytest
 import xxhash
 import zstandard
 
+from dlfs.base.extras import install_command
 from dlfs.errors import (
     ChecksumError,
     DlfsError,
@@ -28,10 +29,9 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.extras import install_command
 from dlfs.ingest.formats.mds.source import MdsOptions
 from dlfs.ingest.importer import open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
 
 GOLDEN_CONFIG = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dlfs.base.units import MIB
 from dlfs.ingest.order import BLOCK_SAMPLES_MAX, packing_order, take_block
-from dlfs.units import MIB
 
 
 def blocks(sizes: list[int], buffer_bytes: int) -> list[list[int]]:

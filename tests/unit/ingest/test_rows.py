@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import dlfs
+from dlfs.base.extras import install_command
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, UsageError
-from dlfs.extras import install_command
 from dlfs.ingest.arrays import rows
 from dlfs.ingest.arrays.file import ArrayInfo
 from dlfs.ingest.arrays.rows import ArraySource, windows
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.array_writers import WRITERS, rows_of, take, take_all
 from tests.unit.ingest.taking import import_by_command
 

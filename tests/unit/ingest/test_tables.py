@@ -15,7 +15,7 @@ import pytest
 
 from dlfs.errors import DlfsError, FormatError, UsageError
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import refused, take
 
 DATE = datetime.date(2024, 2, 29)

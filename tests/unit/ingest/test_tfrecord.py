@@ -34,7 +34,7 @@ from dlfs.ingest.formats.tfrecord.source import (
     masked_crc32c,
 )
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import (
     contents,
     cut,

@@ -16,7 +16,7 @@ import webdataset
 from dlfs.errors import FormatError, TruncatedError, UsageError
 from dlfs.ingest.formats.webdataset import WebDatasetOptions, split_key
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
 
 COUNT = 40

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("pyfuse3")
 
 import dlfs
+from dlfs.base.json_records import from_json, to_json
 from dlfs.errors import DeviceError, NativeError, NotFoundError, UsageError
-from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import MountRequest, absolute_uri, mount_volume, replace_server
 from dlfs.mount.daemon import SYSLOG
 from dlfs.mount.options import MountOptions

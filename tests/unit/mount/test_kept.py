@@ -8,9 +8,9 @@ from uuid import uuid4
 import trio
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.mount.kept import DatasetNumbers
 from dlfs.mount.mount_view import MountView
-from dlfs.units import MIB
 from tests.fuse.mounting import add_dataset
 
 

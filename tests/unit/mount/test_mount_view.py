@@ -14,7 +14,7 @@ from dlfs.mount import mount_view, view
 from dlfs.mount.kept import DatasetNumbers
 from dlfs.mount.mount_view import MountView
 from dlfs.mount.view import ShownDataset, VolumeView
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 LABELS = ("b", "a", "a", "", "x/y", "..")
 

@@ -13,8 +13,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import dlfs
-from dlfs.connection import DatasetSession
-from dlfs.dataset import Dataset
+from dlfs.base.units import KIB, MIB
+from dlfs.connection.connection import DatasetSession
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import ClosedError, StaleError
 from dlfs.mount.open_file_cache import (
     EARLY_PAUSE,
@@ -25,7 +26,6 @@ from dlfs.mount.open_file_cache import (
     OpenFileCache,
     OpenSample,
 )
-from dlfs.units import KIB, MIB
 
 CHUNK_BYTES = 256 * KIB
 SIZES = [0, 1, 1000, 1000, 1000, 5000, SMALL_BYTES_MAX + 1]

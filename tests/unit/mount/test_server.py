@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("pyfuse3")
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.mount import server
-from dlfs.units import KIB, MIB
 
 
 @pytest.mark.parametrize(("memory_bytes", "again"), [(64 * KIB, 64), (16 * MIB, 0)])

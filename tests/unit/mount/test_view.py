@@ -17,7 +17,7 @@ from dlfs.mount import mount_view
 from dlfs.mount import view as module
 from dlfs.mount.mount_view import MountView
 from dlfs.mount.view import LOADS_MAX, LoadedDataset, ShownDataset
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 SAMPLES = 400
 BATCH = 4

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.notebook import PAGE_BYTES_MAX, THUMBNAILS_MAX, objects
-from dlfs.units import MIB
 
 TAGS = {"b", "div", "img", "table", "tbody", "td", "th", "thead", "tr"}
 ATTRIBUTES = {"alt", "aria-label", "class", "role", "src", "style", "title"}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.block.memory import MemoryDevice
-from dlfs.epoch_options import EpochOptions
+from dlfs.epoch.options import EpochOptions
 from dlfs.reader import Epoch, ReaderOptions, SampleReader, Where, make_native_reader
-from dlfs.units import KIB, MIB
 from tests.support.datasets import LaidDataset, lay_dataset
 
 CHUNK_BYTES = 16 * KIB

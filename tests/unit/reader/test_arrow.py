@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+from dlfs.base.extras import install_command
 from dlfs.errors import ClosedError, LimitError, UsageError
-from dlfs.extras import install_command
 from dlfs.reader import arrow
 from tests.support.datasets import random_samples
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlfs.epoch_options import EpochOptions
+from dlfs.base.units import KIB
+from dlfs.epoch.options import EpochOptions
+from dlfs.epoch.selection import select
 from dlfs.reader import SampleReader
 from dlfs.reader.epoch import Epoch
-from dlfs.selection import select
-from dlfs.units import KIB
 from tests.support.datasets import random_samples
 from tests.unit.reader.conftest import CHUNK_BYTES
 

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, ClosedError, UsageError
-from dlfs.units import KIB, MIB
 from tests.support.datasets import random_samples
 from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import CHUNK_BYTES, batches_of

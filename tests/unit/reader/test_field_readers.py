@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, ClosedError
 from dlfs.format.geometry import DataSpace
 from dlfs.reader import field_readers
 from dlfs.store.located import open_members
 from dlfs.store.members import close_devices
 from dlfs.store.transaction import load_generation
-from dlfs.units import KIB, MIB
 from tests.support.writers import other_writer
 
 COUNT = 40

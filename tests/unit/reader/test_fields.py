@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
-from dlfs.units import MIB
 from tests.support.writers import other_writer
 
 COUNT = 60

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.units import KIB
+from dlfs.base.units import KIB
 from tests.support.nvme import ScriptedTarget
 from tests.unit.store.nodes import make_volume, nqn, serve, subsystem
 

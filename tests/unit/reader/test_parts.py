@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dlfs._native.parts import SamplePart
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, DeviceError, UsageError
 from dlfs.reader import parts, read_into, read_pieces
-from dlfs.units import KIB, MIB
 from tests.support.devices import Faults, FaultyNativeDevice
 from tests.unit.reader.conftest import CHUNK_BYTES, Bench
 

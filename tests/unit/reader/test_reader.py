@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dlfs._native.device import NativeDevice
+from dlfs.base.units import KIB, MIB
 from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ChecksumError, ClosedError, DeviceError, DeviceTimeoutError, UsageError
-from dlfs.units import KIB, MIB
 from tests.support.datasets import random_samples
 from tests.support.devices import Faults, FaultyNativeDevice
 from tests.support.forked import run_forked

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 from tests.support.forked import run_forked
 
 COUNT = 40

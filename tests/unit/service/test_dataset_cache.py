@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import dlfs
-from dlfs.connection import OpenOptions
+from dlfs.base.units import GIB, KIB, MIB
+from dlfs.connection.connection import OpenOptions
 from dlfs.errors import LimitError
 from dlfs.service import dataset_cache
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
-from dlfs.units import GIB, KIB, MIB
-from tests.unit.resizing.test_following import overwrite
+from tests.unit.store.test_following import overwrite
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ import trio
 import trio.testing
 
 import dlfs
-from dlfs.connection import LocalVolume, OpenOptions
-from dlfs.dataset import Dataset
+from dlfs.base.units import GIB
+from dlfs.connection.connection import LocalVolume, OpenOptions
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import DeviceError
 from dlfs.format.superblock import Superblock
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
@@ -49,7 +50,6 @@ from dlfs.service.session import Session
 from dlfs.service.sockets import Peer
 from dlfs.service.state import ServerState
 from dlfs.store.transaction import load_generation
-from dlfs.units import GIB
 from tests.service.serving import make_volume
 
 

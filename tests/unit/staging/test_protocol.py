@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dlfs.base.json_records import from_json, to_json
 from dlfs.errors import FormatError, UsageError
-from dlfs.json_records import from_json, to_json
 from dlfs.staging.protocol import (
     SealAnswer,
     SealOptions,

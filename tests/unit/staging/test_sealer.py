@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import (
     ClosedError,
     DeviceError,
@@ -25,7 +26,6 @@ from dlfs.staging.area import Caller, StagingArea
 from dlfs.staging.protocol import SealOptions, SealStatus
 from dlfs.staging.sealer import Seal, Sealer, UndecidedError, failed_status
 from dlfs.staging.source import StagedSource
-from dlfs.units import MIB
 
 FILES = {f"{number % 3}/{number}": bytes([number]) * number for number in range(40)}
 

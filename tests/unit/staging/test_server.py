@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import (
     DeviceError,
     LockedError,
@@ -25,7 +26,6 @@ from dlfs.staging.client import connect_area
 from dlfs.staging.protocol import REQUEST_BYTES_MAX, SealOptions, SealStatus
 from dlfs.staging.sealer import Sealer
 from dlfs.staging.server import SealServer
-from dlfs.units import MIB
 
 
 class Running:

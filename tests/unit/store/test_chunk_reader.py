@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, MemoryDevice, MissingDevice
 from dlfs.errors import DeviceError, DeviceLostError, NotFoundError
 from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
 from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_blocks, scan_space
-from dlfs.units import KIB, MIB
 from tests.support.devices import Faults, FaultyDevice
 
 GEOMETRY = Geometry.of_one_group(3, 16 * KIB, 512, MIB, 800, 2)

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.format.constants import LOCATION_RECORD_OFFSET_BYTES
 from dlfs.format.locations import LocationRecord
-from dlfs.units import KIB, MIB
 from tests.golden import c_reader
 from tests.unit.store.test_places import fill, read_record
 

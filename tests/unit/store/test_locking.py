@@ -13,9 +13,10 @@ from uuid import UUID
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.block import RECORD_BYTES, RECORD_OFFSET_BYTES, BlockDevice, FileDevice
 from dlfs.block.lease import LeaseTimes
-from dlfs.connection import LocalConnection, OpenOptions
+from dlfs.connection.connection import LocalConnection, OpenOptions
 from dlfs.errors import (
     ClosedError,
     DeviceError,
@@ -26,8 +27,7 @@ from dlfs.errors import (
 )
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.transaction import Generation, check_volume
-from dlfs.units import MIB
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.support.shared import SharedFileDevice
 
 MEMBERS = 3

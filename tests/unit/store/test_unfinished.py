@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
-from dlfs.units import KIB, MIB
 from tests.golden import c_reader
 from tests.support.unfinished import commit_unfinished
 

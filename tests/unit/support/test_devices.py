@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from dlfs.base.units import KIB
 from dlfs.block import Kind, MemoryDevice, aligned_buffer
 from dlfs.errors import DeviceError, DeviceLostError, LimitError, TruncatedError, UsageError
-from dlfs.units import KIB
 from tests.support.devices import (
     Faults,
     FaultyDevice,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import UsageError
-from dlfs.units import KIB, MIB
 from dlfs.views import lists, tokens
 
 COUNT = 600
@@ -120,7 +120,7 @@ def test_a_sample_longer_than_the_budget_is_named(dataset) -> None:
 
 
 def line(dataset: lists.Readable, separator: int | None = None, **options) -> np.ndarray:
-    order = dataset.order_epoch(dlfs.dataset.EpochOptions(**options)).indices().tolist()
+    order = dataset.order_epoch(dlfs.dataset.dataset.EpochOptions(**options)).indices().tolist()
     ends = [] if separator is None else [np.array([separator], "<u2")]
     return np.concatenate([part for index in order for part in (DOCUMENTS[index], *ends)])
 
@@ -143,7 +143,7 @@ def test_sequences_are_the_documents_one_after_the_other(dataset, separator, len
 
 
 def test_the_document_of_each_token_is_given(dataset) -> None:
-    order = dataset.order_epoch(dlfs.dataset.EpochOptions(shuffle=None)).indices().tolist()
+    order = dataset.order_epoch(dlfs.dataset.dataset.EpochOptions(shuffle=None)).indices().tolist()
     owners = np.concatenate([np.full(len(DOCUMENTS[index]), index) for index in order])
     for batch in dlfs.token_batches(dataset, 256, batch_size=16, shuffle=None):
         for number, documents in zip(batch.indices.tolist(), batch.documents, strict=True):

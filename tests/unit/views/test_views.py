@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import NotFoundError, UsageError
-from dlfs.units import KIB, MIB
 from dlfs.views import reading
 
 SIZES = {"a": 700, "b": 300, "c": 41}
@@ -136,7 +136,7 @@ def test_some_samples_of_a_view_are_chosen(datasets, shuffle) -> None:
 
 def test_a_mix_has_exact_proportions_over_every_1000_batches(datasets) -> None:
     view = dlfs.mix({datasets["a"]: 0.7, datasets["b"]: 0.2, datasets["c"]: 0.1}, samples=24_000)
-    found = names_of(view, view.order_epoch(dlfs.dataset.EpochOptions()).indices().tolist())
+    found = names_of(view, view.order_epoch(dlfs.dataset.dataset.EpochOptions()).indices().tolist())
     for batch in (1, 4, 8):
         for start in range(0, len(found), 1000 * batch):
             part = Counter(found[start : start + 1000 * batch])
@@ -145,7 +145,7 @@ def test_a_mix_has_exact_proportions_over_every_1000_batches(datasets) -> None:
 
 def test_a_small_weight_is_not_lost(datasets) -> None:
     view = dlfs.mix({datasets["a"]: 1, datasets["b"]: 0.00025}, samples=20_000)
-    order = view.order_epoch(dlfs.dataset.EpochOptions()).indices().tolist()
+    order = view.order_epoch(dlfs.dataset.dataset.EpochOptions()).indices().tolist()
     counts = Counter(names_of(view, order))
     assert counts["b"] in (4, 5)
     assert counts["a"] + counts["b"] == 20_000

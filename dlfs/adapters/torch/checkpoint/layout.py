@@ -31,6 +31,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 import dlfs
 from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.metadata import Piece, decode, encode
+from dlfs.base.json_records import to_json
+from dlfs.base.units import MIB
+from dlfs.base.wording import quote
 from dlfs.errors import DlfsError, FormatError, LockedError, NotFoundError, UsageError
 from dlfs.ingest.references import (
     CHECKPOINT_FORMAT,
@@ -39,9 +42,6 @@ from dlfs.ingest.references import (
     find_references,
     read_references,
 )
-from dlfs.json_records import to_json
-from dlfs.units import MIB
-from dlfs.wording import quote
 
 PIECE_BYTES = 16 * MIB
 """Most bytes of a tensor that one sample holds, and thus the unit of sharing, in bytes."""

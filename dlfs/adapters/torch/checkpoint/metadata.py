@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from dlfs.base.wording import quote
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.references import CHECKPOINT_FORMAT
-from dlfs.wording import quote
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 

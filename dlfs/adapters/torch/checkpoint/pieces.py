@@ -38,8 +38,8 @@ from dlfs._native.checksums import crc32c
 from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, check_stored, open_source
 from dlfs.adapters.torch.checkpoint.metadata import Piece
+from dlfs.base.units import MIB, format_bytes
 from dlfs.errors import DlfsError, SpaceError
-from dlfs.units import MIB, format_bytes
 
 PIECES_AHEAD = 8
 """Pieces whose CRC32C is computed ahead of the writer."""

@@ -42,8 +42,8 @@ from dlfs.adapters.torch.checkpoint.layout import (
 )
 from dlfs.adapters.torch.checkpoint.metadata import Piece
 from dlfs.adapters.torch.checkpoint.objects import load_restricted
+from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
-from dlfs.units import MIB
 
 READ_THREADS = 4
 """Threads of each rank that read large pieces."""

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
-from dlfs.forks import OwnerProcess
-from dlfs.units import MIB
+from dlfs.base.forks import OwnerProcess
+from dlfs.base.units import MIB
 
 COPY_THREADS_MAX = 4
 """Most threads that copy, the caller's included."""

@@ -47,9 +47,9 @@ from dlfs.adapters.torch.checkpoint.metadata import Piece
 from dlfs.adapters.torch.checkpoint.objects import load_restricted
 from dlfs.adapters.torch.checkpoint.pieces import Item, ShardWriter, tensor_bytes
 from dlfs.adapters.torch.checkpoint.staging import StagedState, Stager
-from dlfs.arguments import check_integer
+from dlfs.base.arguments import check_integer
+from dlfs.base.wording import quote
 from dlfs.errors import DlfsError, FormatError, UsageError
-from dlfs.wording import quote
 
 LOCK_TIMEOUT_S = 600.0
 """Default time to wait for the volume's lock, which the ranks have one after the other."""

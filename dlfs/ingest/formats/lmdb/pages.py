@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlfs._native.handle import Descriptor
+from dlfs.base.wording import quote
 from dlfs.errors import DeviceError, FormatError, TruncatedError, VersionError
-from dlfs.wording import quote
 
 _PAGE = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")

@@ -38,6 +38,8 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from dlfs.base.json_records import parse_json, to_record
+from dlfs.base.units import GIB, MIB
 from dlfs.errors import (
     ChecksumError,
     FormatError,
@@ -77,8 +79,6 @@ from dlfs.ingest.source import (
     left_out_names,
     single_path,
 )
-from dlfs.json_records import parse_json, to_record
-from dlfs.units import GIB, MIB
 
 SHARD_BYTES_MAX = 4 * GIB
 """Most bytes of a shard, whose offsets have 32 bits."""

@@ -16,11 +16,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.wording import quote
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
 from dlfs.ingest.records import Value
 from dlfs.ingest.source import array_attributes
-from dlfs.wording import quote
 
 NUMBERS = {
     "int": np.dtype("<i8"),

@@ -48,7 +48,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.checksums import crc32c
-from dlfs.arguments import Layout
+from dlfs.base.arguments import Layout
+from dlfs.base.units import GIB
 from dlfs.errors import (
     ChecksumError,
     FormatError,
@@ -82,7 +83,6 @@ from dlfs.ingest.records import (
     text_path,
 )
 from dlfs.ingest.source import SampleBlock, check_attribute_names, file_errors, file_state
-from dlfs.units import GIB
 
 Compression = Literal["auto", "none", "gzip", "zlib"]
 

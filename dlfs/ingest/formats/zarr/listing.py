@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlfs.base.units import MIB
 from dlfs.ingest.isolation.confines import note_location
-from dlfs.units import MIB
 
 # fmt: off
 CODECS = frozenset((

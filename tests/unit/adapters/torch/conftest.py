@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
 
 COUNT = 230

@@ -28,7 +28,7 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
     [
         "dlfs.adapters.torch.checkpoint",
-        "dlfs.volume",
+        "dlfs.volume.volume",
         "torch._dynamo",  # what a DTensor imports when it is first used
         "torch.distributed.checkpoint",
         "torch.distributed.device_mesh",

@@ -16,7 +16,7 @@ import pytest
 
 import dlfs
 from dlfs.adapters.grain import Source
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 torch = pytest.importorskip("torch")
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.block import open_device
-from dlfs.connection import LocalConnection, OpenOptions
+from dlfs.connection.connection import LocalConnection, OpenOptions
 from dlfs.store.members import split_uris
-from dlfs.units import KIB, MIB
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteLog
 
 torch = pytest.importorskip("torch")

@@ -18,8 +18,8 @@ from uuid import uuid4
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.ingest.copying import copy_dataset
-from dlfs.units import KIB, MIB
 
 torch = pytest.importorskip("torch")
 

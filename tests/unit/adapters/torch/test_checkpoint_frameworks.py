@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 
 torch = pytest.importorskip("torch")
 

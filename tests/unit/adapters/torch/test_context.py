@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import TransformError, UsageError
-from dlfs.units import MIB
 from tests.unit.adapters.torch.orders import reference
 
 torch = pytest.importorskip("torch")

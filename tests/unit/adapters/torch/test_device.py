@@ -13,8 +13,8 @@ import dlfs
 from dlfs._native.handle import Handle
 from dlfs._native.library import library
 from dlfs._native.sample_memory import SampleMemory
+from dlfs.base.units import MIB
 from dlfs.errors import ChecksumError, UsageError
-from dlfs.units import MIB
 from tests.service.serving import Service
 from tests.support.forked import run_forked
 from tests.unit.adapters.torch.conftest import COUNT, SHAPE, array

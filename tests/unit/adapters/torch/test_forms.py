@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import UsageError
-from dlfs.units import MIB
 from tests.unit.adapters.torch.conftest import SHAPE, array
 
 torch = pytest.importorskip("torch")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import dlfs
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, NotFoundError, TransformError, UsageError
-from dlfs.units import KIB, MIB
 from tests.support.datasets import random_samples
 from tests.unit.adapters.torch.conftest import COUNT, SHAPE, array
 from tests.unit.adapters.torch.orders import order, reference, take_all

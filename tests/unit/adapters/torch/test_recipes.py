@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.units import MIB
+from dlfs.base.units import MIB
 from tests.support.documents import run_framework
 
 torch = pytest.importorskip("torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlfs.epoch_options import EpochState
+from dlfs.epoch.options import EpochState
 from dlfs.errors import UsageError
 
 pytest.importorskip("torch")

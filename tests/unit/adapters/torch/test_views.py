@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.units import KIB, MIB
+from dlfs.base.units import KIB, MIB
 
 torch = pytest.importorskip("torch")
 

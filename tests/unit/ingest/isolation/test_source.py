@@ -25,7 +25,7 @@ from dlfs.ingest.isolation.process import TAIL_BYTES, IsolatedProcess, StderrTai
 from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.registry import FORMATS
 from dlfs.ingest.source import SampleBlock
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.array_writers import write_hdf5
 from tests.unit.ingest.isolation.failing_source import BLOCKS, ROWS, FailingOptions, block
 from tests.unit.ingest.taking import contents, import_by_command, refused

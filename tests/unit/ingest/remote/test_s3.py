@@ -18,7 +18,7 @@ from dlfs.errors import ChecksumError, DeviceError, FormatError, NotFoundError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.remote import failures, fetching, stores
 from dlfs.ingest.remote.fetching import REQUESTS
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.remote.object_store import (
     BUCKET,
     ObjectStore,

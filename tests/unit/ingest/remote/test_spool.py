@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlfs.base.extras import install_command
 from dlfs.errors import (
     ChecksumError,
     DeviceError,
@@ -28,14 +29,13 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.extras import install_command
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.ingest.remote import failures, spool, stores
 from dlfs.ingest.remote.fetching import REQUESTS
 from dlfs.ingest.remote.spool import default_directory
 from dlfs.ingest.remote.stores import Store
-from dlfs.volume import Volume
+from dlfs.volume.volume import Volume
 from tests.unit.ingest.array_writers import write_hdf5, write_npz, write_zarr
 from tests.unit.ingest.taking import contents, import_by_command, take
 

@@ -14,8 +14,8 @@ from uuid import UUID
 
 import pytest
 
+from dlfs.base.units import KIB, MIB
 from dlfs.errors import DeviceError, UsageError
-from dlfs.units import KIB, MIB
 from tests.support.nvme import (
     DEFAULT_NQN,
     DISCOVERY_NQN,

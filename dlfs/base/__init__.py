@@ -1,0 +1,1 @@
+"""Small parts that all others use: arguments, closing, deadlines, forks, threads, units."""

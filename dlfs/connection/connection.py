@@ -1,0 +1,538 @@
+"""Connections to volumes, which ``Volume`` and ``Dataset`` open and read through.
+
+A ``Connection`` is small and picklable. It opens a ``VolumeSession`` or a ``DatasetSession``, which
+belongs to one process and owns what reading needs: devices or a service's channels, the directory
+and the reader. ``LocalConnection`` opens the devices in this process;
+``dlfs.service.client.ServiceConnection`` opens a volume of a node service.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+from uuid import UUID
+
+from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
+from dlfs.base.arguments import ENGINES, Engine, check_choice, check_integer
+from dlfs.base.closing import LiveValues, Uses
+from dlfs.base.deadlines import is_over, limit_call, limit_device, share_for
+from dlfs.base.units import MIB, format_bytes, format_count
+from dlfs.block import BlockDevice, MissingDevice, is_silent, open_device
+from dlfs.connection.identity import DatasetIdentity
+from dlfs.connection.placement import LocalPlacement
+from dlfs.connection.segment_loading import load_segment
+from dlfs.directory import FrozenDirectory
+from dlfs.directory.sharing import SHARED_ROOT
+from dlfs.errors import (
+    DeviceError,
+    NotFoundError,
+    StaleError,
+    UsageError,
+)
+from dlfs.fabric.watching import DiscoveryWatch, watch_discovery
+from dlfs.fields import FieldSpan
+from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.geometry import Geometry
+from dlfs.format.paths import display
+from dlfs.format.superblock import Superblock
+from dlfs.reader import (
+    DEPTH_MAX,
+    MOVES_MAX,
+    FieldReaders,
+    MemoryBudget,
+    MovedError,
+    ReaderOptions,
+    SampleReader,
+    Where,
+    make_native_reader,
+    read_timeout_ms,
+)
+from dlfs.reader.field_readers import OpenParts
+from dlfs.store.discovered import resolve_uris
+from dlfs.store.info import VolumeInfo, describe_volume
+from dlfs.store.located import open_located, open_members, remember_members
+from dlfs.store.losses import report_loss, report_members, report_return
+from dlfs.store.members import (
+    Identified,
+    Opener,
+    close_devices,
+    describe_swapped,
+)
+from dlfs.store.newest import (
+    REOPEN_PAUSE_S,
+    REOPEN_TIMEOUT_S,
+    close_departed,
+    load_joined,
+    without_departed,
+)
+from dlfs.store.places import opener_for
+from dlfs.store.records import find_record
+from dlfs.store.transaction import Generation, load_generation
+
+_log = logging.getLogger("dlfs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOptions:
+    """Options for opening a volume and its datasets.
+
+    Attributes:
+        memory_bytes: sample memory of the volume in each process, in bytes. It holds samples that
+            are cached, read ahead, or pinned by batches.
+        depth: most operations in flight per member and thread.
+        engine: I/O engine of file devices: ``auto``, ``uring`` or ``threads``.
+        opener: function that opens a device.
+        memory: the memory itself, which all datasets of the volume share; made by default. That of
+            a service lies in an unnamed file, as directories do then, whose descriptor it passes to
+            its clients.
+    """
+
+    memory_bytes: int = 256 * MIB
+    depth: int = 128
+    engine: Engine = "auto"
+    opener: Opener = open_device
+    memory: MemoryBudget | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_choice(self.engine, ENGINES, option="engine", action="open a volume")
+        for option, low, high in (("memory_bytes", 0, None), ("depth", 1, DEPTH_MAX)):
+            value = getattr(self, option)
+            number = check_integer(value, low, high, option=option, action="open a volume")
+            object.__setattr__(self, option, number)
+        if self.memory is None or self.memory.size_bytes != self.memory_bytes:
+            object.__setattr__(self, "memory", MemoryBudget(self.memory_bytes))
+
+    @property
+    def shared(self) -> bool:
+        """True if other processes can map the memory."""
+        return self.memory is not None and self.memory.shared
+
+
+class VolumeSession(Protocol):
+    """A volume that one process has open, at the generation that it loaded last."""
+
+    @property
+    def superblock(self) -> Superblock:
+        """Superblock of the loaded generation."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """Catalog of the loaded generation."""
+
+    @property
+    def connection(self) -> Connection:
+        """Connection that opens the same volume again without discovering its members."""
+
+    def describe(self) -> VolumeInfo:
+        """Return a description of the volume for users."""
+
+    def refresh(self) -> None:
+        """Load the newest generation.
+
+        Raises:
+            DlfsError: the same errors as ``Connection.open_volume``. The loaded generation stays.
+        """
+
+    def close(self) -> None:
+        """Close the devices or the connection."""
+
+
+@dataclass(eq=False, kw_only=True)
+class DatasetSession:
+    """A dataset that one process has open.
+
+    Attributes:
+        record: the dataset's catalog record.
+        geometry: geometry of the volume.
+        members: URIs of the volume's members, in order.
+        directory: the sample directory.
+        reader: the reader of the samples.
+        open_parts: opens a reader of parts of the samples.
+        sources: devices of the members, in order; empty if a service reads them.
+        release: closes the devices or the connection to the service.
+        uses: calls under way that read the directory or the columns from the devices.
+        load_attributes: opens the dataset's columns; called once, on their first use.
+        is_lost: returns True if the session can no longer be used and must be opened again.
+        attributes: the dataset's columns, for the dataset and the batches of its reader.
+    """
+
+    record: DatasetRecord
+    geometry: Geometry
+    members: tuple[str, ...]
+    directory: FrozenDirectory
+    reader: SampleReader
+    open_parts: OpenParts
+    sources: Sequence[BlockDevice] = ()
+    release: Callable[[], None]
+    uses: Uses
+    load_attributes: Callable[[], AttributeTable]
+    is_lost: Callable[[], bool] = lambda: False
+    attributes: AttributesLater = field(init=False)
+    readers: FieldReaders = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.attributes = self.reader.attributes = AttributesLater(self.load_attributes)
+        name = display(self.record.name)
+        self.readers = FieldReaders(self.reader, self.attributes, self.open_parts, name)
+
+    def close(self, *, with_directory: bool) -> None:
+        """Close the session, with its directory on request.
+
+        Epochs and calls under way keep what they use of devices and directory until they end.
+        """
+        self.attributes.close()
+        self.readers.close()
+        self.uses.close(lambda: self._release(with_directory))
+
+    def _release(self, with_directory: bool) -> None:
+        try:
+            self.release()
+        finally:
+            if with_directory:
+                self.directory.close()
+
+
+class Connection(Protocol):
+    """Opens a volume and its datasets."""
+
+    @property
+    def uri(self) -> str:
+        """URI of the volume or service, as users write it."""
+
+    def open_volume(self) -> VolumeSession:
+        """Open the volume at its newest generation.
+
+        Raises:
+            DlfsError: the same errors as ``dlfs.open``.
+        """
+
+    def open_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetSession:
+        """Open a dataset.
+
+        Args:
+            identity: identity of the dataset.
+            directory: directory of the dataset, if this process has loaded it already.
+
+        Raises:
+            StaleError: the dataset was removed.
+            FormatError: the volume or the directory is damaged.
+            DeviceError: a device cannot be read.
+        """
+
+
+# ---- local devices -------------------------------------------------------------------------------
+
+_loaded: LiveValues[UUID | None, Generation] = LiveValues()
+"""Generation of each volume that this process opened last: its catalog is not read again when one
+of its datasets is opened."""
+
+
+@dataclass(frozen=True)
+class LocalConnection:
+    """A connection that opens the volume's devices in this process.
+
+    Args:
+        uris: URIs of the members, in any order.
+        options: options for opening them.
+    """
+
+    uris: tuple[str, ...]
+    options: OpenOptions = OpenOptions()
+
+    @property
+    def uri(self) -> str:
+        """URIs of the members, separated by commas."""
+        return ",".join(self.uris)
+
+    def open_volume(self) -> LocalVolume:
+        """Open the members and find the newest generation."""
+        options = self.options
+        with limit_call():
+            uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
+            options = replace(options, opener=opener_for(self.uris, uris, options.opener))
+            generation = LocalConnection(uris, options)._open_generation(uris)
+        volume = LocalVolume(generation, options, watch_discovery(self.uris))
+        _log.debug(
+            "opened volume %s at generation %d: %s, %s",
+            volume.superblock.volume_uuid,
+            volume.superblock.generation,
+            format_count(len(uris), "member"),
+            format_count(len(volume.catalog.datasets), "dataset"),
+        )
+        return volume
+
+    def _open_generation(
+        self, uris: Sequence[str], identity: DatasetIdentity | None = None
+    ) -> Generation:
+        options = self.options
+        identified: Identified = {}
+        devices = open_members(
+            uris,
+            volume_uuid=None if identity is None else identity.volume_uuid,
+            engine=options.engine,
+            opener=options.opener,
+            identified=identified,
+        )
+        try:
+            known = None if identity is None else _loaded.get(identity.volume_uuid)
+            generation = load_joined(
+                devices,
+                engine=options.engine,
+                opener=options.opener,
+                load=partial(load_generation, known=known, identified=identified),
+            )
+        except BaseException as error:
+            other = None
+            if isinstance(error, UsageError) and identity is not None and identity.volume_uuid:
+                other = describe_swapped(devices, identity.volume_uuid)
+            close_devices(devices)
+            if identity is not None and other is not None:
+                raise identity.stale(other) from error
+            raise
+        close_departed(generation, devices)
+        report_members(generation)
+        _loaded.put(generation.superblock.volume_uuid, generation)
+        return generation
+
+    def open_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetSession:
+        """Open the members for this dataset alone, its directory and a reader."""
+        with limit_call():
+            return self._open_moving_dataset(identity, directory)
+
+    def _open_moving_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetSession:
+        """Open a dataset, again while it is moved, or a device cannot be opened for the moment."""
+        deadline = time.monotonic() + REOPEN_TIMEOUT_S
+        moves = 0
+        while True:
+            try:
+                return self._open_dataset(identity, directory)
+            except MovedError:  # while it was opened
+                moves += 1
+                if moves == MOVES_MAX:
+                    raise
+            except DeviceError as error:
+                over = is_over() or time.monotonic() > deadline
+                if over or not error.retryable or any(map(is_silent, self.uris)):
+                    raise
+                time.sleep(REOPEN_PAUSE_S)
+
+    def _open_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetSession:
+        generation = self._open_generation(self.uris, identity)
+        options = self.options
+        uses = Uses(f"use dataset {identity.name!r}: it is closed")
+        try:
+            record = find_record(generation.catalog, identity.uuid)
+            if record is None:
+                raise identity.missing_from(generation.devices)
+            directory = directory or load_segment(
+                generation,
+                record,
+                shared=not options.shared,
+                engine=options.engine,
+                opener=options.opener,
+                uses=uses,
+            )
+            placement = LocalPlacement(
+                generation, record, identity, options.engine, options.opener, uses
+            )
+            make_reader = partial(self._make_reader, generation, identity, record, placement)
+            reader = make_reader(directory)
+            placement.lost_members = reader.native.lost_members
+            placement.member_code = reader.native.member_code
+            _log.debug(
+                "opened dataset %s@%d: %s, at most %s of memory for them, %d operations in flight",
+                identity.name,
+                identity.version,
+                format_count(record.sample_count, "sample"),
+                format_bytes(self.options.memory_bytes),
+                self.options.depth,
+            )
+        except BaseException:
+            close_devices(generation.devices)
+            raise
+
+        def release() -> None:
+            placement.closed = True
+            close_devices(generation.devices)
+
+        return DatasetSession(
+            record=record,
+            geometry=generation.geometry,
+            members=tuple(device.uri for device in generation.devices),
+            directory=directory,
+            reader=reader,
+            open_parts=make_reader,
+            sources=generation.sources,
+            release=release,
+            uses=uses,
+            is_lost=lambda: placement.moved,
+            load_attributes=lambda: load_attributes(
+                generation.sources,
+                generation.geometry,
+                record,
+                volume_uuid=generation.superblock.volume_uuid,
+                diagnose=placement.diagnose,
+                uses=uses,
+                root=None if self.options.shared else SHARED_ROOT,
+            ),
+        )
+
+    def _make_reader(
+        self,
+        generation: Generation,
+        identity: DatasetIdentity,
+        record: DatasetRecord,
+        placement: LocalPlacement,
+        directory: FrozenDirectory,
+        span: FieldSpan = (),
+    ) -> SampleReader:
+        timeout_ms = read_timeout_ms(generation.sources)
+        native = make_native_reader(
+            [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
+            generation.geometry,
+            record.data_runs,
+            directory,
+            ReaderOptions(
+                memory=self.options.memory,
+                depth=self.options.depth,
+                gap_bytes=max(device.gap_bytes for device in generation.sources),
+                timeout_ms=timeout_ms,
+                parts=bool(span),
+            ),
+        )
+        return SampleReader(
+            native,
+            generation.geometry,
+            directory,
+            Where(
+                identity.name, tuple(device.uri for device in generation.devices), span, timeout_ms
+            ),
+            placement,
+            lambda number, reason: _report(generation, number, reason),
+        )
+
+
+class LocalVolume:
+    """The open members of a volume.
+
+    Args:
+        generation: the loaded generation; this object owns its devices from now on.
+        options: options with which the devices were opened.
+        watch: gives the devices the paths that are discovered later; closed with them.
+    """
+
+    def __init__(
+        self, generation: Generation, options: OpenOptions, watch: DiscoveryWatch | None = None
+    ) -> None:
+        self.generation = generation
+        self.options = options
+        self._watch = watch
+
+    @property
+    def superblock(self) -> Superblock:
+        """Superblock of the loaded generation."""
+        return self.generation.superblock
+
+    @property
+    def catalog(self) -> Catalog:
+        """Catalog of the loaded generation."""
+        return self.generation.catalog
+
+    @property
+    def connection(self) -> LocalConnection:
+        """Connection to the members that were found."""
+        return LocalConnection(self.generation.uris, self.options)
+
+    def describe(self) -> VolumeInfo:
+        """Return a description of the volume, with the state of every superblock copy."""
+        return describe_volume(self.generation)
+
+    def refresh(self, committed: Generation | None = None) -> None:
+        """Load the newest generation, and open members that were missing and are back.
+
+        Args:
+            committed: generation that this process has just committed, whose catalog is known.
+        """
+        opened = self.generation
+        part = share_for(len(opened.members), opened.copies_left)
+        with limit_call(), limit_device(part):
+            self._refresh(opened, committed or opened)
+        remember_members(opened.members, self.superblock, self.generation.members)
+        report_members(self.generation)
+
+    def _refresh(self, opened: Generation, known: Generation) -> None:
+        before = opened.devices
+        devices = [self._reopen(device) for device in before]
+        try:
+            options = self.options
+            devices += open_located(
+                devices,
+                self.superblock.volume_uuid,
+                writable=False,
+                engine=options.engine,
+                opener=options.opener,
+            )
+            self.generation = load_joined(
+                devices,
+                engine=options.engine,
+                opener=options.opener,
+                load=lambda devices: self._newest(without_departed(opened, devices), known),
+            )
+        except BaseException:
+            close_devices([device for device in devices if device not in before])
+            raise
+        _loaded.put(self.superblock.volume_uuid, self.generation)
+        close_departed(self.generation, devices)
+
+    def _newest(self, devices: Sequence[BlockDevice], known: Generation) -> Generation:
+        """Load the newest generation of the same volume.
+
+        Raises:
+            StaleError: a device holds another volume now.
+        """
+        expected = self.superblock.volume_uuid
+        try:
+            newest = load_generation(devices, known)
+            if newest.superblock.volume_uuid == expected:
+                return newest
+        except UsageError as error:
+            other = describe_swapped(devices, expected)
+            if other is None:
+                raise
+            raise StaleError(f"refresh volume {expected}: {other}") from error
+        raise StaleError(f"refresh volume {expected}: {describe_swapped(devices, expected)}")
+
+    def _reopen(self, device: BlockDevice) -> BlockDevice:
+        """Return a device; a missing one is opened if it is back."""
+        if not isinstance(device, MissingDevice) or not device.given or device.refused:
+            return device
+        try:
+            return self.options.opener(device.uri, writable=False, engine=self.options.engine)
+        except (DeviceError, NotFoundError) as error:
+            return MissingDevice(device.uri, error)
+
+    def close(self) -> None:
+        """Close the devices."""
+        if self._watch is not None:
+            self._watch.close()
+        close_devices(self.generation.devices)
+
+
+def _report(generation: Generation, number: int, reason: str | None) -> None:
+    """Log that a member was lost or is back."""
+    if reason is None:
+        report_return(generation, number)
+    else:
+        report_loss(generation, number, reason)

@@ -1,0 +1,1 @@
+"""One dataset: ``dataset`` reads its samples, ``writer`` makes it."""

@@ -1,0 +1,589 @@
+"""``DatasetWriter``: packs samples into chunks and seals them as one new dataset version.
+
+Small samples are buffered in a stage in memory. A full stage is packed by one native call, in a
+shuffled order or in the order of the calls, into the windows of a ``ChunkWriter``. The windows are
+written at full queue depth while the next ones are packed. The packing order does not affect the
+index: samples may be added in any order of paths.
+
+Layout ``shuffled`` permutes the samples of each stage of ``STAGE_BYTES_SHUFFLED`` by the seed, so
+that neighbours in a chunk come from anywhere in that stage. This is an exact shuffle for datasets
+up to that size; larger datasets are as well shuffled as their source. A source that is shuffled
+already is packed without the buffer. Layout ``path`` packs in the order of the calls.
+
+Attributes are collected in columns, in the order of the calls, and written behind the samples in
+index order. All samples have the attributes of the first one; the caller may declare the value of
+samples that are added without one.
+
+A dataset has either samples of bytes or samples with fields. The fields are those that the caller
+declares, else those of the first sample; see ``dlfs.fields``.
+
+An appended version begins with the samples of an earlier one, which stay in their chunks.
+
+Nothing changes on the volume before ``seal``; earlier writes go to free chunks.
+
+Threads: one. Memory: the stage, the windows, the columns, and the directory with every path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID, uuid4
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs._native.device import as_bytes_array
+from dlfs._native.packing import Packer
+from dlfs._native.permutation import packing_permutation
+from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder
+from dlfs.base.arguments import Layout, check_choice, check_integer
+from dlfs.base.units import MIB, format_bytes, format_count
+from dlfs.connection.previous_version import PreviousVersion
+from dlfs.directory.builder import DirectoryBuilder, FrozenParts, segment_bytes_max
+from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
+from dlfs.fields import FIELDS_COLUMN, FieldEncoder
+from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
+from dlfs.format.constants import SAMPLE_BYTES_MAX
+from dlfs.format.location import LOCATION, unpack_locations
+from dlfs.format.paths import PathLike, display, path_bytes
+from dlfs.reader.reserved import check_no_reserved, check_reserved, has_reserved
+from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer, check_batch
+from dlfs.store.space import TakenRuns, count_chunks
+from dlfs.store.transaction import Generation, Transaction, after_commit, flush_all, now_ns
+
+if TYPE_CHECKING:
+    from dlfs._native.device import BytesLike
+
+STAGE_BYTES_SHUFFLED = 256 * MIB
+"""Size of the stage in which samples are shuffled, in bytes."""
+
+STAGE_BYTES_ORDERED = 8 * MIB
+"""Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
+
+SEED_MAX = (1 << 64) - 1
+
+_NO_ATTRIBUTES: Attributes = {}
+_NO_NAMES: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetDescription:
+    """The name, version and packing of a new dataset."""
+
+    name: bytes
+    version: int
+    layout: Layout = "shuffled"
+    seed: int = 0
+    source_shuffled: bool = False
+    """True if samples arrive in a shuffled order and are packed in it."""
+
+    def __post_init__(self) -> None:
+        action = f"write {display(self.name)!r}"
+        check_choice(self.layout, LAYOUTS, option="layout", action=action)
+        check_integer(self.seed, 0, SEED_MAX, option="seed", action=action)
+
+    @property
+    def shuffles(self) -> bool:
+        """True if the writer itself permutes the samples."""
+        return self.layout == "shuffled" and not self.source_shuffled
+
+
+class DatasetWriter:
+    """Writes one dataset. A context manager: a clean exit seals it, an exception aborts it.
+
+    Args:
+        transaction: transaction with the lock on the volume; the writer ends it.
+        description: name, version and packing of the new dataset.
+        expected_bytes: sum of the samples' lengths, if known: free space is checked first.
+        expected_samples: number of samples, if known: free space is checked first.
+        stage_bytes: size of the stage; by default it depends on the layout.
+        fields: type of each field of the samples by name; by default those of the first sample.
+        defaults: value of each attribute for samples that are added without it.
+        previous: samples of an earlier version, which the new one has as well.
+        uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
+        on_end: called once with the new generation, or with None after an abort.
+
+    Attributes:
+        previous: samples of an earlier version that the new one has as well; None without.
+
+    Raises:
+        SpaceError: the expected samples do not fit.
+        ExistsError: a dataset has the UUID.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        description: DatasetDescription,
+        *,
+        expected_bytes: int = 0,
+        expected_samples: int = 0,
+        stage_bytes: int | None = None,
+        fields: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] = _NO_ATTRIBUTES,
+        previous: PreviousVersion | None = None,
+        uuid: UUID | None = None,
+        on_end: Callable[[Generation | None], None] = lambda _: None,
+    ) -> None:
+        self._transaction = transaction
+        self._on_end = on_end
+        self.description = description
+        self.uuid: UUID = uuid or uuid4()
+        if transaction.base.catalog.has_uuid(self.uuid):
+            name = display(description.name)
+            raise ExistsError(f"write the dataset {name!r}: a dataset has the UUID {self.uuid}")
+        self.previous = previous
+        self._encoder = None if fields is None else self._declare(fields)
+        self._has_bytes = False  # samples of bytes were added
+        self._directory = DirectoryBuilder()
+        self._attributes = AttributesBuilder()
+        self._names = AttributeNames(defaults)
+        default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED
+        self._stage = SampleBuffer(default if stage_bytes is None else stage_bytes)
+        self._stage_number = 0
+        self._path_bytes = 0
+        geometry = transaction.geometry
+        self._first_runs = () if previous is None else previous.runs
+        self._packer = Packer(
+            chunk_bytes=geometry.chunk_bytes,
+            block_bytes=geometry.block_bytes,
+            address=count_chunks(self._first_runs) * geometry.chunk_bytes,
+            parts=None if previous is None else previous.parts,
+        )
+        self._chunks: ChunkWriter | None = None
+        self._state = "open"
+        self.sample_count = 0
+        self.sample_bytes = 0
+        if previous is not None:
+            self._carry_over(previous)
+        self._check_space(expected_bytes, expected_samples)
+
+    def __repr__(self) -> str:
+        name, version = display(self.description.name), self.description.version
+        size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
+        return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
+
+    def _carry_over(self, previous: PreviousVersion) -> None:
+        paths, lengths = previous.paths, previous.lengths
+        self._directory.add_many(paths, previous.addresses, lengths, previous.crcs)
+        self._note(paths, int(lengths.sum()), previous.columns)
+        for path in previous.empty_directories:
+            self.add_directory(path)
+        self._encoder = previous.encoder
+        self._has_bytes = bool(paths) and previous.encoder is None
+
+    # ---- adding ----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        path: PathLike,
+        data: BytesLike | Mapping[str, Any],
+        *,
+        attributes: Mapping[str, Any] = _NO_ATTRIBUTES,
+    ) -> None:
+        """Add one sample: its bytes, or its fields.
+
+        After a SpaceError, a DeviceError or a late ExistsError the writer has aborted.
+
+        Args:
+            path: path of the sample; bytes, or text in UTF-8.
+            data: bytes of the sample, at most 2^40 - 1; copied before the call returns. Or a value
+                for each field: bytes, text, or an array, a list or a number. Without declared
+                fields, the first sample determines their types; all dimensions of its arrays vary.
+            attributes: value of each column: bool, number, string, or a vector of numbers. The
+                first sample determines the columns and their types; all samples have the same ones.
+
+        Raises:
+            ExistsError: the path was added already, or is a directory of another path. A clash
+                between buffered samples may be reported by a later call.
+            UsageError: the path is malformed, an attribute is missing, new or of another type than
+                its column, or a field is missing, unknown or of another type; or bytes and fields
+                are mixed; or a reserved attribute, whose name begins with ``dlfs:``, does not fit
+                the sample.
+            LimitError: the path or the sample is too long.
+            SpaceError: the volume is full.
+            DeviceError: a write failed.
+            ClosedError: the writer has ended.
+        """
+        self._check_open()
+        raw = path_bytes(path)
+        if raw in self._stage.path_set or raw in self._directory:
+            raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
+        if isinstance(data, Mapping):
+            check_no_reserved(attributes, raw)
+            array, columns = self._encode_fields(raw, data)
+            attributes = {**attributes, **columns}
+        else:
+            array = as_bytes_array(data)
+            self._check_bytes_allowed(raw)
+            if has_reserved(attributes):
+                given = {name: [value] for name, value in attributes.items()}
+                check_reserved(given, np.array([array.size]), display(self.description.name))
+        if array.size > SAMPLE_BYTES_MAX:
+            raise LimitError(
+                f"add the sample {display(raw)!r}: expected at most {SAMPLE_BYTES_MAX} bytes, "
+                f"got {array.size}"
+            )
+        values = {name: [value] for name, value in attributes.items()}
+        self._note([raw], array.size, values)
+        if not self._stage.fits(array.size):
+            self._drain_stage()
+        if self._stage.fits(array.size):
+            self._stage.add(raw, array)
+        else:
+            self._pack([raw], array, np.zeros(1, np.int64), np.array([array.size]), None)
+
+    def add_directory(self, path: PathLike) -> None:
+        """Add a directory, which stays in the dataset if no sample lies below it.
+
+        Directories of samples need not be added. One that was added already stays as it is.
+
+        Raises:
+            ExistsError: the path is that of a sample, or lies below one. A clash with a buffered
+                sample may be reported by a later call.
+            UsageError, LimitError: the path is malformed, or too long.
+            ClosedError: the writer has ended.
+        """
+        self._check_open()
+        raw = path_bytes(path)
+        self._directory.add_directory(raw)
+        self._path_bytes += len(raw) + 1
+
+    def _declare(self, fields: Mapping[str, str]) -> FieldEncoder:
+        try:
+            return FieldEncoder(fields)
+        except UsageError as error:
+            name = display(self.description.name)
+            raise UsageError(f"write the dataset {name!r}: {error}") from error
+
+    def _encode_fields(
+        self, path: bytes, values: Mapping[str, Any]
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Return the bytes of a sample with fields, and its reserved attributes."""
+        where = f"add the sample {display(path)!r}"
+        if self._has_bytes:
+            raise UsageError(f"{where}: expected bytes as in the samples before, got fields")
+        encoder = self._encoder or FieldEncoder.of_sample(values, where)
+        encoded = encoder.encode(values, where)
+        self._encoder = encoder
+        return encoded
+
+    def _check_bytes_allowed(self, path: bytes) -> None:
+        if self._encoder is not None:
+            fields = ", ".join(self._encoder.fields)
+            raise UsageError(
+                f"add the sample {display(path)!r}: expected the fields {fields}, got bytes"
+            )
+        self._has_bytes = True
+
+    def _check_fields_allowed(self, path: bytes, texts: list[str]) -> None:
+        """Check that fields which the caller encoded are those of the samples before."""
+        expected = "bytes" if self._has_bytes else self._encoder and self._encoder.text
+        if expected and any(text != expected for text in texts):
+            raise UsageError(
+                f"add the sample {display(path)!r}: expected {expected} as in the samples before, "
+                f"got the fields {texts[0]}"
+            )
+
+    def add_batch(
+        self,
+        paths: Sequence[bytes],
+        data: BytesLike,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        *,
+        attributes: Mapping[str, ArrayLike] = _NO_ATTRIBUTES,
+    ) -> None:
+        """Add many samples of bytes at once.
+
+        Args:
+            paths: paths of the samples.
+            data: contiguous buffer with the samples; copied or packed before the call returns.
+            offsets: offset of each sample in ``data``, ``int64[n_samples]``.
+            lengths: length of each sample in bytes, ``int64[n_samples]``.
+            attributes: ``[n_samples]`` values of each column: bool, integers, floats or strings; or
+                ``[n_samples, k]`` for vectors.
+
+        Raises:
+            UsageError: the arrays differ in length, a sample lies outside ``data``, or attributes
+                are missing, new or of another type than their column.
+            DlfsError: as ``add``; a clash of paths in the batch may be reported by a later call.
+        """
+        self._check_open()
+        source = as_bytes_array(data)
+        starts, sizes = np.asarray(offsets, np.int64), np.asarray(lengths, np.int64)
+        check_batch(len(paths), source.size, starts, sizes)
+        if len(paths) and FIELDS_COLUMN in attributes:  # importers encode fields themselves
+            self._check_fields_allowed(paths[0], np.asarray(attributes[FIELDS_COLUMN]).tolist())
+        elif len(paths):
+            self._check_bytes_allowed(paths[0])
+        check_reserved(attributes, sizes, display(self.description.name))
+        self._note(paths, int(sizes.sum()), attributes)
+        if not self.description.shuffles:
+            self._drain_stage()
+            self._pack(list(paths), source, starts, sizes, None)
+            return
+        first = 0
+        while first < len(paths):
+            first = self._stage_some(paths, source, starts, sizes, first)
+
+    def _stage_some(
+        self,
+        paths: Sequence[bytes],
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        first: int,
+    ) -> int:
+        """Stage as many samples as fit, at least one; return the position of the next one."""
+        if not self._stage.fits(int(lengths[first])):
+            self._drain_stage()
+        if not self._stage.fits(int(lengths[first])):
+            only = slice(first, first + 1)
+            self._pack(list(paths[only]), source, offsets[only], lengths[only], None)
+            return first + 1
+        room = self._stage.capacity_bytes - self._stage.used_bytes
+        more = SAMPLES_MAX - len(self._stage)
+        ends = np.cumsum(lengths[first : first + more])
+        count = int(np.searchsorted(ends, room, side="right"))
+        chosen = slice(first, first + count)
+        low = int(offsets[chosen].min())
+        high = int((offsets[chosen] + lengths[chosen]).max())
+        if high - low == int(ends[count - 1]):
+            span = source[low:high]
+            self._stage.add_span(paths[chosen], span, offsets[chosen] - low, lengths[chosen])
+        else:
+            for path, start, size in zip(
+                paths[chosen], offsets[chosen].tolist(), lengths[chosen].tolist(), strict=True
+            ):
+                self._stage.add(path, source[start : start + size])
+        return first + count
+
+    def _note(self, paths: Sequence[bytes], sample_bytes: int, attributes: Attributes) -> None:
+        """Count samples and record their attributes, in the row order of the directory."""
+        samples = len(paths)
+        if attributes or self._names.names != _NO_NAMES:
+            values = self._names.complete(attributes, samples, paths[0] if samples else None)
+            self._attributes.append(self._attributes.prepare(values, samples), self.sample_count)
+            if samples or attributes:
+                self._names.settle(values)
+        self.sample_count += samples
+        self.sample_bytes += sample_bytes
+        self._path_bytes += sum(map(len, paths))
+
+    # ---- packing ---------------------------------------------------------------------------------
+
+    def _drain_stage(self) -> None:
+        stage = self._stage
+        if not len(stage):
+            return
+        source, offsets, lengths = stage.contents()
+        order = None
+        if self.description.shuffles:
+            seed = self.description.seed
+            order = packing_permutation(len(stage), seed, self._stage_number).map()
+        self._pack(stage.paths, source, offsets, lengths, order)
+        self._stage_number += 1
+        stage.clear()
+
+    def _pack(
+        self,
+        paths: list[bytes],
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        order: NDArray[np.uint64] | None,
+    ) -> None:
+        """Pack samples into windows and start writing the full windows.
+
+        A failure leaves a part of the samples packed, so it aborts the writer.
+        """
+        try:
+            if self.description.layout == "shuffled":
+                order = np.arange(len(paths), dtype=np.uint64) if order is None else order
+                self._packer.fill_chunks(lengths, order)
+            locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)
+            self._directory.add_many(paths, *unpack_locations(locations))
+        except BaseException:
+            self.abort()
+            raise
+
+    def _pack_into_windows(
+        self,
+        count: int,
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        order: NDArray[np.uint64] | None,
+    ) -> NDArray[Any]:
+        """Return the locations, LOCATION[n_samples], in the order of offsets and lengths."""
+        chunks = self._open_chunks()
+        self._reserve()
+        locations: NDArray[Any] = np.zeros(count, LOCATION)
+        first = 0
+        while True:
+            rest = slice(first, None)
+            first += self._packer.pack(
+                source,
+                offsets if order is not None else offsets[rest],
+                lengths if order is not None else lengths[rest],
+                order=order[rest] if order is not None else None,
+                window=chunks.window,
+                window_address=chunks.address,
+                locations=locations if order is not None else locations[rest],
+            )
+            if first == count:
+                break
+            chunks.advance(chunks.window.size)
+        return locations
+
+    def _open_chunks(self) -> ChunkWriter:
+        if self._chunks is None:
+            transaction = self._transaction
+            self._chunks = ChunkWriter(
+                transaction.devices,
+                transaction.geometry,
+                transaction.space.take,
+                self._first_runs,
+            )
+        return self._chunks
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def seal(self) -> DatasetInfo:
+        """Commit the added samples as one dataset, atomically.
+
+        A writer without samples makes an empty dataset. An import, or the seal of a mount's
+        ``incoming``, does so only with ``allow_empty``.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            DlfsError: as ``add`` and as a commit; the volume is unchanged. Only after a device
+                error in the last writes may it have the new generation; a note of the error then
+                says so.
+            ClosedError: the writer has ended.
+        """
+        self._check_open()
+        try:
+            self._drain_stage()
+            record = self._record(*self._finish_data())
+            generation = self._transaction.commit(added=[record])
+        except BaseException:
+            self.abort()
+            raise
+        self._end("sealed", generation)
+        return describe_dataset(record, self._transaction.geometry)
+
+    def _finish_data(self) -> tuple[AttributeExtent | None, FrozenParts]:
+        """Write the last window and the attributes; freeze the directory when all is durable."""
+        chunks = self._open_chunks()
+        rest = self._packer.address - chunks.address
+        if rest:
+            chunks.advance(rest)
+        extent = self._write_attributes(chunks) if len(self._attributes) else None
+        chunks.drain()
+        flush_all(self._transaction.devices)
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        return extent, self._directory.freeze(
+            self.uuid,
+            chunks.chunk_count * chunk_bytes,
+            chunk_bytes=chunk_bytes,
+            parts=self._packer.parts,
+        )
+
+    def _write_attributes(self, chunks: ChunkWriter) -> AttributeExtent:
+        """Write the columns to chunks from the end of the free space, last in the data space."""
+        address = chunks.address
+        parts = self._attributes.freeze(self.uuid, self._directory.rows())
+        segment_bytes = sum(part.nbytes for part in parts)
+        count = -(-segment_bytes // self._transaction.geometry.chunk_bytes)
+        chunks.take = TakenRuns(self._transaction.space.take_all(count)).take
+        chunks.write_parts(parts)
+        return AttributeExtent(address, segment_bytes, parts[0].nbytes)
+
+    def _record(self, extent: AttributeExtent | None, parts: FrozenParts) -> DatasetRecord:
+        chunks = self._open_chunks()
+        return DatasetRecord(
+            name=self.description.name,
+            version=self.description.version,
+            uuid=self.uuid,
+            created_ns=now_ns(),
+            sample_count=self.sample_count,
+            sample_bytes=self.sample_bytes,
+            layout=self.description.layout,
+            seed=self.description.seed,
+            data_runs=tuple(chunks.runs),
+            data_bytes=chunks.chunk_count * self._transaction.geometry.chunk_bytes,
+            directory_runs=self._transaction.write_segment([parts.entries, parts.names]),
+            entries_bytes=parts.entries.nbytes,
+            names_bytes=parts.names.nbytes,
+            attribute_extent=extent,
+        )
+
+    def abort(self) -> None:
+        """Discard the new dataset. The volume is unchanged. Idempotent."""
+        if self._state == "open":
+            self._end("aborted", None)
+
+    def _end(self, state: str, generation: Generation | None) -> None:
+        self._state = state
+        with after_commit(self._transaction.committed):
+            try:
+                if self._chunks is not None:
+                    self._chunks.close()
+            finally:
+                self._transaction.close()
+                self._stage = SampleBuffer(0)
+                self._on_end(generation)
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            name = display(self.description.name)
+            raise ClosedError(f"write the dataset {name!r}: the writer is {self._state}")
+
+    # ---- space -----------------------------------------------------------------------------------
+
+    def _reserve(self) -> None:
+        """Reserve free chunks for the directory and the catalog of the samples so far."""
+        overhead = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
+        self._transaction.space.reserve = overhead
+
+    def _overhead_chunks(self, samples: int, path_bytes: int, sample_bytes: int) -> int:
+        """Return the chunks to reserve for attributes, directory and catalog."""
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        directory = segment_bytes_max(samples, path_bytes, sample_bytes // chunk_bytes)
+        attributes = -(-self._attributes.size_bytes // chunk_bytes)
+        return attributes - (-directory // chunk_bytes) + self._transaction.next_catalog_chunks
+
+    def _check_space(self, expected_bytes: int, expected_samples: int) -> None:
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        samples = self.sample_count + expected_samples
+        overhead = self._overhead_chunks(
+            samples, self._path_bytes, self.sample_bytes + expected_bytes
+        )
+        needed = -(-expected_bytes // chunk_bytes) + overhead
+        free = self._transaction.space.chunk_count
+        if needed > free:
+            self.abort()
+            raise SpaceError(
+                f"write the dataset {display(self.description.name)!r}: expected "
+                f"{format_bytes(needed * chunk_bytes)} of free space, got "
+                f"{format_bytes(free * chunk_bytes)}"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        if kind is None and self._state == "open":
+            self.seal()
+        else:
+            self.abort()

@@ -1,0 +1,63 @@
+"""Threads that the system refuses."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.base.threads import ThreadPool, start_thread
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_refused_thread_is_a_limit() -> None:
+    with pytest.raises(dlfs.LimitError, match=r"thread name: .* no more threads"):
+        start_thread(threading.Thread(target=print, name="name"))
+    with (
+        ThreadPool(1, thread_name_prefix="pool") as pool,
+        pytest.raises(dlfs.LimitError, match=r"thread pool: .* no more threads"),
+    ):
+        pool.submit(print)
+
+
+def test_an_interrupt_that_confuses_the_locks_of_threading_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_thread: threading.Thread) -> None:
+        lock = threading.Lock()
+        try:
+            raise KeyboardInterrupt
+        finally:
+            lock.release()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start_thread(threading.Thread(target=print))
+    with pytest.raises(KeyboardInterrupt), ThreadPool(1) as pool:
+        pool.submit(print)
+
+
+def test_other_errors_of_a_pool_stay() -> None:
+    pool = ThreadPool(1)
+    pool.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(print)
+
+
+def test_a_writer_names_the_limit(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    uris = [str(tmp_path / name) for name in ("a.img", "b.img")]
+    dlfs.format_volume(uris, size_bytes=16 << 20)
+    with dlfs.open(uris) as volume:
+        request.getfixturevalue("no_threads")
+        with pytest.raises(dlfs.LimitError, match="no more threads"):
+            volume.writer("new")
