@@ -28,10 +28,10 @@ SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
 HAS_FUSE := pkg-config --exists 'fuse3 >= 3.12' 2>/dev/null && echo yes
 # The library for authentication and TLS is built if OpenSSL 3's headers are found.
 HAS_OPENSSL := pkg-config --exists 'libssl >= 3' 2>/dev/null && echo yes
-NATIVE := native/CMakeLists.txt $(filter-out native/src/security/%,$(wildcard native/include/dlfs/*.h native/src/*.map native/src/*/*))
-C_FILES := $(wildcard native/include/dlfs/*.h native/src/*/*.[ch] native/spdk/*.[ch] native/fuse/*.[ch] native/tests/*.h native/tests/*/*.[ch] \
+NATIVE := native/CMakeLists.txt $(filter-out native/src/security/%,$(wildcard native/include/dlfs/*.h native/src/*.map native/src/*/*.[ch] native/src/*/*/*.[ch]))
+C_FILES := $(wildcard native/include/dlfs/*.h native/src/*/*.[ch] native/src/*/*/*.[ch] native/spdk/*.[ch] native/fuse/*.[ch] native/tests/*.h native/tests/*/*.[ch] \
 	native/fuzz/*.c native/examples/*.c bench/native/*.[ch])
-TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(filter-out native/src/security/%,$(wildcard native/src/*/*.c))) \
+TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(filter-out native/src/security/%,$(wildcard native/src/*/*.c native/src/*/*/*.c))) \
 	$(if $(shell $(HAS_OPENSSL)),$(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/security/*.c))) \
 	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c))) \
 	$(if $(shell $(HAS_FUSE)),$(patsubst native/fuse/%.c,build/tidy/fuse/%.ok,$(wildcard native/fuse/*.c)))
@@ -237,7 +237,7 @@ build/native/fuse.stamp: $(LIBRARY) $(wildcard native/fuse/*)
 	cp build/native/fuse/libdlfs_fuse.so $(FUSE_LIBRARY).new && mv $(FUSE_LIBRARY).new $(FUSE_LIBRARY); fi
 	@touch $@
 
-build/native/security.stamp: $(LIBRARY) native/src/nvme/security.h $(wildcard native/src/security/*)
+build/native/security.stamp: $(LIBRARY) native/src/nvme/security/security.h $(wildcard native/src/security/*)
 	@rm -f $(SECURITY_LIBRARY)
 	@if [ -n "$$($(HAS_OPENSSL))" ]; then echo "Building libdlfs_security"; \
 	$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_SECURITY=ON >/dev/null; \
@@ -267,7 +267,7 @@ build/tidy/fuse/%.ok: native/fuse/%.c $(wildcard native/fuse/*.h native/include/
 	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null
 	@touch $@
 
-build/tidy/%.ok: native/src/%.c $(wildcard native/src/*/*.h native/include/dlfs/*.h) native/.clang-tidy
+build/tidy/%.ok: native/src/%.c $(wildcard native/src/*/*.h native/src/*/*/*.h native/include/dlfs/*.h) native/.clang-tidy
 	@mkdir -p $(@D)
 	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null
 	@touch $@

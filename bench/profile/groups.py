@@ -14,14 +14,14 @@ LIBDLFS = "libdlfs.so"
 
 _DLFS_FILES = (
     ("CRC32C", r"crc32c|crc32intrin|[ensw]mmintrin|avx\d*f?intrin|vpclmul"),
-    ("NVMe/TCP", r"^(nvme|security)/"),
+    ("NVMe/TCP", r"^(nvme|protocol|security)/"),
     ("channel to the service", r"^channel/"),
     ("submission and completion", r"^device/|liburing|setup\.c|queue\.c|syscall"),
     ("directory", r"^directory/"),
     ("order", r"^sequence/|mix\.h"),
     ("look-ahead", r"^stream/"),
     ("planning", r"^reader/plan"),
-    ("cache and memory", r"^reader/(arena|cache|fill|private_memory)|^platform/memory"),
+    ("cache and memory", r"^arena/|^platform/memory"),
     ("batches", r"^(reader|handle)/|barrier|atomic|^platform/thread"),
 )
 _DLFS = tuple((f"libdlfs: {name}", re.compile(pattern)) for name, pattern in _DLFS_FILES)

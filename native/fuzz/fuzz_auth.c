@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "dlfs/codes.h"
-#include "nvme/auth_message.h"
+#include "nvme/protocol/auth_message.h"
 #include "security/key.h"
 
 #define TRANSACTION 0x1234u

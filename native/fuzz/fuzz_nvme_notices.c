@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "dlfs/dlfs.h"
-#include "nvme/notices.h"
-#include "nvme/pdu.h"
+#include "nvme/protocol/notices.h"
+#include "nvme/protocol/pdu.h"
 
 #define NUMBER_BYTES 4u
 

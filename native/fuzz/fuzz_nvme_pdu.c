@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #include "dlfs/dlfs.h"
-#include "nvme/receiver.h"
+#include "nvme/protocol/receiver.h"
 
 #define CHOICE_BYTES 2u
 #define STAGING_BYTES 512u

@@ -31,7 +31,7 @@
 #include <spdk/nvme.h>
 
 #include "dlfs_spdk.h"
-#include "nvme/writes.h"
+#include "nvme/protocol/writes.h"
 
 #define NS_PER_MS UINT64_C(1000000)
 

@@ -113,7 +113,7 @@ def test_other_events_are_refused() -> None:
         (Place(1, "libdlfs.so", "reader/plan.c", "plan_batch"), "libdlfs: planning"),
         (Place(1, "libdlfs.so", "device/uring.c", "submit"), "libdlfs: submission and completion"),
         (Place(1, "libdlfs.so", "nvme/queue.c", "submit"), "libdlfs: NVMe/TCP"),
-        (Place(1, "libdlfs.so", "reader/arena.c", "arena_find"), "libdlfs: cache and memory"),
+        (Place(1, "libdlfs.so", "arena/arena.c", "arena_find"), "libdlfs: cache and memory"),
         (Place(1, "libdlfs.so", "", "unheard_of"), "libdlfs: other"),
         (Place(1, "libc.so.6", "", "__memmove_avx512_unaligned_erms"), "C library: copies"),
         (Place(1, "libc.so.6", "", "_int_malloc"), "C library: malloc"),
@@ -137,7 +137,7 @@ def test_groups(place: Place, group: str) -> None:
 
 
 def test_every_source_of_libdlfs_is_in_a_group() -> None:
-    sources = Path(__file__).parents[2].glob("native/src/*/*.c")
+    sources = Path(__file__).parents[2].glob("native/src/**/*.c")
     for source in sources:
         name = f"{source.parent.name}/{source.name}"
         group = group_of(Place(1, "libdlfs.so", name, "f"))

@@ -22,7 +22,7 @@
 #include <stdatomic.h>
 
 #include "nvme/controller.h"
-#include "nvme/writes.h"
+#include "nvme/protocol/writes.h"
 
 struct nvme_counters {
     _Atomic uint64_t reconnects;

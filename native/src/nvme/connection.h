@@ -2,7 +2,7 @@
  * One TCP connection to a controller: opens it, exchanges ICReq and ICResp, runs single commands
  * and waits for their answers, and sends and receives for queue pairs.
  *
- * The byte stream is the socket's, or that of a TLS session over it (nvme/encryption.c).
+ * The byte stream is the socket's, or that of a TLS session over it (nvme/security/encryption.c).
  *
  * Sockets are non-blocking. A thread that waits does so in poll(2), and can be stopped there.
  *
@@ -12,9 +12,9 @@
 #define DLFS_NVME_CONNECTION_H
 
 #include "device/device.h"
-#include "nvme/command.h"
-#include "nvme/encryption.h"
-#include "nvme/receiver.h"
+#include "nvme/protocol/command.h"
+#include "nvme/protocol/receiver.h"
+#include "nvme/security/encryption.h"
 
 /* Command ID of Asynchronous Event Requests; nvme_connection_run uses lower ones. */
 #define NVME_EVENT_CID 0x8000u

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "nvme/authenticate.h"
 #include "nvme/events.h"
-#include "nvme/writes.h"
+#include "nvme/protocol/writes.h"
+#include "nvme/security/authenticate.h"
 #include "platform/clock.h"
 
 #define ADMIN_STAGING_BYTES 16384u

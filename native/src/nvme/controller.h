@@ -8,8 +8,8 @@
 #define DLFS_NVME_CONTROLLER_H
 
 #include "nvme/connection.h"
-#include "nvme/notices.h"
-#include "nvme/security.h"
+#include "nvme/protocol/notices.h"
+#include "nvme/security/security.h"
 
 #define NVME_HOST_BYTES 256u
 /* Most data bytes of one command, whatever MDTS allows: some targets have lower limits than they

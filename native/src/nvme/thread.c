@@ -9,8 +9,8 @@
  * attempt.
  */
 #include "nvme/association.h"
-#include "nvme/authenticate.h"
 #include "nvme/paths.h"
+#include "nvme/security/authenticate.h"
 #include "nvme/watch.h"
 #include "platform/clock.h"
 

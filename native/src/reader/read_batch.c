@@ -15,11 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arena/private_memory.h"
 #include "device/device.h"
 #include "platform/clock.h"
 #include "platform/crc32c.h"
 #include "reader/fetch_queues.h"
-#include "reader/private_memory.h"
 
 /* ---- fetch ----------------------------------------------------------------------------------- */
 

@@ -3,10 +3,10 @@
  * the other parts of the library include. The layers of the reader share the structures of
  * reader/state.h and call only those below them; from the bottom:
  *
- * - reader/cache_map.c, fill.c, shares.c, slots.c, arena.c, cache.c: the sample memory, equal slots
+ * - arena/cache_map.c, fill.c, shares.c, slots.c, arena.c, cache.c: the sample memory, equal slots
  *   of a chunk with counted references, which readers share, and which samples and chunks stay in
  *   it from one epoch to the next;
- * - reader/private_memory.c, share.c: memory of batches that own theirs, charged to a budget;
+ * - arena/private_memory.c, share.c: memory of batches that own theirs, charged to a budget;
  * - reader/members.c: where chunks and their copies lie, and which members are lost;
  * - reader/plan.c, span.c, fetch_queues.c, requests.c, fetch.c: spans of the data space read
  * through the members' queue pairs (reader/fetch.h);
@@ -24,12 +24,12 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "arena/cache.h"
+#include "arena/private_memory.h"
+#include "arena/share.h"
 #include "directory/directory.h"
 #include "reader/busy_wait.h"
-#include "reader/cache.h"
 #include "reader/fetch.h"
-#include "reader/private_memory.h"
-#include "reader/share.h"
 #include "reader/state.h"
 
 /* ---- reader/batch.c -------------------------------------------------------------------------- */

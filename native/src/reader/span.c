@@ -13,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arena/private_memory.h"
 #include "platform/clock.h"
 #include "reader/members.h"
-#include "reader/private_memory.h"
 #include "reader/state.h"
 
 /* Additional time for each byte of a read that has arrived, since a slow answer is not a silent

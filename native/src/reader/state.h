@@ -7,9 +7,9 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "arena/arena.h"
+#include "arena/cache_map.h"
 #include "dlfs/dlfs.h"
-#include "reader/arena.h"
-#include "reader/cache_map.h"
 #include "reader/prober.h"
 
 struct fetch;

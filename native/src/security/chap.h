@@ -2,7 +2,7 @@
  * A DH-HMAC-CHAP session of this host: its keys, and what one exchange computes from them.
  *
  * It lives in memory of secret_allocate. Messages are encoded and decoded by libdlfs
- * (nvme/authenticate.c), which sees challenges, responses and public values only.
+ * (nvme/security/authenticate.c), which sees challenges, responses and public values only.
  *
  * Source: NVM Express Base Specification 2.1, section 8.3.4.5.
  */

@@ -1,14 +1,14 @@
 /*
  * Hashes, HMACs and Diffie-Hellman exchanges of libdlfs_security, by OpenSSL's libcrypto.
  *
- * Hashes and groups have the identifiers of nvme/security.h. Threads: any at once.
+ * Hashes and groups have the identifiers of nvme/security/security.h. Threads: any at once.
  *
  * Source: FIPS 180-4, RFC 2104, RFC 7919.
  */
 #ifndef DLFS_SECURITY_CRYPTO_H
 #define DLFS_SECURITY_CRYPTO_H
 
-#include "nvme/security.h"
+#include "nvme/security/security.h"
 
 /* Some of the bytes that a hash or an HMAC covers. */
 struct security_bytes {

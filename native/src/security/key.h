@@ -21,7 +21,7 @@
 #ifndef DLFS_SECURITY_KEY_H
 #define DLFS_SECURITY_KEY_H
 
-#include "nvme/security.h"
+#include "nvme/security/security.h"
 
 #define SECURITY_KEY_BYTES_MAX 64u
 #define SECURITY_KEY_CRC_BYTES 4u

@@ -1,4 +1,4 @@
-/* The functions that libdlfs_security gives to libdlfs; see nvme/security.h. */
+/* The functions that libdlfs_security gives to libdlfs; see nvme/security/security.h. */
 #include <openssl/crypto.h>
 
 #include "security/chap.h"

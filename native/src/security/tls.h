@@ -19,7 +19,7 @@
 #ifndef DLFS_SECURITY_TLS_H
 #define DLFS_SECURITY_TLS_H
 
-#include "nvme/security.h"
+#include "nvme/security/security.h"
 #include "security/tls_psk.h"
 
 /* These functions are members of struct nvme_security, which describes them. */

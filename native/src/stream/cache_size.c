@@ -1,6 +1,6 @@
 /*
  * Measures what an epoch reads, and decides how many slots a stream leaves to the sample cache
- * (reader/cache.c).
+ * (arena/cache.c).
  *
  * The cache has all slots but a reserve. If the whole epoch fits, the reserve is MARGIN_SLOTS and
  * room for two samples, for reads under way: samples go to the cache as they land. Otherwise

@@ -3,7 +3,7 @@
 #define DLFS_TESTS_NVME_TESTS_H
 
 #include "check.h"
-#include "nvme/pdu.h"
+#include "nvme/protocol/pdu.h"
 
 #include <dlfs/dlfs.h>
 

@@ -2,8 +2,8 @@
 #include <errno.h>
 
 #include "check.h"
-#include "nvme/command.h"
-#include "nvme/pdu.h"
+#include "nvme/protocol/command.h"
+#include "nvme/protocol/pdu.h"
 
 #include <dlfs/dlfs.h>
 

@@ -1,7 +1,7 @@
 /* Events, the Changed Namespace List and the ANA log: kinds, states, lengths, and cut logs. */
 #include "check.h"
-#include "nvme/notices.h"
-#include "nvme/pdu.h"
+#include "nvme/protocol/notices.h"
+#include "nvme/protocol/pdu.h"
 
 #include <dlfs/dlfs.h>
 

@@ -3,7 +3,7 @@
  * with and without digests, is decoded completely and in order; an error ends it.
  */
 #include "nvme/nvme_tests.h"
-#include "nvme/receiver.h"
+#include "nvme/protocol/receiver.h"
 
 #define STAGING_BYTES 65536u
 #define LARGE_BYTES 40000u

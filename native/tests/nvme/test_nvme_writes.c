@@ -1,5 +1,6 @@
-/* The rules for writes of both initiators: flushes, leases, repetitions; see nvme/writes.h. */
-#include "nvme/writes.h"
+/* The rules for writes of both initiators: flushes, leases, repetitions; see
+ * nvme/protocol/writes.h. */
+#include "nvme/protocol/writes.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -59,7 +59,7 @@ def test_prune_removes_what_it_showed_or_nothing(run, volume, samples, monkeypat
         assert "small@1 (" in question
         add_version(volume, samples)
 
-    monkeypatch.setattr("dlfs.cli.verbs.prune.confirm", confirm)
+    monkeypatch.setattr("dlfs.cli.verbs.remove.confirm", confirm)
     done = run("prune", volume, "small", "--keep", 1)
     assert (done.code, "these now: 1, 2; nothing was removed" in done.err) == (1, True)
     assert run("ls", volume).out == b"small@1\nsmall@2\nsmall@3\n"

@@ -9,7 +9,7 @@
 #define DLFS_NVME_COMMAND_H
 
 #include "dlfs/dlfs.h"
-#include "nvme/pdu.h"
+#include "nvme/protocol/pdu.h"
 
 #define NVME_OPCODE_FLUSH 0x00u
 #define NVME_OPCODE_WRITE 0x01u

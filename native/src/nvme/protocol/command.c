@@ -1,5 +1,5 @@
-/* Encodes submission queue entries and decodes Identify data; see nvme/command.h. */
-#include "nvme/command.h"
+/* Encodes submission queue entries and decodes Identify data; see nvme/protocol/command.h. */
+#include "nvme/protocol/command.h"
 
 #include <errno.h>
 

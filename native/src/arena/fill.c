@@ -15,7 +15,7 @@
  * 6.1), which depends on neither setting, replaces the pages of a step, mostly none, by a huge
  * page.
  */
-#include "reader/fill.h"
+#include "arena/fill.h"
 
 #include <errno.h>
 #include <sys/mman.h>

@@ -6,7 +6,7 @@
 #ifndef DLFS_NVME_ENCRYPTION_H
 #define DLFS_NVME_ENCRYPTION_H
 
-#include "nvme/security.h"
+#include "nvme/security/security.h"
 #include "nvme/socket.h"
 
 /* The TLS key of a connection, and the two sides that share it. */

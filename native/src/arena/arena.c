@@ -1,15 +1,15 @@
 /*
- * The sample memory: one mapping, cut into slots of a chunk each (reader/slots.c), which readers
- * share (reader/shares.c). It is mapped when the first of them reads.
+ * The sample memory: one mapping, cut into slots of a chunk each (arena/slots.c), which readers
+ * share (arena/shares.c). It is mapped when the first of them reads.
  */
-#include "reader/arena.h"
+#include "arena/arena.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "arena/private_memory.h"
 #include "platform/memory.h"
-#include "reader/private_memory.h"
 #include "reader/state.h"
 
 #define SLOTS_MAX (UINT32_MAX / 2)

@@ -5,7 +5,7 @@
 #ifndef DLFS_CACHE_H
 #define DLFS_CACHE_H
 
-#include "reader/cache_map.h"
+#include "arena/cache_map.h"
 
 /* 2^32 times the fraction of the square root of 2. Its multiples are spread evenly. */
 #define CACHE_SPREAD UINT32_C(0x6A09E667)

@@ -7,7 +7,7 @@
  */
 #include <errno.h>
 
-#include "nvme/command.h"
+#include "nvme/protocol/command.h"
 
 #define STATUS_PERSISTENT_LOSS 0x301u
 #define STATUS_TRANSITION 0x303u

@@ -1,5 +1,5 @@
-/* The state machine of received bytes; see nvme/receiver.h. */
-#include "nvme/receiver.h"
+/* The state machine of received bytes; see nvme/protocol/receiver.h. */
+#include "nvme/protocol/receiver.h"
 
 #include "dlfs/dlfs.h"
 

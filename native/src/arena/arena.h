@@ -10,8 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "arena/fill.h"
 #include "dlfs/dlfs.h"
-#include "reader/fill.h"
 
 #define SLOT_NONE UINT32_MAX
 #define SLOTS_MIN 4u
@@ -21,7 +21,7 @@ enum slot_state {
     SLOT_TRANSIENT, /* holds samples, or is being filled; free again without references */
     SLOT_LOADING,   /* a chunk of the dataset is being read into it */
     SLOT_CHUNK,     /* holds a verified chunk of the dataset; may be evicted without references */
-    SLOT_PACKED,    /* holds copies of single verified samples (reader/cache.c) */
+    SLOT_PACKED,    /* holds copies of single verified samples (arena/cache.c) */
     SLOT_TAIL,      /* belongs to the run of slots that an earlier one heads */
 };
 
@@ -153,14 +153,14 @@ uint32_t arena_available(const dlfs_reader *reader);
 /* Wakes all threads that wait for the arena's slots. */
 void arena_wake_all(dlfs_arena *arena);
 
-/* ---- reader/slots.c, for reader/arena.c ------------------------------------------------------ */
+/* ---- arena/slots.c, for arena/arena.c ------------------------------------------------------ */
 
 /* Puts all slots of a new arena into its list of free ones. */
 void slots_init(dlfs_arena *arena);
 /* Frees all slots of a reader, whatever is in them. */
 void slots_free_all(dlfs_reader *reader);
 
-/* ---- reader/shares.c ------------------------------------------------------------------------- */
+/* ---- arena/shares.c ------------------------------------------------------------------------- */
 
 /* Returns the slots that a dataset of so many chunks needs: no more than these, a quarter more, and
  * a margin. */

@@ -3,7 +3,7 @@
  * budget of its user where there is one. A charge applies to a share and to all its parents, or to
  * none of them. Any thread may call these functions.
  */
-#include "reader/share.h"
+#include "arena/share.h"
 
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-"""``dlfs rm``: removes a dataset, and frees its space."""
+"""``dlfs rm`` and ``dlfs prune``: remove datasets, and free their space."""
 
 from __future__ import annotations
 
@@ -50,3 +50,36 @@ def _choose(volume: Volume, wanted: str, *, all_versions: bool) -> list[DatasetI
         versions = ", ".join(f"{info.name}@{info.version}" for info in found)
         raise UsageError(f"remove {wanted}: expected one of {versions}, or --all-versions")
     return found
+
+
+def prune(
+    volume: VolumeArgument,
+    dataset: DatasetArgument,
+    keep: Annotated[
+        int, typer.Option("--keep", "-k", metavar="N", min=1, help="Newest versions that stay.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove the older versions of a dataset, all at once.
+
+    A program that is reading one of them gets an error, never wrong bytes.
+    """
+    with open_devices(volume, "prune in") as opened:
+        doomed = opened.versions(dataset)[:-keep]
+        expected = None if yes else [info.uuid for info in doomed]
+        if doomed and not yes:
+            names = ", ".join(map(describe, doomed))
+            confirm(
+                f"Remove {names} from {volume}?",
+                otherwise=f"prune {dataset}: expected --yes to remove {names}",
+                declined="nothing was removed",
+            )
+        removed = opened.prune(dataset, keep=keep, expected=expected)
+        stay = len(opened.versions(dataset))
+    if json:
+        print_json({"removed": [asdict(info) for info in removed]}, result=True)
+    for info in removed:
+        note(f"removed {describe(info)}")
+    if not removed:
+        note(f"nothing to remove: {dataset} has {stay} version{'' if stay == 1 else 's'}")

@@ -5,7 +5,7 @@
  * dataset (LOADING, CHUNK), or holds copies of single samples (PACKED). References are counted. A
  * chunk without references is idle. When memory is needed, the chunk that was idle for longest is
  * evicted first: all that the look-ahead needs holds a reference, so idle chunks are needed later.
- * Idle slots of the cache stay for the next epoch; reader/cache.c decides which of them may go.
+ * Idle slots of the cache stay for the next epoch; arena/cache.c decides which of them may go.
  *
  * A reader holds no more slots than its share. If no slot is free that it may take, another reader
  * holds more than its share, which has shrunk, and loses idle slots.

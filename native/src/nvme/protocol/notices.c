@@ -1,8 +1,8 @@
-/* Decodes events, the Changed Namespace List and the ANA log; see nvme/notices.h. */
-#include "nvme/notices.h"
+/* Decodes events, the Changed Namespace List and the ANA log; see nvme/protocol/notices.h. */
+#include "nvme/protocol/notices.h"
 
 #include "dlfs/dlfs.h"
-#include "nvme/pdu.h"
+#include "nvme/protocol/pdu.h"
 
 #define TYPE_HEALTH 1u
 #define TYPE_NOTICE 2u

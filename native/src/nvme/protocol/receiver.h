@@ -11,7 +11,7 @@
 
 #include <sys/uio.h>
 
-#include "nvme/pdu.h"
+#include "nvme/protocol/pdu.h"
 
 /* Data length from which on a system call costs less than a copy. */
 #define NVME_DIRECT_BYTES 16384u

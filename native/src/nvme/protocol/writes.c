@@ -1,5 +1,5 @@
-/* Flushes, leases and repeated writes of both NVMe initiators; see nvme/writes.h. */
-#include "nvme/writes.h"
+/* Flushes, leases and repeated writes of both NVMe initiators; see nvme/protocol/writes.h. */
+#include "nvme/protocol/writes.h"
 
 #include <errno.h>
 

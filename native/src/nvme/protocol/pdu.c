@@ -1,5 +1,5 @@
-/* Encoding and decoding of NVMe/TCP PDUs; see nvme/pdu.h. */
-#include "nvme/pdu.h"
+/* Encoding and decoding of NVMe/TCP PDUs; see nvme/protocol/pdu.h. */
+#include "nvme/protocol/pdu.h"
 
 #include <errno.h>
 

@@ -5,7 +5,7 @@
  * A run of PACKED slots holds [index, bytes] [index, bytes] ..., each aligned to 8 bytes. So the
  * eviction of a run knows which samples it removes from the map.
  */
-#include "reader/cache_map.h"
+#include "arena/cache_map.h"
 
 #include "reader/state.h"
 

@@ -1,8 +1,8 @@
-/* The messages of DH-HMAC-CHAP; see nvme/auth_message.h. */
-#include "nvme/auth_message.h"
+/* The messages of DH-HMAC-CHAP; see nvme/protocol/auth_message.h. */
+#include "nvme/protocol/auth_message.h"
 
 #include "dlfs/codes.h"
-#include "nvme/command.h"
+#include "nvme/protocol/command.h"
 
 #define FABRICS_AUTHENTICATION_SEND 0x05u
 #define FABRICS_AUTHENTICATION_RECEIVE 0x06u

@@ -5,13 +5,13 @@
  * fresh pages costs as much as to read into them, so the arena keeps the mappings that were used
  * last for the next batches.
  */
-#include "reader/private_memory.h"
+#include "arena/private_memory.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
+#include "arena/share.h"
 #include "platform/memory.h"
-#include "reader/share.h"
 #include "reader/state.h"
 
 #define ALIGN_MIN 4096u

@@ -5,7 +5,7 @@
 #ifndef DLFS_CACHE_MAP_H
 #define DLFS_CACHE_MAP_H
 
-#include "reader/arena.h"
+#include "arena/arena.h"
 
 #define CACHE_BATCHES_PINNED_MIN 2 /* one that the consumer has, and the next one */
 #define CACHE_PENDING (UINT64_C(1) << 63)

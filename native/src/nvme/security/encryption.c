@@ -1,9 +1,9 @@
-/* TLS over the socket of a connection; see nvme/encryption.h. */
-#include "nvme/encryption.h"
+/* TLS over the socket of a connection; see nvme/security/encryption.h. */
+#include "nvme/security/encryption.h"
 
 #include <poll.h>
 
-#include "nvme/pdu.h"
+#include "nvme/protocol/pdu.h"
 #include "platform/clock.h"
 
 /* The first bytes of TLS records (RFC 8446, 5.1): content type and major version. */

@@ -11,8 +11,8 @@
 #ifndef DLFS_NVME_AUTH_MESSAGE_H
 #define DLFS_NVME_AUTH_MESSAGE_H
 
-#include "nvme/pdu.h"
-#include "nvme/security.h"
+#include "nvme/protocol/pdu.h"
+#include "nvme/security/security.h"
 
 /* Room for any message. A Reply is the longest: 16 bytes, two hashes and a public value. */
 #define NVME_AUTH_BYTES_MAX 4096u

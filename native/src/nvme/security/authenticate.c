@@ -1,11 +1,11 @@
-/* Authenticates one connection; see nvme/authenticate.h. */
-#include "nvme/authenticate.h"
+/* Authenticates one connection; see nvme/security/authenticate.h. */
+#include "nvme/security/authenticate.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
-#include "nvme/auth_message.h"
+#include "nvme/protocol/auth_message.h"
 
 /* NQN of every discovery controller; most of them ask for no authentication. */
 #define DISCOVERY_NQN "nqn.2014-08.org.nvmexpress.discovery"

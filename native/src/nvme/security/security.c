@@ -1,5 +1,5 @@
-/* Loads libdlfs_security; see nvme/security.h. */
-#include "nvme/security.h"
+/* Loads libdlfs_security; see nvme/security/security.h. */
+#include "nvme/security/security.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -3,7 +3,7 @@
  *
  * Two kinds of slots are cached. A stream that reads whole chunks leaves them there as they are. A
  * stream that reads single samples copies each of them behind the previous one in a PACKED run of
- * slots, where a map finds it by its index (reader/cache_map.c). So memory holds the samples of a
+ * slots, where a map finds it by its index (arena/cache_map.c). So memory holds the samples of a
  * selection without their neighbours.
  *
  * A cached sample stays, and a sample that comes when the cache is full is not cached. In a random
@@ -27,7 +27,7 @@
  *
  * Threads: all functions are called with the arena's lock held.
  */
-#include "reader/cache.h"
+#include "arena/cache.h"
 
 #include <string.h>
 
