@@ -17,7 +17,7 @@ from typing import Protocol
 from uuid import UUID
 
 from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
-from dlfs.base.arguments import ENGINES, Engine, check_choice, check_integer
+from dlfs.base.arguments import check_integer
 from dlfs.base.closing import LiveValues, Uses
 from dlfs.base.deadlines import is_over, limit_call, limit_device, share_for
 from dlfs.base.units import MIB, format_bytes, format_count
@@ -84,8 +84,7 @@ class OpenOptions:
         memory_bytes: sample memory of the volume in each process, in bytes. It holds samples that
             are cached, read ahead, or pinned by batches.
         depth: most operations in flight per member and thread.
-        engine: I/O engine of file devices: ``auto``, ``uring`` or ``threads``.
-        opener: function that opens a device.
+        opener: opens a device: ``open_device``, perhaps with an I/O engine of file devices.
         memory: the memory itself, which all datasets of the volume share; made by default. That of
             a service lies in an unnamed file, as directories do then, whose descriptor it passes to
             its clients.
@@ -93,12 +92,10 @@ class OpenOptions:
 
     memory_bytes: int = 256 * MIB
     depth: int = 128
-    engine: Engine = "auto"
     opener: Opener = open_device
     memory: MemoryBudget | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_choice(self.engine, ENGINES, option="engine", action="open a volume")
         for option, low, high in (("memory_bytes", 0, None), ("depth", 1, DEPTH_MAX)):
             value = getattr(self, option)
             number = check_integer(value, low, high, option=option, action="open a volume")
@@ -254,7 +251,7 @@ class LocalConnection:
         """Open the members and find the newest generation."""
         options = self.options
         with limit_call():
-            uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
+            uris = resolve_uris(self.uris, opener=options.opener)
             options = replace(options, opener=opener_for(self.uris, uris, options.opener))
             generation = LocalConnection(uris, options)._open_generation(uris)
         volume = LocalVolume(generation, options, watch_discovery(self.uris))
@@ -275,7 +272,6 @@ class LocalConnection:
         devices = open_members(
             uris,
             volume_uuid=None if identity is None else identity.volume_uuid,
-            engine=options.engine,
             opener=options.opener,
             identified=identified,
         )
@@ -283,7 +279,6 @@ class LocalConnection:
             known = None if identity is None else _loaded.get(identity.volume_uuid)
             generation = load_joined(
                 devices,
-                engine=options.engine,
                 opener=options.opener,
                 load=partial(load_generation, known=known, identified=identified),
             )
@@ -340,13 +335,10 @@ class LocalConnection:
                 generation,
                 record,
                 shared=not options.shared,
-                engine=options.engine,
                 opener=options.opener,
                 uses=uses,
             )
-            placement = LocalPlacement(
-                generation, record, identity, options.engine, options.opener, uses
-            )
+            placement = LocalPlacement(generation, record, identity, options.opener, uses)
             make_reader = partial(self._make_reader, generation, identity, record, placement)
             reader = make_reader(directory)
             placement.lost_members = reader.native.lost_members
@@ -481,12 +473,10 @@ class LocalVolume:
                 devices,
                 self.superblock.volume_uuid,
                 writable=False,
-                engine=options.engine,
                 opener=options.opener,
             )
             self.generation = load_joined(
                 devices,
-                engine=options.engine,
                 opener=options.opener,
                 load=lambda devices: self._newest(without_departed(opened, devices), known),
             )
@@ -519,7 +509,7 @@ class LocalVolume:
         if not isinstance(device, MissingDevice) or not device.given or device.refused:
             return device
         try:
-            return self.options.opener(device.uri, writable=False, engine=self.options.engine)
+            return self.options.opener(device.uri, writable=False)
         except (DeviceError, NotFoundError) as error:
             return MissingDevice(device.uri, error)
 

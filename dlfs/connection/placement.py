@@ -28,7 +28,6 @@ from contextlib import suppress
 from uuid import UUID
 
 from dlfs._native import abi
-from dlfs.base.arguments import Engine
 from dlfs.base.closing import LiveObjects, Uses
 from dlfs.base.deadlines import limit_call, limit_device, share_for
 from dlfs.base.forks import Lock
@@ -59,7 +58,6 @@ class LocalPlacement:
         generation: generation at which the dataset was opened.
         record: record of the dataset in it.
         identity: identity of the dataset.
-        engine: engine for further file devices.
         opener: function that opens further devices.
         uses: calls under way that use the devices.
 
@@ -75,7 +73,6 @@ class LocalPlacement:
         generation: Generation,
         record: DatasetRecord,
         identity: DatasetIdentity,
-        engine: Engine,
         opener: Opener,
         uses: Uses,
     ) -> None:
@@ -86,7 +83,6 @@ class LocalPlacement:
         self._opened = generation
         self._record = record
         self._identity = identity
-        self._engine = engine
         self._opener = opener
         self._members = _members_of(generation, record, every=generation.geometry.replicas > 1)
         self._right: _Marks = {}  # while these are read, the chunks are the dataset's
@@ -163,7 +159,7 @@ class LocalPlacement:
             None if the dataset was removed; else True if it has other chunks, or its members have
             left. In the second case ``moved`` is set.
         """
-        with newest_generation(self._opened, self._engine, self._opener) as newest:
+        with newest_generation(self._opened, self._opener) as newest:
             if newest.superblock.volume_uuid == self.volume_uuid:
                 remember_members(self._opened.members, newest.superblock, newest.members)
             found = find_record(newest.catalog, self._record.uuid)

@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 
-from dlfs.base.arguments import Engine
 from dlfs.base.closing import Uses
 from dlfs.block import open_device
 from dlfs.connection.identity import DatasetIdentity
@@ -38,7 +37,6 @@ from dlfs.store.transaction import Generation
 def _read_moved(
     opened: Generation,
     record: DatasetRecord,
-    engine: Engine,
     opener: Opener,
     read: Callable[[Generation, DatasetRecord], None],
 ) -> bool:
@@ -47,7 +45,6 @@ def _read_moved(
     Args:
         opened: generation at which the dataset was opened.
         record: record of the dataset in it.
-        engine: I/O engine of further members that are file devices.
         opener: function that opens further members.
         read: reads the directory of a record.
 
@@ -61,7 +58,7 @@ def _read_moved(
     """
     identity = DatasetIdentity.of(record, opened.superblock.volume_uuid)
     try:
-        with newest_generation(opened, engine, opener) as newest:
+        with newest_generation(opened, opener) as newest:
             found = find_record(newest.catalog, record.uuid)
             if found is None:
                 raise identity.missing_from(newest.devices)
@@ -82,7 +79,6 @@ def load_segment(
     *,
     shared: bool = True,
     locked: bool = False,
-    engine: Engine = "auto",
     opener: Opener = open_device,
     uses: Uses | None = None,
 ) -> FrozenDirectory:
@@ -94,7 +90,6 @@ def load_segment(
         shared: use the copy of other processes of the node, if any; otherwise read the media.
         locked: True if no writer can remove or move the dataset meanwhile; then this is not
             checked.
-        engine: I/O engine of file devices that the volume gets later.
         opener: function that opens members that the volume gets later.
         uses: calls under way that use the devices; reading the names becomes one of them.
 
@@ -127,7 +122,7 @@ def load_segment(
             read(generation, record)
         except (DeviceError, FormatError) as error:
             problem = error
-        moved = _read_moved(generation, record, engine, opener, read)
+        moved = _read_moved(generation, record, opener, read)
         if problem is not None and not moved:
             raise problem
 
@@ -142,9 +137,7 @@ def load_segment(
             uses=uses,
         )
     except FormatError:
-        if not locked and _read_moved(
-            generation, record, engine, opener, lambda _newest, _found: None
-        ):
+        if not locked and _read_moved(generation, record, opener, lambda _newest, _found: None):
             raise DatasetIdentity.of(record).moved() from None
         raise
     expected = record.sample_count, record.data_bytes, generation.geometry.chunk_bytes

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from dlfs.base.arguments import Engine
 from dlfs.base.deadlines import OTHER_MEMBERS_PART, limit_device
 from dlfs.block import NvmeTcpDiscoverUri, open_device, parse_uri
 from dlfs.errors import AuthenticationError, DlfsError, FormatError, NotFoundError, UsageError
@@ -66,28 +65,23 @@ class FoundNamespace:
 def find_namespaces(
     discoveries: Iterable[tuple[NvmeTcpDiscoverUri, Discovery]],
     *,
-    engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> list[FoundNamespace]:
     """Open every namespace of some discoveries for reading and identify it.
 
     Args:
         discoveries: URIs and their discoveries; the options of a URI apply to its namespaces.
-        engine: engine for the opener.
         opener: function that opens devices.
     """
-    return all_at_once(lambda listed: _inspect(listed, engine, opener), _listed(discoveries))
+    return all_at_once(lambda listed: _inspect(listed, opener), _listed(discoveries))
 
 
-def resolve_uris(
-    uris: Sequence[str], *, engine: Engine = "auto", opener: Opener = open_device
-) -> tuple[str, ...]:
+def resolve_uris(uris: Sequence[str], *, opener: Opener = open_device) -> tuple[str, ...]:
     """Replace the discovery URIs in a volume's member URIs by the members that they list.
 
     Args:
         uris: URIs of devices and of discovery controllers; returned as they are if there is no
             discovery URI.
-        engine: engine for the opener.
         opener: function that opens devices.
 
     Returns:
@@ -105,14 +99,14 @@ def resolve_uris(
         return tuple(uris)
     single = [u for u, p in zip(uris, parsed, strict=True) if not isinstance(p, NvmeTcpDiscoverUri)]
     with limit_device(OTHER_MEMBERS_PART):
-        given = [_identify_uri(uri, engine, opener) for uri in single]
+        given = [_identify_uri(uri, opener) for uri in single]
     results = list(zip(controllers, all_at_once(_discover, controllers), strict=True))
     refusals = [result for _, result in results if isinstance(result, AuthenticationError)]
     if not single and len(refusals) == len(results):
         raise refusals[0]
     listed = [(uri, result) for uri, result in results if isinstance(result, Discovery)]
     with limit_device(OTHER_MEMBERS_PART):
-        found = find_namespaces(listed, engine=engine, opener=opener)
+        found = find_namespaces(listed, opener=opener)
     choice = _VolumeChoice(
         given=[content.superblock for content in given if content.superblock is not None],
         found=found,
@@ -163,13 +157,13 @@ def _listed(discoveries: Iterable[tuple[NvmeTcpDiscoverUri, Discovery]]) -> list
     return list(by_key.values())
 
 
-def _inspect(listed: _Listed, engine: Engine, opener: Opener) -> FoundNamespace:
+def _inspect(listed: _Listed, opener: Opener) -> FoundNamespace:
     uri = str(
         namespace_uri(
             listed.controller, listed.subsystem.nqn, listed.paths, nsid=listed.namespace.nsid
         )
     )
-    found = _identify_uri(uri, engine, opener)
+    found = _identify_uri(uri, opener)
     return FoundNamespace(
         uri,
         listed.subsystem,
@@ -189,10 +183,10 @@ class _Content:
     unknown: tuple[SuperblockCopy, ...] = ()
 
 
-def _identify_uri(uri: str, engine: Engine, opener: Opener) -> _Content:
+def _identify_uri(uri: str, opener: Opener) -> _Content:
     """Return the newest superblock of a device, or the reason why there is none."""
     try:
-        device = opener(uri, writable=False, engine=engine)
+        device = opener(uri, writable=False)
     except Unusable as error:
         return _Content(None, str(error))
     try:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from dlfs.base.arguments import Engine
 from dlfs.base.units import format_bytes
 from dlfs.block import BlockDevice
 from dlfs.errors import DeviceError, ExistsError, FormatError, LimitError, UsageError
@@ -53,7 +52,6 @@ def grow_volume(
     *,
     size_bytes: int | None,
     force: bool,
-    engine: Engine,
     opener: Opener,
 ) -> Generation:
     """Add devices to a volume as one more group of members.
@@ -63,7 +61,6 @@ def grow_volume(
         members: URIs of the new members, or one text with commas.
         size_bytes: size of each that is a new or empty file.
         force: True to overwrite data on the devices.
-        engine: engine for file devices.
         opener: function that opens devices.
 
     Raises:
@@ -82,7 +79,7 @@ def grow_volume(
     try:
         for uri in uris:
             prepare_file(uri, size_bytes, force=force, made=made)
-        devices = open_devices(uris, writable=True, engine=engine, opener=opener)
+        devices = open_devices(uris, writable=True, opener=opener)
         group = _check_devices(base, devices, force=force)
         lock_members(devices, "dlfs grow")
         _check_devices(base, devices, force=force)

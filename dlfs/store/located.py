@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from dlfs.base.arguments import Engine
 from dlfs.base.deadlines import limit_device, share_for
 from dlfs.base.wording import quote
 from dlfs.block import BlockDevice, MissingDevice, NvmeTcpUri, open_device, parse_uri
@@ -94,7 +93,6 @@ def open_members(
     *,
     volume_uuid: UUID | None = None,
     writable: bool = False,
-    engine: Engine = "auto",
     opener: Opener = open_device,
     identified: Identified | None = None,
 ) -> list[BlockDevice]:
@@ -106,7 +104,6 @@ def open_members(
         uris: URIs of the members, or of some members of a grown volume.
         volume_uuid: UUID of the volume, if what this process remembers of its members may be used.
         writable: True to open the devices for writing.
-        engine: engine for file devices.
         opener: function that opens devices.
         identified: gets the members that were identified.
 
@@ -115,16 +112,16 @@ def open_members(
         DlfsError: no device can be opened; it is the error of the first.
     """
 
-    def tolerant(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
+    def tolerant(uri: str, *, writable: bool) -> BlockDevice:
         try:
-            return opener(uri, writable=writable, engine=engine)
+            return opener(uri, writable=writable)
         except (DeviceError, NotFoundError) as error:
             return MissingDevice(uri, error)
 
     if volume_uuid in _remembered:
         staying = [uri for uri in uris if uri not in _departed[volume_uuid]]
         uris = staying or list(_remembered[volume_uuid].uris.values())
-    devices = open_devices(uris, writable=writable, engine=engine, opener=tolerant)
+    devices = open_devices(uris, writable=writable, opener=tolerant)
     absent = [device for device in devices if isinstance(device, MissingDevice)]
     if len(absent) == len(devices):
         raise same_kind(absent[0].reason, str(absent[0].reason))
@@ -133,7 +130,6 @@ def open_members(
             devices,
             volume_uuid,
             writable=writable,
-            engine=engine,
             opener=opener,
             identified=identified,
         )
@@ -148,7 +144,6 @@ def open_located(
     volume_uuid: UUID | None = None,
     *,
     writable: bool,
-    engine: Engine,
     opener: Opener,
     identified: Identified | None = None,
 ) -> list[BlockDevice]:
@@ -160,7 +155,6 @@ def open_located(
         devices: devices that the caller has open.
         volume_uuid: UUID of the volume, if what this process remembers of its members may be used.
         writable: True to open the members for writing.
-        engine: engine for file devices.
         opener: function that opens devices.
         identified: gets the members that were identified.
     """
@@ -183,7 +177,7 @@ def open_located(
     known = {} if remembered is None else remembered.uris
     places = [*known.values(), *(device.uri for device in devices if _is_place(device))]
     if not found:
-        record = _newest_record(record, places, engine, opener)
+        record = _newest_record(record, places, opener)
     wanted = set(record.uris if newest is None else newest.member_uuids)
     wanted -= {member.uuid for member in found}
     given = {device.uri for device in devices}
@@ -197,7 +191,7 @@ def open_located(
             located.append(MissingDevice(quote(recorded), error, refused=True))
             continue
         if uri not in given:
-            located.append(_open_member(uri, uuid, record, writable, engine, opens))
+            located.append(_open_member(uri, uuid, record, writable, opens))
     if not found:
         return located
     # A member that was given and cannot be identified has an error of its own already.
@@ -234,9 +228,7 @@ def _choose(
         return known, opener
 
 
-def _newest_record(
-    record: LocationRecord, places: Sequence[str], engine: Engine, opener: Opener
-) -> LocationRecord:
+def _newest_record(record: LocationRecord, places: Sequence[str], opener: Opener) -> LocationRecord:
     """Return the newest record that a record of a removed device leads to.
 
     The members that it names may have been removed later, and then have a newer record. Each device
@@ -263,7 +255,7 @@ def _newest_record(
                 f"{RECORDS_MAX} devices in the location records that it leads to, got more"
             )
         try:
-            found = _read_record(uri, engine, opens)
+            found = _read_record(uri, opens)
         except DeviceError:
             silent |= _address(uri)
             continue
@@ -280,14 +272,14 @@ def _address(uri: str) -> set[tuple[str, int]]:
     return {(parsed.host, parsed.port)} if isinstance(parsed, NvmeTcpUri) else set()
 
 
-def _read_record(uri: str, engine: Engine, opener: Opener) -> LocationRecord | None:
+def _read_record(uri: str, opener: Opener) -> LocationRecord | None:
     """Return the location record of a device that may be none, or None.
 
     Raises:
         DeviceError: the device cannot be opened.
     """
     try:
-        device = opener(uri, writable=False, engine=engine)
+        device = opener(uri, writable=False)
     except (FormatError, NotFoundError, UsageError):
         return None
     try:
@@ -312,7 +304,7 @@ def _identify(devices: Sequence[BlockDevice]) -> tuple[list[Member], bool]:
 
 
 def _open_member(
-    uri: str, uuid: UUID, record: LocationRecord, writable: bool, engine: Engine, opener: Opener
+    uri: str, uuid: UUID, record: LocationRecord, writable: bool, opener: Opener
 ) -> BlockDevice:
     """Open the device at the URI of a location record.
 
@@ -321,7 +313,7 @@ def _open_member(
     """
     device: BlockDevice | None = None
     try:
-        device = opener(uri, writable=writable, engine=engine)
+        device = opener(uri, writable=writable)
         member = identify(device)
         later = member.newest.generation > record.generation
         if member.uuid == uuid or (later and member.newest.volume_uuid == record.volume_uuid):

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from dlfs.base.arguments import Engine
 from dlfs.base.closing import close_all
 from dlfs.base.deadlines import limit_device, share_for
 from dlfs.base.units import format_count
@@ -81,7 +80,7 @@ class DepartedError(FormatError):
 class Opener(Protocol):
     """A function that opens devices: ``dlfs.block.open_device``, or one that wraps its devices."""
 
-    def __call__(self, uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
+    def __call__(self, uri: str, *, writable: bool) -> BlockDevice:
         """Open the device that a URI names."""
 
 
@@ -182,7 +181,6 @@ def open_devices(
     uris: Sequence[str],
     *,
     writable: bool = False,
-    engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> list[BlockDevice]:
     """Open several devices; if one fails, close the others.
@@ -194,7 +192,7 @@ def open_devices(
     devices: list[BlockDevice] = []
     try:
         for uri in uris:
-            devices.append(opener(uri, writable=writable, engine=engine))
+            devices.append(opener(uri, writable=writable))
         seen: dict[str, str] = {}
         for device in devices:
             if device.identity in seen:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dlfs.base.arguments import Engine
 from dlfs.base.deadlines import is_over
 from dlfs.block import BlockDevice, MissingDevice
 from dlfs.errors import DeviceError, FormatError, NotFoundError
@@ -28,7 +27,6 @@ REOPEN_PAUSE_S = 0.05
 def load_joined(
     devices: list[BlockDevice],
     *,
-    engine: Engine,
     opener: Opener,
     load: Callable[[Sequence[BlockDevice]], Generation] = load_generation,
 ) -> Generation:
@@ -37,7 +35,6 @@ def load_joined(
     Args:
         devices: devices of the volume; those of members that joined are added to it, also if this
             fails.
-        engine: engine for file devices.
         opener: function that opens devices.
         load: function that loads a generation of devices.
 
@@ -49,7 +46,7 @@ def load_joined(
         try:
             return load(devices)
         except (DeviceError, FormatError, NotFoundError) as error:
-            located = open_located(devices, writable=False, engine=engine, opener=opener)
+            located = open_located(devices, writable=False, opener=opener)
             joined = [device for device in located if not isinstance(device, MissingDevice)]
             # Without any, members may just have left the volume.
             if not joined and (tried or isinstance(error, DeviceError)):
@@ -81,7 +78,7 @@ def without_departed(before: Generation, devices: Sequence[BlockDevice]) -> list
 
 
 @contextmanager
-def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Iterator[Generation]:
+def newest_generation(opened: Generation, opener: Opener) -> Iterator[Generation]:
     """Load the newest generation of an open volume, also if it has other members by now.
 
     This waits for members that cannot be opened for the moment, as open devices wait for a target.
@@ -98,9 +95,9 @@ def newest_generation(opened: Generation, engine: Engine, opener: Opener) -> Ite
 
     while True:
         devices = opened.devices
-        devices += open_located(devices, volume_uuid, writable=False, engine=engine, opener=opener)
+        devices += open_located(devices, volume_uuid, writable=False, opener=opener)
         try:
-            newest = load_joined(devices, engine=engine, opener=opener, load=load)
+            newest = load_joined(devices, opener=opener, load=load)
             break
         except DeviceError:
             close_devices(devices[count:])

@@ -23,7 +23,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dlfs.base.arguments import Engine
 from dlfs.base.wording import quote
 from dlfs.block import (
     BlockDevice,
@@ -62,9 +61,9 @@ class GivenOpener:
     given: tuple[str, ...]
     found: frozenset[str]
 
-    def __call__(self, uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
+    def __call__(self, uri: str, *, writable: bool) -> BlockDevice:
         """Open the device that a URI names."""
-        device = self.opener(uri, writable=writable, engine=engine)
+        device = self.opener(uri, writable=writable)
         if isinstance(device, NvmeTcpDevice) and uri in self.found:
             device.discovery = tuple(self._controllers())
         return device

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c
-from dlfs.base.arguments import Engine
 from dlfs.base.closing import Closing
 from dlfs.base.deadlines import limit_call
 from dlfs.block import BlockDevice, MissingDevice, open_device
@@ -300,7 +299,6 @@ def check_writable(
     uris: Sequence[str],
     *,
     volume_uuid: UUID,
-    engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> None:
     """Check that a writer could open a volume now, without a lock and without writing.
@@ -308,7 +306,6 @@ def check_writable(
     Args:
         uris: URIs of the members.
         volume_uuid: expected UUID of the volume.
-        engine: engine for file devices.
         opener: function that opens devices.
 
     Raises:
@@ -317,7 +314,7 @@ def check_writable(
         UsageError: it is another volume, or this release may only read it.
         FormatError: as ``load_generation``.
     """
-    devices = open_members(uris, writable=True, engine=engine, opener=opener)
+    devices = open_members(uris, writable=True, opener=opener)
     try:
         generation = load_generation(devices)
         check_whole(generation)
@@ -334,7 +331,6 @@ class Transaction(Closing):
         volume_uuid: expected UUID of the volume.
         holder: description of the writer, for others that find the volume locked.
         known: a generation that this process has read; see ``load_generation``.
-        engine: engine for file devices.
         opener: function that opens devices.
 
     Attributes:
@@ -362,10 +358,9 @@ class Transaction(Closing):
         volume_uuid: UUID,
         holder: str,
         known: Generation | None = None,
-        engine: Engine = "auto",
         opener: Opener = open_device,
     ) -> None:
-        self._devices = open_members(uris, writable=True, engine=engine, opener=opener)
+        self._devices = open_members(uris, writable=True, opener=opener)
         self._open = True
         try:
             if any(isinstance(device, MissingDevice) for device in self._devices):

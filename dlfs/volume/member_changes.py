@@ -71,7 +71,6 @@ class MemberChanges(ABC):
                 members,
                 size_bytes=size_bytes,
                 force=force,
-                engine=options.engine,
                 opener=options.opener,
             )
         self.refresh()

@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -109,7 +110,7 @@ def repair(
     replacements: Mapping[int, str] | None = None,
     force: bool = False,
     engine: Engine = "auto",
-    opener: Opener = open_device,
+    opener: Opener | None = None,
     progress: Progress = lambda _done, _total: None,
     unproven: Callable[[str], None] = _log_unproven,
 ) -> RepairReport:
@@ -128,7 +129,7 @@ def repair(
         force: use a new device although it holds data. Without replicas: accept a member that has
             lost its superblocks although a sample or directory of the volume is damaged.
         engine: engine for file devices.
-        opener: function that opens devices.
+        opener: function that opens devices, in place of ``open_device`` with this engine.
         progress: called with the bytes done and the total bytes.
         unproven: called before anything is written if the available members cannot prove that their
             generation is the newest, with the reason; the repair makes it the newest. An exception
@@ -144,10 +145,11 @@ def repair(
         SpaceError: there is no room for another catalog.
         DeviceError: a device failed.
     """
+    opener = opener or partial(open_device, engine=engine)
     given = split_uris(members)
-    uris = resolve_uris(given, engine=engine, opener=opener)
+    uris = resolve_uris(given, opener=opener)
     opener = opener_for(given, uris, opener)
-    with closing(_Repair(dict(replacements or {}), force, engine, opener, unproven)) as job:
+    with closing(_Repair(dict(replacements or {}), force, opener, unproven)) as job:
         job.open(uris, progress)
         return job.run(progress)
 
@@ -159,14 +161,12 @@ class _Repair:
         self,
         replacements: dict[int, str],
         force: bool,
-        engine: Engine,
         opener: Opener,
         unproven: Callable[[str], None],
     ) -> None:
         self._unproven = unproven
         self._replacements = replacements
         self._force = force
-        self._engine = engine
         self._opener = opener
         self._devices: list[BlockDevice] = []
         self._fresh: dict[int, UUID] = {}
@@ -190,7 +190,7 @@ class _Repair:
 
     def open(self, uris: Sequence[str], progress: Progress) -> None:
         """Open, check and lock all members, old and new."""
-        self._devices = open_members(uris, writable=True, engine=self._engine, opener=self._opener)
+        self._devices = open_members(uris, writable=True, opener=self._opener)
         generation = self._load(self._devices)
         self._check_request(generation)
         if self._adopted is not None:  # before the lock writes to it: it may be another device
@@ -263,7 +263,7 @@ class _Repair:
         absent = isinstance(parsed, FileUri) and not Path(parsed.path).exists()
         size_bytes = _needed_bytes(generation.geometry, number) if absent else None
         prepare_file(uri, size_bytes, force=False, made=[])
-        device = self._opener(uri, writable=True, engine=self._engine)
+        device = self._opener(uri, writable=True)
         self._devices.append(device)
         for other in devices:
             if other.identity == device.identity and other is not devices[number]:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
-from dlfs.base.arguments import Engine, Layout
+from dlfs.base.arguments import ENGINES, Engine, Layout, check_choice
 from dlfs.base.closing import Closing
 from dlfs.base.forks import Lock, OwnerProcess
 from dlfs.base.memory_limit import opened_memory_bytes
 from dlfs.base.wording import list_names
+from dlfs.block import open_device
 from dlfs.connection.connection import (
     Connection,
     LocalConnection,
@@ -82,7 +84,9 @@ def open(
     """
     if memory_bytes is None:
         memory_bytes = opened_memory_bytes()
-    options = OpenOptions(memory_bytes=memory_bytes, depth=depth, engine=engine)
+    check_choice(engine, ENGINES, option="engine", action="open a volume")
+    opener = partial(open_device, engine=engine)
+    options = OpenOptions(memory_bytes=memory_bytes, depth=depth, opener=opener)
     return Volume(LocalConnection(split_uris(members), options))
 
 
@@ -530,7 +534,6 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         check_writable(
             connection.uris,
             volume_uuid=self.uuid,
-            engine=connection.options.engine,
             opener=connection.options.opener,
         )
 
@@ -542,7 +545,6 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             volume_uuid=self.uuid,
             holder=holder,
             known=session.generation,
-            engine=connection.options.engine,
             opener=connection.options.opener,
         )
 

@@ -60,8 +60,8 @@ class Media:
         """Run a change and record its writes."""
         self.log = WriteLog()
 
-        def opener(uri, *, writable, engine):
-            device = open_device(uri, writable=writable, engine=engine)
+        def opener(uri, *, writable):
+            device = open_device(uri, writable=writable)
             return RecordingDevice(device, self.log) if writable else device
 
         with Volume(LocalConnection(split_uris(self.uris), OpenOptions(opener=opener))) as volume:
@@ -254,8 +254,8 @@ def test_a_failing_device_leaves_the_volume_as_it_was(media, stop):
     old = media.contents()
     point = StopPoint(stop)
 
-    def opener(uri, *, writable, engine):
-        device = open_device(uri, writable=writable, engine=engine)
+    def opener(uri, *, writable):
+        device = open_device(uri, writable=writable)
         return StoppingDevice(device, point) if writable else device
 
     with Volume(LocalConnection(split_uris(media.uris), OpenOptions(opener=opener))) as volume:
@@ -277,8 +277,8 @@ def remove_and_import(uris, kills):
     """Remove and import; the calling process is killed at its write number ``kills``."""
     point = StopPoint(kills, action="kill", torn_blocks=1)
 
-    def opener(uri, *, writable, engine):
-        device = open_device(uri, writable=writable, engine=engine)
+    def opener(uri, *, writable):
+        device = open_device(uri, writable=writable)
         return StoppingDevice(device, point) if writable else device
 
     volume = Volume(LocalConnection(tuple(uris), OpenOptions(opener=opener)))

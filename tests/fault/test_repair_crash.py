@@ -47,9 +47,9 @@ class Lab:
     def record(self):
         """Repair the volume and record every write."""
 
-        def opener(uri, *, writable, engine):
+        def opener(uri, *, writable):
             self.recorded.append(uri)
-            return RecordingDevice(open_device(uri, writable=writable, engine=engine), self.log)
+            return RecordingDevice(open_device(uri, writable=writable), self.log)
 
         self.repair(opener)
 
@@ -110,9 +110,9 @@ def test_a_crash_while_samples_are_repaired(lab):
     log = WriteLog()
     recorded = []
 
-    def opener(uri, *, writable, engine):
+    def opener(uri, *, writable):
         recorded.append(uri)
-        return RecordingDevice(open_device(uri, writable=writable, engine=engine), log)
+        return RecordingDevice(open_device(uri, writable=writable), log)
 
     assert dlfs.repair(lab.whole, opener=opener).written_bytes > 0
     assert log.images(0) == damaged

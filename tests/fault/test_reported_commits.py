@@ -74,8 +74,8 @@ def test_a_change_that_raises_tells_whether_it_was_made(
             writer.add("first", bytes(3000))
         point = StopPoint(count, action="error")
 
-        def opener(uri, *, writable, engine, point=point):
-            device = open_device(uri, writable=writable, engine=engine)
+        def opener(uri, *, writable, point=point):
+            device = open_device(uri, writable=writable)
             return kind(device, point) if writable else device
 
         try:

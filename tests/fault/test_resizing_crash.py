@@ -49,8 +49,8 @@ class Media:
     def run(self, uris, change):
         """Run a change and record its writes, of the devices in the order of their URIs."""
 
-        def opener(uri, *, writable, engine):
-            device = open_device(uri, writable=writable, engine=engine)
+        def opener(uri, *, writable):
+            device = open_device(uri, writable=writable)
             return RecordingDevice(device, self.log) if writable else device
 
         with Volume(LocalConnection(split_uris(uris), OpenOptions(opener=opener))) as volume:

@@ -41,8 +41,8 @@ class Lab:
             if place // BLOCK <= sector <= (place + len(data) - 1) // BLOCK
         }
 
-    def open_device(self, uri: str, *, writable: bool, engine: str) -> BlockDevice:
-        return FaultyDevice(open_device(uri, writable=writable, engine=engine), self.faults)
+    def open_device(self, uri: str, *, writable: bool) -> BlockDevice:
+        return FaultyDevice(open_device(uri, writable=writable), self.faults)
 
     @contextmanager
     def open(self, memory_bytes: int = 64 * MIB) -> Iterator[Volume]:

@@ -299,8 +299,8 @@ class Lab:
         options = OpenOptions(opener=self.opener, memory_bytes=256 * KIB)
         return Volume(LocalConnection(tuple(self.uris), options))
 
-    def opener(self, uri: str, *, writable: bool, engine: str) -> BlockDevice:
-        device = open_device(uri, writable=writable, engine=engine)
+    def opener(self, uri: str, *, writable: bool) -> BlockDevice:
+        device = open_device(uri, writable=writable)
         if uri != self.uris[1]:
             return device
         self.opened.append(FaultyDevice(device, self.faults))

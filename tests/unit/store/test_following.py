@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.base.arguments import Engine
 from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, MemoryDevice, open_device
 from dlfs.connection.connection import LocalConnection, OpenOptions
@@ -305,8 +304,8 @@ def test_a_volume_may_change_at_any_read_of_its_opening(
                     volume.shrink([member])
                     overwrite(member)
 
-    def opener(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
-        return NoticedDevice(open_device(uri, writable=writable, engine=engine), change)
+    def opener(uri: str, *, writable: bool) -> BlockDevice:
+        return NoticedDevice(open_device(uri, writable=writable), change)
 
     while True:
         Path(member).write_bytes(before)
@@ -340,8 +339,8 @@ def test_a_member_may_leave_and_return_at_any_read_of_an_opening(files: list[str
                 volume.shrink([files[1]])
                 volume.grow(files[1])
 
-    def opener(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
-        return NoticedDevice(open_device(uri, writable=writable, engine=engine), change)
+    def opener(uri: str, *, writable: bool) -> BlockDevice:
+        return NoticedDevice(open_device(uri, writable=writable), change)
 
     while reads >= changed_at:
         for file, content in zip(files, before, strict=True):

@@ -134,7 +134,7 @@ def test_other_data_at_the_records_place_is_not_overwritten(tmp_path: Path) -> N
 # ---- shared devices ------------------------------------------------------------------------------
 
 
-def open_shared(uri: str, *, writable: bool, engine: str) -> BlockDevice:
+def open_shared(uri: str, *, writable: bool) -> BlockDevice:
     device = SharedFileDevice(uri, writable=writable)
     device.lease_times = TIMES
     return device

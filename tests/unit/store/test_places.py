@@ -15,7 +15,6 @@ from uuid import UUID
 import pytest
 
 import dlfs
-from dlfs.base.arguments import Engine
 from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, MemoryDevice, open_device, parse_uri
 from dlfs.format.constants import LOCATION_RECORD_BYTES_MAX, LOCATION_RECORD_OFFSET_BYTES
@@ -231,10 +230,10 @@ def test_a_chain_of_records_ends(tmp_path: Path, *, same: bool) -> None:
     left.write_bytes(bytes(SIZE))
     opened: list[str] = []
 
-    def opener(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
+    def opener(uri: str, *, writable: bool) -> BlockDevice:
         opened.append(uri)
         path = str(left) if uri == str(left) or not same else uri
-        return Misleading(open_device(path, writable=writable, engine=engine))
+        return Misleading(open_device(path, writable=writable))
 
     Misleading.reads = 0
     if same:  # each record names the same device again, and others that are not there

@@ -492,8 +492,8 @@ def test_a_copy_that_could_not_be_read_now_is_not_lost(uris: list[str]) -> None:
     chunk = slice(offset - offset % (16 * KIB), offset + 16 * KIB - offset % (16 * KIB))
     before = Path(uris[member]).read_bytes()[chunk]
 
-    def failing(uri: str, *, writable: bool, engine: str) -> BlockDevice:
-        device = open_device(uri, writable=writable, engine=engine)
+    def failing(uri: str, *, writable: bool) -> BlockDevice:
+        device = open_device(uri, writable=writable)
         if uri != uris[member]:
             return device
         return FaultyDevice(device, Faults(bad_first_bytes=offset, bad_length_bytes=1))

@@ -346,8 +346,8 @@ class RecordedWriter(StorageWriter):
     wrap: Callable[[Any], Any]
 
     def _open(self) -> Volume:
-        def opener(uri: str, *, writable: bool, engine: Any) -> Any:
-            device = open_device(uri, writable=writable, engine=engine)
+        def opener(uri: str, *, writable: bool) -> Any:
+            device = open_device(uri, writable=writable)
             return self.wrap(device) if writable else device
 
         return Volume(LocalConnection(split_uris(self.volume), OpenOptions(opener=opener)))
