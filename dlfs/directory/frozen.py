@@ -130,6 +130,10 @@ class FrozenDirectory(Closing):
         """Chunk size of the volume in bytes, as stored in the segment."""
         return self._native.chunk_bytes
 
+    def load_names(self) -> None:
+        """Load the names now, not when the first path is looked up or listed."""
+        self._named()
+
     # ---- paths to indices ----------------------------------------------------------------------
 
     def find(self, paths: Sequence[bytes]) -> NDArray[np.int64]:

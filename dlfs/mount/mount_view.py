@@ -31,6 +31,7 @@ from dlfs.mount.inode_numbers import DATASET_MAX
 from dlfs.mount.kept import DatasetNumbers
 from dlfs.mount.view import (
     IDLE_SECONDS,
+    ROOT_SECONDS,
     LoadedDataset,
     ShownDataset,
     ShownVolume,
@@ -41,6 +42,8 @@ from dlfs.store.info import DatasetInfo
 
 ROOT_DIRECTORY = 0
 """Number of the root among the upper directories."""
+EXPIRY_SECONDS = ROOT_SECONDS + 0.1
+"""Time after which the kernel has no old entry of the root, in seconds; it counts in ticks."""
 REFRESH_WAIT_SECONDS = 1.0
 """Longest wait of a request for a volume's directory until the volume's list is read again."""
 
@@ -437,6 +440,9 @@ class MountView:
             self.server.on_removed(dataset)
 
     async def _forget(self, volume: VolumeView) -> None:
+        """Return when no kernel cache has the name of a volume, or has it as missing, any more."""
+        if self.server is None and self.nursery is not None:
+            await trio.sleep(EXPIRY_SECONDS)
         await self._in_nursery(lambda server: server.forget_name(volume.name))
 
     async def _in_nursery(self, call: Callable[[ViewServer], Awaitable[None]]) -> None:

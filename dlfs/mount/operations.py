@@ -1,8 +1,14 @@
 """The handlers of the pyfuse3 server, which answer the kernel's requests as SEMANTICS.md says.
 
-Samples and the volume's list of datasets are read by I/O; everything else is answered from memory.
-The look-up of a file has the devices begin to read it, and does not wait for them.
-An exception of a handler becomes an errno (``errnos``), and the mount goes on.
+An inode number says which dataset and which file it belongs to (``inode_numbers``), so the server
+remembers nothing of what the kernel uses: the handle of an open file or directory is its inode
+number, and nothing is done when it is released or forgotten. Worker threads read samples and the
+list of datasets; everything else is answered from memory. An exception of a handler becomes an
+errno (``errnos``), and the mount goes on.
+
+The **list directories** are those above the datasets: the root, and in a nested mount those of the
+volumes. Their entries may change, so the kernel caches them for a second, and those of datasets
+forever.
 
 Threads: one, the FUSE loop (trio).
 
@@ -16,65 +22,37 @@ import functools
 import os
 import stat
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext
 
-from dlfs.errors import NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX
 from dlfs.format.names import INCOMING as INCOMING_TEXT
 from dlfs.mount.errnos import report_failure
-from dlfs.mount.inode_numbers import (
-    DATASET_DEPTH,
-    FILE_DEPTH,
-    INCOMING,
-    ROOT,
-    pack,
-    unpack,
-)
+from dlfs.mount.inode_numbers import DATASET_DEPTH, FILE_DEPTH, INCOMING, ROOT, pack, unpack
 from dlfs.mount.mount_view import ROOT_DIRECTORY, MountView, Shown
-from dlfs.mount.open_file_cache import OpenFileCache, OpenSample
 from dlfs.mount.options import MountOptions
-from dlfs.mount.tree import Listing, TreeNode
-from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset
+from dlfs.mount.sample_cache import SampleCache
+from dlfs.mount.tree import TOP, DatasetTree, TreeNode
+from dlfs.mount.view import ROOT_SECONDS, ShownDataset
 
 FOREVER_SECONDS = 1e9
 """Cache timeout of attributes and names that never change, in seconds."""
+
+COPIES_SHARE = 4
+"""Copies of samples take a quarter of ``cache_bytes``, in addition to the samples' memory."""
 
 INCOMING_NAME = INCOMING_TEXT.encode()
 
 BLOCK_BYTES = 4096
 DISK_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
 
-XATTR_INDEX = b"user.dlfs.index"
-XATTR_CRC32C = b"user.dlfs.crc32c"
-XATTR_VERSION = b"user.dlfs.version"
-
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
-_NS = 10**9
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-@dataclass
-class _UpperHandle:
-    """An open upper directory, with its names when the listing began."""
-
-    directory: int
-    """Number of the upper directory."""
-    names: list[bytes]
-
-
-@dataclass
-class _DirectoryHandle:
-    """An open directory of a dataset."""
-
-    shown: ShownDataset
-    listing: Listing
 
 
 def answers(
@@ -94,285 +72,184 @@ def answers(
     return answer
 
 
-class ReadOnlyOperations(pyfuse3.Operations):
-    """Refuses every request that would change something.
-
-    The kernel refuses them itself, since the mount is read-only; these handlers answer after root
-    has remounted it for writing.
-    """
-
-    async def _refuse(self, *_args: object) -> NoReturn:
-        raise FUSEError(errno.EROFS)
-
-    _refusal: Any = _refuse  # accepts the arguments of each handler
-    setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = _refusal
-    create = write = setxattr = removexattr = _refusal
-
-
-class MountOperations(ReadOnlyOperations):
+class MountOperations(pyfuse3.Operations):
     """Answers requests on sealed datasets.
 
     Args:
         view: the datasets that the mount shows.
-        cache: reads samples of open files.
-        options: options of the mount: owner and permissions of the files.
+        options: options of the mount: memory, owner and permissions of the files.
+
+    Threads: the FUSE loop, in which it is also made.
     """
 
     supports_dot_lookup = True
 
-    def __init__(self, view: MountView, cache: OpenFileCache, options: MountOptions) -> None:
+    def __init__(self, view: MountView, options: MountOptions) -> None:
         super().__init__()
         self._view = view
-        self._cache = cache
         self._options = options
+        self._samples = SampleCache(budget_bytes=options.cache_bytes // COPIES_SHARE)
         self._started_ns = time.time_ns()
-        self._files: dict[int, OpenSample] = {}
-        self._directories: dict[int, _UpperHandle | _DirectoryHandle] = {}
-        self._last_handle = 0
+        self._positions: dict[bytes, int] = {}  # of names that were listed, from 1 on
 
-    # ---- names and attributes --------------------------------------------------------------------
+    # ---- what an inode number stands for ---------------------------------------------------------
+
+    def _list_number(self, inode: int) -> int | None:
+        """Return the number of a list directory; None if the inode is none."""
+        if inode == ROOT:
+            return ROOT_DIRECTORY
+        dataset, depth, _ = unpack(inode)
+        return dataset if depth == DATASET_DEPTH and self._view.is_volume(dataset) else None
+
+    def _locate(self, inode: int) -> tuple[ShownDataset, TreeNode]:
+        """Return the dataset and the tree node of an inode number; StaleError after a removal."""
+        dataset, *node = unpack(inode)
+        return self._view.dataset(dataset), TreeNode(*node)
+
+    async def _tree(self, shown: ShownDataset) -> DatasetTree:
+        """Return the tree of a dataset, which is loaded if need be."""
+        return DatasetTree((await self._view.load(shown)).directory)
+
+    # ---- attributes ------------------------------------------------------------------------------
+
+    def _unchanging(self, inode: int, mode: int, modified_ns: int) -> EntryAttributes:
+        entry = EntryAttributes()
+        entry.st_ino = inode
+        entry.st_mode = mode
+        entry.entry_timeout = entry.attr_timeout = FOREVER_SECONDS
+        entry.st_uid, entry.st_gid = self._options.uid, self._options.gid
+        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = modified_ns
+        return entry
+
+    def _incoming(self) -> EntryAttributes:
+        """Return the attributes of the symbolic link ``incoming``."""
+        entry = self._unchanging(INCOMING, stat.S_IFLNK | 0o777, self._started_ns)
+        entry.st_size = len(os.fsencode(self._options.incoming or ""))
+        return entry
+
+    def _list_directory(self, number: int) -> EntryAttributes:
+        """Return the attributes of a list directory."""
+        inode = ROOT if number == ROOT_DIRECTORY else pack(number, DATASET_DEPTH, 0)
+        mode = stat.S_IFDIR | self._options.directory_mode
+        entry = self._unchanging(inode, mode, self._view.modified_ns(number) or self._started_ns)
+        entry.generation = self._view.generation(number)
+        entry.entry_timeout = entry.attr_timeout = ROOT_SECONDS
+        return entry
+
+    def _listed(self, found: Shown) -> EntryAttributes:
+        """Return the attributes of the directory of a dataset or volume."""
+        if isinstance(found, ShownDataset):
+            return self._node(found, TOP)
+        return self._list_directory(found.number)
+
+    def _node(
+        self, shown: ShownDataset, node: TreeNode, tree: DatasetTree | None = None
+    ) -> EntryAttributes:
+        """Return the attributes of a directory of a dataset, or with its tree also of a file."""
+        mode = stat.S_IFDIR | self._options.directory_mode
+        if node.depth == FILE_DEPTH:
+            mode = stat.S_IFREG | self._options.file_mode
+        entry = self._unchanging(pack(shown.number, *node), mode, shown.modified_ns)
+        entry.generation = shown.generation
+        if node.depth == DATASET_DEPTH:  # its name may stand for another version later
+            entry.entry_timeout = ROOT_SECONDS
+        if node.depth == FILE_DEPTH and tree is not None:
+            entry.st_size, _ = tree.sample(node.sample_index)
+            entry.st_blocks = -(-entry.st_size // DISK_BLOCK_BYTES)
+        return entry
+
+    # ---- requests by name or inode number --------------------------------------------------------
 
     @answers
     async def lookup(self, parent: int, name: bytes, _ctx: RequestContext) -> EntryAttributes:
-        """Find an entry of a directory; the kernel also caches that an entry is missing."""
+        """Find an entry of a directory, or by ``.`` and ``..`` what an NFS handle names."""
         if len(name) > COMPONENT_BYTES_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
-        try:
-            upper = self._upper_number(parent)
-            if upper is not None:
-                return await self._lookup_in_upper(upper, name)
+        directory = self._list_number(parent)
+        if directory is None:
             shown, node = self._locate(parent)
-            loaded = shown.loaded or await self._view.load(shown)
-            if name in (b".", b".."):
-                return await self._lookup_dots(shown, loaded, node, name)
-            if node.depth == FILE_DEPTH:
-                raise FUSEError(errno.ENOTDIR)
-            found = loaded.tree.child(node, name)
-            entry = self._node(shown, loaded, found)
-            if found.depth == FILE_DEPTH:
-                self._cache.expect(
-                    entry.st_ino, shown, loaded.dataset, found.sample_index, entry.st_size
-                )
-            return entry
-        except NotFoundError:
-            absent = EntryAttributes()
-            absent.st_ino = 0
-            cached = self._upper_number(parent) is None
-            absent.entry_timeout = FOREVER_SECONDS if cached else ROOT_SECONDS
-            return absent
-
-    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Do nothing: the server keeps no state of inodes."""
+            if name == b".." and node == TOP:
+                return self._list_directory(shown.volume.number)
+            tree = await self._tree(shown)
+            return self._node(shown, tree.child(node, name), tree)
+        if name in (b".", b".."):
+            return self._list_directory(directory if name == b"." else ROOT_DIRECTORY)
+        if self._options.incoming is not None and name == INCOMING_NAME:
+            return self._incoming()
+        return self._listed(await self._view.child(name, directory))
 
     @answers
     async def getattr(self, inode: int, _ctx: RequestContext) -> EntryAttributes:
         """Return the attributes of a file or directory."""
         if inode == INCOMING:
             return self._incoming()
-        upper = self._upper_number(inode)
-        if upper is not None:
-            await self._view.refresh_soon(upper)
-            return self._upper(upper)
+        directory = self._list_number(inode)
+        if directory is not None:
+            await self._view.refresh_soon(directory)
+            return self._list_directory(directory)
         shown, node = self._locate(inode)
-        if node.depth != FILE_DEPTH:
-            return self._directory(shown, node)
-        return self._node(shown, shown.loaded or await self._view.load(shown), node)
-
-    def _locate(self, inode: int) -> tuple[ShownDataset, TreeNode]:
-        """Return the dataset and the tree node of an inode number below an upper directory."""
-        parts = unpack(inode)
-        return self._view.dataset(parts.dataset), TreeNode(parts.depth, parts.sample_index)
-
-    def _upper_number(self, inode: int) -> int | None:
-        """Return the number of an upper directory; None if the inode is none."""
-        if inode == ROOT:
-            return ROOT_DIRECTORY
-        parts = unpack(inode)
-        is_upper = parts.depth == DATASET_DEPTH and self._view.is_volume(parts.dataset)
-        return parts.dataset if is_upper else None
-
-    async def _lookup_in_upper(self, upper: int, name: bytes) -> EntryAttributes:
-        if name in (b".", b".."):
-            return self._upper(upper if name == b"." else ROOT_DIRECTORY)
-        if self._options.incoming is not None and name == INCOMING_NAME:
-            return self._incoming()
-        return self._upper_child(await self._view.child(name, upper))
-
-    def _upper_child(self, found: Shown) -> EntryAttributes:
-        """Return the attributes of an entry of an upper directory."""
-        if isinstance(found, ShownDataset):
-            return self._directory(found, TreeNode(DATASET_DEPTH, 0))
-        return self._upper(found.number)
-
-    def _incoming(self) -> EntryAttributes:
-        """Return the attributes of the link ``incoming``, which do not change."""
-        entry = self._unchanging(INCOMING, self._started_ns)
-        entry.st_mode = stat.S_IFLNK | 0o777
-        entry.st_size = len(os.fsencode(self._options.incoming or ""))
-        return entry
+        return self._node(shown, node, None if node.depth else await self._tree(shown))
 
     @answers
-    async def readlink(self, inode: int, _ctx: RequestContext) -> bytes:
+    async def readlink(self, _inode: int, _ctx: RequestContext) -> bytes:
         """Return the target of the link ``incoming``."""
-        link = self._options.incoming
-        if inode != INCOMING or link is None:
-            raise FUSEError(errno.EINVAL)
-        return os.fsencode(link)
+        return os.fsencode(self._options.incoming or "")
 
-    async def _lookup_dots(
-        self, shown: ShownDataset, loaded: LoadedDataset, node: TreeNode, name: bytes
-    ) -> EntryAttributes:
-        """Look up ``.`` or ``..``: the kernel resolves NFS handles of forgotten inodes by them."""
-        if name == b".":
-            return self._node(shown, loaded, node)
-        if node.depth == DATASET_DEPTH:
-            return self._upper(shown.volume.number)
-        return self._directory(shown, loaded.tree.parent(node))
-
-    def _node(self, shown: ShownDataset, loaded: LoadedDataset, node: TreeNode) -> EntryAttributes:
-        if node.depth != FILE_DEPTH:
-            return self._directory(shown, node)
-        length = loaded.sample(node.sample_index).length_bytes
-        return self._file(shown, node.sample_index, length)
-
-    def _file(self, shown: ShownDataset, index: int, length_bytes: int) -> EntryAttributes:
-        entry = self._entry(pack(shown.number, FILE_DEPTH, index), shown)
-        entry.st_mode = stat.S_IFREG | self._options.file_mode
-        entry.st_size = length_bytes
-        entry.st_blocks = -(-length_bytes // DISK_BLOCK_BYTES)
-        return entry
-
-    def _directory(self, shown: ShownDataset, node: TreeNode) -> EntryAttributes:
-        entry = self._entry(pack(shown.number, node.depth, node.sample_index), shown)
-        entry.st_mode = stat.S_IFDIR | self._options.directory_mode
-        if node.depth == DATASET_DEPTH:  # its name may stand for another version later
-            entry.entry_timeout = ROOT_SECONDS
-        return entry
-
-    def _entry(self, inode: int, shown: ShownDataset) -> EntryAttributes:
-        entry = self._unchanging(inode, shown.modified_ns)
-        entry.generation = shown.generation
-        return entry
-
-    def _unchanging(self, inode: int, modified_ns: int) -> EntryAttributes:
-        entry = EntryAttributes()
-        entry.st_ino = inode
-        entry.entry_timeout = entry.attr_timeout = FOREVER_SECONDS
-        entry.st_uid = self._options.uid
-        entry.st_gid = self._options.gid
-        entry.st_blksize = BLOCK_BYTES
-        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = modified_ns
-        return entry
-
-    def _upper(self, number: int) -> EntryAttributes:
-        modified_ns = self._view.modified_ns(number) or self._started_ns
-        entry = EntryAttributes()
-        entry.st_ino = ROOT if number == ROOT_DIRECTORY else pack(number, DATASET_DEPTH, 0)
-        entry.generation = self._view.generation(number)
-        entry.entry_timeout = entry.attr_timeout = ROOT_SECONDS
-        entry.st_mode = stat.S_IFDIR | self._options.directory_mode
-        entry.st_uid = self._options.uid
-        entry.st_gid = self._options.gid
-        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = modified_ns
-        return entry
-
-    # ---- files -----------------------------------------------------------------------------------
+    # ---- files, directories, and the file system -------------------------------------------------
 
     @answers
     async def open(self, inode: int, flags: int, _ctx: RequestContext) -> FileInfo:
         """Open a file for reading."""
         if flags & _WRITE_FLAGS:
             raise FUSEError(errno.EROFS)
-        if self._upper_number(inode) is not None:
-            raise FUSEError(errno.EISDIR)
-        shown, node = self._locate(inode)
-        if node.depth != FILE_DEPTH:
-            raise FUSEError(errno.EISDIR)
-        loaded = shown.loaded or await self._view.load(shown)
-        length = loaded.sample(node.sample_index).length_bytes
-        sample = self._cache.open(
-            inode,
-            shown,
-            loaded.dataset,
-            node.sample_index,
-            length,
-            chunk_bytes=loaded.chunk_bytes,
-        )
-        self._last_handle += 1
-        self._files[self._last_handle] = sample
-        return FileInfo(fh=self._last_handle, keep_cache=True)
+        return FileInfo(fh=inode, keep_cache=True)
 
     @answers
-    async def read(self, fh: int, off: int, size: int) -> bytes:
-        """Read from an open file; the sample was verified as a whole."""
-        # pyfuse3 accepts any buffer, although its annotation says bytes.
-        return await self._cache.read_range(self._files[fh], off, size)  # type: ignore[return-value]
+    async def read(self, fh: int, off: int, size: int) -> Any:  # pyfuse3 accepts any buffer
+        """Read from an open file; what is returned was verified."""
+        shown, node = self._locate(fh)
+        loaded = await self._view.load(shown)
+        index = node.sample_index
+        length, _ = DatasetTree(loaded.directory).sample(index)
+        size = max(0, min(size, length - off))
+        shown.pin()
+        try:
+            if length > loaded.directory.chunk_bytes:
+                return await self._samples.read_range(loaded.dataset, index, off, size)
+            sample = await self._samples.read(fh, loaded.dataset, index, length)
+            return memoryview(sample)[off : off + size]
+        finally:
+            shown.unpin()
 
-    @answers
-    async def release(self, fh: int) -> None:
-        """Close a file."""
-        self._cache.release(self._files.pop(fh))
-
-    # ---- directories -----------------------------------------------------------------------------
-
-    @answers
     async def opendir(self, inode: int, _ctx: RequestContext) -> int:
         """Open a directory to list it."""
-        handle: _UpperHandle | _DirectoryHandle
-        upper = self._upper_number(inode)
-        if upper is not None:
-            handle = _UpperHandle(upper, [])
-        else:
-            shown, node = self._locate(inode)
-            if node.depth == FILE_DEPTH:
-                raise FUSEError(errno.ENOTDIR)
-            loaded = shown.loaded or await self._view.load(shown)
-            handle = _DirectoryHandle(shown, loaded.tree.listing(node))
-        self._last_handle += 1
-        self._directories[self._last_handle] = handle
-        return self._last_handle
+        return inode
 
     @answers
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         """List a directory from a position on, until the kernel's buffer is full."""
-        handle = self._directories[fh]
-        if isinstance(handle, _UpperHandle):
-            await self._list_upper(handle, start_id, token)
-        else:
-            self._list(handle, start_id, token)
-
-    async def _list_upper(self, handle: _UpperHandle, position: int, token: ReaddirToken) -> None:
-        await self._view.refresh(handle.directory)
-        entries: dict[bytes, Shown | None] = dict(self._view.entries(handle.directory))
-        if self._options.incoming is not None:
-            entries[INCOMING_NAME] = None
-        if not position:
-            handle.names = sorted(entries)
-        for number, name in enumerate(handle.names[position:], position + 1):
-            if name not in entries:
-                continue  # removed since the listing began
-            found = entries[name]
-            entry = self._incoming() if found is None else self._upper_child(found)
-            if not pyfuse3.readdir_reply(token, name, entry, number):
-                return
-
-    def _list(self, handle: _DirectoryHandle, position: int, token: ReaddirToken) -> None:
-        shown = self._view.dataset(handle.shown.number)
-        loaded = shown.loaded
-        if loaded is None:
-            raise StaleError(f"list a directory of {shown.info.name!r}: the dataset was closed")
-        while (child := handle.listing.child(position)) is not None:
-            entry = self._node(shown, loaded, child.node)
+        directory = self._list_number(fh)
+        if directory is not None:
+            await self._list_datasets(directory, start_id, token)
+            return
+        shown, node = self._locate(fh)
+        tree = await self._tree(shown)
+        for child in tree.children(node, start_id):
+            entry = self._node(shown, child.node, tree)
             if not pyfuse3.readdir_reply(token, child.name, entry, child.next_index):
                 return
-            position = child.next_index
 
-    @answers
-    async def releasedir(self, fh: int) -> None:
-        """Close a directory."""
-        del self._directories[fh]
-
-    # ---- the file system and its attributes ------------------------------------------------------
+    async def _list_datasets(self, directory: int, position: int, token: ReaddirToken) -> None:
+        """List a list directory in the order of names, each of which keeps its position forever."""
+        await self._view.refresh(directory)
+        entries = {name: self._listed(found) for name, found in self._view.entries(directory)}
+        if self._options.incoming is not None:
+            entries[INCOMING_NAME] = self._incoming()
+        last = list(self._positions)[position - 1] if position else b""
+        for name in sorted(each for each in entries if each > last):
+            number = self._positions.setdefault(name, len(self._positions) + 1)
+            if not pyfuse3.readdir_reply(token, name, entries[name], number):
+                return
 
     @answers
     async def statfs(self, _ctx: RequestContext) -> pyfuse3.StatvfsData:
@@ -402,14 +279,20 @@ class MountOperations(ReadOnlyOperations):
         return list(await self._xattrs(inode))
 
     async def _xattrs(self, inode: int) -> dict[bytes, bytes]:
-        if inode == INCOMING or self._upper_number(inode) is not None:
+        if inode == INCOMING or self._list_number(inode) is not None:
             return {}
         shown, node = self._locate(inode)
-        version = {XATTR_VERSION: b"%d" % shown.info.version}
-        if node.depth == DATASET_DEPTH:
-            return version
-        if node.depth != FILE_DEPTH:
-            return {}
-        loaded = shown.loaded or await self._view.load(shown)
-        crc = loaded.sample(node.sample_index).crc32c
-        return {XATTR_INDEX: b"%d" % node.sample_index, XATTR_CRC32C: b"%08x" % crc} | version
+        xattrs = {b"user.dlfs.version": b"%d" % shown.info.version}
+        if node.depth == FILE_DEPTH:
+            _, crc = (await self._tree(shown)).sample(node.sample_index)
+            xattrs[b"user.dlfs.index"] = b"%d" % node.sample_index
+            xattrs[b"user.dlfs.crc32c"] = b"%08x" % crc
+        return xattrs if node.depth <= DATASET_DEPTH else {}
+
+    async def _refuse(self, *_args: object) -> NoReturn:
+        """Refuse a change: the kernel does so itself, unless root has remounted for writing."""
+        raise FUSEError(errno.EROFS)
+
+    _refusal: Any = _refuse  # accepts the arguments of each handler
+    setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = _refusal
+    create = write = setxattr = removexattr = _refusal

@@ -37,7 +37,7 @@ class MountOptions:
         file_mode: permission bits of files, without write; directories get x where these have r.
         allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
         cache_bytes: memory for samples of all datasets, also those of open files; pyfuse3 takes a
-            quarter more for these. By default a share of what the process may use.
+            quarter more for copies. By default a share of what the process may use.
         incoming: absolute path of the staging area, to which ``incoming`` is a symbolic link; None:
             the mount has no ``incoming``.
         fuse: the server: ``native``, ``pyfuse3``, or ``auto`` (native if possible).

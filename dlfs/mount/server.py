@@ -11,10 +11,10 @@ SIGTERM and SIGINT unmount and end the server; so does an unmount by another pro
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import trio
 
@@ -31,16 +31,8 @@ from dlfs.staging.server import SealServer
 from dlfs.volume.volume import Volume
 from dlfs.volume.volume import open as open_volume
 
-
-class SealedMount(Protocol):
-    """A server of sealed datasets."""
-
-    async def serve(self, on_ready: OnReady) -> None:
-        """Answer until the mount is unmounted; unmount it when cancelled."""
-
-    def expire_root(self) -> None:
-        """Have the next request for the root read the list of datasets again."""
-
+_Serve = Callable[[OnReady], Awaitable[None]]
+"""Answers until the mount is unmounted; unmounts it when cancelled."""
 
 _log = logging.getLogger(__name__)
 
@@ -173,28 +165,28 @@ async def serve_view(
         LockedError: another server uses the staging area.
         DeviceError: the system refused the mount.
     """
-    sealed: SealedMount
+    serve: _Serve
     if choose_server(options) == "native":
         from dlfs.mount.native_server import NativeMount
 
-        sealed = NativeMount(view, path, options, kept)
+        serve = NativeMount(view, path, options, kept).serve
     else:  # imported here, because only this server needs pyfuse3
-        from dlfs.mount.pyfuse3_server import Pyfuse3Mount
+        from dlfs.mount.pyfuse3_server import serve_by_pyfuse3
 
-        sealed = Pyfuse3Mount(view, path, options)
+        serve = functools.partial(serve_by_pyfuse3, view, path, options)
     if sealing is None:
-        await sealed.serve(on_ready)
+        await serve(on_ready)
         return
-    sealing.on_sealed = sealed.expire_root
+    sealing.on_sealed = view.expire
     resumed = kept is not None and kept.resumed
     try:
-        await _serve_both(sealed, sealing, path, on_ready, resumed=resumed)
+        await _serve_both(serve, sealing, path, on_ready, resumed=resumed)
     except ExceptionGroup as group:
         raise first_error(group) from group
 
 
 async def _serve_both(
-    sealed: SealedMount,
+    serve: _Serve,
     sealing: SealServer,
     path: str,
     on_ready: OnReady,
@@ -220,5 +212,5 @@ async def _serve_both(
     async with trio.open_nursery() as nursery:
         if not resumed:
             await nursery.start(sealing.run)
-        await sealed.serve(start_resuming if resumed else on_ready)
+        await serve(start_resuming if resumed else on_ready)
         nursery.cancel_scope.cancel()

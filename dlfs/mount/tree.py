@@ -9,23 +9,21 @@ listing resumes anywhere.
 Bytes from media are not trusted: a name that no file system can show, or a listing that would not
 advance, raises FormatError.
 
-Threads: one.
+Threads: any at once.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from dlfs.base.wording import quote
-from dlfs.directory import DirectoryChild, Entry, FrozenDirectory
+from dlfs.directory import FrozenDirectory
 from dlfs.errors import FormatError, NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
+from dlfs.format.location import unpack_location
 from dlfs.mount.inode_numbers import DATASET_DEPTH, FILE_DEPTH
-
-PREFIXES_MAX = 4096
-"""Most directories whose path prefix is cached; a cached prefix spares decoding a name."""
 
 
 class TreeNode(NamedTuple):
@@ -38,6 +36,10 @@ class TreeNode(NamedTuple):
     For a directory without samples, the number of samples plus the number of the first empty
     directory at or below it.
     """
+
+
+TOP = TreeNode(DATASET_DEPTH, 0)
+"""The top directory of every dataset."""
 
 
 class Child(NamedTuple):
@@ -54,79 +56,86 @@ class DatasetTree:
 
     Args:
         directory: the dataset's sample directory; must outlive the tree.
-        label: name of the dataset in error messages.
     """
 
-    def __init__(self, directory: FrozenDirectory, *, label: str) -> None:
+    def __init__(self, directory: FrozenDirectory) -> None:
         self._directory = directory
-        self._label = label
+        self._label = directory.label
         self._count = len(directory)
-        self._prefixes: OrderedDict[TreeNode, bytes] = OrderedDict()  # least recently used first
 
-    @property
-    def top(self) -> TreeNode:
-        """The top directory of the dataset."""
-        return TreeNode(DATASET_DEPTH, 0)
-
-    def prefix(self, node: TreeNode) -> bytes:
-        """Return the prefix of all paths below a directory: ``b""``, or its path and a slash.
+    def path(self, node: TreeNode) -> bytes:
+        """Return the path of a file or directory; ``b""`` for the top directory.
 
         Raises:
-            StaleError: there is no such directory (the number comes from another mount).
+            StaleError: there is no such file or directory (the number comes from another mount).
         """
-        if node.depth == DATASET_DEPTH:
+        depth, index = node
+        if depth == DATASET_DEPTH:
             return b""
-        known = self._prefixes.get(node)
-        if known is not None:
-            self._prefixes.move_to_end(node)
-            return known
-        components = self.path(node.sample_index).split(b"/")
-        if len(components) < node.depth:
-            raise StaleError(f"find directory {node} of {self._label}: expected a deeper path")
-        return self._cache_prefix(node, b"/".join(components[: node.depth - 1]) + b"/")
+        if index < self._count:
+            path = self._directory.name(index)
+        elif depth != FILE_DEPTH and index < self._count + self._directory.empty_count:
+            path = self._directory.empty_name(index - self._count) + b"/"
+        else:
+            raise self._stale(node)
+        if depth == FILE_DEPTH:
+            return path
+        components = path.split(b"/")
+        if len(components) < depth:
+            raise self._stale(node)
+        return b"/".join(components[: depth - 1])
 
-    def path(self, index: int) -> bytes:
-        """Return the path of a sample, or that of an empty directory and a slash.
-
-        Raises:
-            StaleError: there is no such sample (the number comes from another mount).
-        """
-        end = self._count + self._directory.empty_count
-        if index >= end:
-            raise StaleError(f"find sample {index} of {self._label}: expected < {end}")
+    def sample(self, index: int) -> tuple[int, int]:
+        """Return the length in bytes and the CRC32C of a sample; StaleError if there is none."""
         if index >= self._count:
-            return self._directory.empty_name(index - self._count) + b"/"
-        return self._directory.name(index)
+            raise self._stale(TreeNode(FILE_DEPTH, index))
+        return unpack_location(self._directory.locations[index])[1:]
 
     def child(self, parent: TreeNode, name: bytes) -> TreeNode:
-        """Find an entry of a directory.
+        """Find an entry of a directory, or the directory itself and its parent by ``.`` and ``..``.
 
         Raises:
             NotFoundError: the directory has no entry of that name.
         """
-        path = self.prefix(parent) + name
+        if name in (b".", b".."):
+            return parent if name == b"." else self.parent(parent)
+        base = self.path(parent)
+        path = base + b"/" + name if base else name
         if len(path) <= PATH_BYTES_MAX:
             found = self._directory.find_one(path)
             if found >= 0:
                 return TreeNode(FILE_DEPTH, found)
             first = self._first_below(path)
             if first >= 0:
-                node = TreeNode(parent.depth + 1, first)
-                self._cache_prefix(node, path + b"/")
-                return node
+                return TreeNode(parent.depth + 1, first)
         raise NotFoundError(f"look {quote(path)} up in {self._label}: no such file or directory")
 
     def parent(self, node: TreeNode) -> TreeNode:
         """Return the directory that contains a node; the top directory contains itself."""
-        if node.depth == DATASET_DEPTH:
-            return node
-        if node.depth == FILE_DEPTH and node.sample_index >= self._count:
-            raise StaleError(f"find file {node} of {self._label}: expected a sample")
-        depth = node.depth - 1 if node.depth else self.path(node.sample_index).count(b"/") + 1
-        components = self.path(node.sample_index).split(b"/")[: depth - 1]
-        if not components:
-            return self.top
-        return TreeNode(depth, self._first_below(b"/".join(components)))
+        path = self.path(node).rpartition(b"/")[0]
+        return TreeNode(path.count(b"/") + 2, self._first_below(path)) if path else TOP
+
+    def children(self, node: TreeNode, position: int = 0) -> Iterator[Child]:
+        """List a directory from a position on: 0, or the ``next_index`` of a child.
+
+        Raises:
+            FormatError: the names are malformed or out of order.
+        """
+        path, count = self.path(node), self._count
+        first = max(position, node.sample_index)
+        with_samples = (
+            (*child.entry, child.next_index) for child in self._directory.walk(path, first)
+        )
+        empty = (
+            (child.name, True, count + child.number, count + child.next_number)
+            for child in self._directory.walk_empty(path, max(first - count, 0))
+        )
+        for name, is_directory, index, next_index in chain(with_samples, empty):
+            if name in (b"", b".", b"..") or len(name) > COMPONENT_BYTES_MAX or b"\0" in name:
+                problem = f"{quote(name)} is no file name"
+                raise FormatError(f"list {quote(path)} of {self._label}: {problem}")
+            depth = node.depth + 1 if is_directory else FILE_DEPTH
+            yield Child(name, TreeNode(depth, index), next_index)
 
     def _first_below(self, path: bytes) -> int:
         """Return the index of a directory's node; -1 if there is no directory of this path."""
@@ -137,68 +146,5 @@ class DatasetTree:
         empty = self._directory.empty_at(path)
         return -1 if empty < 0 else self._count + empty
 
-    def listing(self, node: TreeNode) -> Listing:
-        """Start to list a directory."""
-        return Listing(self._directory, self._label, node, self.prefix(node))
-
-    def _cache_prefix(self, node: TreeNode, prefix: bytes) -> bytes:
-        self._prefixes[node] = prefix
-        if len(self._prefixes) > PREFIXES_MAX:
-            self._prefixes.popitem(last=False)
-        return prefix
-
-
-class Listing:
-    """A directory that is being listed, each child once, from any position.
-
-    The listing continues one walk of the directory as long as its caller takes the children one
-    after the other; another position starts a new walk.
-    """
-
-    def __init__(
-        self, directory: FrozenDirectory, label: str, node: TreeNode, prefix: bytes
-    ) -> None:
-        self._directory = directory
-        self._label = label
-        self._node = node
-        self._prefix = prefix
-        self._count = len(directory)
-        self._walk: Iterator[DirectoryChild] = iter(())
-        self._child: Child | None = None
-        self._index = self._next_index = -1  # of the child that was returned last
-
-    def child(self, position: int) -> Child | None:
-        """Return the child at a position (0, or a child's ``next_index``), or None at the end.
-
-        Raises:
-            FormatError: the names are malformed or out of order.
-        """
-        index = max(position, self._node.sample_index)
-        if index != self._index:
-            if index != self._next_index:
-                self._walk = self._children(index)
-            self._index = self._next_index = -1  # a walk that fails does not continue
-            self._child = self._describe(next(self._walk, None))
-            self._index = index
-            self._next_index = -1 if self._child is None else self._child.next_index
-        return self._child
-
-    def _children(self, index: int) -> Iterator[DirectoryChild]:
-        """List the directory from an index on: files and directories with samples, then others."""
-        prefix, count = self._prefix[:-1], self._count
-        if index < count:
-            yield from self._directory.walk(prefix, index)
-        for child in self._directory.walk_empty(prefix, max(index - count, 0)):
-            entry = Entry(child.name, True, count + child.number)
-            yield DirectoryChild(entry, count + child.next_number)
-
-    def _describe(self, found: DirectoryChild | None) -> Child | None:
-        if found is None:
-            return None
-        name = found.entry.name
-        if name in (b"", b".", b"..") or len(name) > COMPONENT_BYTES_MAX or b"\0" in name:
-            raise FormatError(
-                f"list {quote(self._prefix)} of {self._label}: {quote(name)} is no file name"
-            )
-        depth = self._node.depth + 1 if found.entry.is_directory else FILE_DEPTH
-        return Child(name, TreeNode(depth, found.entry.first_index), found.next_index)
+    def _stale(self, node: TreeNode) -> StaleError:
+        return StaleError(f"find {node} of {self._label}: there is no such file or directory")

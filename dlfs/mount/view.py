@@ -31,10 +31,9 @@ import trio
 from dlfs.base.forks import cached_property
 from dlfs.base.wording import quote
 from dlfs.dataset.dataset import Dataset
+from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError, DlfsError, NotFoundError, StaleError
-from dlfs.format.location import unpack_location
 from dlfs.format.names import parse_dataset
-from dlfs.mount.tree import DatasetTree
 from dlfs.store.info import DatasetInfo
 
 ROOT_SECONDS = 1.0
@@ -46,13 +45,6 @@ LOADS_MAX = 8
 
 _log = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class SampleAttributes(NamedTuple):
-    """Length and checksum of a sample, from which the attributes of its file are made."""
-
-    length_bytes: int
-    crc32c: int
 
 
 class ShownVolume(Protocol):
@@ -84,31 +76,14 @@ class ShownVolume(Protocol):
         """Open a dataset."""
 
 
-class LoadedDataset:
-    """An open dataset and its directory tree."""
+class LoadedDataset(NamedTuple):
+    """An open dataset, and its directory, which needs no device."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-        directory = dataset.directory
-        self.tree = DatasetTree(directory, label=f"dataset {dataset.name!r}")
-        self._count = len(directory)
-        self._locations = directory.locations
-        self.chunk_bytes = directory.chunk_bytes
-
-    def sample(self, index: int) -> SampleAttributes:
-        """Return the length and CRC32C of a sample.
-
-        Raises:
-            StaleError: there is no such sample.
-        """
-        if index >= self._count:
-            raise StaleError(f"find sample {index}: expected an index below {self._count}")
-        _, length, crc = unpack_location(self._locations[index])
-        return SampleAttributes(length, crc)
+    dataset: Dataset
+    directory: FrozenDirectory
 
     def close(self) -> None:
         """Close the dataset and free its memory."""
-        del self._locations, self.tree  # views of memory that the dataset unmaps
         self.dataset.close()
 
 
@@ -351,8 +326,9 @@ class VolumeView:
         if dataset.info.uuid != uuid:  # a new dataset has taken name and version
             dataset.close()
             raise _removed(shown)
-        dataset.directory.lower_bound(b"")  # loads the names here, not later in the FUSE loop
-        return LoadedDataset(dataset)
+        directory = dataset.directory
+        directory.load_names()  # here, not later in the FUSE loop
+        return LoadedDataset(dataset, directory)
 
     def _log_once(self, error: DlfsError) -> None:
         """Log why the list cannot be read, unless it is the reason that was logged last."""

@@ -237,7 +237,7 @@ class CachedDataset(Dataset):
         """
         session = self._session
         if session is not None and session.is_lost():
-            self.directory.lower_bound(b"")  # reads the names, for which else devices stay open
+            self.directory.load_names()  # else devices stay open for them
 
 
 class AcquiredDataset(Dataset):

@@ -28,7 +28,9 @@ SLACK_S = 10.0
 
 
 @pytest.mark.parametrize(
-    ("server", "end"), [("native", "SIGTERM"), ("pyfuse3", "umount")], indirect=["server"]
+    ("server", "end"),
+    [("native", "SIGTERM"), ("pyfuse3", "SIGTERM"), ("pyfuse3", "umount")],
+    indirect=["server"],
 )
 def test_cat_ends_and_so_does_the_mount(server: str, tmp_path: Path, end: str) -> None:
     subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])

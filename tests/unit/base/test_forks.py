@@ -241,7 +241,6 @@ thread. Handlers of ``logging`` renew their locks themselves, and we have none o
 ALLOWED = {
     ("base/forks.py", "RLock"): "the mechanism",
     ("base/forks.py", "Condition"): "the mechanism; its lock is a Lock",
-    ("mount/open_file_cache.py", "SimpleQueue"): "of the server of a mount, which forks no more",
     ("mount/mountpoint.py", "SimpleQueue"): "ends with the call",
     ("base/threads.py", "ThreadPoolExecutor"): "base of ThreadPool, whose uses are listed",
     ("fabric/discovery.py", "ThreadPool"): "ends with the call",

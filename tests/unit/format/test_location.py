@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlfs.errors import LimitError, UsageError
-from dlfs.format.location import pack_locations, unpack_locations
+from dlfs.format.location import pack_locations, unpack_location, unpack_locations
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:
@@ -19,7 +19,11 @@ def test_limits_survive() -> None:
     addresses = [0, (1 << 56) - 1, 5]
     lengths = [(1 << 40) - 1, 0, 1 << 32]
     crcs = [0, 1, (1 << 32) - 1]
-    got = unpack_locations(pack_locations(addresses, lengths, crcs))
+    packed = pack_locations(addresses, lengths, crcs)
+    assert [unpack_location(each) for each in packed] == list(
+        zip(addresses, lengths, crcs, strict=True)
+    )
+    got = unpack_locations(packed)
     assert [part.tolist() for part in got] == [addresses, lengths, crcs]
     assert [part.dtype for part in got] == [np.uint64, np.uint64, np.uint32]
 

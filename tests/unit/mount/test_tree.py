@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location
 from dlfs.errors import FormatError, NotFoundError, StaleError
-from dlfs.mount import tree as module
 from dlfs.mount.inode_numbers import FILE_DEPTH
-from dlfs.mount.tree import DatasetTree, Listing, TreeNode
+from dlfs.mount.tree import TOP, DatasetTree, TreeNode
 
 Model = dict[bytes, "Model | None"]
 """A directory: its entries, a file being None."""
@@ -61,24 +60,24 @@ def paths_of(model: Model, prefix: bytes = b"") -> list[bytes]:
     return sorted(found)
 
 
-def names_in(listing: Listing) -> list[bytes]:
-    names, position = [], 0
-    while (child := listing.child(position)) is not None:
-        names.append(child.name)
-        assert child.next_index > position
-        position = child.next_index
-    return names
+def names_in(tree: DatasetTree, node: TreeNode) -> list[bytes]:
+    children = list(tree.children(node))
+    for number in range(0, len(children), 1 + len(children) // 20):
+        resumed = tree.children(node, children[number].next_index)
+        assert list(resumed) == children[number + 1 :]
+    return [child.name for child in children]
 
 
 def check(tree: DatasetTree, node: TreeNode, model: Model, seen: dict[TreeNode, bytes]) -> None:
-    assert sorted(names_in(tree.listing(node))) == sorted(model)
-    assert len(names_in(tree.listing(node))) == len(model)
+    assert sorted(names_in(tree, node)) == sorted(model)
     for name, below in model.items():
         child = tree.child(node, name)
         assert (child.depth == FILE_DEPTH) == (below is None)
         assert tree.parent(child) == node
-        path = tree.path(child.sample_index) if below is None else tree.prefix(child)[:-1]
-        assert path == (tree.prefix(node) + name)
+        assert tree.child(child, b".") == child
+        assert tree.child(child, b"..") == node
+        path = tree.path(child)
+        assert path == (tree.path(node) + b"/" + name).removeprefix(b"/")
         assert seen.setdefault(child, path) == path
         if below is not None:
             check(tree, child, below, seen)
@@ -112,47 +111,47 @@ def test_tree_is_the_model(wanted: list[list[bytes]], directories: int) -> None:
     model = model_of([[*path, b"/"] if i < directories else path for i, path in enumerate(wanted)])
     directory = frozen(paths_of(model))
     directory.verify()
-    tree = DatasetTree(directory, label="a trial")
+    tree = DatasetTree(directory)
     check_children(directory, model)
-    check(tree, tree.top, model, {})
+    check(tree, TOP, model, {})
 
 
 def test_listing_resumes_anywhere() -> None:
     paths = [b"%04d" % i for i in range(3000)] + [
         b"d%d/x/%d" % (i, j) for i in range(5) for j in range(9)
     ]
-    listing = DatasetTree(frozen(paths), label="a trial").listing(TreeNode(1, 0))
-    names = names_in(listing)
+    tree = DatasetTree(frozen(paths))
+    names = names_in(tree, TOP)
     assert names == sorted([*paths[:3000], *(b"d%d" % i for i in range(5))])
     for position in (2999, 0, 17, 3000, 1500):
-        child = listing.child(position)
-        assert child is not None
-        assert child.name == names[position]
-    assert listing.child(len(paths)) is None
-
-
-def test_prefixes_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PREFIXES_MAX", 2)
-    tree = DatasetTree(frozen([b"%d/x/y" % i for i in range(9)]), label="a trial")
-    nodes = {b"%d/" % i: tree.child(tree.top, b"%d" % i) for i in range(9)}
-    for prefix, node in nodes.items():
-        assert tree.prefix(node) == prefix
+        assert next(tree.children(TOP, position)).name == names[position]
+    assert list(tree.children(TOP, len(paths))) == []
 
 
 def test_numbers_from_elsewhere_are_stale() -> None:
-    tree = DatasetTree(frozen([b"a/b"]), label="a trial")
+    tree = DatasetTree(frozen([b"a/b"]))
     for node in (TreeNode(2, 1), TreeNode(3, 0), TreeNode(4000, 0)):
         with pytest.raises(StaleError):
-            tree.prefix(node)
+            tree.path(node)
     with pytest.raises(StaleError):
-        tree.path(1)
+        tree.path(TreeNode(FILE_DEPTH, 1))
+    with pytest.raises(StaleError):
+        tree.sample(1)
+
+
+def test_samples_by_index() -> None:
+    builder = DirectoryBuilder()
+    builder.add(b"a", Location(0, 5, 7))
+    parts = builder.freeze(UUID(int=5), 4096, chunk_bytes=4096)
+    tree = DatasetTree(FrozenDirectory(parts.entries, lambda: parts.names))
+    assert tree.sample(0) == (5, 7)
 
 
 def test_empty_dataset() -> None:
-    tree = DatasetTree(frozen([]), label="a trial")
-    assert names_in(tree.listing(tree.top)) == []
+    tree = DatasetTree(frozen([]))
+    assert names_in(tree, TOP) == []
     with pytest.raises(NotFoundError):
-        tree.child(tree.top, b"a")
+        tree.child(TOP, b"a")
 
 
 class Malformed(FrozenDirectory):
@@ -180,12 +179,12 @@ class Malformed(FrozenDirectory):
 
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"x" * 256, b"a\0b", b"/a", b"../a", b"a/b"])
 def test_malformed_names_are_refused(name: bytes) -> None:
-    listing = DatasetTree(Malformed([name], {}), label="a trial").listing(TreeNode(1, 0))
+    tree = DatasetTree(Malformed([name], {}))
     with pytest.raises(FormatError):
-        listing.child(0)
+        next(tree.children(TOP))
 
 
 def test_names_outside_their_directory_are_refused() -> None:
-    tree = DatasetTree(Malformed([b"a/b", b"c"], {b"a0": 2}), label="a trial")
+    tree = DatasetTree(Malformed([b"a/b", b"c"], {b"a0": 2}))
     with pytest.raises(FormatError, match="out of order"):
-        tree.listing(TreeNode(2, 0)).child(1)
+        next(tree.children(TreeNode(2, 0), 1))

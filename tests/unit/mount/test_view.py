@@ -7,12 +7,9 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dlfs
 from dlfs.errors import DeviceLostError, LimitError, NotFoundError, StaleError
-from dlfs.format.location import pack_locations, unpack_location
 from dlfs.mount import mount_view
 from dlfs.mount import view as module
 from dlfs.mount.mount_view import MountView
@@ -259,26 +256,5 @@ def test_numbers_run_out(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> Non
         assert (await view.child(b"y")).number == 1
         with pytest.raises(LimitError, match="mount the volume anew"):
             await view.child(b"x")
-
-    run(volume, body)
-
-
-@given(st.integers(0, (1 << 56) - 1), st.integers(0, (1 << 40) - 1), st.integers(0, (1 << 32) - 1))
-def test_one_location_as_many(address: int, length: int, crc: int) -> None:
-    packed = pack_locations([address], [length], [crc])
-    assert unpack_location(packed[0]) == (address, length, crc)
-
-
-def test_samples_by_index(volume: Volume) -> None:
-    add(volume, "x")
-
-    async def body(view: MountView) -> None:
-        loaded = await view.load(await view.child(b"x"))
-        with volume.dataset("x") as dataset:
-            info = dataset.stat(0)
-        for _ in range(2):
-            assert loaded.sample(0) == (info.length_bytes, info.crc32c)
-        with pytest.raises(StaleError):
-            loaded.sample(1)
 
     run(volume, body)
