@@ -50,7 +50,7 @@ NVME_TEXT_BYTES = 512
 NVME_HEADER_DIGEST, NVME_DATA_DIGEST = 1, 2
 NVME_QUEUE_ADMIN, NVME_QUEUE_IO = 0, 1
 NVME_DATA_NONE, NVME_DATA_IN, NVME_DATA_OUT = 0, 1, 2
-NVME_WRITES_FREE = (1 << 63) - 1
+WRITES_FREE = (1 << 63) - 1
 NVME_EVENT_BYTES = 128
 NVME_ANA_NONE, NVME_ANA_OPTIMIZED, NVME_ANA_NON_OPTIMIZED = 0, 1, 2
 NVME_ANA_INACCESSIBLE, NVME_ANA_PERSISTENT_LOSS, NVME_ANA_CHANGE = 3, 4, 15
@@ -380,8 +380,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, POINTER(c_char_p), POINTER(c_uint32), c_uint32),
     ),
     "dlfs_nvme_authenticate": (c_int, (c_void_p,)),
-    "dlfs_nvme_get_generation": (c_int, (c_void_p, POINTER(c_uint64))),
-    "dlfs_nvme_limit_writes": (c_int, (c_void_p, c_uint64, c_uint64)),
+    "dlfs_device_generation": (c_int, (c_void_p, POINTER(c_uint64))),
+    "dlfs_device_limit_writes": (c_int, (c_void_p, c_uint64, c_uint64)),
     "dlfs_nvme_get_status": (c_int, (c_void_p, POINTER(NvmeStatus))),
     "dlfs_directory_plan_build": (c_int, (POINTER(DirectoryContent), POINTER(DirectoryPlan))),
     "dlfs_directory_build": (

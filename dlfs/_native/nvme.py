@@ -245,7 +245,7 @@ def get_generation(device: NativeDevice) -> int:
         ClosedError: the device is closed.
     """
     found = c_uint64()
-    code = library().dlfs_nvme_get_generation(device.handle, byref(found))
+    code = library().dlfs_device_generation(device.handle, byref(found))
     check(code, f"read the controller generation of {device.uri}")
     return found.value
 
@@ -261,8 +261,8 @@ def limit_writes(device: NativeDevice, generation: int, until_ns: int | None) ->
     Raises:
         ClosedError: the device is closed.
     """
-    until = abi.NVME_WRITES_FREE if until_ns is None else until_ns
-    code = library().dlfs_nvme_limit_writes(device.handle, generation, until)
+    until = abi.WRITES_FREE if until_ns is None else until_ns
+    code = library().dlfs_device_limit_writes(device.handle, generation, until)
     check(code, f"limit the writes of {device.uri}")
 
 

@@ -129,7 +129,7 @@ int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue, dlfs_spdk_comm
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static int device_get_generation(void *argument, uint64_t *generation)
+static int device_generation(void *argument, uint64_t *generation)
 {
     struct device *device = argument;
     if (environment_is_foreign()) {
@@ -182,7 +182,7 @@ static const struct dlfs_external_ops device_ops = {
     .queue_descriptor = NULL, /* SPDK polls */
     .queue_destroy = queue_destroy,
     .queue_abandon = queue_abandon,
-    .get_generation = device_get_generation,
+    .generation = device_generation,
     .limit_writes = device_limit_writes,
 };
 

@@ -9,7 +9,7 @@
  * DLFS_E_TIMEOUT when its connection is closed. Every operation ends within timeout_ms +
  * reconnect_ms while its queue pair is polled.
  *
- * A write is issued only while the writer's lease allows it (dlfs_nvme_limit_writes). queue.c
+ * A write is issued only while the writer's lease allows it (dlfs_device_limit_writes). queue.c
  * checks the lease again before SPDK may send issued requests.
  *
  * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1 (status codes).

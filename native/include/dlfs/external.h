@@ -54,10 +54,10 @@ struct dlfs_external_ops {
      */
     void (*queue_abandon)(void *queue);
     /*
-     * Implement dlfs_nvme_get_generation and dlfs_nvme_limit_writes. Any threads at once. NULL:
+     * Implement dlfs_device_generation and dlfs_device_limit_writes. Any threads at once. NULL:
      * writes cannot be limited.
      */
-    int (*get_generation)(void *device, uint64_t *generation);
+    int (*generation)(void *device, uint64_t *generation);
     int (*limit_writes)(void *device, uint64_t generation, uint64_t until_ns);
 };
 

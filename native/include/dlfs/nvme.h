@@ -206,16 +206,6 @@ DLFS_API int dlfs_nvme_get_status(dlfs_device *device, dlfs_nvme_status *status)
  */
 DLFS_API int dlfs_nvme_set_paths(dlfs_device *device, const char *const *hosts,
                                  const uint32_t *ports, uint32_t path_count);
-DLFS_API int dlfs_nvme_get_generation(dlfs_device *device, uint64_t *generation);
-#define DLFS_NVME_WRITES_FREE INT64_MAX /* deadline of writes that need no lease */
-/*
- * Limits writes to a lease. Writes are sent only through the controller of that generation, and
- * only before until_ns of CLOCK_BOOTTIME. (dlfs_nvme_get_generation returns the generation in use,
- * or else the next one.) Through a later controller, writes wait. After until_ns no part of a write
- * is sent, and it ends with -EKEYEXPIRED. In a forked child the lease has ended. NVMe/TCP and SPDK
- * only.
- */
-DLFS_API int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns);
 
 #ifdef __cplusplus
 }

@@ -1,40 +1,7 @@
-/*
- * The public functions of block devices: they check every call, count operations in flight, and
- * call the functions of the kind.
- *
- * A queue pair belongs to the process that created it. In a forked child it can only be destroyed,
- * which frees the child's copy and leaves the parent's alone. Every submit and poll checks this by
- * a count of forks, because getpid is a system call.
- */
+/* Block devices: their life, and what a caller asks of any kind. */
 #include "device/device.h"
 
 #include <errno.h>
-#include <pthread.h>
-
-#include "platform/clock.h"
-
-/* Silence after which reads in flight are dropped when their queue pair is destroyed. */
-#define DROP_AFTER_MS 100
-/* Silence after which operations in flight are taken to hang when their queue pair is to end. */
-#define HANG_AFTER_MS 1000
-#define TRANSFER_BATCH 64u
-
-static _Atomic uint32_t process_generation;
-
-uint32_t dlfs_generation(void)
-{
-    return atomic_load_explicit(&process_generation, memory_order_relaxed);
-}
-
-static void count_fork(void)
-{
-    atomic_fetch_add_explicit(&process_generation, 1, memory_order_relaxed);
-}
-
-__attribute__((constructor)) static void watch_forks(void)
-{
-    (void)pthread_atfork(NULL, NULL, count_fork);
-}
 
 void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,
                       uint64_t size_bytes, uint32_t block_bytes, bool writable)
@@ -47,18 +14,6 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
     atomic_init(&device->queue_count, 0);
     atomic_init(&device->holds, 0);
     device->queues = (struct dlfs_queues){.generation = dlfs_generation()};
-}
-
-void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
-                     uint32_t depth)
-{
-    queue->ops = ops;
-    queue->device = device;
-    queue->depth = depth;
-    queue->in_flight = 0;
-    queue->generation = dlfs_generation();
-    queue->next = NULL;
-    atomic_fetch_add(&device->queue_count, 1);
 }
 
 int dlfs_device_destroy(dlfs_device *device)
@@ -111,15 +66,15 @@ int dlfs_device_flush(dlfs_device *device)
     return device->ops->flush(device);
 }
 
-int dlfs_nvme_get_generation(dlfs_device *device, uint64_t *generation)
+int dlfs_device_generation(dlfs_device *device, uint64_t *generation)
 {
-    if (device == NULL || device->ops->get_generation == NULL) {
+    if (device == NULL || device->ops->generation == NULL) {
         return -ENOTSUP;
     }
-    return device->ops->get_generation(device, generation);
+    return device->ops->generation(device, generation);
 }
 
-int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns)
+int dlfs_device_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns)
 {
     if (device == NULL || device->ops->limit_writes == NULL) {
         return -ENOTSUP;
@@ -127,294 +82,7 @@ int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t un
     return device->ops->limit_writes(device, generation, until_ns);
 }
 
-int dlfs_queue_make(dlfs_device *device, uint32_t depth, const struct dlfs_connect_limit *limit,
-                    dlfs_queue **out)
+uint32_t dlfs_device_operation_ms(const dlfs_device *device)
 {
-    return device->ops->queue_create(device, depth, limit, out);
-}
-
-static bool queue_is_foreign(const dlfs_queue *queue)
-{
-    return queue->generation != dlfs_generation();
-}
-
-/* Waits for the operations in flight: for reads that the kind can drop, as long as any answer
- * comes. */
-static void queue_drain(dlfs_queue *queue)
-{
-    dlfs_completion completions[TRANSFER_BATCH];
-    while (queue->in_flight > 0) {
-        bool drops = queue->ops->drops_operations != NULL && queue->ops->drops_operations(queue);
-        int got = dlfs_queue_poll(queue, completions, TRANSFER_BATCH, drops ? DROP_AFTER_MS : -1);
-        if (got < 0 || (got == 0 && drops)) {
-            return; /* the kind can complete no more operations, or ends them */
-        }
-    }
-}
-
-bool dlfs_queue_ends(dlfs_queue *queue)
-{
-    dlfs_completion completions[TRANSFER_BATCH];
-    int got = 1;
-    while (!queue_is_foreign(queue) && queue->in_flight > 0 && got > 0) {
-        if (queue->ops->drops_operations != NULL && queue->ops->drops_operations(queue)) {
-            return true;
-        }
-        got = dlfs_queue_poll(queue, completions, TRANSFER_BATCH, HANG_AFTER_MS);
-    }
-    return got != 0;
-}
-
-void dlfs_queue_destroy(dlfs_queue *queue)
-{
-    if (queue == NULL) {
-        return;
-    }
-    dlfs_device *device = queue->device;
-    if (queue_is_foreign(queue)) {
-        queue->ops->abandon(queue);
-    } else {
-        queue_drain(queue);
-        queue->ops->destroy(queue);
-    }
-    atomic_fetch_sub(&device->queue_count, 1);
-    dlfs_queues_changed(device);
-}
-
-uint32_t dlfs_queue_depth(const dlfs_queue *queue)
-{
-    return queue->depth;
-}
-
-uint32_t dlfs_queue_in_flight(const dlfs_queue *queue)
-{
-    return queue->in_flight;
-}
-
-int dlfs_queue_register(dlfs_queue *queue, void *base, size_t bytes)
-{
-    if (queue_is_foreign(queue)) {
-        return DLFS_E_CLOSED;
-    }
-    if (queue->in_flight > 0) {
-        return -EBUSY;
-    }
-    if (base != NULL && (bytes == 0 || (uintptr_t)base > UINTPTR_MAX - bytes)) {
-        return -EINVAL;
-    }
-    if (queue->ops->register_range == NULL) {
-        return 0;
-    }
-    return queue->ops->register_range(queue, base, base == NULL ? 0 : bytes);
-}
-
-static int check_operation(const dlfs_device *device, const dlfs_operation *operation)
-{
-    uint64_t mask = device->block_bytes - 1u;
-    uint64_t bits =
-        (uint64_t)(uintptr_t)operation->buffer | operation->offset_bytes | operation->length_bytes;
-    if (operation->buffer == NULL || operation->length_bytes == 0 || (bits & mask) != 0) {
-        return -EINVAL;
-    }
-    if (operation->length_bytes > device->size_bytes ||
-        operation->offset_bytes > device->size_bytes - operation->length_bytes) {
-        return -EINVAL;
-    }
-    if (operation->kind == DLFS_OP_WRITE) {
-        return device->writable ? 0 : -EROFS;
-    }
-    return operation->kind == DLFS_OP_READ ? 0 : -EINVAL;
-}
-
-int dlfs_queue_submit(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count)
-{
-    if (queue_is_foreign(queue)) {
-        return DLFS_E_CLOSED;
-    }
-    if (operations == NULL && count > 0) {
-        return -EINVAL;
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        int error = check_operation(queue->device, &operations[i]);
-        if (error < 0) {
-            return error;
-        }
-    }
-    uint32_t room = queue->depth - queue->in_flight;
-    if (count > room) {
-        count = room;
-    }
-    if (count == 0) {
-        return 0;
-    }
-    int accepted = queue->ops->submit(queue, operations, count);
-    if (accepted > 0) {
-        queue->in_flight += (uint32_t)accepted;
-    }
-    return accepted;
-}
-
-int dlfs_queue_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t count, int timeout_ms)
-{
-    if (queue_is_foreign(queue)) {
-        return DLFS_E_CLOSED;
-    }
-    if (completions == NULL && count > 0) {
-        return -EINVAL;
-    }
-    if (queue->in_flight == 0 || count == 0) {
-        return 0;
-    }
-    int got = queue->ops->poll(queue, completions, count, timeout_ms);
-    if (got > 0) {
-        queue->in_flight -= (uint32_t)got;
-    }
-    return got;
-}
-
-int dlfs_queue_descriptor(dlfs_queue *queue)
-{
-    if (queue_is_foreign(queue)) {
-        return DLFS_E_CLOSED;
-    }
-    return queue->ops->descriptor == NULL ? -ENOTSUP : queue->ops->descriptor(queue);
-}
-
-/* The state of one whole transfer: the remaining range and the first error. */
-struct transfer {
-    dlfs_queue *queue;
-    uint8_t *buffer;
-    uint64_t offset_bytes;
-    uint64_t left_bytes;
-    uint32_t piece_bytes;
-    uint32_t kind;
-    int64_t error;
-    struct deadline deadline;
-};
-
-static uint32_t transfer_prepare(const struct transfer *transfer, dlfs_operation *operations)
-{
-    uint64_t done = 0;
-    uint32_t count = 0;
-    while (count < TRANSFER_BATCH && done < transfer->left_bytes) {
-        uint64_t length = transfer->left_bytes - done;
-        if (length > transfer->piece_bytes) {
-            length = transfer->piece_bytes;
-        }
-        operations[count++] = (dlfs_operation){.buffer = transfer->buffer + done,
-                                               .offset_bytes = transfer->offset_bytes + done,
-                                               .length_bytes = (uint32_t)length,
-                                               .kind = transfer->kind,
-                                               .tag = 0};
-        done += length;
-    }
-    return count;
-}
-
-static void transfer_submit(struct transfer *transfer)
-{
-    dlfs_operation operations[TRANSFER_BATCH];
-    uint32_t count = transfer_prepare(transfer, operations);
-    int accepted = dlfs_queue_submit(transfer->queue, operations, count);
-    if (accepted < 0) {
-        transfer->error = accepted;
-        return;
-    }
-    for (int i = 0; i < accepted; i++) {
-        transfer->buffer += operations[i].length_bytes;
-        transfer->offset_bytes += operations[i].length_bytes;
-        transfer->left_bytes -= operations[i].length_bytes;
-    }
-}
-
-/* Waits for at least one completion. Returns an error only if the queue pair itself failed, or the
- * time is over. */
-static int transfer_poll(struct transfer *transfer)
-{
-    dlfs_completion completions[TRANSFER_BATCH];
-    int timeout_ms = -1;
-    if (!transfer->deadline.never) {
-        uint64_t left_ms = deadline_left_ns(&transfer->deadline) / 1000000 + 1;
-        timeout_ms = left_ms < INT32_MAX ? (int)left_ms : INT32_MAX;
-    }
-    int got = dlfs_queue_poll(transfer->queue, completions, TRANSFER_BATCH, timeout_ms);
-    if (got == 0 && deadline_left_ns(&transfer->deadline) == 0) {
-        return DLFS_E_TIMEOUT;
-    }
-    for (int i = 0; i < got; i++) {
-        if (completions[i].result < 0 && transfer->error == 0) {
-            transfer->error = completions[i].result;
-        }
-    }
-    return got < 0 ? got : 0;
-}
-
-static int transfer_check(const dlfs_queue *queue, const dlfs_operation *whole,
-                          uint64_t length_bytes)
-{
-    uint32_t block_bytes = queue->device->block_bytes;
-    uint64_t size_bytes = queue->device->size_bytes;
-    if (length_bytes % block_bytes != 0 || length_bytes > size_bytes ||
-        whole->offset_bytes > size_bytes - length_bytes || whole->length_bytes == 0) {
-        return -EINVAL;
-    }
-    return check_operation(queue->device, whole);
-}
-
-static int transfer_run(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
-                        uint64_t length_bytes, uint32_t piece_bytes, struct deadline deadline)
-{
-    if (queue_is_foreign(queue)) {
-        return DLFS_E_CLOSED;
-    }
-    if (queue->in_flight > 0) {
-        return -EBUSY;
-    }
-    if (length_bytes == 0) {
-        return 0;
-    }
-    uint64_t first_bytes = length_bytes < piece_bytes ? length_bytes : piece_bytes;
-    dlfs_operation first = {.buffer = buffer,
-                            .offset_bytes = offset_bytes,
-                            .length_bytes = (uint32_t)first_bytes,
-                            .kind = kind,
-                            .tag = 0};
-    int error = transfer_check(queue, &first, length_bytes);
-    if (error < 0) {
-        return error;
-    }
-    struct transfer transfer = {.queue = queue,
-                                .buffer = buffer,
-                                .offset_bytes = offset_bytes,
-                                .left_bytes = length_bytes,
-                                .piece_bytes = piece_bytes,
-                                .kind = kind,
-                                .error = 0,
-                                .deadline = deadline};
-    for (;;) {
-        if (transfer.error == 0 && transfer.left_bytes > 0 && queue->in_flight < queue->depth) {
-            transfer_submit(&transfer);
-        }
-        if (queue->in_flight == 0 && (transfer.error != 0 || transfer.left_bytes == 0)) {
-            return (int)transfer.error;
-        }
-        error = transfer_poll(&transfer);
-        if (error < 0) {
-            return error;
-        }
-    }
-}
-
-int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
-                        uint64_t length_bytes, uint32_t piece_bytes)
-{
-    return transfer_run(queue, kind, buffer, offset_bytes, length_bytes, piece_bytes,
-                        deadline_after(-1));
-}
-
-int dlfs_queue_read_until(dlfs_queue *queue, void *buffer, uint64_t offset_bytes,
-                          uint64_t length_bytes, uint32_t piece_bytes, uint64_t until_ns)
-{
-    return transfer_run(queue, DLFS_OP_READ, buffer, offset_bytes, length_bytes, piece_bytes,
-                        (struct deadline){.at_ns = until_ns});
+    return device->ops->operation_ms == NULL ? 0 : device->ops->operation_ms(device);
 }

@@ -2,10 +2,11 @@
  * Block devices inside the library: the interface that a kind of device implements, and the queue
  * pairs that threads share.
  *
- * device.c does everything that all kinds have in common (validation, counting, fork checks, whole
- * transfers) and calls the functions of a kind. A kind embeds struct dlfs_device and struct
- * dlfs_queue as the first member of its own structures and initialises them with dlfs_device_init
- * and dlfs_queue_init. A kind whose hardware limits a transfer (MDTS) splits operations itself.
+ * device.c and queue.c do everything that all kinds have in common (validation, counting, fork
+ * checks, whole transfers) and call the functions of a kind. A kind embeds struct dlfs_device and
+ * struct dlfs_queue as the first member of its own structures and initialises them with
+ * dlfs_device_init and dlfs_queue_init. A kind whose hardware limits a transfer (MDTS) splits
+ * operations itself.
  *
  * queues.c lends queue pairs to threads: dlfs_queue_acquire and dlfs_queue_release.
  */
@@ -51,11 +52,13 @@ struct dlfs_device_ops {
      */
     void (*destroy)(dlfs_device *device);
     /*
-     * Implement dlfs_nvme_get_generation and dlfs_nvme_limit_writes. NULL: the kind does not have
+     * Implement dlfs_device_generation and dlfs_device_limit_writes. NULL: the kind does not have
      * them.
      */
-    int (*get_generation)(dlfs_device *device, uint64_t *generation);
+    int (*generation)(dlfs_device *device, uint64_t *generation);
     int (*limit_writes)(dlfs_device *device, uint64_t generation, uint64_t until_ns);
+    /* Implements dlfs_device_operation_ms. NULL: the kind does not retry. */
+    uint32_t (*operation_ms)(const dlfs_device *device);
 };
 
 struct dlfs_queue_ops {
@@ -124,7 +127,7 @@ struct dlfs_queue {
     const struct dlfs_queue_ops *ops;
     dlfs_device *device;
     uint32_t depth;
-    uint32_t in_flight;  /* operations in flight, counted by device.c */
+    uint32_t in_flight;  /* operations in flight, counted by queue.c */
     uint32_t generation; /* fork generation of its process; any other process may only destroy it */
     dlfs_queue *next;    /* next queue pair in the list of idle ones */
     uint64_t idle_since_ns; /* time at which it became idle */
@@ -132,6 +135,8 @@ struct dlfs_queue {
 
 void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,
                       uint64_t size_bytes, uint32_t block_bytes, bool writable);
+/* Destroys a queue pair. Those who wait for one are not woken: dlfs_queue_destroy does both. */
+void dlfs_queue_close(dlfs_queue *queue);
 /* Initialises a queue pair and counts it on its device. Called by queue_create of a kind. */
 void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
                      uint32_t depth);
@@ -165,8 +170,6 @@ bool dlfs_queue_waiter_is_due(const struct dlfs_queue_waiter *waiter, uint64_t n
 /* Sleeps until a queue pair may be free for this waiter, at most timeout_ms. */
 void dlfs_queue_waiter_wait(struct dlfs_queue_waiter *waiter, int timeout_ms);
 void dlfs_queue_waiter_leave(dlfs_device *device, struct dlfs_queue_waiter *waiter);
-/* Wakes all waiters, after a queue pair of the device was destroyed. */
-void dlfs_queues_changed(dlfs_device *device);
 /* Destroys the idle queue pairs. */
 void dlfs_queues_close(dlfs_device *device);
 uint32_t dlfs_queues_idle(const dlfs_device *device);
@@ -193,10 +196,8 @@ void dlfs_device_unhold(dlfs_device *device);
  * second, and the kind cannot drop them. */
 bool dlfs_queue_ends(dlfs_queue *queue);
 
-/*
- * Returns the upper bound of one operation of an NVMe/TCP device including retries, in
- * milliseconds; 0 for other kinds.
- */
-uint32_t dlfs_nvme_operation_ms(const dlfs_device *device);
+/* Returns the upper bound of one operation of a device that retries, with all retries, in
+ * milliseconds; 0 for other kinds. */
+uint32_t dlfs_device_operation_ms(const dlfs_device *device);
 
 #endif

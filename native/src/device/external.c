@@ -105,12 +105,11 @@ static void external_destroy(dlfs_device *base)
     free(device);
 }
 
-static int external_get_generation(dlfs_device *base, uint64_t *generation)
+static int external_generation(dlfs_device *base, uint64_t *generation)
 {
     struct external_device *device = (struct external_device *)base;
-    return device->ops->get_generation != NULL
-               ? device->ops->get_generation(device->device, generation)
-               : -ENOTSUP;
+    return device->ops->generation != NULL ? device->ops->generation(device->device, generation)
+                                           : -ENOTSUP;
 }
 
 static int external_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
@@ -125,7 +124,7 @@ static const struct dlfs_device_ops external_device_ops = {
     .queue_create = external_queue_create,
     .flush = external_flush,
     .destroy = external_destroy,
-    .get_generation = external_get_generation,
+    .generation = external_generation,
     .limit_writes = external_limit_writes,
 };
 

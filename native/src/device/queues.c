@@ -47,6 +47,28 @@ __attribute__((constructor)) static void prepare(void)
     (void)pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 
+/* Wakes all waiters: a device has room for another queue pair. */
+static void wake_waiters(dlfs_device *device)
+{
+    if (atomic_load(&device->queues.waiting) == 0) {
+        return;
+    }
+    (void)pthread_mutex_lock(&lock);
+    device->queues.full_until_ns = 0;
+    (void)pthread_cond_broadcast(&changed);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+void dlfs_queue_destroy(dlfs_queue *queue)
+{
+    if (queue == NULL) {
+        return;
+    }
+    dlfs_device *device = queue->device;
+    dlfs_queue_close(queue);
+    wake_waiters(device);
+}
+
 static void destroy_all(dlfs_queue *queue)
 {
     while (queue != NULL) {
@@ -274,17 +296,6 @@ void dlfs_queue_waiter_wait(struct dlfs_queue_waiter *waiter, int timeout_ms)
     if (waiter->state == DLFS_WAITER_QUEUED) {
         condition_wait_until(&changed, &lock, until_ns);
     }
-    (void)pthread_mutex_unlock(&lock);
-}
-
-void dlfs_queues_changed(dlfs_device *device)
-{
-    if (atomic_load(&device->queues.waiting) == 0) {
-        return;
-    }
-    (void)pthread_mutex_lock(&lock);
-    device->queues.full_until_ns = 0;
-    (void)pthread_cond_broadcast(&changed);
     (void)pthread_mutex_unlock(&lock);
 }
 

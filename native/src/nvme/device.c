@@ -32,7 +32,7 @@ static int own_association(struct nvme_device *device, struct nvme_association *
         return code;
     }
     made->inherited = found;
-    if (atomic_load(&found->write_limit.until_ns) != DLFS_NVME_WRITES_FREE) {
+    if (atomic_load(&found->write_limit.until_ns) != DLFS_WRITES_FREE) {
         nvme_write_limit_set(&made->write_limit, 0, 0); /* only the parent has the lease */
     }
     if (!atomic_compare_exchange_strong(&device->association, &found, made)) {
@@ -178,7 +178,7 @@ static int device_flush(dlfs_device *base)
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static int device_get_generation(dlfs_device *base, uint64_t *generation)
+static int device_generation(dlfs_device *base, uint64_t *generation)
 {
     struct nvme_association *association;
     int code = own_association((struct nvme_device *)base, &association);
@@ -223,13 +223,21 @@ static uint32_t queues_max(dlfs_device *base)
     return dlfs_nvme_get_status(base, &status) == 0 ? status.queue_count_max : 0;
 }
 
+static uint32_t device_operation_ms(const dlfs_device *base)
+{
+    const struct nvme_config *config = &((const struct nvme_device *)base)->config;
+    uint64_t operation_ms = (uint64_t)config->timeout_ms + config->reconnect_ms;
+    return operation_ms < INT32_MAX ? (uint32_t)operation_ms : INT32_MAX;
+}
+
 static const struct dlfs_device_ops nvme_device_ops = {
     .queue_create = queue_create,
     .flush = device_flush,
     .queues_max = queues_max,
     .destroy = device_destroy,
-    .get_generation = device_get_generation,
+    .generation = device_generation,
     .limit_writes = device_limit_writes,
+    .operation_ms = device_operation_ms,
 };
 
 /* Copies the association's last error message to the caller. */
@@ -284,16 +292,6 @@ failed:
     nvme_association_destroy(association);
     free(device);
     return code;
-}
-
-uint32_t dlfs_nvme_operation_ms(const dlfs_device *base)
-{
-    if (base->ops != &nvme_device_ops) {
-        return 0;
-    }
-    const struct nvme_config *config = &((const struct nvme_device *)base)->config;
-    uint64_t operation_ms = (uint64_t)config->timeout_ms + config->reconnect_ms;
-    return operation_ms < INT32_MAX ? (uint32_t)operation_ms : INT32_MAX;
 }
 
 int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *command, void *data,

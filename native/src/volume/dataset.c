@@ -128,7 +128,7 @@ static uint32_t default_timeout_ms(const dlfs_volume *volume)
     uint32_t timeout_ms = TIMEOUT_MS_DEFAULT;
     for (uint32_t i = 0; i < volume->superblock.member_count; i++) {
         uint32_t device_ms =
-            volume->devices[i] != NULL ? dlfs_nvme_operation_ms(volume->devices[i]) : 0;
+            volume->devices[i] != NULL ? dlfs_device_operation_ms(volume->devices[i]) : 0;
         if (device_ms > 0 && device_ms + GRACE_MS > timeout_ms) {
             timeout_ms = device_ms + GRACE_MS;
         }

@@ -24,7 +24,7 @@ struct volume_limit volume_limit_begin(void)
 
 void volume_limit_admit(struct volume_limit *limit, const dlfs_device *device)
 {
-    uint64_t own_ns = dlfs_nvme_operation_ms(device) * NS_PER_MS;
+    uint64_t own_ns = dlfs_device_operation_ms(device) * NS_PER_MS;
     uint64_t ends_ns = limit->began_ns + own_ns + GRACE_NS;
     limit->ends_ns = limit->ends_ns > ends_ns ? limit->ends_ns : ends_ns;
 }

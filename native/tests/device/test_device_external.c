@@ -67,7 +67,7 @@ static void other_queue_abandon(void *queue)
     dlfs_queue_destroy(queue);
 }
 
-static int other_get_generation(void *device, uint64_t *generation)
+static int other_generation(void *device, uint64_t *generation)
 {
     *generation = ((struct other *)device)->generation;
     return 0;
@@ -90,7 +90,7 @@ static const struct dlfs_external_ops other_ops = {
     .queue_poll = other_poll,
     .queue_destroy = other_queue_destroy,
     .queue_abandon = other_queue_abandon,
-    .get_generation = other_get_generation,
+    .generation = other_generation,
     .limit_writes = other_limit_writes,
 };
 
@@ -133,16 +133,16 @@ static void test_a_library_need_not_limit_writes(void)
 {
     struct other other = {.memory = make_memory()};
     struct dlfs_external_ops fewer = other_ops;
-    fewer.get_generation = NULL;
+    fewer.generation = NULL;
     fewer.limit_writes = NULL;
     struct dlfs_external description = describe(&other);
     description.ops = &fewer;
     dlfs_device *device = NULL;
     uint64_t generation = 0;
     CHECK_EQ(dlfs_device_create_external(&description, &device), 0);
-    CHECK_EQ(dlfs_nvme_get_generation(device, &generation), -ENOTSUP);
-    CHECK_EQ(dlfs_nvme_limit_writes(device, 0, 0), -ENOTSUP);
-    CHECK_EQ(dlfs_nvme_get_generation(other.memory, &generation), -ENOTSUP);
+    CHECK_EQ(dlfs_device_generation(device, &generation), -ENOTSUP);
+    CHECK_EQ(dlfs_device_limit_writes(device, 0, 0), -ENOTSUP);
+    CHECK_EQ(dlfs_device_generation(other.memory, &generation), -ENOTSUP);
     CHECK_EQ(dlfs_device_destroy(device), 0);
 }
 
@@ -159,9 +159,9 @@ static void test_hands_everything_on(void)
     CHECK_EQ(dlfs_device_flush(device), -EIO);
     CHECK_EQ(other.flushed, 1);
     uint64_t generation = 0;
-    CHECK_EQ(dlfs_nvme_limit_writes(device, 7, 8), 0);
+    CHECK_EQ(dlfs_device_limit_writes(device, 7, 8), 0);
     CHECK_EQ(other.until_ns, 8);
-    CHECK_EQ(dlfs_nvme_get_generation(device, &generation), 0);
+    CHECK_EQ(dlfs_device_generation(device, &generation), 0);
     CHECK_EQ(generation, 7);
     other.refuse = -EMFILE;
     dlfs_queue *queue = NULL;

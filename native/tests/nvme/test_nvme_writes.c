@@ -133,7 +133,7 @@ static void test_a_permit_is_for_one_controller_and_a_time(void)
     nvme_write_limit_set(&limit, 8, boottime_ns());
     CHECK_EQ(nvme_write_permit(&limit, 8), -EKEYEXPIRED);
     CHECK_EQ(nvme_write_permit(&limit, 7), -EKEYEXPIRED);
-    nvme_write_limit_set(&limit, 0, DLFS_NVME_WRITES_FREE);
+    nvme_write_limit_set(&limit, 0, DLFS_WRITES_FREE);
     CHECK_EQ(nvme_write_permit(&limit, 8), 0);
 }
 

@@ -69,7 +69,7 @@ int nvme_durability_flush(struct nvme_durability *durability, nvme_flush_command
 void nvme_write_limit_init(struct nvme_write_limit *limit)
 {
     atomic_init(&limit->generation, 0);
-    atomic_init(&limit->until_ns, DLFS_NVME_WRITES_FREE);
+    atomic_init(&limit->until_ns, DLFS_WRITES_FREE);
 }
 
 void nvme_write_limit_set(struct nvme_write_limit *limit, uint64_t generation, uint64_t until_ns)
@@ -81,7 +81,7 @@ void nvme_write_limit_set(struct nvme_write_limit *limit, uint64_t generation, u
 int nvme_write_permit(const struct nvme_write_limit *limit, uint64_t generation)
 {
     uint64_t until_ns = atomic_load(&limit->until_ns);
-    if (until_ns == DLFS_NVME_WRITES_FREE) {
+    if (until_ns == DLFS_WRITES_FREE) {
         return 0;
     }
     if (boottime_ns() >= until_ns) {

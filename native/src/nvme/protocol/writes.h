@@ -50,7 +50,7 @@ void nvme_durability_note(struct nvme_durability *durability, uint64_t generatio
 int nvme_durability_flush(struct nvme_durability *durability, nvme_flush_command command,
                           void *argument, bool *lost);
 
-/* Until when and through which generation this host may write; see dlfs_nvme_limit_writes. */
+/* Until when and through which generation this host may write; see dlfs_device_limit_writes. */
 struct nvme_write_limit {
     _Atomic uint64_t until_ns;
     _Atomic uint64_t generation;
