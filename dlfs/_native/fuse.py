@@ -42,7 +42,7 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 8
+VERSION = 9
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
 OPEN_REQUESTS, RESUME, NO_URING = 1, 2, 4
@@ -122,7 +122,7 @@ class CStats(Structure):
 
     _fields_ = fields(
         (c_uint64, "lookups opens reads read_bytes readahead_samples readahead_hits"),
-        (c_uint64, "pushed_samples upcalls cached_bytes"),
+        (c_uint64, "upcalls cached_bytes"),
     )
 
 
@@ -147,7 +147,6 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int,
         (c_void_p, c_uint32, c_char_p, c_uint64, c_void_p, c_uint32),
     ),
-    "dlfs_fuse_forget_name": (None, (c_void_p, c_char_p)),
     "dlfs_fuse_expire_cache": (None, (c_void_p, c_uint32)),
     "dlfs_fuse_get_stats": (None, (c_void_p, POINTER(CStats))),
 }
@@ -477,10 +476,6 @@ class NativeFuse:
             self._open_handle, directory, packed, len(packed), array, len(names)
         )
         check(code, f"list {len(names)} datasets")
-
-    def forget_name(self, name: bytes) -> None:
-        """Have the kernel forget a name in the root; waits for look-ups and listings there."""
-        self._library.dlfs_fuse_forget_name(self._open_handle, name)
 
     # ---- memory and statistics -------------------------------------------------------------------
 

@@ -64,9 +64,6 @@ class ViewServer(Protocol):
     def on_removed(self, dataset: ShownDataset) -> None:
         """Stop using a dataset that was removed from its volume, once no open file needs it."""
 
-    async def forget_name(self, name: bytes) -> None:
-        """Have the kernel forget a name in the root, and its listing."""
-
     async def withdraw(self, shown: Shown) -> None:
         """Stop using a dataset or a directory of a volume that was removed from the mount."""
 
@@ -122,18 +119,18 @@ class MountView:
         except BaseException:
             self._volumes.remove(view)
             raise
-        await self._forget(view)
+        await self._forget()
         return view
 
     async def hide(self, volume: VolumeView) -> None:
         """Have no more programs find a volume of a nested view; what is open goes on."""
         volume.hidden = True
-        await self._forget(volume)
+        await self._forget()
 
     async def unhide(self, volume: VolumeView) -> None:
         """Undo ``hide``."""
         volume.hidden = False
-        await self._forget(volume)
+        await self._forget()
 
     async def remove(self, volume: VolumeView) -> None:
         """Stop showing a volume. What is open in it fails with ESTALE from now on.
@@ -141,7 +138,8 @@ class MountView:
         When it returns, no thread of the view uses the volume. Open datasets of it are closed soon.
         """
         self._volumes.remove(volume)
-        await self._forget(volume)
+        if not volume.hidden:
+            await self._forget()
         await volume.remove()
         for shown in self.shown_of(volume):
             await self._in_nursery(functools.partial(_withdraw, shown))
@@ -439,11 +437,10 @@ class MountView:
         if self.server is not None:
             self.server.on_removed(dataset)
 
-    async def _forget(self, volume: VolumeView) -> None:
-        """Return when no kernel cache has the name of a volume, or has it as missing, any more."""
-        if self.server is None and self.nursery is not None:
+    async def _forget(self) -> None:
+        """Return when the kernel has forgotten what was in the root, or missing there, before."""
+        if self.nursery is not None:
             await trio.sleep(EXPIRY_SECONDS)
-        await self._in_nursery(lambda server: server.forget_name(volume.name))
 
     async def _in_nursery(self, call: Callable[[ViewServer], Awaitable[None]]) -> None:
         """Have the server do something, if there is one, and wait for it; the server outlives it.

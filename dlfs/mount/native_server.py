@@ -38,7 +38,7 @@ from dlfs.format.names import INCOMING
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.kept import KeptMount
-from dlfs.mount.mount_view import ROOT_DIRECTORY, MountView, Shown
+from dlfs.mount.mount_view import MountView, Shown
 from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset, VolumeView
 from dlfs.reader import MovedError, SampleReader
@@ -106,6 +106,8 @@ class NativeMount:
         self._answered = kept is not None and kept.resumed  # by this server or one before
         self._ended = trio.Event()
         self._listing_lock = trio.Lock()
+        self._listings: dict[int, tuple[list[bytes], list[int]]] = {}  # by directory, as set last
+        self._times: dict[int, int] = {}  # of these directories, as told last
         self._nursery: trio.Nursery | None = None
         self._readers: dict[int, SampleReader] = {}  # that the library uses, by dataset number
         self._handlers: dict[int, Callable[[native.Upcall], Awaitable[dict[str, Any]]]] = {
@@ -290,10 +292,13 @@ class NativeMount:
         return await self._describe(upcall.dataset)
 
     async def _describe(self, directory: int) -> dict[str, Any]:
-        """Return the time of an upper directory, and have the kernel drop an old listing of it."""
+        """Return the time of an upper directory, which is later if its entries have changed."""
         with contextlib.suppress(LimitError):  # the next listing of the directory reports it
             await self._set_listing(directory)
-        return {"modified_ns": self._view.modified_ns(directory) or self._started_ns}
+        return {"modified_ns": self._times.get(directory) or self._own_time(directory)}
+
+    def _own_time(self, directory: int) -> int:
+        return self._view.modified_ns(directory) or self._started_ns
 
     async def _list(self, upcall: native.Upcall) -> dict[str, Any]:
         await self._view.refresh(upcall.dataset)
@@ -301,7 +306,12 @@ class NativeMount:
         return {}
 
     async def _set_listing(self, directory: int) -> None:
-        """Pass the entries to the library; if they have changed, the kernel's cache is dropped."""
+        """Pass the entries to the library.
+
+        The kernel drops its cached listing when the time of the directory changes, so the time
+        rises whenever the entries have changed. The listing of a server before this one may be in
+        the cache, too.
+        """
         async with self._listing_lock:  # else an older listing could replace a newer one
             names, numbers = [], []
             for name, shown in self._view.entries(directory):
@@ -314,6 +324,14 @@ class NativeMount:
                 names.append(INCOMING.encode())
                 numbers.append(native.INCOMING)
             await trio.to_thread.run_sync(self._fuse.set_listing, directory, names, numbers)
+            before, last_ns = self._listings.get(directory), self._times.get(directory, 0)
+            self._listings[directory] = names, numbers
+            own_ns = self._own_time(directory)
+            if before is None and self._kept is not None and self._kept.resumed:
+                own_ns = max(own_ns, self._started_ns)
+            if before not in (None, (names, numbers)) and own_ns <= last_ns:
+                own_ns = time.time_ns()
+            self._times[directory] = max(own_ns, last_ns)
 
     async def _statfs(self, upcall: native.Upcall) -> dict[str, Any]:
         await self._view.refresh_soon(upcall.dataset)
@@ -397,11 +415,6 @@ class NativeMount:
         """Stop using a dataset that was removed from its volume."""
         if self._nursery is not None:
             self._nursery.start_soon(self.withdraw, dataset)
-
-    async def forget_name(self, name: bytes) -> None:
-        """Have the kernel forget a name in the root, and its listing."""
-        await self._set_listing(ROOT_DIRECTORY)
-        await trio.to_thread.run_sync(self._fuse.forget_name, name)
 
     async def withdraw(self, shown: Shown) -> None:
         """Stop using a dataset or a directory of a volume that was removed."""

@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 8u
+#define DLFS_FUSE_VERSION 9u
 #define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
@@ -196,18 +196,12 @@ DLFS_API int dlfs_fuse_await_reader(dlfs_fuse *fuse, uint32_t number, int wait);
 DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number);
 /*
  * Sets the entries that an upper directory lists, in this order. The i-th name (each ends with NUL)
- * is the dataset or volume numbers[i], or `incoming` if that is 0. If the listing has changed, the
- * kernel drops its cached one. -EINVAL, -ENOMEM.
+ * is the dataset or volume numbers[i], or `incoming` if that is 0. The kernel drops its cached
+ * listing when the directory gets another modification time. -EINVAL, -ENOMEM.
  */
 DLFS_API int dlfs_fuse_set_listing(dlfs_fuse *fuse, uint32_t directory, const uint8_t *names,
                                    uint64_t names_bytes, const uint32_t *numbers,
                                    uint32_t entry_count);
-/*
- * Has the kernel forget what it knows of a name in the root. Waits for look-ups and listings of the
- * root that are under way, so those must not wait for the caller.
- */
-DLFS_API void dlfs_fuse_forget_name(dlfs_fuse *fuse, const char *name);
-
 /* ---- memory and statistics ------------------------------------------------------------------- */
 
 /* Frees cached samples that were last used at least age_ms ago. */
@@ -220,7 +214,6 @@ typedef struct dlfs_fuse_stats {
     uint64_t read_bytes;        /* bytes sent to the kernel */
     uint64_t readahead_samples; /* samples read before they were requested */
     uint64_t readahead_hits;    /* of these, samples that were requested later */
-    uint64_t pushed_samples;    /* of these, samples that the kernel took into its cache at once */
     uint64_t upcalls;
     uint64_t cached_bytes; /* sample memory that open files may pin now */
 } dlfs_fuse_stats;

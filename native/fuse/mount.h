@@ -57,7 +57,6 @@ struct counters {
     _Atomic uint64_t read_bytes;
     _Atomic uint64_t readahead_samples;
     _Atomic uint64_t readahead_hits;
-    _Atomic uint64_t pushed_samples;
 };
 
 struct dlfs_fuse {
@@ -68,10 +67,9 @@ struct dlfs_fuse {
     bool open_requests;    /* the kernel sends OPEN; otherwise the first is refused with ENOSYS */
     bool opendir_requests; /* the same for OPENDIR */
 
-    pthread_mutex_t lock; /* protects the next five fields */
-    pthread_cond_t ended; /* the loop, or pushing */
+    pthread_mutex_t lock; /* protects the next four fields */
+    pthread_cond_t ended; /* the loop */
     bool stopping;
-    bool pushing; /* a thread is pushing samples into the kernel's cache */
     bool running;
     pthread_t loop; /* the thread in dlfs_fuse_run */
 

@@ -181,9 +181,6 @@ static void read_directory(fuse_req_t request, fuse_ino_t number, size_t bytes, 
             used = fill_reply(request, dataset, &listing, (uint64_t)position, reply, bytes, plus);
         }
         error = used < 0 ? upcall_errno(&fuse->upcalls, inode.dataset, (int)used) : 0;
-        if (plus && used == 0 && position > 0) { /* the kernel knows all files of the directory */
-            push_after_listing(fuse, dataset, inode.node.index);
-        }
         if (error == 0) {
             (void)fuse_reply_buf(request, reply, (size_t)used);
         }

@@ -163,20 +163,6 @@ bool file_cache_has(struct open_file_cache *cache, uint64_t key)
     return found;
 }
 
-struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key)
-{
-    (void)pthread_mutex_lock(&cache->lock);
-    struct cached_file *sample = find(cache, key);
-    if (sample != NULL && (!sample->readahead || sample->state != CACHED_READY)) {
-        sample = NULL;
-    }
-    if (sample != NULL) {
-        sample->pin_count++;
-    }
-    (void)pthread_mutex_unlock(&cache->lock);
-    return sample;
-}
-
 struct pinned_batch *file_cache_begin_batch(struct open_file_cache *cache, struct pins *pins,
                                             uint64_t bytes, uint64_t bytes_max)
 {

@@ -88,9 +88,6 @@ enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t k
                                        struct cached_file **out);
 /* Returns true if a sample is in the cache or being read into it. */
 bool file_cache_has(struct open_file_cache *cache, uint64_t key);
-/* Returns a sample that was read ahead and not requested yet, pinned: call file_cache_unpin. NULL:
- * there is none. */
-struct cached_file *file_cache_find_unrequested(struct open_file_cache *cache, uint64_t key);
 
 /*
  * Reserves this much of what the batches of a dataset may pin, bytes_max, for a batch that the

@@ -9,9 +9,7 @@
  * program is done, so a sample also leaves the cache when others need its room, or some time after
  * its last use.
  *
- * Samples that were read ahead for a program that goes from index to index are pushed into the
- * kernel's cache, which then sends no request for them. The kernel takes them only if their
- * directory was listed: so this is done with the first request in each directory and each window.
+ * Samples that were read ahead for a program that goes from index to index wait in the same cache.
  */
 #include "read.h"
 
@@ -344,91 +342,6 @@ static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
     }
 }
 
-/* Pushes a sample into the kernel's cache. Returns false if the kernel does not know its inode. */
-static bool push(struct dlfs_fuse *fuse, struct cached_file *sample)
-{
-    struct fuse_bufvec content = FUSE_BUFVEC_INIT(sample->bytes);
-    content.buf[0].mem = (void *)(uintptr_t)sample->data;
-    bool taken = fuse_lowlevel_notify_store(fuse->session, sample->key, 0, &content, 0) == 0;
-    count(&fuse->counters.pushed_samples, taken);
-    file_cache_unpin(&fuse->cache, sample, taken ? sample->bytes : 0);
-    return taken;
-}
-
-/* Makes this thread the one that pushes. Returns false if there is one, or the mount is ending. */
-static bool begin_pushing(struct dlfs_fuse *fuse)
-{
-    (void)pthread_mutex_lock(&fuse->lock);
-    bool begins = !fuse->pushing && !fuse->stopping;
-    fuse->pushing = fuse->pushing || begins;
-    (void)pthread_mutex_unlock(&fuse->lock);
-    return begins;
-}
-
-static bool may_go_on_pushing(struct dlfs_fuse *fuse)
-{
-    (void)pthread_mutex_lock(&fuse->lock);
-    bool may = !fuse->stopping;
-    (void)pthread_mutex_unlock(&fuse->lock);
-    return may;
-}
-
-static void end_pushing(struct dlfs_fuse *fuse)
-{
-    (void)pthread_mutex_lock(&fuse->lock);
-    fuse->pushing = false;
-    (void)pthread_cond_broadcast(&fuse->ended);
-    (void)pthread_mutex_unlock(&fuse->lock);
-}
-
-/*
- * Pushes samples as planned, up to one that is not in memory or that the kernel does not take.
- * The kernel lets a notification wait while the same page is requested. So one thread pushes at a
- * time, and the others answer requests until it has ended (dlfs_fuse_stop). A server that is killed
- * meanwhile cannot die before that request is answered, so only a keeper's mount is pushed to: the
- * next server goes on with it, or its guard answers.
- */
-static void push_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                          const struct readahead_plan *plan)
-{
-    if (fuse->mounted || fuse->config.threads_max == 1 || plan->push_first >= plan->push_end ||
-        !begin_pushing(fuse)) {
-        return;
-    }
-    bool going_on = true;
-    for (uint64_t index = plan->push_first;
-         index < plan->push_end && going_on && may_go_on_pushing(fuse); index++) {
-        if (index == plan->trigger) {
-            continue;
-        }
-        struct cached_file *sample =
-            file_cache_find_unrequested(&fuse->cache, key_of(dataset, index));
-        if (sample != NULL) {
-            receivers_release(&fuse->receivers);
-            going_on = push(fuse, sample);
-        } else {
-            going_on = dataset_length(dataset, index) == 0;
-        }
-    }
-    end_pushing(fuse);
-}
-
-void push_after_listing(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t first)
-{
-    struct readahead_plan plan =
-        readahead_on_listing(&fuse->readahead, dataset->info.number, first);
-    push_sequence(fuse, dataset, &plan);
-}
-
-static void read_ahead_as_planned(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
-                                  const struct readahead_job *job)
-{
-    push_sequence(fuse, dataset, &job->plan);
-    if (job->plan.count > 0) {
-        read_ahead(fuse, dataset, job->plan.first, job->plan.count);
-    }
-}
-
 void read_ahead_job(void *fuse, const struct readahead_job *job)
 {
     struct dlfs_fuse *mount = fuse;
@@ -437,7 +350,7 @@ void read_ahead_job(void *fuse, const struct readahead_job *job)
         if (job->range.bytes > 0) {
             load_range(mount, dataset, &job->range);
         } else {
-            read_ahead_as_planned(mount, dataset, job);
+            read_ahead(mount, dataset, job->plan.first, job->plan.count);
         }
         dataset_release(&mount->datasets, dataset);
     }
@@ -449,10 +362,10 @@ static void read_ahead_in_sequence(struct dlfs_fuse *fuse, struct dataset_entry 
     struct readahead_plan plan = readahead_advance(&fuse->readahead, dataset->info.number, index,
                                                    dataset->locations, dataset->count);
     struct readahead_job job = {.dataset = dataset->info.number, .plan = plan};
-    if (!is_over_uring(fuse)) {
-        read_ahead_as_planned(fuse, dataset, &job);
-    } else if (plan.count > 0 || plan.push_end > plan.push_first) {
+    if (plan.count > 0 && is_over_uring(fuse)) {
         readahead_thread_post(&fuse->readahead_thread, &job);
+    } else if (plan.count > 0) {
+        read_ahead(fuse, dataset, plan.first, plan.count);
     }
 }
 

@@ -6,13 +6,9 @@
 
 void handle_read(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t offset,
                  struct fuse_file_info *info);
-/* Pushes and reads ahead for a program that reads in sequence; called by the read-ahead thread. */
+/* Reads ahead for a program that reads in sequence; called by the read-ahead thread. */
 void read_ahead_job(void *fuse, const struct readahead_job *job);
 /* Reads ahead after the look-up of a sample, if a read is likely. The caller has the dataset. */
 void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index);
-/* Pushes the files of a directory that the kernel has listed to its end, if a program that reads in
- * sequence comes there. Called before the reply, so that the program finds them. */
-void push_after_listing(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                        uint64_t first);
 
 #endif

@@ -48,31 +48,17 @@ static bool continues(const struct sequential_run *run, uint32_t dataset, uint64
     return run->dataset == dataset && run->next <= index + 1 && index <= run->end;
 }
 
-/* Returns the run that an index continues, or NULL. */
-static struct sequential_run *find_run(struct readahead *readahead, uint32_t dataset,
-                                       uint64_t index)
-{
-    for (uint32_t i = 0; i < READAHEAD_RUNS; i++) {
-        if (continues(&readahead->runs[i], dataset, index)) {
-            return &readahead->runs[i];
-        }
-    }
-    return NULL;
-}
-
 /* Returns the run that an index continues, or else a new one in place of the least recently used.
  */
 static struct sequential_run *run_of(struct readahead *readahead, uint32_t dataset, uint64_t index)
 {
-    struct sequential_run *found = find_run(readahead, dataset, index);
-    if (found != NULL) {
-        return found;
-    }
     struct sequential_run *oldest = &readahead->runs[0];
-    for (uint32_t i = 1; i < READAHEAD_RUNS; i++) {
-        if (readahead->runs[i].used_at < oldest->used_at) {
-            oldest = &readahead->runs[i];
+    for (uint32_t i = 0; i < READAHEAD_RUNS; i++) {
+        struct sequential_run *run = &readahead->runs[i];
+        if (continues(run, dataset, index)) {
+            return run;
         }
+        oldest = run->used_at < oldest->used_at ? run : oldest;
     }
     *oldest = (struct sequential_run){
         .dataset = dataset, .next = index + 1, .samples_max = READAHEAD_SAMPLES_FIRST};
@@ -96,20 +82,6 @@ static uint32_t samples_that_fit(const dlfs_location *locations, uint64_t first,
     return samples;
 }
 
-/* Returns the first sample from here on that is not empty: an empty one is never requested. */
-static uint64_t trigger_of(const dlfs_location *locations, uint64_t first, uint64_t end)
-{
-    while (first + 1 < end && dlfs_location_length(&locations[first]) == 0) {
-        first++;
-    }
-    return first;
-}
-
-static uint64_t middle(uint64_t first, uint64_t end)
-{
-    return first < end ? first + (end - first) / 2 : end;
-}
-
 struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t dataset,
                                         uint64_t index, const dlfs_location *locations,
                                         uint64_t count)
@@ -125,20 +97,15 @@ struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t da
     if (run->end < index + 1) {
         run->end = index + 1;
     }
-    plan.push_first = index + 1;
     if (run->steps >= READAHEAD_STEPS_MIN && index >= run->trigger) {
         plan.first = run->end;
         plan.count = samples_that_fit(locations, run->end, count, run->samples_max);
-        plan.push_first = run->push_end > index ? run->push_end : index + 1;
         run->end += plan.count;
-        run->push_end = plan.first;
-        run->trigger = trigger_of(locations, middle(plan.push_first, plan.first), run->end);
+        run->trigger = plan.first;
         if (plan.count == run->samples_max && plan.count < READAHEAD_SAMPLES_MAX) {
             run->samples_max *= 2;
         }
     }
-    plan.push_end = run->push_end;
-    plan.trigger = run->trigger;
     (void)pthread_mutex_unlock(&readahead->lock);
     return plan;
 }
@@ -206,18 +173,4 @@ struct file_range readahead_in_file(struct readahead *readahead, uint32_t datase
     }
     (void)pthread_mutex_unlock(&readahead->lock);
     return range;
-}
-
-struct readahead_plan readahead_on_listing(struct readahead *readahead, uint32_t dataset,
-                                           uint64_t index)
-{
-    struct readahead_plan plan = {.push_first = index};
-    (void)pthread_mutex_lock(&readahead->lock);
-    const struct sequential_run *run = find_run(readahead, dataset, index);
-    if (run != NULL) {
-        plan.push_end = run->push_end;
-        plan.trigger = run->trigger;
-    }
-    (void)pthread_mutex_unlock(&readahead->lock);
-    return plan;
 }

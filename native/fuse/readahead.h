@@ -30,13 +30,10 @@
 #define READAHEAD_RANGE_MAX (UINT64_C(8) << 20)   /* most bytes of one window in a file */
 #define READAHEAD_MEMORY_SHARE 4u /* all files' windows together take a quarter of the memory */
 
-/* The samples to read ahead and to push after a request. */
+/* The samples to read ahead after a request: first .. first+count-1. */
 struct readahead_plan {
-    uint64_t first; /* samples to read ahead: first .. first+count-1 */
+    uint64_t first;
     uint32_t count;
-    uint64_t push_first; /* samples that may be pushed: push_first .. push_end-1, but for the */
-    uint64_t push_end;   /* trigger, whose request is to come */
-    uint64_t trigger;
 };
 
 /* A program that goes through a dataset from index to index. */
@@ -46,8 +43,7 @@ struct sequential_run {
     uint32_t samples_max; /* of the next window, which is twice as long as the last one */
     uint64_t next;        /* index that would continue the run */
     uint64_t end;         /* index after the last sample read ahead */
-    uint64_t push_end;    /* first sample of the newest window */
-    uint64_t trigger;     /* the sample whose request begins the next window */
+    uint64_t trigger;     /* first sample of the newest window; its request begins the next one */
     uint64_t used_at;     /* value of the tracker's clock at the last use */
 };
 
@@ -86,9 +82,6 @@ void readahead_on_read(struct readahead *readahead);
 /*
  * Notes that a sample was looked up or read. Returns the samples to read ahead now, mostly none.
  * locations has the count samples of the dataset.
- *
- * The kernel requests no sample that was pushed into its cache. So one sample in the middle of a
- * window, the trigger, is not pushed: its request shows where the program is.
  */
 struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t dataset,
                                         uint64_t index, const dlfs_location *locations,
@@ -100,12 +93,5 @@ struct readahead_plan readahead_advance(struct readahead *readahead, uint32_t da
 struct file_range readahead_in_file(struct readahead *readahead, uint32_t dataset, uint64_t index,
                                     uint64_t offset, uint64_t bytes, uint64_t length,
                                     uint64_t memory_bytes);
-/*
- * Returns the samples that may be pushed when a program has listed a directory, by the first sample
- * below it: those that were read ahead for a run which comes here. Begins and continues no run: a
- * program that only lists directories has none.
- */
-struct readahead_plan readahead_on_listing(struct readahead *readahead, uint32_t dataset,
-                                           uint64_t index);
 
 #endif

@@ -3,8 +3,8 @@
  * upcall.
  *
  * A listing that is read in several requests continues in the listing that it began in: a position
- * has the number of that listing and the index of the next entry. The kernel caches listings, so it
- * is notified when the entries change.
+ * has the number of that listing and the index of the next entry. The kernel caches a listing as
+ * long as the directory has the same modification time, which the owner changes with the entries.
  */
 #include "root.h"
 
@@ -240,23 +240,12 @@ int root_set_listing(struct dlfs_fuse *fuse, uint32_t directory, const uint8_t *
     }
     (void)pthread_mutex_lock(&fuse->listings_lock);
     struct upper_listings *upper = make_upper(fuse, directory);
-    bool changed = upper != NULL && !listings_equal(newest(upper), listing);
-    if (changed) {
+    if (upper != NULL && !listings_equal(newest(upper), listing)) {
         listing = add_listing(upper, listing);
     }
     (void)pthread_mutex_unlock(&fuse->listings_lock);
     free_listing(listing);
-    if (changed) { /* fails with ENOENT if the kernel has nothing cached */
-        uint64_t inode = directory == 0 ? ROOT_INODE : inode_pack(directory, TOP);
-        (void)fuse_lowlevel_notify_inval_inode(fuse->session, inode, 0, 0);
-    }
     return upper == NULL ? -ENOMEM : 0;
-}
-
-void root_forget_name(struct dlfs_fuse *fuse, const char *name)
-{
-    /* Fails with ENOENT if the kernel knows nothing of the name. */
-    (void)fuse_lowlevel_notify_inval_entry(fuse->session, ROOT_INODE, name, strlen(name));
 }
 
 /*

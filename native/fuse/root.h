@@ -23,8 +23,6 @@ void root_free_all_listings(struct dlfs_fuse *fuse);
 /* Does the work of dlfs_fuse_set_listing. */
 int root_set_listing(struct dlfs_fuse *fuse, uint32_t directory, const uint8_t *names,
                      uint64_t names_bytes, const uint32_t *datasets, uint32_t entry_count);
-/* Does the work of dlfs_fuse_forget_name. */
-void root_forget_name(struct dlfs_fuse *fuse, const char *name);
 void handle_statfs(fuse_req_t request, fuse_ino_t inode);
 
 #endif

@@ -373,7 +373,7 @@ static int loop(struct dlfs_fuse *fuse)
     return code;
 }
 
-/* Ends upcalls and pushing; the caller has the lock. */
+/* Ends upcalls; the caller has the lock. */
 static void begin_end(struct dlfs_fuse *fuse)
 {
     fuse->stopping = true;
@@ -417,11 +417,8 @@ DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse)
     begin_end(fuse);
     for (uint32_t tries = 0; fuse->running && tries < WAKE_TRIES; tries++) {
         uint64_t until_ns = monotonic_ns() + WAKE_NS;
-        /* A thread that pushes waits for requests that only the loop answers. */
-        if (!fuse->pushing) {
-            fuse_session_exit(fuse->session);
-            (void)pthread_kill(fuse->loop, WAKE_SIGNAL);
-        }
+        fuse_session_exit(fuse->session);
+        (void)pthread_kill(fuse->loop, WAKE_SIGNAL);
         condition_wait_until(&fuse->ended, &fuse->lock, until_ns);
     }
     (void)pthread_mutex_unlock(&fuse->lock);
@@ -489,11 +486,6 @@ DLFS_API int dlfs_fuse_set_listing(dlfs_fuse *fuse, uint32_t directory, const ui
     return root_set_listing(fuse, directory, names, names_bytes, numbers, entry_count);
 }
 
-DLFS_API void dlfs_fuse_forget_name(dlfs_fuse *fuse, const char *name)
-{
-    root_forget_name(fuse, name);
-}
-
 DLFS_API void dlfs_fuse_expire_cache(dlfs_fuse *fuse, uint32_t age_ms)
 {
     file_cache_expire(&fuse->cache, NULL, age_ms * UINT64_C(1000000));
@@ -520,7 +512,6 @@ DLFS_API void dlfs_fuse_get_stats(dlfs_fuse *fuse, dlfs_fuse_stats *stats)
         .read_bytes = value_of(&counters->read_bytes),
         .readahead_samples = value_of(&counters->readahead_samples),
         .readahead_hits = value_of(&counters->readahead_hits),
-        .pushed_samples = value_of(&counters->pushed_samples),
         .upcalls = value_of(&fuse->upcalls.count),
         .cached_bytes = file_cache_bytes(&fuse->cache),
     };

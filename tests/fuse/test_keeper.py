@@ -333,7 +333,6 @@ def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(STOPS))
 def test_a_mount_that_is_walked_ends(tmp_path: Path, number: int) -> None:
-    """Files are pushed into the kernel's cache while it requests the same ones."""
     volume = tmp_path / "volume.img"
     dlfs.format_volume(str(volume), size_bytes=32 * MIB)
     add_dataset(volume, "walked", {b"%05d" % file: bytes(file) for file in range(4000)})
@@ -402,60 +401,6 @@ def test_a_mount_whose_server_is_stopped_is_unmounted(mount: Mount) -> None:
     with stopped(mount):
         assert run_cli("umount", "--lazy", mount.directory).returncode == 0
         assert find_mount(mount.directory) is None
-
-
-def read_file(directory: int, name: str) -> bytes:
-    """Read a small file by system calls; ``open`` would send an ioctl request as well."""
-    opened = os.open(name, os.O_RDONLY, dir_fd=directory)
-    try:
-        return os.read(opened, 10_000)
-    finally:
-        os.close(opened)
-
-
-def is_pushed(mount: Mount, directory: int, name: str, content: bytes) -> bool:
-    """Return whether a file is read without the server. It pushes after its last answer, too."""
-    select.select([], [], [], 0.2)
-    with ThreadPoolExecutor(1) as pool:
-        with stopped(mount):
-            reading = pool.submit(read_file, directory, name)
-            done = bool(wait([reading], timeout=2).done)
-        assert reading.result() == content
-    return done
-
-
-def test_listed_files_are_pushed_ahead_of_a_program(mount: Mount) -> None:
-    folder = os.open(mount / "train/d0", os.O_RDONLY | os.O_DIRECTORY)
-    files = iter(sorted((name, FILES[b"d0/" + os.fsencode(name)]) for name in os.listdir(folder)))
-    for name, content in islice(files, 6):
-        assert read_file(folder, name) == content
-    wait_for(lambda: is_pushed(mount, folder, *next(files)), "a file that needs no server")
-    os.close(folder)
-
-
-def test_a_directory_is_pushed_when_it_is_listed(tmp_path: Path) -> None:
-    """A program that goes through small directories finds the first file of each as well."""
-    volume = tmp_path / "volume.img"
-    dlfs.format_volume(str(volume), size_bytes=32 * MIB)
-    add_dataset(
-        volume, "walked", {b"%03d/%d" % divmod(file, 8): b"x" * file for file in range(1600)}
-    )
-    with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
-
-        def visit(number: int, read: Callable[[int, str, bytes], bool]) -> bool:
-            folder = os.open(mount / f"walked/{number:03}", os.O_RDONLY | os.O_DIRECTORY)
-            first, *others = sorted(os.listdir(folder))
-            found = read(folder, first, b"x" * (8 * number))
-            for name in others:
-                assert read_file(folder, name) == b"x" * (8 * number + int(name))
-            os.close(folder)
-            return found
-
-        for number in range(1, 40):
-            assert visit(number, lambda *file: read_file(*file[:2]) == file[2])
-        later = iter(range(40, 200))
-        pushed = functools.partial(is_pushed, mount)
-        wait_for(lambda: visit(next(later), pushed), "a file that needs no server")
 
 
 # ---- a directory above the mount point is renamed ------------------------------------------------

@@ -106,22 +106,6 @@ static void test_hits_until_eviction(struct open_file_cache *cache)
     CHECK_EQ(batches, 0);
 }
 
-static void test_unrequested_samples_are_found(struct open_file_cache *cache)
-{
-    struct cached_file *sample = NULL;
-    struct cached_file *again = NULL;
-    CHECK_EQ(file_cache_begin(cache, 1, 400, true, &sample), 0);
-    CHECK(file_cache_find_unrequested(cache, 1) == NULL); /* not read yet */
-    CHECK(finish(cache, sample, reserve(cache, &pins, 400)) == NULL);
-    file_cache_unpin(cache, sample, 0);
-    CHECK(file_cache_find_unrequested(cache, 1) == sample);
-    CHECK_EQ(find(cache, 1, &again), FILE_CACHE_HIT);
-    CHECK(file_cache_find_unrequested(cache, 1) == NULL); /* requested by now */
-    file_cache_unpin(cache, again, 0);
-    file_cache_unpin(cache, sample, 400);
-    CHECK_EQ(file_cache_bytes(cache), 0);
-}
-
 /* Only the first request sees that a sample was read ahead. */
 static void test_first_request_of_a_read_ahead(struct open_file_cache *cache)
 {
@@ -293,7 +277,6 @@ int main(void)
     static struct open_file_cache cache;
     file_cache_init(&cache);
     test_hits_until_eviction(&cache);
-    test_unrequested_samples_are_found(&cache);
     test_first_request_of_a_read_ahead(&cache);
     test_queued_requests_are_returned(&cache);
     test_samples_without_a_batch_are_not_cached(&cache);
