@@ -294,8 +294,6 @@ static void test_volume(struct mount *mount, const struct dataset *dataset, uint
     CHECK_EQ(stat(path, &top), 0);
     int folder = open(path, O_RDONLY | O_DIRECTORY);
     CHECK(folder >= 0);
-    dlfs_fuse_forget_name(mount->fuse, "pets");
-    dlfs_fuse_forget_name(mount->fuse, "nothing");
     CHECK(stat(path, &status) == 0 && status.st_ino == top.st_ino);
     CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, DATASET), 0);
     CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, VOLUME), 0);
