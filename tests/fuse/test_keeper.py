@@ -20,8 +20,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
