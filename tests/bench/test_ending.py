@@ -21,7 +21,7 @@ from bench.serving import mount_dlfs
 from dlfs.base.units import MIB
 from dlfs.mount.background import mount_volume
 from dlfs.mount.mountpoint import find_mount
-from tests.fuse.mounting import wait_for
+from tests.support.waiting import wait_for
 
 TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 CASES = ("bench", "--cases", "mount-4k", "--seconds", "60")

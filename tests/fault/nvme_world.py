@@ -32,6 +32,7 @@ from tests.support.nvme import (
     Subsystem,
     Transport,
 )
+from tests.support.waiting import wait_for
 
 OPENING_S = 20
 SIZE_BYTES = 512 * KIB
@@ -185,10 +186,7 @@ def check_nothing_left(before: tuple[int, int]) -> None:
 
     Resources of an earlier test may have been closing at that time, so fewer is right too.
     """
-    deadline = time.monotonic() + 20
-    while _grown(before) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not _grown(before), f"descriptors and threads: {before}, now {resources()}"
+    wait_for(lambda: not _grown(before), f"descriptors and threads as before: {before}")
 
 
 def _grown(before: tuple[int, int]) -> bool:

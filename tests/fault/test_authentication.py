@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.support.nvme import Event, Fault, FaultScript, Namespace, ScriptedTar
 from tests.support.nvme.authentication import GROUPS, HASHES, Authentication
 from tests.support.nvme.faults import Cut, Silence
 from tests.support.nvme.scripted import DEFAULT_NQN
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -106,10 +106,7 @@ def test_one_way(mutual: Authentication) -> None:
 
 def test_the_admin_queue_is_authenticated_anew_periodically(mutual: Authentication) -> None:
     with target_of(mutual) as target, opened(target, reauth_s=1) as device:
-        until = time.monotonic() + 30
-        while mutual.successes < 3:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_for(lambda: mutual.successes >= 3, "three authentications")
         assert device.status().reconnects == 0
 
 

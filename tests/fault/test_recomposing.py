@@ -45,11 +45,12 @@ from tests.fault.recomposing import (
 from tests.fuse.mounting import mounted
 from tests.nvmet.guest import free_port
 from tests.nvmet.volumes import assert_whole, read_epoch
-from tests.service.serving import SECONDS_MAX, Service, wait_for
+from tests.service.serving import SECONDS_MAX, Service
 from tests.spdk.target import Namespace as SpdkNamespace
 from tests.spdk.target import SpdkTarget
 from tests.support.descriptors import open_names
 from tests.support.nvme import AnaState, Namespace, ScriptedTarget, Settings, Subsystem
+from tests.support.waiting import wait_for
 
 ROUNDS = int(os.environ.get("DLFS_RECOMPOSING_ROUNDS", "2"))
 SEED = int(os.environ.get("DLFS_RECOMPOSING_SEED", "16"))

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +25,6 @@ from tests.support.stopping import stop_process
 
 SECONDS_MAX = 100
 """Longest wait for a condition, in seconds; long enough for a slow and busy machine."""
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {SECONDS_MAX} s for {what}"
-        select.select([], [], [], 0.02)
 
 
 def wait_for_exit(pid: int) -> None:

@@ -20,7 +20,8 @@ from dlfs.mount.background import replace_server
 from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_mount, is_dead
 from tests.fuse.keeping import NEEDS_KEEPER, kept, make_volume
-from tests.fuse.mounting import SECONDS_MAX, mounted, parent_of, wait_for, wait_for_exit
+from tests.fuse.mounting import SECONDS_MAX, mounted, parent_of, wait_for_exit
+from tests.support.waiting import wait_for
 
 pytestmark = NEEDS_KEEPER
 

@@ -16,8 +16,9 @@ from dlfs.base.deadlines import CALL_TIMEOUT_MS
 from dlfs.base.units import KIB, MIB
 from dlfs.mount.mountpoint import find_mount
 from tests.fault.silent_world import hang
-from tests.fuse.mounting import errno_of, mounted, run_cli, served_by, wait_for, wait_for_exit
+from tests.fuse.mounting import errno_of, mounted, run_cli, served_by, wait_for_exit
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.fuse
 

@@ -32,10 +32,10 @@ from tests.fuse.mounting import (
     mounted,
     run_cli,
     served_by,
-    wait_for,
     wait_for_exit,
 )
 from tests.fuse.test_semantics import writes
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.fuse
 

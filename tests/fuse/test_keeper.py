@@ -53,9 +53,9 @@ from tests.fuse.mounting import (
     parent_of,
     run_cli,
     stopped,
-    wait_for,
     wait_for_exit,
 )
+from tests.support.waiting import wait_for
 
 KILLS = int(os.environ.get("DLFS_SERVER_KILLS", "4"))
 STOPS = int(os.environ.get("DLFS_SERVER_STOPS", "2"))

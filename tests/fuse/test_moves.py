@@ -11,9 +11,10 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
-from tests.fuse.mounting import mounted, served_by, wait_for
+from tests.fuse.mounting import mounted, served_by
 from tests.support.descriptors import open_names
 from tests.support.nvme import ScriptedTarget
+from tests.support.waiting import wait_for
 from tests.unit.store.test_following import overwrite, reuse_chunks
 
 pytestmark = pytest.mark.fuse

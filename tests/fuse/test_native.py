@@ -29,11 +29,11 @@ from tests.fuse.mounting import (
     run_cli,
     served_by,
     stopped,
-    wait_for,
     wait_for_exit,
 )
 from tests.fuse.test_semantics import damage
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.fuse,

@@ -49,10 +49,10 @@ from tests.fuse.mounting import (
     mounted,
     parent_of,
     run_cli,
-    wait_for,
     wait_for_exit,
 )
 from tests.support.stopping import stop_process, wait_for_stop
+from tests.support.waiting import wait_for
 
 REPLACES = int(os.environ.get("DLFS_SERVER_REPLACES", "3"))
 PACKAGE = Path(dlfs.__file__).parent

@@ -41,9 +41,9 @@ from tests.fuse.mounting import (
     run_cli,
     served_by,
     stopped,
-    wait_for,
     wait_for_exit,
 )
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.fuse
 

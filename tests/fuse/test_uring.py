@@ -32,6 +32,7 @@ from tests.fuse.mounting import (
     run_cli,
     wait_for_exit,
 )
+from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.fuse,
@@ -187,6 +188,4 @@ def test_threads_yield_while_one_program_reads(plain_volume: Prepared, tmp_path:
             read_uncached(path)
             seen = yielding()
         assert seen == (len(os.sched_getaffinity(0)) > 1)
-        while yielding() and time.monotonic() < until:
-            time.sleep(0.01)
-        assert not yielding()
+        wait_for(lambda: not yielding(), "the threads to yield no more")

@@ -31,10 +31,10 @@ from tests.fuse.mounting import (
     mounted,
     run_cli,
     served_by,
-    wait_for,
 )
 from tests.service.serving import Service
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.fuse
 

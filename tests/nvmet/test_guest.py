@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.mounting import wait_for
 from tests.nvmet.guest import Disk, Guest, GuestError, free_port, run_in_guest
 from tests.nvmet.initrd import build_archive
 from tests.nvmet.kernel import KernelError, decompress_kernel, order_modules
 from tests.nvmet.target import KernelTarget
+from tests.support.waiting import wait_for
 
 ICREQ = struct.pack("<BBBBIHBBI112x", 0, 0, 128, 0, 128, 0, 0, 0, 0)
 ICRESP_HEAD = struct.pack("<BBBBI", 1, 0, 128, 0, 128)

@@ -27,7 +27,7 @@ from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.reader.reader import ReaderOptions
 from examples.demo.digits import write_digits
 from tests.fault.nvme_world import check_nothing_left, resources
-from tests.fuse.mounting import mounted, wait_for
+from tests.fuse.mounting import mounted
 from tests.nvmet.conftest import TwoTargets
 from tests.nvmet.guest import START_SECONDS_MAX
 from tests.nvmet.volumes import (
@@ -38,6 +38,7 @@ from tests.nvmet.volumes import (
     assert_whole,
     read_epoch,
 )
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.qemu
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,6 @@ from tests.support.descriptors import open_names
 
 SECONDS_MAX = 100
 """Longest wait for a condition, in seconds; slow test machines need it."""
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {SECONDS_MAX} s for {what}"
-        select.select([], [], [], 0.01)
 
 
 def make_samples(count: int = 600, seed: int = 1) -> dict[bytes, bytes]:

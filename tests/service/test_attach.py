@@ -30,8 +30,9 @@ from dlfs.service.protocol import (
     OpenChannel,
     OpenDataset,
 )
-from tests.service.serving import Service, client, hear, make_samples, make_volume, tell, wait_for
+from tests.service.serving import Service, client, hear, make_samples, make_volume, tell
 from tests.support.descriptors import open_names
+from tests.support.waiting import wait_for
 
 SAMPLES = make_samples(60)
 OTHER = make_samples(60, seed=2)

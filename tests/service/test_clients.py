@@ -16,8 +16,9 @@ import pytest
 import dlfs
 from dlfs.errors import LimitError, ServiceLostError
 from dlfs.service import session
-from tests.service.serving import Hurry, Service, client, hear, make_volume, tell, wait_for
+from tests.service.serving import Hurry, Service, client, hear, make_volume, tell
 from tests.support.stopping import stop_process
+from tests.support.waiting import wait_for
 
 READER = """
 import sys

@@ -29,7 +29,8 @@ import dlfs
 from dlfs.mount.mountpoint import find_mount, is_dead
 from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import GetStatistics, Statistics
-from tests.service.serving import SECONDS_MAX, make_samples, make_volume, memory_files, wait_for
+from tests.service.serving import SECONDS_MAX, make_samples, make_volume, memory_files
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("DLFS_KILL_ROUNDS", "30"))

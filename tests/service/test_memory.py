@@ -14,7 +14,8 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
-from tests.service.serving import Service, add_dataset, client, hear, make_samples, tell, wait_for
+from tests.service.serving import Service, add_dataset, client, hear, make_samples, tell
+from tests.support.waiting import wait_for
 
 VERSIONS = 20
 SAMPLES = 60

@@ -15,7 +15,8 @@ import pytest
 import dlfs
 from dlfs.service.client import get_statistics
 from dlfs.service.statistics import Activity, verdict
-from tests.service.serving import Service, wait_for
+from tests.service.serving import Service
+from tests.support.waiting import wait_for
 
 
 def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,9 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
-from tests.service.serving import Service, make_samples, make_volume, wait_for
+from tests.service.serving import Service, make_samples, make_volume
 from tests.support.descriptors import open_names
+from tests.support.waiting import wait_for
 from tests.unit.store.test_following import overwrite, reuse_chunks
 
 

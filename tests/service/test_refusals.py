@@ -61,14 +61,8 @@ from dlfs.service.protocol import (
     encode,
 )
 from tests.fuzz.test_fuzz_protocol import messages
-from tests.service.serving import (
-    SECONDS_MAX,
-    Hurry,
-    Service,
-    make_samples,
-    make_volume,
-    wait_for,
-)
+from tests.service.serving import SECONDS_MAX, Hurry, Service, make_samples, make_volume
+from tests.support.waiting import wait_for
 
 STRANGER = """
 import os, sys

@@ -12,15 +12,8 @@ import pytest
 import dlfs
 from dlfs.errors import NotFoundError
 from dlfs.service.client import attach, detach
-from tests.service.serving import (
-    Service,
-    add_dataset,
-    client,
-    hear,
-    make_samples,
-    make_volume,
-    wait_for,
-)
+from tests.service.serving import Service, add_dataset, client, hear, make_samples, make_volume
+from tests.support.waiting import wait_for
 
 SAMPLES = make_samples(60)
 READER = """

@@ -16,14 +16,8 @@ import dlfs
 from dlfs.errors import ServiceLostError
 from dlfs.mount.mountpoint import find_mount
 from tests.fuse.mounting import run_cli
-from tests.service.serving import (
-    SECONDS_MAX,
-    Hurry,
-    Service,
-    make_volume,
-    memory_files,
-    wait_for,
-)
+from tests.service.serving import SECONDS_MAX, Hurry, Service, make_volume, memory_files
+from tests.support.waiting import wait_for
 
 SERVE = [sys.executable, "-m", "dlfs.cli", "serve"]
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import dlfs
-from tests.service.serving import Service, wait_for
+from tests.service.serving import Service
+from tests.support.waiting import wait_for
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402

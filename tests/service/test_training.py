@@ -20,8 +20,9 @@ import dlfs
 from dlfs.base.units import MIB
 from dlfs.ingest.importer import import_dataset, open_source
 from examples.demo.digits import write_digits
-from tests.service.serving import SECONDS_MAX, Service, wait_for
+from tests.service.serving import SECONDS_MAX, Service
 from tests.support.stopping import stop_process
+from tests.support.waiting import wait_for
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")

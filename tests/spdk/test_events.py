@@ -26,6 +26,7 @@ from dlfs.fabric.keys import KeyKind, generate_key, write_key
 from tests.nvmet.guest import free_port
 from tests.nvmet.volumes import LARGE, MEMORY_BYTES, add_large, assert_whole, read_epoch
 from tests.spdk.target import Namespace, SpdkTarget
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spdk
 
@@ -38,11 +39,9 @@ TIMEOUT_S = 20
 
 def until(device: NvmeTcpDevice, condition: Callable[[NvmeStatus], bool]) -> NvmeStatus:
     """Wait until the device's status meets a condition."""
-    end = time.monotonic() + TIMEOUT_S
-    while not condition(status := device.status()):
-        assert time.monotonic() < end, status
-        time.sleep(0.002)
-    return status
+    seen: list[NvmeStatus] = []
+    wait_for(lambda: seen.append(device.status()) or condition(seen[-1]), "a status of the device")
+    return seen[-1]
 
 
 def opened(uri: str, *, writable: bool = False) -> NvmeTcpDevice:

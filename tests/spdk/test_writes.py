@@ -5,7 +5,6 @@ The target is the scripted one, in this process, so that a test sees what reache
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +18,7 @@ from tests.spdk.target import spdk_uri
 from tests.support.nvme import DEFAULT_NQN, Fault, FaultScript, Namespace, ScriptedTarget, Subsystem
 from tests.support.nvme.command import Event
 from tests.support.nvme.faults import Complete, Cut, Delay
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spdk
 
@@ -109,8 +109,7 @@ def test_the_data_of_a_write_is_not_sent_when_the_lease_is_over(target: Scripted
     with open_spdk(target) as device, device.queue_pair(1) as queue:
         device.limit_writes(device.generation(), boot_clock() + 3600)
         assert queue.submit(Kind.WRITE, buffer, 0, 1)
-        while writes_of(target) == 0:  # pytest-timeout ends it
-            time.sleep(0.001)
+        wait_for(lambda: writes_of(target), "a write")
         device.limit_writes(device.generation(), boot_clock())
         ((_, code),) = queue.poll(-1)
         error = operation_error(device.uri, Kind.WRITE, 0, BY_R2T, code)
@@ -120,8 +119,7 @@ def test_the_data_of_a_write_is_not_sent_when_the_lease_is_over(target: Scripted
 
 
 def wait_for_another_controller(device: SpdkDevice, before: int) -> None:
-    while device.generation() == before:  # pytest-timeout ends it
-        time.sleep(0.001)
+    wait_for(lambda: device.generation() != before, "another controller")
 
 
 def test_no_write_is_sent_after_a_reconnect_before_the_lease_is_confirmed(

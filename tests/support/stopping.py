@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
-SECONDS_MAX = 60
+from tests.support.waiting import wait_for
+
 STOPPED = "Tt"
 
 
@@ -19,10 +19,9 @@ def stop_process(pid: int) -> None:
 
 def wait_for_stop(pid: int) -> None:
     """Wait until each thread of a process is stopped: they do not all stop at once."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while not all(state in STOPPED for state in _thread_states(pid)):
-        assert time.monotonic() < deadline, f"waited {SECONDS_MAX} s for the stop of process {pid}"
-        time.sleep(0.001)
+    wait_for(
+        lambda: all(state in STOPPED for state in _thread_states(pid)), f"the stop of process {pid}"
+    )
 
 
 def _thread_states(pid: int) -> list[str]:

@@ -30,6 +30,7 @@ from tests.support.nvme import (
 from tests.support.nvme.command import Answer, completion
 from tests.support.nvme.faults import Complete, Cut
 from tests.support.nvme.pdu import CapsuleResp
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -39,11 +40,9 @@ TIMEOUT_S = 20
 
 def until(device: NvmeTcpDevice, condition: Callable[[NvmeStatus], bool]) -> NvmeStatus:
     """Wait until the device's status meets a condition."""
-    end = time.monotonic() + TIMEOUT_S
-    while not condition(status := device.status()):
-        assert time.monotonic() < end, status
-        time.sleep(0.002)
-    return status
+    seen: list[NvmeStatus] = []
+    wait_for(lambda: seen.append(device.status()) or condition(seen[-1]), "a status of the device")
+    return seen[-1]
 
 
 def opened(target: ScriptedTarget, *, writable: bool = False, **options: object) -> NvmeTcpDevice:
@@ -227,8 +226,5 @@ def test_a_discovery_controller_reports_that_its_log_changed() -> None:
     ):
         for count in range(1, 4):
             target.list_also([DiscoveryRecord("nqn.2026-11.org.dlfs:more", "127.0.0.1", 4420)])
-            end = time.monotonic() + TIMEOUT_S
-            while association.status().discovery_events < count:
-                assert time.monotonic() < end
-                time.sleep(0.002)
+            wait_for(lambda count=count: association.status().discovery_events >= count, "an event")
         assert association.status().reconnects == 0

@@ -28,6 +28,7 @@ from tests.support.nvme import (
     Subsystem,
 )
 from tests.support.nvme.faults import Omit
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -67,11 +68,9 @@ def opened(
 
 def until(device: NvmeTcpDevice, condition: Callable[[NvmeStatus], bool]) -> NvmeStatus:
     """Wait until the device's status meets a condition."""
-    end = time.monotonic() + TIMEOUT_S
-    while not condition(status := device.status()):
-        assert time.monotonic() < end, status
-        time.sleep(0.002)
-    return status
+    seen: list[NvmeStatus] = []
+    wait_for(lambda: seen.append(device.status()) or condition(seen[-1]), "a status of the device")
+    return seen[-1]
 
 
 class Readers:

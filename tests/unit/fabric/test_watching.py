@@ -15,6 +15,7 @@ from dlfs.errors import FormatError
 from dlfs.fabric import watching
 from dlfs.fabric.discovery import Address
 from tests.support.nvme import DiscoveryRecord, ScriptedTarget
+from tests.support.waiting import wait_for
 from tests.unit.store.nodes import SAMPLES, asking, make_volume, nqn, serve, subsystem
 
 pytestmark = pytest.mark.timeout(60)
@@ -29,11 +30,8 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "RETRY_S", 0.05)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+def until(condition: Callable[[], object]) -> None:
+    wait_for(condition, "what the watch does")
 
 
 def test_a_path_that_is_discovered_later_takes_over(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, ClosedError, UsageError
 from tests.support.datasets import random_samples
 from tests.support.devices import Faults, FaultyNativeDevice
+from tests.support.waiting import wait_for
 from tests.unit.reader.conftest import CHUNK_BYTES, batches_of
 
 PLANS = ("direct", "chunks", "chunk_copy")
@@ -370,12 +370,8 @@ def test_nothing_is_left_behind(bench):
             next(epoch)
             epoch.close()
     # A thread that was joined is listed until the kernel has removed it.
-    until = time.monotonic() + 60
-    while count()[1] > threads and time.monotonic() < until:
-        time.sleep(0.01)
-    left = count()
-    assert left[0] <= descriptors
-    assert left[1] <= threads
+    wait_for(lambda: count()[1] <= threads, f"no more than {threads} threads")
+    assert count()[0] <= descriptors
 
 
 class Alarmed(Exception):

@@ -3,13 +3,13 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.nvme import Event, Fault, FaultScript, ScriptedTarget
 from tests.support.nvme.faults import Silence
+from tests.support.waiting import wait_for
 from tests.unit.store.nodes import make_volume, serve, subsystem
 
 PROGRAM = """
@@ -93,8 +93,7 @@ def test_a_program_ends_while_its_thread_reads(tmp_path: Path, what: str, how: s
                 script = FaultScript([Fault(Event.READ, Silence(), times=None)])
                 target.play(script)
                 print(file=program.stdin, flush=True)
-                while not script.played:
-                    time.sleep(0.005)
+                wait_for(lambda: script.played, "a read that is not answered")
                 if how == "interrupt":
                     program.send_signal(signal.SIGINT)
                 else:

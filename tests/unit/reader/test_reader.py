@@ -6,7 +6,6 @@ import contextlib
 import errno
 import gc
 import threading
-import time
 import weakref
 
 import numpy as np
@@ -19,6 +18,7 @@ from dlfs.errors import ChecksumError, ClosedError, DeviceError, DeviceTimeoutEr
 from tests.support.datasets import random_samples
 from tests.support.devices import Faults, FaultyNativeDevice
 from tests.support.forked import run_forked
+from tests.support.waiting import wait_for
 from tests.unit.reader.conftest import batches_of
 
 CHUNK_BYTES = 16 * KIB
@@ -204,10 +204,8 @@ def test_the_time_that_a_slow_consumer_costs_is_counted(bench):
     with made.reader(memory_bytes=64 * KIB) as reader:
         batches = batches_of(reader, 10, plan="direct")
         next(batches)
-        until = time.monotonic() + 30
-        while reader.stats()["rest_ns"] == 0:  # memory is full, and nothing is taken
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        # Memory is full, and nothing is taken.
+        wait_for(lambda: reader.stats()["rest_ns"] > 0, "a reader that rests")
         batches.close()
 
 

@@ -18,10 +18,10 @@ from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, MemoryDevice, open_device
 from dlfs.connection.connection import LocalConnection, OpenOptions
 from dlfs.store import formatting, located
-from tests.fuse.mounting import wait_for
 from tests.golden import c_reader
 from tests.support.descriptors import open_names
 from tests.support.devices import WrappingDevice
+from tests.support.waiting import wait_for
 from tests.unit.store.test_growing import read
 
 SIZE = 3 * MIB
