@@ -45,7 +45,7 @@ from tests.fault.recomposing import (
 from tests.fuse.mounting import mounted
 from tests.nvmet.guest import free_port
 from tests.nvmet.volumes import assert_whole, read_epoch
-from tests.service.serving import SECONDS_MAX, Service
+from tests.service.serving import Service
 from tests.spdk.target import Namespace as SpdkNamespace
 from tests.spdk.target import SpdkTarget
 from tests.support.descriptors import open_names
@@ -476,10 +476,7 @@ def check_servers(old: Servers, new: Servers) -> None:
                 found.append(f"{name}: {usage.threads} threads, new: {threads[name].threads}")
         return found
 
-    deadline = time.monotonic() + SECONDS_MAX
-    while found := surplus():
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)
+    wait_for(lambda: not surplus(), f"nothing more than the new processes have: {surplus()}")
 
 
 @pytest.mark.parametrize(

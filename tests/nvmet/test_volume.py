@@ -8,12 +8,10 @@ sample memory, so that an epoch reads from the targets until its end.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
 import os
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +36,7 @@ from tests.nvmet.volumes import (
     assert_whole,
     read_epoch,
 )
-from tests.support.waiting import wait_for
+from tests.support.waiting import retried, wait_for
 
 pytestmark = pytest.mark.qemu
 
@@ -200,11 +198,8 @@ def test_a_restart_during_an_import_leaves_all_of_it_or_nothing(volume: Disaggre
         except dlfs.DeviceError as error:
             failure = error
         victim.guest.wait_until_ready()
-        for _ in range(20):  # a busy guest is ready before it answers in time
-            with contextlib.suppress(dlfs.DeviceLostError):
-                opened.refresh()
-                break
-            time.sleep(1)
+        # A busy guest is ready before it answers in time.
+        retried(opened.refresh, dlfs.DeviceLostError)
         assert ("interrupted" in opened) == (failure is None)
         if failure is not None:
             assert f"127.0.0.1:{victim.port}" in str(failure)

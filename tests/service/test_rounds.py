@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from operator import le
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def test_rounds_of_everything_leave_nothing_behind(tmp_path: Path) -> None:
     try:
         for _ in range(3):
             do_everything(service, other)
-        time.sleep(1)  # the service sees the ends of clients a little later
+        wait_for(lambda: not service.clients(), "the ends of all clients")
         before = held(service)
         for _ in range(4):
             do_everything(service, other)

@@ -9,15 +9,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import dlfs
-from dlfs._native.nvme import NvmeStatus
 from dlfs.base.units import MIB
 from dlfs.block import NvmeTcpDevice, open_device
 from dlfs.block.host import host_nqn
@@ -26,7 +24,7 @@ from dlfs.fabric.keys import KeyKind, generate_key, write_key
 from tests.nvmet.guest import free_port
 from tests.nvmet.volumes import LARGE, MEMORY_BYTES, add_large, assert_whole, read_epoch
 from tests.spdk.target import Namespace, SpdkTarget
-from tests.support.waiting import wait_for
+from tests.support.waiting import retried, until
 
 pytestmark = pytest.mark.spdk
 
@@ -35,13 +33,6 @@ SECONDS = float(os.environ.get("DLFS_HOTPLUG_SECONDS", "3"))
 TOGGLES = int(os.environ.get("DLFS_ANA_TOGGLES", "10"))
 PAGE = 4096
 TIMEOUT_S = 20
-
-
-def until(device: NvmeTcpDevice, condition: Callable[[NvmeStatus], bool]) -> NvmeStatus:
-    """Wait until the device's status meets a condition."""
-    seen: list[NvmeStatus] = []
-    wait_for(lambda: seen.append(device.status()) or condition(seen[-1]), "a status of the device")
-    return seen[-1]
 
 
 def opened(uri: str, *, writable: bool = False) -> NvmeTcpDevice:
@@ -232,11 +223,8 @@ def test_namespaces_come_and_go(spdk_target: SpdkTarget) -> None:
                 assert time.monotonic() - began < 5
             thread.join()
             status = watched.status()
-            while True:  # the namespace is back
-                with suppress(DeviceLostError):
-                    assert plugged.read(0, PAGE) == bytes(PAGE)
-                    break
-                time.sleep(0.01)
+            # The namespace is back.
+            assert retried(lambda: plugged.read(0, PAGE), DeviceLostError) == bytes(PAGE)
         assert status.namespace_events > 0
         assert (status.reconnects, status.protocol_errors, status.timeouts) == (0, 0, 0)
         print(f"{turns} turns, {epochs} epochs, {reads} reads, {losses} losses, {status}")

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from dlfs.errors import (
     UsageError,
 )
 from tests.spdk.target import Namespace, SpdkTarget
+from tests.support.waiting import retried
 
 pytestmark = pytest.mark.spdk
 
@@ -275,11 +275,7 @@ def test_a_target_that_does_not_return_is_lost_within_the_time_limit() -> None:
 
 def read_when_back(device: SpdkDevice) -> bytes:
     """Read the first 4 KiB as soon as a lost device is connected again."""
-    while True:  # pytest-timeout ends it
-        try:
-            return device.read(0, 4096)
-        except DeviceLostError:
-            time.sleep(0.01)
+    return retried(lambda: device.read(0, 4096), DeviceLostError)
 
 
 def test_a_flush_reports_a_lost_cache(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.waiting import retried
 
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
@@ -77,12 +78,4 @@ def memory_group(limit_bytes: int) -> Iterator[MemoryGroup]:
 
 def _remove(directory: Path) -> None:
     """Remove a group; its last processes may be about to end."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            directory.rmdir()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    retried(directory.rmdir, OSError)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+from dlfs._native.nvme import NvmeStatus
+from dlfs.block import NvmeTcpDevice
 
 SECONDS_MAX = 100
+PAUSE_S = 0.005
+
+T = TypeVar("T")
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -14,4 +21,25 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, f"waited {SECONDS_MAX} s for {what}"
-        select.select([], [], [], 0.005)
+        select.select([], [], [], PAUSE_S)
+
+
+def until(device: NvmeTcpDevice, condition: Callable[[NvmeStatus], bool]) -> NvmeStatus:
+    """Wait until the status of a device meets a condition, and return it."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition(status := device.status()):
+        assert time.monotonic() < deadline, status
+        select.select([], [], [], PAUSE_S)
+    return status
+
+
+def retried(call: Callable[[], T], *errors: type[Exception]) -> T:
+    """Call a function until it raises none of these errors, and return its result."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        try:
+            return call()
+        except errors:
+            if time.monotonic() > deadline:
+                raise
+        select.select([], [], [], PAUSE_S)

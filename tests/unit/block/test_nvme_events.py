@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import time
-from collections.abc import Callable
 
 import pytest
 
-from dlfs._native.nvme import NvmeStatus
 from dlfs.base.units import MIB
 from dlfs.block import Kind, NvmeTcpAssociation, NvmeTcpDevice, aligned_buffer, open_device
 from dlfs.block.nvme import NvmeCommand
@@ -30,19 +27,12 @@ from tests.support.nvme import (
 from tests.support.nvme.command import Answer, completion
 from tests.support.nvme.faults import Complete, Cut
 from tests.support.nvme.pdu import CapsuleResp
-from tests.support.waiting import wait_for
+from tests.support.waiting import retried, until, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
 PAGE = 4096
 TIMEOUT_S = 20
-
-
-def until(device: NvmeTcpDevice, condition: Callable[[NvmeStatus], bool]) -> NvmeStatus:
-    """Wait until the device's status meets a condition."""
-    seen: list[NvmeStatus] = []
-    wait_for(lambda: seen.append(device.status()) or condition(seen[-1]), "a status of the device")
-    return seen[-1]
 
 
 def opened(target: ScriptedTarget, *, writable: bool = False, **options: object) -> NvmeTcpDevice:
@@ -53,12 +43,7 @@ def opened(target: ScriptedTarget, *, writable: bool = False, **options: object)
 
 def read_when_back(device: NvmeTcpDevice) -> bytes:
     """Read a page; a lost device is looked for again after a second."""
-    end = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < end:
-        with contextlib.suppress(DeviceLostError):
-            return device.read(0, PAGE)
-        time.sleep(0.01)
-    raise AssertionError("the device did not come back")
+    return retried(lambda: device.read(0, PAGE), DeviceLostError)
 
 
 def test_a_namespace_that_grows_is_seen_and_the_device_stays_as_it_is() -> None:

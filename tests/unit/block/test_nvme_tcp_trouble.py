@@ -16,6 +16,7 @@ from dlfs.errors import DeviceError
 from tests.support.forked import run_forked
 from tests.support.nvme import Event, Fault, FaultScript, Fragments, ScriptedTarget
 from tests.support.nvme.faults import Complete, Cut, Drip, Omit
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -25,14 +26,12 @@ TIMEOUT_S = 30
 
 def wait_for(device: NvmeTcpDevice, *, connected: bool, **least: int) -> NvmeStatus:
     """Wait until the device's status has these values; counters may be higher."""
-    until = time.monotonic() + TIMEOUT_S
-    while True:
-        status = device.status()
+
+    def is_met(status: NvmeStatus) -> bool:
         counted = all(getattr(status, name) >= count for name, count in least.items())
-        if status.connected == connected and counted:
-            return status
-        assert time.monotonic() < until, f"expected {connected=}, {least}, got {status}"
-        time.sleep(0.005)
+        return status.connected == connected and counted
+
+    return until(device, is_met)
 
 
 def opened(target: ScriptedTarget, *, writable: bool = False, **options: object) -> NvmeTcpDevice:

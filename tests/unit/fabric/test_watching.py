@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tests.unit.store.nodes import SAMPLES, asking, make_volume, nqn, serve, sub
 
 pytestmark = pytest.mark.timeout(60)
 
-TIMEOUT_S = 20
 QUICK = "timeout_ms=5000&connect_ms=1000&reconnect_ms=20000"
 
 
@@ -28,6 +26,20 @@ QUICK = "timeout_ms=5000&connect_ms=1000&reconnect_ms=20000"
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LOOK_S", 0.01)
     monkeypatch.setattr(watching, "RETRY_S", 0.05)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The looks at discovery controllers that have begun."""
+    look = watching._Follower.look
+    begun: list[object] = []
+
+    def note(self: watching._Follower) -> None:
+        begun.append(self)
+        look(self)
+
+    monkeypatch.setattr(watching._Follower, "look", note)
+    return begun
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -66,7 +78,7 @@ def test_a_discovery_controller_that_returns_is_read_again(tmp_path: Path) -> No
 
 @pytest.mark.timeout(30)
 def test_a_volume_is_closed_without_its_lost_discovery_controller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[object]
 ) -> None:
     _, (path,) = make_volume(tmp_path, "v", 1)
     shared = subsystem("a", [serve(path)])
@@ -84,7 +96,8 @@ def test_a_volume_is_closed_without_its_lost_discovery_controller(
         until(lambda: made[0]._association is not None and made[0].paths)
         first.kill()
         until(lambda: not made[0]._association.status().connected)
-        time.sleep(0.2)  # a look at the controller begins
+        before = len(looks)
+        until(lambda: len(looks) > before)
         volume.close()
 
 
@@ -106,7 +119,7 @@ def test_a_volume_without_discovery_has_no_watch() -> None:
 
 
 def test_a_log_that_could_not_be_read_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[object]
 ) -> None:
     _, (path,) = make_volume(tmp_path, "v", 1)
     shared = subsystem("a", [serve(path)])
@@ -124,7 +137,8 @@ def test_a_log_that_could_not_be_read_is_read_again(
     monkeypatch.setattr(watching, "read_paths", fail_once)
     with ScriptedTarget([shared]) as target, dlfs.open(asking(target, options=QUICK)):
         until(lambda: len(reads) > 1)
-        time.sleep(0.2)  # some looks
+        before = len(looks)
+        until(lambda: len(looks) > before + 10)
         assert len(reads) == 2
 
 

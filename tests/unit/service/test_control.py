@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,10 @@ from dlfs.service.protocol import (
     encode,
 )
 
+SECONDS_MAX = 100
+HANDLED = threading.Event()
+"""The signal handler has made its request, which is refused."""
+
 
 def serve(listener: socket.socket) -> None:
     """Accept a client, and interrupt it by a signal before each answer to its requests."""
@@ -36,7 +39,9 @@ def serve(listener: socket.socket) -> None:
             body = client.recv(body_bytes(header), socket.MSG_WAITALL)
             if isinstance(decode(body, REQUESTS), ListVolumes):
                 os.kill(os.getpid(), signal.SIGUSR1)
-                time.sleep(0.1)  # the handler's request, if it is sent, comes before the answer
+                # The handler's request, if it is sent, comes before the answer.
+                assert HANDLED.wait(SECONDS_MAX)
+                HANDLED.clear()
                 client.sendall(encode(Volumes(())))
             else:
                 client.sendall(encode(Welcome(PROTOCOL_VERSION, dlfs.__version__, os.getpid())))
@@ -62,6 +67,7 @@ def test_a_signal_handler_makes_no_request_during_another(connection: ControlCon
         with pytest.raises(UsageError, match="expected one request at a time") as caught:
             connection.request(ListVolumes(), Volumes)
         refused.append(caught)
+        HANDLED.set()
 
     before = signal.signal(signal.SIGUSR1, handle)
     try:
