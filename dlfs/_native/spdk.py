@@ -43,7 +43,7 @@ _SIGACTION_BYTES = 256  # more than any struct sigaction has
 _MESSAGE_BYTES = 1024
 
 VERSION = 1
-WRITE, HEADER_DIGEST, DATA_DIGEST, BOUNCE = 1, 2, 4, 8
+WRITE, BOUNCE = 1, 2
 UNSET = -1
 COMMAND_BYTES_MAX = 4096
 ADMIN, IO = 0, 1
@@ -117,8 +117,6 @@ class SpdkOptions:
         host_nqn: NQN of this host.
         host_id: ID of this host.
         writable: True to open it for writing too.
-        header_digest: send and check CRC32C of headers, over TCP.
-        data_digest: send and check CRC32C of data, over TCP.
         bounce: copy all data through SPDK's memory.
         timeout_ms: time limit of one command.
         connect_ms: time limit of one attempt to connect.
@@ -135,8 +133,6 @@ class SpdkOptions:
     host_nqn: str
     host_id: UUID
     writable: bool
-    header_digest: bool
-    data_digest: bool
     bounce: bool
     timeout_ms: int
     connect_ms: int
@@ -196,12 +192,7 @@ def spdk_library() -> ctypes.CDLL:
 
 
 def _config(options: SpdkOptions) -> Config:
-    flags = {
-        WRITE: options.writable,
-        HEADER_DIGEST: options.header_digest,
-        DATA_DIGEST: options.data_digest,
-        BOUNCE: options.bounce,
-    }
+    flags = {WRITE: options.writable, BOUNCE: options.bounce}
     return Config(
         transport_id=options.transport_id.encode(),
         host_nqn=options.host_nqn.encode(),

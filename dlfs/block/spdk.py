@@ -1,9 +1,11 @@
-"""NVMe namespaces through SPDK: PCIe, TCP and RDMA, polled from user space.
+"""NVMe namespaces through SPDK, polled from user space: over PCIe and RDMA.
+
+TCP works too, and is what tests and benchmarks use, because they could run no other transport so
+far. Programs use ``nvme-tcp:`` for it, which has digests, authentication and TLS.
 
 The URI holds SPDK's transport ID (``trtype``, ``traddr``, ``trsvcid``, ``subnqn`` and so on),
 ``hostnqn`` [that of this host], ``nsid``, and DLFS's own options:
 
-    hdgst=1 ddgst=1        CRC32C of headers and of data, over TCP
     timeout_ms             time limit of one command [10000]
     connect_ms             time limit of one attempt to connect [5000]
     reconnect_ms           time without a connection after which a controller is lost [10000]
@@ -15,7 +17,7 @@ The URI holds SPDK's transport ID (``trtype``, ``traddr``, ``trsvcid``, ``subnqn
 
 A process has one SPDK environment. Its first device starts the environment with its options; the
 options of later devices must agree with them. Devices of one process share one connection to a
-controller, with the time limits and digests of the first device. A thread that waits for
+controller, with the time limits of the first device. A thread that waits for
 completions keeps a CPU busy, as usual with SPDK; an idle queue pair uses none.
 
 Flushes, leases and lost connections work as over NVMe/TCP (``dlfs/nvme.h``). A write whose answer
@@ -75,8 +77,6 @@ def _options(uri: SpdkUri, *, writable: bool) -> SpdkOptions:
         host_nqn=nqn,
         host_id=host_id,
         writable=writable,
-        header_digest=bool(numbers.get("hdgst")),
-        data_digest=bool(numbers.get("ddgst")),
         bounce=bool(numbers.get("bounce")),
         timeout_ms=numbers.get("timeout_ms", TIMEOUT_MS),
         connect_ms=numbers.get("connect_ms", CONNECT_MS),

@@ -8,7 +8,7 @@
     nvme-tcp://host:4420/NQN?nsid=1          one namespace of an NVMe/TCP target
         &path=host2:4420&hdgst=1&ddgst=1     ... by another path too, with digests
     nvme-tcp+discover://host:8009            all namespaces of a volume, from a discovery controller
-    spdk:trtype=TCP traddr=... nsid=1        SPDK's own transport-ID strings
+    spdk:trtype=PCIe traddr=... nsid=1       SPDK's own transport-ID strings
 
 Several URIs, joined by commas, name the members of a volume; a comma in a file's name is written
 ``file:a%2Cb``. Parsing is strict and never opens a device. A URI has at most 8192 bytes.
@@ -494,8 +494,6 @@ _SPDK_KEYS = (
 )  # fmt: skip
 _SPDK_TRANSPORTS = ("pcie", "tcp", "rdma")
 SPDK_NUMBERS = {
-    "hdgst": (0, 1),
-    "ddgst": (0, 1),
     "bounce": (0, 1),  # copy all data through SPDK's memory
     "huge": (0, 1),
     "memory_mib": (16, 1 << 20),

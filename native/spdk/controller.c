@@ -68,8 +68,6 @@ static int fill_options(const dlfs_spdk_config *config, bool tcp,
     struct spdk_nvme_host_id host;
     memset(&host, 0, sizeof host);
     spdk_nvme_ctrlr_get_default_ctrlr_opts(options, sizeof *options);
-    options->header_digest = (config->flags & DLFS_SPDK_HEADER_DIGEST) != 0;
-    options->data_digest = (config->flags & DLFS_SPDK_DATA_DIGEST) != 0;
     options->keep_alive_timeout_ms = config->keepalive_ms;
     options->admin_timeout_ms = config->connect_ms;
     if (tcp) {
@@ -159,7 +157,6 @@ static int connect_new(const dlfs_spdk_config *config,
     }
     controller->transport_id = *transport_id;
     (void)snprintf(controller->host_nqn, sizeof controller->host_nqn, "%s", options->hostnqn);
-    controller->digests = config->flags & (DLFS_SPDK_HEADER_DIGEST | DLFS_SPDK_DATA_DIGEST);
     controller->timeout_ms = config->timeout_ms;
     controller->connect_ms = config->connect_ms;
     controller->queues_wanted = options->num_io_queues;
@@ -207,12 +204,6 @@ static int get_locked(const dlfs_spdk_config *config,
         return code;
     }
     struct controller *controller = find(transport_id, options.hostnqn);
-    uint32_t digests = config->flags & (DLFS_SPDK_HEADER_DIGEST | DLFS_SPDK_DATA_DIGEST);
-    if (controller != NULL && controller->fabrics && controller->digests != digests) {
-        (void)snprintf(message, message_bytes,
-                       "this process is connected to it already, with other digests");
-        return -EBUSY;
-    }
     if (controller == NULL) {
         unsigned mark = log_mark();
         code = connect_new(config, transport_id, &options, &controller);

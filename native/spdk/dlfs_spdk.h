@@ -1,5 +1,7 @@
 /*
- * libdlfs_spdk: NVMe namespaces through SPDK, as devices of libdlfs.
+ * libdlfs_spdk: NVMe namespaces through SPDK, as devices of libdlfs: over PCIe from user space, and
+ * over RDMA. TCP serves tests and benchmarks, which could run no other transport so far; users
+ * have nvme-tcp: (dlfs/nvme.h).
  *
  * It is a separate library because it needs SPDK's libraries at run time. It is not linked with
  * libdlfs: dlfs_spdk_open returns a struct dlfs_external for dlfs_device_create_external.
@@ -24,11 +26,9 @@ extern "C" {
 /* Version of this header's structures and functions. */
 #define DLFS_SPDK_VERSION 1u
 
-#define DLFS_SPDK_WRITE 1u         /* else read-only */
-#define DLFS_SPDK_HEADER_DIGEST 2u /* TCP: CRC32C of headers */
-#define DLFS_SPDK_DATA_DIGEST 4u   /* TCP: CRC32C of data */
+#define DLFS_SPDK_WRITE 1u /* else read-only */
 /* Copy all data through SPDK's memory, even if the transport does not need that. */
-#define DLFS_SPDK_BOUNCE 8u
+#define DLFS_SPDK_BOUNCE 2u
 
 #define DLFS_SPDK_UNSET (-1)
 

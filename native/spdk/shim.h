@@ -75,8 +75,7 @@ struct controller {
     struct spdk_nvme_ctrlr *spdk;
     struct spdk_nvme_transport_id transport_id;
     char host_nqn[SPDK_NVMF_NQN_MAX_LEN + 1];
-    uint32_t digests; /* DLFS_SPDK_*_DIGEST */
-    uint32_t users;   /* devices that use it */
+    uint32_t users; /* devices that use it */
     uint32_t timeout_ms;
     uint32_t connect_ms;
     uint32_t queues_wanted; /* I/O queues to request; a controller may grant fewer */

@@ -144,7 +144,7 @@ def opener_of(kind: str, directory: Path) -> Iterator[Opener]:
 
 OPTIONS = {"digests": ("hdgst", "ddgst"), "bounce": ("bounce",)}
 SPDK_TARGET_KINDS = (
-    "spdk-512", "spdk-4096", "spdk-512-digests", "spdk-4096-bounce",
+    "spdk-512", "spdk-4096", "spdk-4096-bounce",
     "nvmf-512", "nvmf-4096", "nvmf-512-digests", "nvmf-4096-digests",
 )  # fmt: skip
 KERNEL_TARGET_KINDS = ("nvmet-512", "nvmet-4096", "nvmet-512-digests", "nvmet-4096-digests")

@@ -207,7 +207,6 @@ def test_nothing_is_left_of_a_closed_device(namespace: str) -> None:
         ("huge=1", "without huge pages"),
         ("shm_id=5", "shm_id"),
         ("cores=0+0", "cores"),
-        ("hdgst=1", "digests"),
     ],
 )
 def test_options_that_the_process_cannot_change_any_more(
@@ -313,8 +312,11 @@ def read_epoch(dataset: dlfs.Dataset, seed: int) -> list[bytes]:
     return [found[index] for index in range(len(found))]
 
 
-@pytest.mark.parametrize("scheme", ["spdk", "nvme-tcp"])
-@pytest.mark.parametrize("options", [{}, {"hdgst": 1, "ddgst": 1}], ids=["plain", "digests"])
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [("spdk", {}), ("nvme-tcp", {}), ("nvme-tcp", {"hdgst": 1, "ddgst": 1})],
+    ids=["spdk", "nvme-tcp", "nvme-tcp-digests"],
+)
 def test_a_volume(spdk_target: SpdkTarget, scheme: str, options: dict[str, int]) -> None:
     with spdk_target.subsystem(NQN):
         make = spdk_target.spdk_uri if scheme == "spdk" else spdk_target.tcp_uri

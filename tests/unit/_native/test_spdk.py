@@ -19,7 +19,7 @@ FUNCTIONS = {
     name: (restype.strip(), [part.strip() for part in parameters.split(",")])
     for restype, name, parameters in DECLARATION.findall(CODE)
 }
-CONSTANTS = ("VERSION", "WRITE", "HEADER_DIGEST", "DATA_DIGEST", "BOUNCE", "UNSET", "ADMIN", "IO")
+CONSTANTS = ("VERSION", "WRITE", "BOUNCE", "UNSET", "ADMIN", "IO")
 URI = "spdk:trtype=TCP traddr=127.0.0.1 subnqn=nqn.2024-01.org.example:a nsid=1"
 
 
