@@ -11,6 +11,13 @@ from dlfs.base.units import parse_bytes
 from dlfs.cli.options import JsonOption, confirm
 from dlfs.cli.output import Table, human_size, note, print_data, print_json, result_of_change
 from dlfs.cli.verb import VerbGroup, add_verb
+from dlfs.cli.verbs.target import (
+    AddressOption,
+    AllowOption,
+    DiscoveryPortOption,
+    NqnOption,
+    PortOption,
+)
 from dlfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,19 +51,12 @@ def create(
             metavar="STORE", help="Folder of the storage node; on SPDK, an lvol store's name."
         ),
     ],
-    address: Annotated[
-        str, typer.Option("--address", "-a", metavar="IP", help="Address of the storage node.")
-    ],
-    allow: Annotated[
-        list[str],
-        typer.Option("--allow", metavar="HOSTNQN", help="A host that may connect; repeat it."),
-    ],
+    address: AddressOption,
+    allow: AllowOption,
     target: TargetOption = "nvmet",
-    nqn: Annotated[
-        str, typer.Option(metavar="NQN", help="NQN of the subsystem; made up by default.")
-    ] = "",
-    port: Annotated[int, typer.Option(help="TCP port of the data.")] = 4420,
-    discovery_port: Annotated[int, typer.Option(help="TCP port of discovery.")] = 8009,
+    nqn: NqnOption = "",
+    port: PortOption = 4420,
+    discovery_port: DiscoveryPortOption = 8009,
     dhchap_key: Annotated[
         str, typer.Option(metavar="NAME", help="Key that hosts must prove to have.")
     ] = "",

@@ -16,6 +16,21 @@ from dlfs.cli.verb import VerbGroup, add_verb
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
 
+# Options of an export, also those of 'dlfs compose create'.
+AddressOption = Annotated[
+    str,
+    typer.Option("--address", "-a", metavar="IP", help="Address of the storage node for trainers."),
+]
+AllowOption = Annotated[
+    list[str],
+    typer.Option("--allow", metavar="HOSTNQN", help="A host that may connect; repeat it."),
+]
+NqnOption = Annotated[
+    str, typer.Option(metavar="NQN", help="NQN of the subsystem; made up by default.")
+]
+PortOption = Annotated[int, typer.Option(help="TCP port of the data.")]
+DiscoveryPortOption = Annotated[int, typer.Option(help="TCP port of discovery.")]
+
 _NEXT = {
     "nvmet": "on the storage node, as root: sh export.sh start (then verify, undo)",
     "nvmetcli": "on the storage node, as root: nvmetcli restore FILE replaces all that it exports; "
@@ -42,16 +57,8 @@ def recipe(
         str,
         typer.Argument(metavar="DEVICE", help="Disk or file on the storage node, absolute path."),
     ],
-    address: Annotated[
-        str,
-        typer.Option(
-            "--address", "-a", metavar="IP", help="Address of the storage node for trainers."
-        ),
-    ],
-    allow: Annotated[
-        list[str],
-        typer.Option("--allow", metavar="HOSTNQN", help="A host that may connect; repeat it."),
-    ],
+    address: AddressOption,
+    allow: AllowOption,
     kind: Annotated[
         Kind,
         typer.Option(
@@ -61,11 +68,9 @@ def recipe(
             help="The target: Linux's (script, JSON) or SPDK's.",
         ),
     ] = Kind.NVMET,
-    nqn: Annotated[
-        str, typer.Option(metavar="NQN", help="NQN of the subsystem; made up by default.")
-    ] = "",
-    port: Annotated[int, typer.Option(help="TCP port of the data.")] = 4420,
-    discovery_port: Annotated[int, typer.Option(help="TCP port of discovery.")] = 8009,
+    nqn: NqnOption = "",
+    port: PortOption = 4420,
+    discovery_port: DiscoveryPortOption = 8009,
     auth: Annotated[
         bool,
         typer.Option("--auth", help="Demand keys; /etc/dlfs/keys on the storage node has them."),

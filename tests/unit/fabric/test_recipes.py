@@ -16,7 +16,6 @@ from dlfs.errors import UsageError
 from dlfs.fabric.keys import KeyKind, generate_key
 from dlfs.fabric.recipes import (
     DISCOVERY_NQN,
-    RECIPES,
     Export,
     nvmet_script,
     nvmetcli_json,
@@ -358,18 +357,3 @@ def test_nvmetcli_restores_what_the_script_does(configfs: FakeConfigfs, device: 
         and not name.endswith(("/attr_model", "/revalidate_size", "/addr_tsas"))
     }
     assert interpret(json.loads(nvmetcli_json(export))) == written
-
-
-# ---- deploy/ -------------------------------------------------------------------------------------
-
-DEPLOY = Path(__file__).parents[3] / "deploy"
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("nvmet", "nvmet/export.sh"), ("nvmetcli", "nvmet/config.json"), ("spdk", "spdk/export.sh")],
-)
-def test_deploy_contains_the_printed_recipes(kind: str, name: str) -> None:
-    """deploy/ contains the recipes of its walk-through's first storage node."""
-    export = Export(device="/dev/nvme1n1", address="10.0.0.11", allowed_hosts=(HOST,), nqn=NQN)
-    assert (DEPLOY / name).read_text() == RECIPES[kind](export)
