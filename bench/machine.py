@@ -161,7 +161,7 @@ def _read(path: Path) -> str:
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "dlfs": dlfs.__version__}
-    for package in ("numpy", "pyfuse3", "trio"):
+    for package in ("numpy", "trio"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     found["fio"] = _output("fio", "--version")

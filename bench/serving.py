@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import json
 import os
 import subprocess
@@ -18,7 +17,6 @@ from pathlib import Path
 from bench.datasets import DATASET
 from bench.errors import Unavailable
 from bench.process import ROOT, find_program, started
-from dlfs.base.extras import install_command
 from dlfs.base.units import MIB
 from dlfs.mount.keeper import ENABLE_URING
 
@@ -82,8 +80,6 @@ def start_service(volume: str, log: Path, *options: str) -> Iterator[Served]:
 
 def check_fuse() -> None:
     """Check that FUSE file systems can be mounted here; else say what is missing."""
-    if importlib.util.find_spec("pyfuse3") is None:
-        raise Unavailable(f"pyfuse3 is not installed: {install_command('pyfuse3')}")
     find_program("fusermount3", "fuse3")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise Unavailable("/dev/fuse cannot be opened")
@@ -113,10 +109,10 @@ def mount_dlfs(
     server: str = "auto",
     memory_bytes: int = 256 * MIB,
 ) -> Iterator[Mounted]:
-    """Mount a volume by a server.
+    """Mount a volume by the native server.
 
-    The server is ``native`` (through /dev/fuse), ``uring`` (native over io_uring), ``pyfuse3``, or
-    ``auto`` for DLFS's own choice.
+    The server is ``native`` (through /dev/fuse), ``uring`` (over io_uring), or ``auto`` for DLFS's
+    own choice.
     """
     check_fuse()
     from dlfs._native.fuse import is_built
@@ -124,13 +120,13 @@ def mount_dlfs(
     from dlfs.mount.mountpoint import find_mount, unmount
     from dlfs.mount.options import MountOptions
 
-    if server in ("native", "uring") and not is_built():
+    if not is_built():
         raise Unavailable("the native server was not built: apt-get install libfuse3-dev")
     if server == "uring" and not os.access(ENABLE_URING, os.W_OK):
         raise Unavailable("only root may set fuse.enable_uring, of Linux 6.14 and newer")
     point.mkdir(exist_ok=True)
     options = MountOptions(
-        fuse="native" if server == "uring" else server,
+        fuse="native",
         uring=server in ("uring", "auto"),
         cache_bytes=memory_bytes,
     )

@@ -165,8 +165,6 @@ NATIVE_COLD_8 = MountFiles("native", "cold", programs=8)
 URING_COLD, URING_WARM = MountFiles("uring", "cold"), MountFiles("uring", "warm")
 NATIVE_SERVED, URING_SERVED = MountFiles("native", "served"), MountFiles("uring", "served")
 URING_COLD_8 = MountFiles("uring", "cold", programs=8)
-PYFUSE3_COLD, PYFUSE3_WARM = MountFiles("pyfuse3", "cold"), MountFiles("pyfuse3", "warm")
-BARE_COLD, BARE_WARM = MountFiles("bare", "cold"), MountFiles("bare", "warm")
 LIBFUSE_COLD = MountFiles("libfuse", "cold")
 LIBFUSE_THREADS_COLD = MountFiles("libfuse-threads", "cold")
 NATIVE_TOGETHER = MountFiles("native", "cold", together=True)
@@ -266,10 +264,10 @@ def _import(dataset: str) -> Case:
 def _mount(dataset: str) -> Case:
     about = "open + read + close of random files through FUSE"
     libfuse = (LIBFUSE_COLD, LIBFUSE_THREADS_COLD, LIBFUSE_TOGETHER)
-    ours = (NATIVE_COLD, URING_COLD, NATIVE_TOGETHER, PYFUSE3_COLD)
+    ours = (NATIVE_COLD, URING_COLD, NATIVE_TOGETHER)
     more = (NATIVE_SERVED, URING_SERVED, NATIVE_COLD_8, URING_COLD_8, COLD_8)
-    cold = (*ours, BARE_COLD, *libfuse, SQUASH_COLD, COLD, FIO_4K_1, *more)
-    warm = (NATIVE_WARM, URING_WARM, PYFUSE3_WARM, BARE_WARM, SQUASH_WARM, WARM)
+    cold = (*ours, *libfuse, SQUASH_COLD, COLD, FIO_4K_1, *more)
+    warm = (NATIVE_WARM, URING_WARM, SQUASH_WARM, WARM)
     contenders = (*cold, *warm)
     floors = (
         Floor("native: 1.5x squashfuse, cold", NATIVE_COLD, 1.5, rate, (SQUASH_COLD,)),
@@ -279,21 +277,19 @@ def _mount(dataset: str) -> Case:
         Floor("io_uring: plain files, cold, 8 programs", URING_COLD_8, 1.0, rate, (COLD_8,)),
         Floor("native: 80% of plain files, warm", NATIVE_WARM, 0.8, rate, (WARM,)),
         Floor("io_uring: 80% of plain files, warm", URING_WARM, 0.8, rate, (WARM,)),
-        Floor("pyfuse3: 60% of its bare limit, cold", PYFUSE3_COLD, 0.6, rate, (BARE_COLD,)),
-        Floor("pyfuse3: 90% of its bare limit, warm", PYFUSE3_WARM, 0.9, rate, (BARE_WARM,)),
     )
     return Case(f"mount-{dataset}", dataset, about, contenders, floors)
 
 
 def _turns(dataset: str) -> Case:
     about = "large files through a mount with memory for half of one, in turns of 256 KiB, cold"
-    native, uring, pyfuse3 = (FilesInTurns(server) for server in ("native", "uring", "pyfuse3"))
+    native, uring = FilesInTurns("native"), FilesInTurns("uring")
     plain = FilesInTurns("")
     floors = tuple(
         Floor(f"{name}: 80% of plain files", ours, 0.8, bandwidth, (plain,))
         for name, ours in (("native", native), ("io_uring", uring))
     )
-    return Case(f"turns-{dataset}", dataset, about, (native, uring, pyfuse3, plain), floors)
+    return Case(f"turns-{dataset}", dataset, about, (native, uring, plain), floors)
 
 
 def _walk(dataset: str) -> Case:

@@ -1,14 +1,13 @@
 """Files that are opened, read and closed through FUSE.
 
-The file systems are DLFS's mount by both its servers, an image of the same files served by
-squashfuse, and minimal servers on libfuse and pyfuse3 that have all files in memory.
+The file systems are DLFS's mount, an image of the same files served by squashfuse, and a minimal
+server on libfuse that has all files in memory.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ UNCOMPRESSED = ("-noappend", "-quiet", "-no-progress", "-noI", "-noD", "-noF", "
 SERVERS = {
     "native": "DLFS mount, native",
     "uring": "DLFS mount, io_uring",
-    "pyfuse3": "DLFS mount, pyfuse3",
-    "bare": "bare pyfuse3, from memory",
     "libfuse": "bare libfuse, from memory, one thread",
     "libfuse-threads": "bare libfuse, from memory, threads",
     "squashfuse": SQUASHFUSE,
@@ -53,10 +50,8 @@ def _mount_bare(
     paths = b"".join(source.path(index) + b"\0" for index in indices)
     listing.write_bytes(paths)
     places = [str(point), str(environment.scene.files), str(listing)]
-    command = [sys.executable, "-m", "bench.contenders.bare_pyfuse3", *places]
-    if server_name in LIBFUSE_THREADS:
-        program = environment.machine.program("bare_fuse")
-        command = [str(program), *places, str(LIBFUSE_THREADS[server_name])]
+    program = environment.machine.program("bare_fuse")
+    command = [str(program), *places, str(LIBFUSE_THREADS[server_name])]
     with started(command, stdout=subprocess.PIPE, cwd=ROOT) as server:
         assert server.stdout is not None
         if server.stdout.readline() != b"ready\n":
@@ -80,9 +75,9 @@ class MountFiles:
     """Random files through a mount: open, read and close, one at a time by each program.
 
     Attributes:
-        server: ``native``, ``uring`` or ``pyfuse3``: servers of DLFS (`mount_dlfs`). ``bare``,
-            ``libfuse``, ``libfuse-threads``: minimal servers on pyfuse3 and libfuse, from memory.
-            ``squashfuse``: an image of the files.
+        server: ``native`` or ``uring``: the server of DLFS (`mount_dlfs`). ``libfuse``,
+            ``libfuse-threads``: a minimal server on libfuse, from memory. ``squashfuse``: an image
+            of the files.
         state: ``cold``: neither kernel nor server has cached anything. ``served``: the server has
             the samples in its memory, the kernel has cached nothing. ``warm``: all files were read
             once before.
@@ -125,7 +120,7 @@ class MountFiles:
     def _mounted(
         self, environment: Environment, point: Path, order: list[int]
     ) -> AbstractContextManager[Mounted]:
-        if self.server in ("native", "uring", "pyfuse3"):
+        if self.server in ("native", "uring"):
             volume, log = str(environment.scene.volume), environment.scene.folder / "mount.log"
             return mount_dlfs(volume, point, log, self.server)
         if self.server == "squashfuse":
