@@ -59,7 +59,6 @@ ORDER_STORAGE, ORDER_GLOBAL, ORDER_CHUNK = 0, 1, 2
 ORDER_LIST, ORDER_SELECTED, ORDER_WEIGHTED = 3, 4, 5
 PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_CHUNK_COPY = 0, 1, 2, 3
 GET_CACHED = 1
-GET_PROMPT = 2
 ARENA_SHARED = 1
 READER_PARTS = 1
 PERMUTATION_ROUNDS_MAX = 24
@@ -469,7 +468,6 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int,
         (c_void_p, c_uint32, c_void_p, c_void_p, _OUT),
     ),
-    "dlfs_begun_read_get": (c_int64, (_OUT, c_void_p, c_uint64)),
     "dlfs_begun_read_cancel": (None, (c_void_p,)),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_reader_load_part": (

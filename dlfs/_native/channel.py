@@ -38,7 +38,7 @@ from dlfs._native.reader import (
     start_of,
 )
 from dlfs._native.sample_memory import SampleMemory
-from dlfs._native.single_reads import NativeBegunRead, copy_sample
+from dlfs._native.single_reads import copy_sample
 from dlfs._native.sockets import close_in_children
 from dlfs.base.closing import Closing
 from dlfs.base.forks import OwnerProcess
@@ -222,13 +222,11 @@ class ClientReader:
 
         Args:
             index: 0..N-1; not checked here.
-            flags: ``abi.GET_CACHED``: only if it is in the service's memory. ``abi.GET_PROMPT`` is
-                taken as this: how long the service reads is not known.
+            flags: ``abi.GET_CACHED``: only if it is in the service's memory.
 
         Returns:
             The same as ``NativeReader.get``.
         """
-        flags = abi.GET_CACHED if flags else 0
         channel, code = self.take_channel(), 0
         try:
             found, code = copy_sample(
@@ -239,10 +237,6 @@ class ClientReader:
         if code == abi.E_SERVICE:
             check(code, f"read sample {index} from {self.service}")
         return found
-
-    def begin(self, _index: int) -> NativeBegunRead | None:
-        """Return None: the service reads, and knows nothing of what is likely to follow."""
-        return None
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample like ``NativeReader.read_part``."""

@@ -24,7 +24,7 @@ from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import check, error_for, library
 from dlfs._native.parts import SamplePart, copy_part
 from dlfs._native.sample_memory import SampleMemory
-from dlfs._native.single_reads import NativeBegunRead, copy_sample
+from dlfs._native.single_reads import copy_sample
 from dlfs.base.forks import Lock, OwnerProcess
 from dlfs.errors import ClosedError
 
@@ -196,30 +196,13 @@ class NativeReader:
 
         Args:
             index: 0..N-1; not checked here.
-            flags: ``abi.GET_CACHED``: only if it is in memory; ``abi.GET_PROMPT``: only if it is in
-                memory or the devices send it within half a millisecond.
+            flags: ``abi.GET_CACHED``: only if it is in memory.
 
         Returns:
             The bytes; None if the sample is not there as the flags require, larger than
             ``SCRATCH_BYTES_MAX``, or failed: then ``read`` returns the sample or its failure.
         """
         return copy_sample(library().dlfs_reader_get, self.handle, index, flags, self._scratch)[0]
-
-    def begin(self, index: int) -> NativeBegunRead | None:
-        """Have the devices read one sample, without waiting for them.
-
-        Args:
-            index: 0..N-1.
-
-        Returns:
-            The read; None if a device is not connected, or has few queue pairs, of which the read
-            would hold one.
-        """
-        owner = self.handle
-        read = Handle(library().dlfs_begun_read_cancel, owner, process=self.process)
-        if library().dlfs_reader_begin(owner, index, byref(read)) < 0:
-            return None
-        return NativeBegunRead(read, self._scratch)
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample, verified.

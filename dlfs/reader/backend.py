@@ -17,7 +17,6 @@ from dlfs._native.batch import NativeBatch, NativeFailure
 from dlfs._native.parts import SamplePart
 from dlfs._native.reader import NativeSequence, StreamOptions
 from dlfs._native.sample_memory import SampleMemory
-from dlfs._native.single_reads import NativeBegunRead
 
 
 class StreamBackend(Protocol):
@@ -46,9 +45,6 @@ class ReaderBackend(Protocol):
 
     def get(self, index: int, *, flags: int = 0) -> bytes | None:
         """Copy one small sample; None if it is large, failed, or not there as the flags require."""
-
-    def begin(self, index: int) -> NativeBegunRead | None:
-        """Have the devices read one sample, without waiting for them; None if it cannot."""
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample; return the failure, or one with code 0."""

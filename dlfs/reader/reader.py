@@ -22,7 +22,6 @@ from dlfs._native.batch import NativeBatch, NativeFailure
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe, error_for
 from dlfs._native.reader import NativeReader, StreamOptions
-from dlfs._native.single_reads import NativeBegunRead
 from dlfs.attributes import AttributeTable
 from dlfs.base.arguments import OnError, check_on_error
 from dlfs.base.closing import Closing
@@ -213,18 +212,6 @@ class SampleReader(Closing):
     def get_if_cached(self, index: int) -> bytes | None:
         """Return a sample of at most 1 MiB if it is cached; None if it must be read first."""
         return self.native.get(index, flags=abi.GET_CACHED)
-
-    def get_if_prompt(self, index: int) -> bytes | None:
-        """Return a sample of at most 1 MiB if it is cached or comes within half a millisecond."""
-        return self.native.get(index, flags=abi.GET_PROMPT)
-
-    def begin(self, index: int) -> NativeBegunRead | None:
-        """Have the devices read a sample of at most 1 MiB, without waiting for them.
-
-        Returns:
-            The read, which ends with one call of its ``get`` or ``cancel``; None if none began.
-        """
-        return self.native.begin(index)
 
     def stream(
         self, options: EpochOptions, selection: Selection | None, part: StreamOptions

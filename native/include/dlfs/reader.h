@@ -160,12 +160,6 @@ DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_begun_r
 DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
                                     void (*sleeps)(void *argument), void *argument,
                                     dlfs_batch **out);
-/*
- * Ends a read that was begun, and frees it, as dlfs_reader_get with DLFS_GET_PROMPT: copies the
- * sample if the devices send it within half a millisecond from now, and gives it up otherwise. Sets
- * *begun to NULL first; -EINVAL if it was NULL.
- */
-DLFS_API int64_t dlfs_begun_read_get(dlfs_begun_read **begun, void *buffer, uint64_t buffer_bytes);
 /* Gives up a read that was begun, without waiting, instead of finishing it. NULL: does nothing. */
 DLFS_API void dlfs_begun_read_cancel(dlfs_begun_read *begun);
 /*
@@ -183,9 +177,6 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
 
 /* Return the sample only if it is in memory: the call never waits for a device. */
 #define DLFS_GET_CACHED 1u
-/* Return the sample only if it is in memory, or if the devices are connected and send it within
- * half a millisecond, for which the call polls them. */
-#define DLFS_GET_PROMPT 2u
 /*
  * Copies one sample, verified, into buffer and returns its length. Errors: -ERANGE (the sample is
  * longer than buffer_bytes), -EAGAIN (the sample is not there as the flags require), -EINVAL, or

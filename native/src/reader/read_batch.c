@@ -494,9 +494,9 @@ DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_begun_r
     return 0;
 }
 
-/* Waits for the read: polls for awake_ns, then calls sleeps(argument) and sleeps. */
-static int finish(struct dlfs_begun_read *begun, uint64_t awake_ns, void (*sleeps)(void *argument),
-                  void *argument, dlfs_batch **out)
+DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
+                                    void (*sleeps)(void *argument), void *argument,
+                                    dlfs_batch **out)
 {
     struct read *read = &begun->read;
     dlfs_reader *reader = read->reader;
@@ -505,40 +505,15 @@ static int finish(struct dlfs_begun_read *begun, uint64_t awake_ns, void (*sleep
         begun->terms.deadline_ns = read->fetch->deadline_ns; /* for further attempts */
     }
     begun->terms.busy_wait = (struct busy_wait){.on_sleep = sleeps, .argument = argument};
-    if (awake_ns > 0) {
-        begun->terms.busy_wait.until_ns = read->fetch->now_ns + awake_ns;
+    if (awake_us > 0) {
+        begun->terms.busy_wait.until_ns = read->fetch->now_ns + (uint64_t)awake_us * 1000;
     }
     int code = complete(read, fetch_all(read), out);
     while (code == -EAGAIN) {
         code = read_once(reader, &begun->index, 1, &begun->terms, out);
     }
-    return code;
-}
-
-DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
-                                    void (*sleeps)(void *argument), void *argument,
-                                    dlfs_batch **out)
-{
-    int code = finish(begun, (uint64_t)awake_us * 1000, sleeps, argument, out);
     free(begun);
     return code;
-}
-
-DLFS_API int64_t dlfs_begun_read_get(dlfs_begun_read **slot, void *buffer, uint64_t buffer_bytes)
-{
-    dlfs_batch *batch;
-    dlfs_failure failure;
-    dlfs_begun_read *begun = __atomic_exchange_n(slot, NULL, __ATOMIC_ACQ_REL);
-    if (begun == NULL) {
-        return -EINVAL;
-    }
-    int64_t result = finish(begun, PROMPT_NS, busy_wait_stop, &begun->stopped, &batch);
-    if (result == 0) {
-        result = batch_take_sample(batch, buffer, buffer_bytes, &failure);
-    }
-    result = result < 0 && atomic_load(&begun->stopped) ? -EAGAIN : result;
-    free(begun);
-    return result;
 }
 
 DLFS_API void dlfs_begun_read_cancel(dlfs_begun_read *begun)

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "platform/clock.h"
 #include "reader/reader.h"
 
 /* Copies a sample that is in memory. Returns -EAGAIN if it is not. */
@@ -41,24 +40,11 @@ static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
     return code < 0 ? code : batch_take_sample(batch, buffer, buffer_bytes, failure);
 }
 
-/* Reads a sample if the devices send it at once. What they send later is dropped. */
-static int64_t read_promptly(dlfs_reader *reader, uint64_t index, void *buffer,
-                             uint64_t buffer_bytes, dlfs_failure *failure)
-{
-    _Atomic bool stopped = false;
-    struct read_terms terms = READ_TERMS_PLAIN;
-    terms.stop = &stopped;
-    terms.busy_wait = (struct busy_wait){monotonic_ns() + PROMPT_NS, busy_wait_stop, &stopped};
-    int64_t result = read_and_copy(reader, index, buffer, buffer_bytes, &terms, failure);
-    return result < 0 && atomic_load(&stopped) ? -EAGAIN : result;
-}
-
 int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
                    uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure)
 {
     struct location location;
-    if (reader == NULL || index >= reader->sample_count ||
-        (flags & ~(DLFS_GET_CACHED | DLFS_GET_PROMPT)) != 0) {
+    if (reader == NULL || index >= reader->sample_count || (flags & ~DLFS_GET_CACHED) != 0) {
         return -EINVAL;
     }
     if (!reader_locate(reader, index, &location)) {
@@ -73,9 +59,6 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
     int64_t result = copy_cached(reader, index, &location, buffer);
     if (result != -EAGAIN || (flags & DLFS_GET_CACHED)) {
         return result;
-    }
-    if (flags & DLFS_GET_PROMPT) {
-        return read_promptly(reader, index, buffer, buffer_bytes, failure);
     }
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.stop = stop;

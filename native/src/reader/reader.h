@@ -105,7 +105,6 @@ struct read_terms {
     uint32_t redirect_rounds; /* carried from one attempt to the next */
     struct busy_wait busy_wait;
 };
-#define PROMPT_NS UINT64_C(500000) /* longest wait for devices with DLFS_GET_PROMPT */
 #define READ_TERMS_PLAIN ((struct read_terms){.limit = {.private_bytes_max = UINT64_MAX}})
 /* Reads samples as one batch. */
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,

@@ -56,32 +56,14 @@ static void finish_well(dlfs_begun_read *begun, uint64_t index)
     dlfs_batch_release(batch);
 }
 
-/* Gets a sample into a buffer. A busy machine may need several reads for one that is in time. */
-static int64_t get_in_time(dlfs_reader *reader, uint64_t index, uint8_t *bytes, uint64_t room)
-{
-    dlfs_begun_read *begun;
-    int64_t got;
-    do {
-        CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
-        got = dlfs_begun_read_get(&begun, bytes, room);
-    } while (got == -EAGAIN);
-    return got;
-}
-
 /* Checks every sample, with memory for a few of them and for all. */
 static void every_sample(uint64_t memory_bytes)
 {
     struct dataset dataset;
-    uint8_t bytes[LENGTH_MAX];
     dlfs_begun_read *begun;
     dataset_create(&dataset, NULL);
     dlfs_reader *reader = connected_reader(&dataset, memory_bytes, LONG_MS);
     for (uint64_t index = 0; index < COUNT; index++) {
-        if (index % 5 == 3) {
-            CHECK_EQ(get_in_time(reader, index, bytes, LENGTH_MAX), sample_length(index));
-            check_bytes(bytes, index);
-            continue;
-        }
         CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
         if (index % 5 == 4) {
             dlfs_begun_read_cancel(begun);
@@ -89,7 +71,6 @@ static void every_sample(uint64_t memory_bytes)
             finish_well(begun, index);
         }
     }
-    CHECK_EQ(get_in_time(reader, 1, bytes, 1), -ERANGE);
     CHECK_EQ(dlfs_reader_begin(reader, COUNT, &begun), -EINVAL);
     CHECK_EQ(dlfs_reader_begin(NULL, 0, &begun), -EINVAL);
     dlfs_begun_read_cancel(NULL);
@@ -113,7 +94,7 @@ static void a_device_that_is_not_connected(void)
     dataset_destroy(&dataset);
 }
 
-/* Checks that neither to begin nor to get nor to give up a read waits for a silent device, whose
+/* Checks that neither to begin nor to give up a read waits for a silent device, whose
  * late answer harms nothing. */
 static void a_silent_device(void)
 {
@@ -127,12 +108,7 @@ static void a_silent_device(void)
     uint32_t operations = atomic_load(&gate.operation_count);
     for (uint64_t index = 301; index < 331; index += 2) { /* more than the depth */
         CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
-        if (index == 301) {
-            uint8_t bytes[LENGTH_MAX];
-            CHECK_EQ(dlfs_begun_read_get(&begun, bytes, sizeof bytes), -EAGAIN);
-        } else {
-            dlfs_begun_read_cancel(begun);
-        }
+        dlfs_begun_read_cancel(begun);
     }
     CHECK_EQ(atomic_load(&gate.operation_count), operations + DEPTH);
     CHECK(monotonic_ns() - before_ns < LONG_MS / 4 * NS_PER_MS);

@@ -110,49 +110,6 @@ static void a_read_takes_its_time_once(void)
     dataset_destroy(&dataset);
 }
 
-static int64_t get_promptly(dlfs_reader *reader, uint64_t index, uint8_t *bytes)
-{
-    return dlfs_reader_get(reader, index, bytes, LENGTH_MAX, DLFS_GET_PROMPT);
-}
-
-/* Checks that a prompt read neither connects to a device nor waits for a silent one, that its late
- * answer harms nothing, and that the member is not lost. */
-static void a_prompt_read_does_not_wait(void)
-{
-    struct dataset dataset;
-    struct gate gate = {.closed = false};
-    uint8_t bytes[LENGTH_MAX];
-    gate_dataset(&dataset, &gate);
-    dlfs_reader *reader = reader_as(
-        &dataset,
-        (dlfs_reader_config){.depth = 4, .memory_bytes = 8 * CHUNK, .timeout_ms = LONG_MS});
-    CHECK_EQ(get_promptly(reader, 1, bytes), -EAGAIN);
-    CHECK_EQ(atomic_load(&gate.queues), 0);
-    CHECK_EQ(dlfs_reader_get(reader, 1, bytes, LENGTH_MAX, 0), sample_length(1));
-    CHECK_EQ(atomic_load(&gate.queues), 1);
-
-    /* A busy machine may take longer than a millisecond, but not always. */
-    while (get_promptly(reader, 201, bytes) != (int64_t)sample_length(201)) {
-        CHECK_EQ(dlfs_reader_get(reader, 1, bytes, LENGTH_MAX, 0), sample_length(1));
-    }
-    check_bytes(bytes, 201);
-
-    atomic_store(&gate.closed, true);
-    uint64_t before_ns = monotonic_ns();
-    CHECK_EQ(get_promptly(reader, 301, bytes), -EAGAIN);
-    CHECK_EQ(get_promptly(reader, 301, bytes), -EAGAIN); /* the queue pair is in use */
-    CHECK(monotonic_ns() - before_ns < LONG_MS / 4 * UINT64_C(1000000));
-    CHECK_EQ(dlfs_reader_lost_members(reader), 0);
-
-    atomic_store(&gate.closed, false);
-    for (uint64_t index = 0; index < COUNT; index++) {
-        CHECK_EQ(dlfs_reader_get(reader, index, bytes, LENGTH_MAX, 0), sample_length(index));
-        check_bytes(bytes, index);
-    }
-    CHECK_EQ(dlfs_reader_destroy(reader), 0);
-    dataset_destroy(&dataset);
-}
-
 /* Checks that every batch of an epoch ends in time, with memory for few samples. */
 static void a_batch_takes_its_time_once(uint32_t plan)
 {
@@ -462,7 +419,6 @@ int main(void)
     no_call_waits_for_a_part_twice();
     a_stopped_load_ends();
     a_reader_ends_quickly();
-    a_prompt_read_does_not_wait();
     a_read_takes_its_time_once();
     for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_CHUNK_COPY; plan++) {
         a_batch_takes_its_time_once(plan);
