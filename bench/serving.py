@@ -18,7 +18,7 @@ from bench.datasets import DATASET
 from bench.errors import Unavailable
 from bench.process import ROOT, find_program, started
 from dlfs.base.units import MIB
-from dlfs.mount.keeper import ENABLE_URING
+from dlfs.mount.supervise.keeper import ENABLE_URING
 
 READY_SECONDS = 30.0
 """Most time until a file system is mounted."""
@@ -116,9 +116,9 @@ def mount_dlfs(
     """
     check_fuse()
     from dlfs._native.fuse import is_built
-    from dlfs.mount.background import mount_volume
     from dlfs.mount.mountpoint import find_mount, unmount
     from dlfs.mount.options import MountOptions
+    from dlfs.mount.supervise.background import mount_volume
 
     if not is_built():
         raise Unavailable("the native server was not built: apt-get install libfuse3-dev")

@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlfs._native.mounting import NO_DEVICES, NO_SET_USER_ID, READ_ONLY, mount
 from dlfs.base.threads import start_thread
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
 
@@ -290,7 +291,7 @@ def detach(path: str) -> None:
 
 
 def mount_file_system(path: str, options: Sequence[str]) -> int:
-    """Mount by fusermount3, which needs no root rights.
+    """Mount by mount(2) as root, and otherwise by fusermount3, which needs no root rights.
 
     Args:
         path: the mount point.
@@ -303,6 +304,34 @@ def mount_file_system(path: str, options: Sequence[str]) -> int:
         NotFoundError: fusermount3 is not installed.
         DeviceError: the system refused the mount; fusermount3 has printed the reason.
     """
+    return _mount_as_root(path, options) if os.geteuid() == 0 else _mount_by_helper(path, options)
+
+
+def _mount_as_root(path: str, options: Sequence[str]) -> int:
+    """Mount as fusermount3 does for root."""
+    words = dict(word.partition("=")[::2] for word in options)
+    source = words.pop("fsname")
+    kind = f"fuse.{words.pop('subtype')}"
+    flags = NO_SET_USER_ID | NO_DEVICES | (READ_ONLY if words.pop("ro", None) is not None else 0)
+    kernel = -1
+    try:
+        kernel = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        own = {"fd": kernel, "rootmode": "40000", "user_id": os.getuid(), "group_id": os.getgid()}
+        given = [f"{name}={value}" if value else name for name, value in words.items()]
+        data = ",".join([*(f"{name}={value}" for name, value in own.items()), *given])
+        mount(source, path, kind, flags, data)
+    except OSError as error:
+        if kernel >= 0:
+            os.close(kernel)
+        missing = "; 'modprobe fuse' as root, or a container that has it" if kernel < 0 else ""
+        raise DeviceError(
+            f"mount on {path}: the system refused: {error.filename}: {error.strerror}{missing}",
+            error.errno or 0,
+        ) from error
+    return kernel
+
+
+def _mount_by_helper(path: str, options: Sequence[str]) -> int:
     helper = shutil.which("fusermount3")
     if helper is None:
         raise NotFoundError(f"mount on {path}: expected fusermount3 (package fuse3) on the PATH")

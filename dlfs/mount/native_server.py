@@ -37,9 +37,9 @@ from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError
 from dlfs.format.names import INCOMING
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
-from dlfs.mount.kept import KeptMount
 from dlfs.mount.mount_view import MountView, Shown
 from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
+from dlfs.mount.supervise.kept import KeptMount
 from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset, VolumeView
 from dlfs.reader import MovedError, SampleReader
 

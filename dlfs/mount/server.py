@@ -23,10 +23,10 @@ from dlfs.base.extras import install_command
 from dlfs.base.memory_limit import describe_memory
 from dlfs.errors import DlfsError, NativeError, NotFoundError, UsageError
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.kept import KeptMount
 from dlfs.mount.mount_view import MountView
 from dlfs.mount.options import MountOptions, OnReady
 from dlfs.mount.signals import first_error, run_until_signal
+from dlfs.mount.supervise.kept import KeptMount
 from dlfs.staging.server import SealServer
 from dlfs.volume.volume import Volume
 from dlfs.volume.volume import open as open_volume

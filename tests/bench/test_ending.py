@@ -19,8 +19,8 @@ from bench.errors import Unavailable
 from bench.process import INTERRUPTED, ROOT
 from bench.serving import mount_dlfs
 from dlfs.base.units import MIB
-from dlfs.mount.background import mount_volume
 from dlfs.mount.mountpoint import find_mount
+from dlfs.mount.supervise.background import mount_volume
 from tests.support.waiting import wait_for
 
 TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -233,7 +233,7 @@ def test_a_signal_as_a_mount_is_ready_leaves_no_mount(
         assert find_mount(tmp_path / "mnt") is not None
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dlfs.mount.background.mount_volume", mount_and_interrupt)
+    monkeypatch.setattr("dlfs.mount.supervise.background.mount_volume", mount_and_interrupt)
     volume = tmp_path / "volume"
     dlfs.format_volume(volume, size_bytes=4 * MIB)
     with (

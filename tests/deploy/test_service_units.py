@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 import dlfs
 from dlfs.base.units import MIB
 from dlfs.cli.commands import app
-from dlfs.mount.keeper import can_keep
 from dlfs.mount.mountpoint import find_mount
 from dlfs.mount.options import MountOptions
+from dlfs.mount.supervise.keeper import can_keep
 from tests.fuse.mounting import add_dataset, run_cli
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"

@@ -17,12 +17,12 @@ import pytest
 import dlfs
 from dlfs.base.units import MIB
 from dlfs.errors import DlfsError
-from dlfs.mount.background import MountRequest
-from dlfs.mount.keeper import Keeper, Server, can_keep
-from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_dlfs, find_mount
 from dlfs.mount.options import MountOptions
-from dlfs.mount.replacement import Predecessor
+from dlfs.mount.supervise.background import MountRequest
+from dlfs.mount.supervise.keeper import Keeper, Server, can_keep
+from dlfs.mount.supervise.kept import KeptMount
+from dlfs.mount.supervise.replacement import Predecessor
 from tests.fuse.mounting import Mount, add_dataset, wait_for_exit
 
 NEEDS_KEEPER = [

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import dlfs
 from bench.serving import uring_offered
 from dlfs.base.units import MIB
-from dlfs.mount.keeper import ENABLE_URING
 from dlfs.mount.mountpoint import find_mount, unmount
+from dlfs.mount.supervise.keeper import ENABLE_URING
 from tests.odd_names import old_writer
 from tests.support.stopping import stop_process
 
@@ -147,8 +147,8 @@ def mounted(
     **options: object,
 ) -> Iterator[Mount]:
     """Mount in the background for the duration of a block; with further volumes if nested."""
-    from dlfs.mount.background import mount_volume
     from dlfs.mount.options import MountOptions
+    from dlfs.mount.supervise.background import mount_volume
 
     with contextlib.suppress(FileExistsError):  # it may be a mount whose server is dead
         directory.mkdir()

@@ -28,13 +28,13 @@ import pytest
 import dlfs
 from dlfs.base.units import MIB
 from dlfs.errors import DeviceError
-from dlfs.mount import keeper as keepers
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.background import replace_server
-from dlfs.mount.keeper import YOUNG_SECONDS, Server
-from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, find_mount, unmount
 from dlfs.mount.options import MountOptions
+from dlfs.mount.supervise import keeper as keepers
+from dlfs.mount.supervise.background import replace_server
+from dlfs.mount.supervise.keeper import YOUNG_SECONDS, Server
+from dlfs.mount.supervise.kept import KeptMount
 from tests.fuse.keeping import (
     FILES,
     NEEDS_KEEPER,

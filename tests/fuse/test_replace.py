@@ -26,12 +26,12 @@ import pytest
 
 import dlfs
 from dlfs.errors import DeviceError, NotFoundError, UsageError
-from dlfs.mount import keeper as keepers
-from dlfs.mount import replacement
-from dlfs.mount.background import replace_server
-from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import detach, device_of, find_dlfs, find_mount
-from dlfs.mount.replacement import Predecessor
+from dlfs.mount.supervise import keeper as keepers
+from dlfs.mount.supervise import replacement
+from dlfs.mount.supervise.background import replace_server
+from dlfs.mount.supervise.kept import KeptMount
+from dlfs.mount.supervise.replacement import Predecessor
 from tests.fuse.keeping import (
     FILES,
     NEEDS_KEEPER,
@@ -192,10 +192,19 @@ def test_the_present_server_goes_on_if_the_new_one_is_broken(mount: Mount, tmp_p
     replace(mount)
 
 
-def test_replacements_at_the_same_time_follow_each_other(mount: Mount) -> None:
+def test_replacements_at_the_same_time_exclude_each_other(mount: Mount) -> None:
+    def try_to_replace(directory: Path) -> int | str:
+        try:
+            return replace_server(directory).pid
+        except DeviceError as error:
+            return str(error)
+
     with ThreadPoolExecutor(3) as pool:
-        pids = {each.pid for each in pool.map(replace_server, 3 * [mount.directory])}
-    assert len(pids) == 3
+        results = list(pool.map(try_to_replace, 3 * [mount.directory]))
+    pids = [each for each in results if isinstance(each, int)]
+    assert pids
+    for each in results:
+        assert isinstance(each, int) or "has been replacing it for" in each
 
     def serving() -> list[int]:
         return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -394,7 +403,7 @@ def say_pid(pipe: int) -> None:
 def test_a_keeper_that_is_stopped_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacement, "STATE_SECONDS", 0.2)
+    monkeypatch.setattr(replacement, "ANSWER_SECONDS", 0.2)
     directory = tmp_path / "mnt"
     with kept(directory, [answer]) as keeper:
         wait_for(lambda: is_listening(directory), "the keeper")
@@ -403,11 +412,11 @@ def test_a_keeper_that_is_stopped_is_not_waited_for(
         stop_process(keeper)
         for _ in range(2):
             with pytest.raises(
-                DeviceError, match=rf"{directory}: its keeper, process {keeper}, is stopped; 'kill"
+                DeviceError, match=rf"{directory}: .* process {keeper}, .* stopped; 'kill -CONT"
             ):
                 Predecessor(*find_dlfs(directory, "replace"))
         os.kill(keeper, signal.SIGCONT)
-        monkeypatch.setattr(replacement, "STATE_SECONDS", SECONDS_MAX)
+        monkeypatch.setattr(replacement, "ANSWER_SECONDS", SECONDS_MAX)
         new = start_keeper(directory, die_unprepared, replaces=True)  # admitted after the others
         assert exit_code(new) == 1
         wait_for(lambda: descriptor_count(keeper) == count, "the end of the connections")
@@ -418,7 +427,7 @@ def test_a_keeper_that_is_stopped_is_not_waited_for(
 def test_too_many_replacements_of_a_keeper_that_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacement, "STATE_SECONDS", 0.001)
+    monkeypatch.setattr(replacement, "ANSWER_SECONDS", 0.001)
     directory = tmp_path / "mnt"
     with kept(directory, [answer]) as keeper:
         wait_for(lambda: is_listening(directory), "the keeper")
@@ -437,7 +446,7 @@ def test_a_keeper_that_is_stopped_amid_a_replacement_keeps_its_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It finds the request to kill its server after the new keeper has given up."""
-    monkeypatch.setattr(replacement, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(replacement, "ANSWER_SECONDS", 0.2)
     directory = tmp_path / "mnt"
 
     def stop_present(kept: KeptMount, _ready: Callable[[], None]) -> None:
@@ -508,42 +517,8 @@ def test_a_new_server_that_is_stopped_is_ended(
     os.close(says)
 
 
-@pytest.mark.parametrize("stops", ["keeper", "server"])
-def test_a_new_keeper_that_is_stopped_is_overtaken(tmp_path: Path, stops: str) -> None:
-    """The next one gets its place; the one that was stopped changes nothing later."""
-    directory = tmp_path / "mnt"
-    pids, says = os.pipe()
-
-    def stop_early(kept: KeptMount, ready: Callable[[], None]) -> None:
-        say_pid(says)
-        os.kill(os.getppid() if stops == "keeper" else os.getpid(), signal.SIGSTOP)
-        answer(kept, ready)
-
-    with kept(directory, [answer]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
-        first = start_keeper(directory, stop_early, replaces=True)
-        server = int(os.read(pids, 7))
-        wait_for_stop(first if stops == "keeper" else server)
-        second = start_keeper(directory, answer, replaces=True)
-        wait_for_exit(present)
-        if stops == "keeper":
-            os.kill(first, signal.SIGCONT)
-        assert exit_code(first) == 1
-        wait_for_exit(server)
-        assert len(children_of(second)) == 1
-        assert find_mount(directory) is not None
-        os.kill(second, signal.SIGTERM)
-        assert exit_code(second) == 0
-        assert find_mount(directory) is None
-    os.close(pids)
-    os.close(says)
-
-
 @pytest.mark.parametrize("connected", [False, True])
-def test_others_are_refused_while_a_replacement_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool
-) -> None:
-    monkeypatch.setattr(replacement, "OTHERS_SECONDS", 0.2)
+def test_others_are_refused_while_a_replacement_hangs(tmp_path: Path, connected: bool) -> None:
     directory = tmp_path / "mnt"
     pids, says = os.pipe()
 
@@ -570,24 +545,34 @@ def test_others_are_refused_while_a_replacement_hangs(
     os.close(says)
 
 
-def test_a_replacement_that_takes_too_long_is_overtaken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stops", ["keeper", "server"])
+def test_a_replacement_that_takes_too_long_loses_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: str
 ) -> None:
+    """The one that was stopped changes nothing later."""
     monkeypatch.setattr(replacement, "PREPARE_SECONDS", 0.2)
     directory = tmp_path / "mnt"
     pids, says = os.pipe()
 
-    def hang(_kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def stop_early(kept: KeptMount, ready: Callable[[], None]) -> None:
         say_pid(says)
-        signal.pause()
+        os.kill(os.getppid() if stops == "keeper" else os.getpid(), signal.SIGSTOP)
+        answer(kept, ready)
 
     with kept(directory, [answer]) as present:
         wait_for(lambda: is_listening(directory), "the keeper")
-        first = start_keeper(directory, hang, replaces=True)
-        os.read(pids, 7)
+        count = descriptor_count(present)
+        first = start_keeper(directory, stop_early, replaces=True)
+        server = int(os.read(pids, 7))
+        wait_for_stop(first if stops == "keeper" else server)
+        wait_for(lambda: descriptor_count(present) == count, "the end of the admission")
         second = start_keeper(directory, answer, replaces=True)
-        assert exit_code(first) == 1
         wait_for_exit(present)
+        os.kill(first if stops == "keeper" else server, signal.SIGCONT)
+        assert exit_code(first) == 1
+        wait_for_exit(server)
+        assert len(children_of(second)) == 1
+        assert find_mount(directory) is not None
         os.kill(second, signal.SIGTERM)
         assert exit_code(second) == 0
         assert find_mount(directory) is None
@@ -616,8 +601,11 @@ def test_a_server_that_is_stopped_before_it_answers_is_replaced(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_new_server_that_is_stopped_is_ended_soon(tmp_path: Path, ends: bool) -> None:
+def test_a_new_server_that_is_stopped_is_ended_by_the_present_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
     """Programs wait for it; its keeper may have ended."""
+    monkeypatch.setattr(replacement, "PASS_SECONDS", 3600 if ends else 0.2)
     directory = tmp_path / "mnt"
     pids, says = os.pipe()
 

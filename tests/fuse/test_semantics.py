@@ -24,9 +24,10 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
-from dlfs.mount import background, mountpoint
-from dlfs.mount.background import mount_volume
+from dlfs.mount import mountpoint
 from dlfs.mount.mountpoint import find_mount, parse_mountinfo, unmount
+from dlfs.mount.supervise import background
+from dlfs.mount.supervise.background import mount_volume
 from tests.fuse.mounting import (
     AS_NOBODY,
     EMPTY_DIRECTORIES,
@@ -657,8 +658,8 @@ def test_rule_28_unsuitable_directories(
         (full / "file", UsageError, "expected a directory, got a file"),
         (mounted, ExistsError, f"mounted there already; 'dlfs umount {mounted}' ends that mount"),
     ]
-    from dlfs.mount.background import mount_volume
     from dlfs.mount.options import MountOptions
+    from dlfs.mount.supervise.background import mount_volume
 
     options = MountOptions(fuse=server)
     for directory, error, message in refusals:
@@ -780,8 +781,8 @@ def test_rule_25_a_mount_whose_caller_was_killed_is_taken_back(
     directory, log = tmp_path / "mnt", tmp_path / "log"
     directory.mkdir()
     os.mkfifo(log)
-    code = "import sys; from tests.fuse.test_semantics import never_confirm; from dlfs.mount import"
-    code += " background; background._outcome = never_confirm; "
+    code = "import sys; from tests.fuse.test_semantics import never_confirm; "
+    code += "from dlfs.mount.supervise import background; background._outcome = never_confirm; "
     code += "background.mount_volume(sys.argv[1], sys.argv[2], log=sys.argv[3])"
     command = [sys.executable, "-c", code, own_volume, directory, log]
     caller = subprocess.Popen(command, cwd=Path(__file__).parents[2])

@@ -18,10 +18,10 @@ import pytest
 
 from bench.serving import uring_offered
 from dlfs._native.fuse import is_built
-from dlfs.mount.background import mount_volume
-from dlfs.mount.keeper import can_keep
 from dlfs.mount.mountpoint import device_of, find_mount, unmount
 from dlfs.mount.options import MountOptions
+from dlfs.mount.supervise.background import mount_volume
+from dlfs.mount.supervise.keeper import can_keep
 from tests.fuse.mounting import (
     SECONDS_MAX,
     Mount,

@@ -19,9 +19,9 @@ import dlfs
 from bench.serving import uring_offered
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import DeviceError
-from dlfs.mount.keeper import can_keep
 from dlfs.mount.mountpoint import MOUNTINFO, find_mount, parse_mountinfo, unmount
 from dlfs.mount.options import MountOptions
+from dlfs.mount.supervise.keeper import can_keep
 from dlfs.service.client import attach, detach
 from tests.fuse.mounting import (
     SECONDS_MAX,

@@ -14,7 +14,7 @@ from dlfs.cli.output import log_events, note, print_json
 from dlfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from dlfs.mount.background import Mounted
+    from dlfs.mount.supervise.background import Mounted
 
 FuseOption = Annotated[
     str,
@@ -136,9 +136,9 @@ def mount(
 ) -> None:
     """Mount volumes: any program can read DIR/DATASET/PATH; of several, DIR/LABEL/DATASET/PATH."""
     require_trio("mount", "mount")
-    from dlfs.mount.background import mount_volume, replace_server
     from dlfs.mount.options import MountOptions
     from dlfs.mount.server import choose_server, serve
+    from dlfs.mount.supervise.background import mount_volume, replace_server
 
     memory_bytes = parse_size(memory)
     if replace is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlfs.mount.keeper import (
+from dlfs.mount.supervise.keeper import (
     FAILING_SECONDS_MAX,
     PAUSE_SECONDS_MAX,
     PAUSE_SECONDS_MIN,

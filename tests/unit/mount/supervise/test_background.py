@@ -10,9 +10,9 @@ pytest.importorskip("pyfuse3")
 import dlfs
 from dlfs.base.json_records import from_json, to_json
 from dlfs.errors import DeviceError, NativeError, NotFoundError, UsageError
-from dlfs.mount.background import MountRequest, absolute_uri, mount_volume, replace_server
-from dlfs.mount.daemon import SYSLOG
 from dlfs.mount.options import MountOptions
+from dlfs.mount.supervise.background import MountRequest, absolute_uri, mount_volume, replace_server
+from dlfs.mount.supervise.daemon import SYSLOG
 
 
 def test_requests_survive_serialisation() -> None:

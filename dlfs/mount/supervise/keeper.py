@@ -1,14 +1,12 @@
 """Keeps a mount alive when its server dies: holds ``/dev/fuse``, and starts the next server.
 
 The keeper mounts the file system and holds its descriptor, so the kernel does not notice that a
-server dies: programs wait until the next one answers. What the dead server left unanswered, the
-kernel sends again. The keeper serves nothing itself; it waits for its child.
+server dies: programs wait until the next one answers. The keeper serves nothing itself; it waits
+for its child. The head of ``dlfs.mount.supervise`` has the states of a mount.
 
 A server is a fork of the keeper, which has loaded all modules and started no threads, so the next
 one answers within a fraction of a second. Over a pair of sockets, the server says that the volume
-is open, and then that the mount answers; the keeper mounts in between. A server that ends by itself
-has unmounted, and the keeper ends with it. The keeper itself detaches a mount that has never
-answered, or whose server dies after SIGTERM.
+is open, and then that the mount answers; the keeper mounts in between.
 
 A mount moves when a directory above its mount point is renamed, and another one may then take the
 old path. The keeper therefore finds its mount by number before it starts a server, passes the mount
@@ -19,21 +17,15 @@ Servers fail one after the other while a device of the volume is away, or when a
 sent again kills each of them. The keeper pauses between them, while programs wait, and gives the
 mount up after a minute.
 
-A new keeper, usually of a newer version, can take the mount over (``replacement``). It is a Keeper
-with a predecessor until its first server answers: it then passes for the only one, and before that
-all failures are left to the predecessor, which goes on.
+The last thread of a server that was killed may wait for a disk that hangs, and a crash may write
+gigabytes of memory to a file. So the keeper does not wait for the end of a server whose first
+thread is dead, or whose memory is being dumped. A thread of it may still have taken a request; when
+it has ended, the keeper has the kernel send requests again once more.
 
-A server that was killed while it stored samples in the kernel's cache may be unable to end: its
-thread waits for a page, and the page for a request that only the next server answers. So the keeper
-does not wait for the last thread of a server whose first one is dead. Such a thread may still take
-a request; when it has ended, the keeper has the kernel send requests again once more. If the keeper
-is killed as well, its guard (``guard``) answers.
+Needs the native server and Linux 6.9 (FUSE_NOTIFYRESEND). A mount over io_uring has no keeper: the
+kernel's queues end with the server, and requests would wait without end.
 
-Needs the native server, fusermount3, and Linux 6.9 (FUSE_NOTIFYRESEND). A mount over io_uring has
-no keeper: the kernel's queues end with the server, and requests would wait without end.
-
-Source: Linux, include/uapi/linux/fuse.h and fs/fuse/dev.c; fusermount3(1), libfuse's lib/mount.c
-(_FUSE_COMMFD).
+Source: Linux, include/uapi/linux/fuse.h and fs/fuse/dev.c; proc_pid_status(5).
 """
 
 from __future__ import annotations
@@ -46,9 +38,9 @@ import os
 import platform
 import re
 import select
-import shutil
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -60,18 +52,24 @@ from dlfs._native.fuse import KernelConnection, takes_connections
 from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, DlfsError
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.background import MountRequest
-from dlfs.mount.guard import RESEND, SIGNALS, Guard, is_dying
-from dlfs.mount.kept import DatasetNumbers, KeptMount
 from dlfs.mount.options import MountOptions
-from dlfs.mount.replacement import (
+from dlfs.mount.server import choose_server
+from dlfs.mount.supervise.background import MountRequest
+from dlfs.mount.supervise.kept import DatasetNumbers, KeptMount
+from dlfs.mount.supervise.processes import is_dying
+from dlfs.mount.supervise.replacement import (
     PROTOCOL,
     MountState,
     Predecessor,
     ReplacementPort,
     dlfs_version,
 )
-from dlfs.mount.server import choose_server
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that end a mount. The keeper passes them to the server."""
+
+_RESEND = struct.pack("=IiQ", 16, 7, 0)
+"""The notification FUSE_NOTIFY_RESEND: length, code, and 0 for the ID of a request."""
 
 KERNEL_MIN = (6, 9)
 """The first Linux that sends requests again."""
@@ -96,17 +94,18 @@ PAUSE_SECONDS_MAX = 5.0
 _STEP_SECONDS = 0.1
 """Longest sleep within a pause, after which a signal ends it, in seconds."""
 
-TAKEOVER_SECONDS = 30.0
-"""Longest time for a new keeper's server to answer once the one before is dead, in seconds."""
+TAKEOVER_SECONDS = 8.0
+"""Longest time for a new keeper's server to answer once the one before is dead, in seconds; less
+than ``replacement.PASS_SECONDS``."""
 
-_LOOK_SECONDS = 1.0
-"""Time between two looks at a server that says nothing, in seconds."""
+_LOOK_SECONDS = 0.25
+"""Time between two looks at a server, which may be dying, in seconds."""
 
 _END_LOOK_SECONDS = 0.002
 """Time between two looks at a server that was killed to be replaced, in seconds."""
 
 _DYING_SECONDS = 0.1
-"""Time after which the keeper does not wait for the last thread of a server that it killed."""
+"""Time after which the keeper does not wait for the last thread of a server, in seconds."""
 
 _OPENED, _READY = b"o", b"r"
 """Messages of a server to its keeper: the volume is open; the mount answers."""
@@ -129,7 +128,6 @@ def can_keep(options: MountOptions) -> bool:
     return (
         found is not None
         and (int(found[1]), int(found[2])) >= KERNEL_MIN
-        and shutil.which("fusermount3") is not None
         and choose_server(options) == "native"
         and takes_connections()
         and not (options.uring and _is_uring_offered())
@@ -224,7 +222,6 @@ class Keeper:
             self._numbers = predecessor.numbers
             self._record = predecessor.record
             self._port = ReplacementPort(predecessor.listener)
-        self._guard: Guard | None = None  # once the file system is mounted or taken over
         self._pid = 0
         self._dying: list[int] = []  # descriptors of earlier servers that had not ended yet
         self._answered = False  # a server on this mount, so another one can take it over
@@ -283,9 +280,6 @@ class Keeper:
 
     def _pass_on(self) -> bool:
         """Let the new keeper have the mount. Returns True if it does, or if the mount is gone."""
-        if self._guard is not None:
-            self._guard.end()
-            self._guard = None
         passed = self._port.pass_on(lambda: self._ending)
         if passed:
             self._bury_all()
@@ -323,8 +317,6 @@ class Keeper:
 
     def _start_server(self) -> socket.socket:
         """Start a server. Returns the socket on which it says how far it is."""
-        if self._guard is None and self._kernel >= 0:
-            self._start_guard()
         here, there = socket.socketpair()
         with there:
             here.settimeout(_LOOK_SECONDS)
@@ -333,8 +325,6 @@ class Keeper:
                 if self._pid == 0:
                     here.close()
                     self._port.close()
-                    if self._guard is not None:
-                        self._guard.leave()
                     self._serve(there)
         return here
 
@@ -368,8 +358,6 @@ class Keeper:
                     if ready:
                         answers_s = time.monotonic()
                         self._answered = True
-                        if self._guard is not None:
-                            self._guard.watch(self._pid)
         except BaseException:
             os.kill(self._pid, signal.SIGKILL)
             raise
@@ -379,16 +367,9 @@ class Keeper:
         lived_s = 0.0 if answers_s is None else time.monotonic() - answers_s
         return lived_s, status, f"{'died' if status else 'ended'} (status {status})"
 
-    def _start_guard(self) -> None:
-        """Start the guard; a child that ends at once is seen meanwhile."""
-        try:
-            self._guard = Guard(self._kernel)
-        except OSError as error:  # memory or processes are short
-            _log.warning("%s: no guard was started: %s", self._path, error.strerror)
-
     def _take_over(self, link: socket.socket, predecessor: Predecessor) -> bool:
         """Have the server answer in place of the predecessor's. Returns True if it does."""
-        predecessor.stop()
+        predecessor.stop(self._pid)
         self._send_connection(link, resumed=True)
         if self._receive(link, TAKEOVER_SECONDS) != _READY:
             os.kill(self._pid, signal.SIGKILL)
@@ -420,18 +401,21 @@ class Keeper:
         return self._predecessor is not None and self._predecessor.is_dropped()
 
     def _await_end(self) -> int:
-        """Wait until the server has ended, or is dead but for a thread that waits for the next one.
+        """Wait until the server has ended, or is dead but for a thread or the dump of its memory.
 
         Returns:
             The exit status, negative if a signal ended the server.
         """
         process = os.pidfd_open(self._pid)
-        killed_s = -math.inf
-        while not self._attend(_LOOK_SECONDS if killed_s < 0 else _END_LOOK_SECONDS, process):
-            if killed_s < 0 and (self._port.stop_wanted or self._is_dropped()):
+        killed = False
+        dying_s: float | None = None  # since when
+        while not self._attend(_END_LOOK_SECONDS if killed or dying_s else _LOOK_SECONDS, process):
+            if not killed and (self._port.stop_wanted or self._is_dropped()):
                 os.kill(self._pid, signal.SIGKILL)
-                killed_s = time.monotonic()
-            if time.monotonic() - killed_s > _DYING_SECONDS and is_dying(self._pid):
+                killed = True
+            now_s = time.monotonic()
+            dying_s = (dying_s or now_s) if is_dying(self._pid) else None
+            if dying_s is not None and now_s - dying_s > _DYING_SECONDS:
                 self._dying.append(process)
                 return -signal.SIGKILL
         os.close(process)
@@ -451,10 +435,9 @@ class Keeper:
         port: list[Any] = []
         if self._answered and self._record is not None:
             self._port.open(self._record.device)
-            self._port.look()
             port += self._port.sockets()
         found = select.select([*waits, *port, *self._dying], [], [], seconds)[0]
-        if any(each in found for each in port):
+        if port:
             self._port.attend(self._state, self._kernel, self._numbers)
         self._bury([each for each in self._dying if each in found])
         return descriptor in found
@@ -466,10 +449,10 @@ class Keeper:
             os.close(process)
             self._dying.remove(process)
             with contextlib.suppress(OSError):  # it is unmounted
-                os.write(self._kernel, RESEND)
+                os.write(self._kernel, _RESEND)
 
     def _bury_all(self) -> None:
-        """Wait for the end of earlier servers, which the server that answers now makes possible."""
+        """Wait for the end of earlier servers, whose requests are sent again then."""
         while self._dying:
             self._bury(select.select(self._dying, [], [])[0])
 
@@ -490,7 +473,6 @@ class Keeper:
         """Mount the file system, and read the request with which the kernel begins."""
         self._kernel = mountpoints.mount_file_system(self._path, self._request.options.for_kernel())
         self._record = mountpoints.record_of(self._path)
-        self._start_guard()
         if self._record is not None:
             self._port.open(self._record.device)
         self._init = os.read(self._kernel, REQUEST_BYTES_MAX)

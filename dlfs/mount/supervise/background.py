@@ -1,13 +1,13 @@
 """Mounts in the background: starts a server process and waits until the mount answers.
 
-The server is a new interpreter (``python -m dlfs.mount.daemon``) rather than a fork, because a
-process with threads, such as those of numpy, cannot be forked safely. The two processes talk over
-pipes. The caller writes a ``MountRequest`` as a line of JSON to the server's standard input. The
-server writes its status as a line of JSON to its standard output, after the messages of libfuse and
-fusermount3, which the caller adds to its error. The caller then answers ``KEEP``. A server whose
-input ends without that answer unmounts and ends, so an interrupted or killed caller leaves neither
-a mount nor a process behind. A server that replaces another one needs no answer: an interrupted
-caller leaves one of the two.
+The server is a new interpreter (``python -m dlfs.mount.supervise.daemon``) rather than a fork,
+because a process with threads, such as those of numpy, cannot be forked safely. The two processes
+talk over pipes. The caller writes a ``MountRequest`` as a line of JSON to the server's standard
+input. The server writes its status as a line of JSON to its standard output, after other messages,
+which the caller adds to its error. The caller then answers ``KEEP``. A server whose input ends
+without that answer unmounts and ends, so an interrupted or killed caller leaves neither a mount nor
+a process behind. A server that replaces another one needs no answer: an interrupted caller leaves
+one of the two.
 """
 
 from __future__ import annotations
@@ -175,10 +175,10 @@ def _started_server(
     request: MountRequest | ReplaceRequest, *arguments: str
 ) -> Iterator[tuple[IO[str], IO[str]]]:
     """Start a background server and send it a request; yield its standard input and output."""
-    package = str(Path(__file__).parents[2])
+    package = str(Path(__file__).parents[3])
     search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlfs.mount.daemon", *arguments],
+        [sys.executable, "-m", "dlfs.mount.supervise.daemon", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

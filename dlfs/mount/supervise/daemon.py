@@ -1,4 +1,4 @@
-"""The background server of one mount: ``python -m dlfs.mount.daemon``.
+"""The background server of one mount: ``python -m dlfs.mount.supervise.daemon``.
 
 ``background.mount_volume`` starts it. It becomes the leader of a new session, reads the mount
 request from standard input, mounts, reports the result on standard output, and serves. A thread
@@ -24,13 +24,20 @@ from pathlib import Path
 from dlfs.base.json_records import from_json, to_json
 from dlfs.base.threads import start_thread
 from dlfs.errors import DlfsError, NotFoundError, write_error
-from dlfs.mount.background import KEEP, REPLACE, STATUS_PREFIX, MountRequest, ReplaceRequest
-from dlfs.mount.keeper import Keeper, can_keep
-from dlfs.mount.kept import KeptMount
 from dlfs.mount.mountpoint import find_dlfs, prepare, unmount
 from dlfs.mount.options import OnReady
-from dlfs.mount.replacement import Predecessor, dlfs_version
 from dlfs.mount.server import serve, serve_kept
+from dlfs.mount.supervise.background import (
+    KEEP,
+    REPLACE,
+    STATUS_PREFIX,
+    MountRequest,
+    ReplaceRequest,
+)
+from dlfs.mount.supervise.keeper import Keeper, can_keep
+from dlfs.mount.supervise.kept import KeptMount
+from dlfs.mount.supervise.processes import leave_streams
+from dlfs.mount.supervise.replacement import Predecessor, dlfs_version
 
 SYSLOG = Path("/dev/log")
 
@@ -84,7 +91,7 @@ def _replace(request: ReplaceRequest) -> None:
     def ready(path: str, transport: str) -> None:
         _log.info("%s: dlfs %s answers, dlfs %s before", path, dlfs_version(), before.version)
         _report({"mountpoint": path, "pid": os.getpid(), "log": log, "transport": transport})
-        _leave_streams()
+        leave_streams()
 
     _keep(new, ready, predecessor)
 
@@ -105,7 +112,7 @@ def _keep(
         with _reported_errors(again=True):
             serve_kept(request.volume_uris, kept.path, request.options, kept, ready)
 
-    Keeper(request, run_server, _leave_streams, predecessor).run()
+    Keeper(request, run_server, leave_streams, predecessor).run()
 
 
 @contextlib.contextmanager
@@ -140,16 +147,7 @@ def _wait_for_caller(path: str) -> None:
         _log.warning("unmounting %s: the program that mounted it was interrupted", path)
         with contextlib.suppress(DlfsError):
             unmount(path, lazy=True)
-    _leave_streams()
-
-
-def _leave_streams() -> None:
-    """Redirect the standard streams, which belong to the caller, to /dev/null."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(null, stream)
-    os.close(null)
-    os.chdir("/")
+    leave_streams()
 
 
 def _start_log(path: str | None) -> str:
