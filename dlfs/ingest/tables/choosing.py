@@ -7,7 +7,6 @@ counted with their names.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
 from dlfs.ingest.fields import Choices, choose_fields, is_pattern
 from dlfs.ingest.source import check_attribute_names, left_out_names
+from dlfs.ingest.tables.arrow import types
 from dlfs.ingest.tables.columns import Column, Columns, look_up
 from dlfs.ingest.tables.nulls import Nulls
 from dlfs.ingest.tables.values import field_type, is_bytes, is_scalar, is_text, is_vector
@@ -131,7 +131,6 @@ def _unused(schema: Any, used: Sequence[Column]) -> list[str]:
 
 def _leaves(schema: Any) -> Iterator[Column]:
     """Yield the columns that are no structs, and the children of those that are."""
-    types = importlib.import_module("pyarrow.types")
     pending = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
     while pending:
         column = pending.pop(0)
@@ -259,7 +258,6 @@ def _find(schema: Any, where: str, name: str) -> Column:
 
 def _bytes_child(column: Column) -> Column | None:
     """Return the column itself if it holds bytes or text, else its child ``bytes``, else None."""
-    types = importlib.import_module("pyarrow.types")
     if is_bytes(column.type):
         return column
     if types.is_struct(column.type) and (at := column.type.get_field_index("bytes")) >= 0:

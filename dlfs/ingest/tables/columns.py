@@ -10,7 +10,6 @@ its record batch. The caller has validated the batch, so that its offsets lie in
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from dlfs.fields import FieldType
 from dlfs.ingest.fields import Choices, FieldRecords
 from dlfs.ingest.records import Record, gather, number_path, text_path
 from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock
+from dlfs.ingest.tables.arrow import compute, pyarrow, types
 from dlfs.ingest.tables.nulls import ROW_WITH_NULL, Nulls, rows_with_null, without_nulls
 from dlfs.ingest.tables.plain import is_one_of, plain_array, plain_type
 from dlfs.ingest.tables.schemas import JoinedSchema
@@ -56,16 +56,13 @@ class Column:
         Raises:
             FormatError: a value has no plain form, or Arrow cannot convert it.
         """
-        pyarrow = importlib.import_module("pyarrow")
         wanted = plain_type(self.type)
         if look_up(batch.schema, self.steps) is None:
             return pyarrow.nulls(batch.num_rows, wanted)
         array = batch.column(batch.schema.get_field_index(self.steps[0]))
         try:
             for step in self.steps[1:]:
-                array = importlib.import_module("pyarrow.compute").struct_field(
-                    array, [array.type.get_field_index(step)]
-                )
+                array = compute.struct_field(array, [array.type.get_field_index(step)])
             plain = plain_array(array)
             return plain if plain.type.equals(wanted) else plain.cast(wanted)
         except ValueProblem as error:
@@ -96,7 +93,7 @@ class _Part:
 
     def take(self, chosen: npt.NDArray[np.int64]) -> _Part:
         """Return some of the rows."""
-        indices = importlib.import_module("pyarrow").array(chosen)
+        indices = pyarrow.array(chosen)
         arrays = {column: array.take(indices) for column, array in self.arrays.items()}
         return replace(self, rows=self.rows[chosen], arrays=arrays)
 
@@ -310,7 +307,6 @@ def column_values(column: Column, batch: Any, row: int, where: str) -> npt.NDArr
 
 def look_up(schema: Any, steps: Sequence[str]) -> Any:
     """Return the type of a column, or of a struct's child; None if there is not just one."""
-    types = importlib.import_module("pyarrow.types")
     found = schema
     for step in steps:
         has_fields = found is schema or types.is_struct(found)

@@ -14,7 +14,6 @@ no checksums. The pages of Parquet files are checked by their checksums if they 
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +32,7 @@ from dlfs.ingest.source import (
     BUFFER_BYTES,
     file_errors,
 )
+from dlfs.ingest.tables.arrow import pyarrow, types
 from dlfs.ingest.tables.times import ValueProblem, numbers_of, timestamp_texts
 
 _ENCRYPTED_MAGIC = b"PARE"
@@ -117,7 +117,8 @@ def open_ipc(path: str) -> Iterator[Table]:
             reader = open_reader(file)
             schema = _readable(reader.schema)
         with reader:
-            batches = _file_batches(reader) if is_file else reader
+            numbers = range(reader.num_record_batches if is_file else 0)
+            batches = map(reader.get_batch, numbers) if is_file else reader
             yield Table(schema, None, lambda _: _numbered(_validated(batches), what))
 
 
@@ -157,7 +158,6 @@ def _int96_columns(file: Any) -> list[str]:
     """
     leaves = [file.schema.column(number) for number in range(len(file.schema.names))]
     found = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
-    types = importlib.import_module("pyarrow.types")
     schema = file.schema_arrow
     for path in found:
         at = schema.get_field_index(path)
@@ -171,7 +171,6 @@ def _int96_columns(file: Any) -> list[str]:
 
 def _with_texts(schema: Any, names: Sequence[str]) -> Any:
     """Return a schema whose columns of some names are text."""
-    pyarrow = importlib.import_module("pyarrow")
     for name in names:
         at = schema.get_field_index(name)
         schema = schema.set(at, schema.field(at).with_type(pyarrow.large_string()))
@@ -221,11 +220,6 @@ def _int96_texts(micros: Any, nanos: Any) -> Any:
             at, f"expected a time of type INT96, got {digits[at]} ns of a microsecond"
         )
     return timestamp_texts(micros, numbers, "us", digits)
-
-
-def _file_batches(reader: Any) -> Iterator[Any]:
-    for number in range(reader.num_record_batches):
-        yield reader.get_batch(number)
 
 
 def _validated(batches: Any) -> Iterator[Any]:

@@ -7,13 +7,13 @@ under each of them.
 
 from __future__ import annotations
 
-import importlib
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.tables.plain import LISTS, is_one_of, is_tensor, list_starts, null_mask
+from dlfs.ingest.tables.arrow import pyarrow
+from dlfs.ingest.tables.plain import LISTS, is_one_of, is_tensor, list_starts, null_mask, relisted
 
 Nulls = Literal["error", "default", "skip"]
 NullsOption = Annotated[
@@ -26,7 +26,7 @@ ROW_WITH_NULL = "row with a null"
 
 def rows_with_null(array: Any) -> npt.NDArray[np.bool_]:
     """Return which values of a plain array are null or have a null in a list, ``bool[n]``."""
-    array = _stored(array)
+    array = getattr(array, "storage", array)
     if is_one_of(array.type, ("is_floating",)):
         return np.zeros(len(array), np.bool_)
     found = null_mask(array) if array.null_count else np.zeros(len(array), np.bool_)
@@ -42,33 +42,13 @@ def without_nulls(array: Any) -> Any:
     """Return a plain array with the default of its type for each null."""
     if not rows_with_null(array).any():
         return array
-    pyarrow = importlib.import_module("pyarrow")
     if is_tensor(array.type):
         return pyarrow.ExtensionArray.from_storage(array.type, without_nulls(array.storage))
     if is_one_of(array.type, LISTS):
-        array = _filled_lists(array)
+        array = relisted(array, without_nulls(array.flatten()), array.type)
     default = pyarrow.array([_default(array.type)], array.type)
     chosen = np.where(null_mask(array), len(array), np.arange(len(array)))
     return pyarrow.concat_arrays([array, default]).take(pyarrow.array(chosen))
-
-
-def _filled_lists(array: Any) -> Any:
-    """Return lists whose items are not null; null lists stay null."""
-    pyarrow = importlib.import_module("pyarrow")
-    values, mask = without_nulls(array.flatten()), array.is_null()
-    if is_one_of(array.type, ("is_fixed_size_list",)):
-        size = array.type.list_size
-        chosen = np.zeros((len(array), size), np.int64)
-        chosen[~null_mask(array)] = np.arange(len(values)).reshape(-1, size)
-        if len(values):
-            values = values.take(pyarrow.array(chosen.reshape(-1)))
-        else:
-            values = pyarrow.nulls(chosen.size, values.type)
-        return pyarrow.FixedSizeListArray.from_arrays(values, type=array.type, mask=mask)
-    is_long = is_one_of(array.type, ("is_large_list",))
-    make = (pyarrow.LargeListArray if is_long else pyarrow.ListArray).from_arrays
-    offsets = pyarrow.array(list_starts(array), pyarrow.int64() if is_long else pyarrow.int32())
-    return make(offsets, values, type=array.type, mask=mask)
 
 
 def _default(kind: Any) -> Any:
@@ -86,7 +66,3 @@ def _default(kind: Any) -> Any:
     if is_one_of(kind, ("is_fixed_size_list",)):
         return [_default(kind.value_type)] * kind.list_size
     return [] if is_one_of(kind, LISTS) else b""
-
-
-def _stored(array: Any) -> Any:
-    return array.storage if is_tensor(array.type) else array

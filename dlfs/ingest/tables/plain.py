@@ -11,12 +11,14 @@ The caller has validated the arrays, so that their offsets lie in their buffers.
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.ingest.tables.arrow import compute, pyarrow, types
 from dlfs.ingest.tables.times import ValueProblem, time_texts
 
 _TIMES = ("is_timestamp", "is_date", "is_time", "is_duration", "is_decimal")
@@ -29,7 +31,6 @@ LISTS = (*_SHORT_LISTS, *_LONG_LISTS, "is_fixed_size_list")
 
 def is_one_of(kind: Any, checks: tuple[str, ...]) -> bool:
     """Return True if one of the checks of ``pyarrow.types`` holds for a type."""
-    types = importlib.import_module("pyarrow.types")
     return any(getattr(types, check)(kind) for check in checks)
 
 
@@ -40,7 +41,6 @@ def is_tensor(kind: Any) -> bool:
 
 def plain_type(kind: Any) -> Any:
     """Return the plain type that values of an Arrow type have."""
-    pyarrow = importlib.import_module("pyarrow")
     if is_one_of(kind, ("is_dictionary", "is_run_end_encoded")):
         return plain_type(kind.value_type)
     if isinstance(kind, pyarrow.BaseExtensionType):
@@ -78,14 +78,13 @@ def plain_array(array: Any) -> Any:
         FormatError: a time zone is unknown.
         ArrowException: as Arrow says.
     """
-    pyarrow = importlib.import_module("pyarrow")
     kind = array.type
     if plain_type(kind).equals(kind):
         return array
     if is_one_of(kind, ("is_dictionary",)):
         return plain_array(array.dictionary_decode())
     if is_one_of(kind, ("is_run_end_encoded",)):
-        decode = importlib.import_module("pyarrow.compute").run_end_decode
+        decode = compute.run_end_decode
         return plain_array(decode(array))
     if isinstance(kind, pyarrow.BaseExtensionType):
         stored = array.storage
@@ -93,7 +92,9 @@ def plain_array(array: Any) -> Any:
     if is_one_of(kind, _TIMES):
         return time_texts(array)
     if is_one_of(kind, LISTS):
-        return _plain_list(array)
+        with _in_list(array):
+            values = plain_array(array.flatten())
+        return relisted(array, values, plain_type(kind))
     if is_one_of(kind, ("is_struct",)):
         children = [plain_array(child) for child in array.flatten()]
         fields = list(plain_type(kind))
@@ -103,29 +104,29 @@ def plain_array(array: Any) -> Any:
     return array.cast(plain_type(kind))
 
 
-def _plain_list(array: Any) -> Any:
-    pyarrow = importlib.import_module("pyarrow")
-    wanted = plain_type(array.type)
-    starts = list_starts(array)
-    with _in_list(starts):
-        values = plain_array(array.flatten())
+def relisted(array: Any, values: Any, wanted: Any) -> Any:
+    """Return lists of a type that are as long, and as null, as those of an array.
+
+    Args:
+        array: the lists.
+        values: items of all lists that are not null, one after the other.
+        wanted: type of the lists.
+    """
+    mask = array.is_null()
     if is_one_of(wanted, ("is_fixed_size_list",)):
-        if array.null_count:  # flatten() leaves the values of null lists out
+        if array.null_count:  # null lists have items, too
             chosen = np.full((len(array), wanted.list_size), len(values), np.int64)
-            present = ~null_mask(array)
-            chosen[present] = np.arange(len(values)).reshape(-1, wanted.list_size)
+            chosen[~null_mask(array)] = np.arange(len(values)).reshape(-1, wanted.list_size)
             more = pyarrow.concat_arrays([values, pyarrow.nulls(1, values.type)])
             values = more.take(pyarrow.array(chosen.reshape(-1)))
-        make = pyarrow.FixedSizeListArray.from_arrays
-        return make(values, type=wanted, mask=array.is_null())
+        return pyarrow.FixedSizeListArray.from_arrays(values, type=wanted, mask=mask)
     is_long = is_one_of(wanted, ("is_large_list",))
     make = (pyarrow.LargeListArray if is_long else pyarrow.ListArray).from_arrays
-    offsets = pyarrow.array(starts, pyarrow.int64() if is_long else pyarrow.int32())
-    return make(offsets, values, type=wanted, mask=array.is_null())
+    offsets = pyarrow.array(list_starts(array), pyarrow.int64() if is_long else pyarrow.int32())
+    return make(offsets, values, type=wanted, mask=mask)
 
 
 def _plain_map(array: Any) -> Any:
-    pyarrow = importlib.import_module("pyarrow")
     first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
     keys, items = (plain_array(values[first:last]) for values in (array.keys, array.items))
     offsets = pyarrow.array(array.offsets.to_numpy() - first, pyarrow.int32())
@@ -142,23 +143,17 @@ def null_mask(array: Any) -> npt.NDArray[np.bool_]:
 
 def list_starts(array: Any) -> npt.NDArray[np.int64]:
     """Return the start of each list in the flattened array, and the end of the last."""
-    compute = importlib.import_module("pyarrow.compute")
     lengths = compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     starts = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
 
 
-class _in_list:  # noqa: N801  # a context manager
+@contextmanager
+def _in_list(array: Any) -> Iterator[None]:
     """Turn the index of a problem in flattened lists into that of its list."""
-
-    def __init__(self, starts: npt.NDArray[np.int64]) -> None:
-        self._starts = starts
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, ValueProblem):
-            at = int(np.searchsorted(self._starts, error.index, side="right")) - 1
-            raise ValueProblem(at, str(error)) from error
+    try:
+        yield
+    except ValueProblem as error:
+        at = int(np.searchsorted(list_starts(array), error.index, side="right")) - 1
+        raise ValueProblem(at, str(error)) from error

@@ -8,12 +8,12 @@ one column do not go together: that is an error, if the column is used.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dlfs.errors import FormatError
+from dlfs.ingest.tables.arrow import pyarrow
 from dlfs.ingest.tables.plain import LISTS, is_one_of
 
 _TEXT = ("is_string", "is_large_string", "is_string_view")
@@ -46,7 +46,6 @@ class JoinedSchema:
 
 def join_schemas(files: Sequence[FileSchema]) -> JoinedSchema:
     """Join the schemas of some files, at least one; a name that a schema has twice stays so."""
-    pyarrow = importlib.import_module("pyarrow")
     first = files[0].schema
     fields = {field.name: field for field in first}
     origin = dict.fromkeys(fields, files[0].file)
@@ -79,7 +78,6 @@ def join_schemas(files: Sequence[FileSchema]) -> JoinedSchema:
 
 def join_types(one: Any, other: Any) -> Any:
     """Return a type that holds the values of two types; None if there is none."""
-    pyarrow = importlib.import_module("pyarrow")
     if one.equals(other) or is_one_of(other, ("is_null",)):
         return one
     if is_one_of(one, ("is_null",)):
@@ -105,7 +103,6 @@ def _decoded(kind: Any) -> Any:
 
 
 def _join_integers(one: Any, other: Any) -> Any:
-    pyarrow = importlib.import_module("pyarrow")
     signed = [kind for kind in (one, other) if is_one_of(kind, ("is_signed_integer",))]
     wider = max(one, other, key=lambda kind: kind.bit_width)
     if len(signed) != 1:
@@ -116,7 +113,6 @@ def _join_integers(one: Any, other: Any) -> Any:
 
 
 def _join_lists(one: Any, other: Any) -> Any:
-    pyarrow = importlib.import_module("pyarrow")
     values = join_types(one.value_type, other.value_type)
     if values is None:
         return None
@@ -127,7 +123,6 @@ def _join_lists(one: Any, other: Any) -> Any:
 
 
 def _join_structs(one: Any, other: Any) -> Any:
-    pyarrow = importlib.import_module("pyarrow")
     children = {field.name: field for field in one}
     for field in other:
         known = children.setdefault(field.name, field)

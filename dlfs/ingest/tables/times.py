@@ -1,8 +1,8 @@
 """Writes times, durations and decimals of Arrow arrays as text that has every digit of the value.
 
-A timestamp is ``2024-01-01 12:30:00.250``: it has as many digits as its unit, and the offset of its
 A timestamp is ``2024-01-01 12:30:00.250``: it has the digits of its unit, and the offset of its
-and unit, ``1500ms``. Other types are as Arrow writes them.
+time zone, if it has one, ``Z`` or ``+0200``. A duration is its number and unit, ``1500ms``. Other
+types are as Arrow writes them.
 
 Arrow itself shortens offsets to minutes, lets nanoseconds overflow where an offset is added, and
 writes what it cannot represent as ``<value out of range>``; that is an error here.
@@ -10,13 +10,13 @@ writes what it cannot represent as ``<value out of range>``; that is an error he
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import FormatError
+from dlfs.ingest.tables.arrow import compute, pyarrow, types
 
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _YEARS = -32766, 32767
@@ -44,7 +44,6 @@ def time_texts(array: Any) -> Any:
         ValueProblem: a value is out of the range of its type.
         FormatError: the time zone is unknown.
     """
-    pyarrow = importlib.import_module("pyarrow")
     types, kind = pyarrow.types, array.type
     if types.is_timestamp(kind):
         return timestamp_texts(array, numbers_of(array), kind.unit)
@@ -70,7 +69,6 @@ def timestamp_texts(
         ValueProblem: a year is out of range.
         FormatError: the time zone is unknown.
     """
-    pyarrow = importlib.import_module("pyarrow")
     digits = _DIGITS[unit]
     seconds, parts = np.divmod(numbers, 10**digits)
     _check_bounds(array, seconds, _years("s"), "s")
@@ -92,7 +90,6 @@ def timestamp_texts(
 
 def numbers_of(array: Any) -> npt.NDArray[np.int64]:
     """Return the numbers that times are stored as, ``int64[n]``; 0 for nulls."""
-    pyarrow = importlib.import_module("pyarrow")
     stored = array.view(pyarrow.int64() if array.type.bit_width == 64 else pyarrow.int32())
     numbers: npt.NDArray[Any] = stored.fill_null(0).to_numpy(zero_copy_only=False)
     return numbers.astype(np.int64, copy=False)
@@ -100,19 +97,17 @@ def numbers_of(array: Any) -> npt.NDArray[np.int64]:
 
 def _texts(array: Any, texts: list[str]) -> Any:
     """Return texts as an array with the nulls of another."""
-    pyarrow = importlib.import_module("pyarrow")
     mask = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     return pyarrow.array(texts, pyarrow.large_string(), mask=mask)
 
 
 def _offsets(moments: Any, zone: str | None) -> npt.NDArray[np.int64]:
     """Return the offset of local time from UTC at each moment, in seconds, ``int64[n]``."""
-    pyarrow = importlib.import_module("pyarrow")
     if not zone or zone == "UTC":
         return np.zeros(len(moments), np.int64)
     zoned = moments.view(pyarrow.int64()).view(pyarrow.timestamp("s", zone))
     try:
-        local = importlib.import_module("pyarrow.compute").local_timestamp(zoned)
+        local = compute.local_timestamp(zoned)
     except pyarrow.ArrowInvalid as error:
         raise FormatError(f"expected a known time zone, got {zone!r}") from error
     found: npt.NDArray[np.int64] = numbers_of(local) - numbers_of(moments)
@@ -126,7 +121,6 @@ def _offset_text(offset_s: int) -> str:
 
 
 def _check_range(array: Any, kind: Any) -> None:
-    types = importlib.import_module("pyarrow.types")
     numbers = numbers_of(array)
     if types.is_time(kind):
         _check_bounds(array, numbers, (0, _DAY_S * 10 ** _DIGITS[kind.unit]), kind.unit)

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ import numpy.typing as npt
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
+from dlfs.ingest.tables.arrow import types
 from dlfs.ingest.tables.plain import LISTS, is_one_of, is_tensor, list_starts, plain_type
 
 _TEXT = ("is_large_string",)
@@ -35,7 +35,6 @@ Locate = Callable[[int], str]
 
 def is_text(kind: Any) -> bool:
     """Return True if values of a type are stored as text; times and decimals are none."""
-    types = importlib.import_module("pyarrow.types")
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return is_text(kind.value_type)
     return is_one_of(kind, ("is_string", "is_large_string", "is_string_view")) or (
@@ -187,7 +186,6 @@ def spans(
     array: Any,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the buffer of a plain array of bytes or text, and each value's offset and length."""
-    types = importlib.import_module("pyarrow.types")
     buffers = array.buffers()
     if types.is_fixed_size_binary(array.type):
         width = array.type.byte_width
