@@ -39,8 +39,9 @@ import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,18 +52,13 @@ from dlfs.errors import DeviceError, LimitError
 from dlfs.fields import FieldType
 from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, is_element
 from dlfs.fields.types import DIMENSIONS_MAX
-from dlfs.ingest.arrays.file import (
-    ArrayFile,
-    ArrayInfo,
-    ArrayOptions,
-    Opener,
-    reading,
-)
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions, Opener, reading
 from dlfs.ingest.arrays.plan import Plan, Unit, row_digits
 from dlfs.ingest.fields import FieldRecords
 from dlfs.ingest.isolation.confines import allow_memory
 from dlfs.ingest.order import packing_order
 from dlfs.ingest.records import attribute_array
+from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     SampleBlock,
@@ -162,24 +158,39 @@ class ArraySource(Source):
 
     def _all_windows(self, units: Sequence[Unit]) -> Generator[_Window, None, None]:
         """Yield the windows of all units; a file stays open while units of it follow each other."""
-        position = 0
-        while position < len(units):
-            index = units[position].file
+        for index, units_of_file in groupby(units, attrgetter("file")):
             path = self._paths[index]
             with reading(path):
                 file = self._opener(path)
             with closing(file):
-                while position < len(units) and units[position].file == index:
-                    reader = _UnitReader(
-                        path, file, units[position], self._column_types, self.buffer_bytes
-                    )
+                for unit in units_of_file:
+                    reader = _UnitReader(path, file, unit, self._column_types, self.buffer_bytes)
                     reader.check()
-                    if units[position].fields:
+                    if unit.fields:
                         yield from reader.fields(self._maker)
                     else:
                         yield from reader.groups() if self._makes_archives else reader.windows()
-                    position += 1
             check_unchanged(f"import {path}", path, self._states[index])
+
+
+class FileOptions(ArrayOptions):
+    """Base of the options of a format, which says how its files are opened.
+
+    Attributes:
+        file_class: class of an open file, made of its path.
+        packages: modules that it needs.
+        extra: extra of dlfs that installs them.
+    """
+
+    file_class: ClassVar[type[Any]]
+    packages: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
+
+    def open(self, paths: Sequence[str]) -> ArraySource:
+        """Open files of this format as one source; see ``ArraySource``."""
+        for name in self.packages:
+            load_package(name, extra=self.extra, what=f"import {paths[0]}")
+        return ArraySource(paths, self.file_class, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,27 +252,20 @@ class _UnitReader:
                 name: self._field_values(array, first, count)
                 for name, array in zip(unit.fields, unit.members, strict=True)
             }
+            where = f"import {self._path}"
             records = [
                 maker.make(
                     path,
                     {name: found[i] for name, found in values.items()},
-                    f"import {self._path}: {show(path)}",
+                    f"{where}: {show(path)}",
                 )
                 for i, path in enumerate(self._sample_paths(first, count))
             ]
-            lengths = np.array([len(record.data) for record in records], np.int64)
             reserved = {
-                name: attribute_array(
-                    [record.attributes[name] for record in records], name, f"import {self._path}"
-                )
+                name: attribute_array([record.attributes[name] for record in records], name, where)
                 for name in records[0].attributes
             }
-            yield _Window(
-                [record.path for record in records],
-                lengths,
-                partial(_copy_all, [record.data for record in records]),
-                {**reserved, **self._columns(first, count)},
-            )
+            yield self._window(first, [record.data for record in records], reserved)
 
     def _field_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[Any]:
         """Return the values of a field: rows of an array, or the whole array as the only one."""
@@ -309,15 +313,23 @@ class _UnitReader:
         with reading(where):
             values = self._file.read_values(array, first, count)
             items = [_item(value, array.dtype) for value in values]
-        lengths = np.array([item.nbytes for item in items], np.int64)
-        data = np.concatenate([item.view(np.uint8) for item in items])
         form = _form(array, (0,), count)
         form[SHAPE_COLUMN][:] = [str(item.size) for item in items]
+        return self._window(first, [item.view(np.uint8) for item in items], form)
+
+    def _window(
+        self, first: int, parts: Sequence[Any], columns: Mapping[str, npt.NDArray[Any]]
+    ) -> _Window:
+        """Return the window of samples that are in memory; some columns describe them."""
+
+        def read(buffer: npt.NDArray[np.uint8]) -> None:
+            np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=buffer)
+
         return _Window(
-            self._sample_paths(first, count),
-            lengths,
-            partial(_copy, data),
-            {**form, **self._columns(first, count)},
+            self._sample_paths(first, len(parts)),
+            np.array(list(map(len, parts)), np.int64),
+            read,
+            {**columns, **self._columns(first, len(parts))},
         )
 
     def _read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
@@ -530,14 +542,3 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     raise TypeError(f"expected text, got {type(value).__name__}")
-
-
-def _copy_all(parts: Sequence[bytes | memoryview], target: npt.NDArray[np.uint8]) -> None:
-    at = 0
-    for part in parts:
-        target[at : at + len(part)] = np.frombuffer(part, np.uint8)
-        at += len(part)
-
-
-def _copy(data: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
-    target[:] = data

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
-from dlfs.ingest.arrays.options import FileOptions
+from dlfs.ingest.arrays.rows import FileOptions
 
 _TYPES = {
     "char": np.int8,

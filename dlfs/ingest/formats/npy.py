@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from dlfs.errors import FormatError, TruncatedError
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
-from dlfs.ingest.arrays.options import FileOptions
+from dlfs.ingest.arrays.rows import FileOptions
 
 _SKIP_BYTES = 1 << 20
 """Bytes read at once to skip rows."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind, Missing, packing_of
-from dlfs.ingest.arrays.options import FileOptions
+from dlfs.ingest.arrays.rows import FileOptions
 from dlfs.ingest.formats.hdf5.chunks import (
     check_chunks,
     is_checked,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Missing, packing_of
-from dlfs.ingest.arrays.options import FileOptions
+from dlfs.ingest.arrays.rows import FileOptions
 from dlfs.ingest.formats.hdf5.chunks import check_chunks, is_checked
 from dlfs.ingest.formats.hdf5.parts import find_missing
 from dlfs.ingest.formats.hdf5.source import read_rows

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dlfs.errors import DlfsError
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, packing_of
-from dlfs.ingest.arrays.options import FileOptions
+from dlfs.ingest.arrays.rows import FileOptions
 from dlfs.ingest.formats.zarr.blosc import check_sizes
 from dlfs.ingest.formats.zarr.chunks import find_damaged, find_missing
 from dlfs.ingest.formats.zarr.listing import list_store
