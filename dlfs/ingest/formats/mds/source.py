@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -142,6 +142,11 @@ class _Shard(msgspec.Struct, frozen=True, rename=_SHARD_FIELDS):
     packed: _File | None = None
     compression: str | None = None
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Encoding of each column, by name."""
+        return dict(zip(self.names, self.encodings, strict=True))
+
 
 class MdsSource(ShardSource):
     """The samples of some shards.
@@ -176,8 +181,12 @@ class MdsSource(ShardSource):
         self._attributes = _choose_attributes(first, options, taken, where)
         check_attribute_names(self._attributes, where)
         if options.path is not None:
-            _position(first, options.path, where)
-        self._maker = FieldRecords(self._fields, _known_types(first, self._fields, where))
+            _check_known(first, [options.path], where)
+        types = {
+            name: field_type(first.kinds[name], f"{where}: column {name}") for name in self._fields
+        }
+        known = {name: kind for name, kind in types.items() if kind is not None}
+        self._maker = FieldRecords(self._fields, known)
         self.name = str(self._folder)
         self.sample_count = sum(shard.samples for shard in self._index)
         used = {*taken, *self._attributes}
@@ -195,73 +204,60 @@ class MdsSource(ShardSource):
             last = min(first + BLOCK_SAMPLES_MAX, shard.samples)
             yield self._block(number, self._column, data, ends[first : last + 1], first)
 
+    def _samples(
+        self, number: int, data: bytes, ends: npt.NDArray[np.int64], first: int = 0
+    ) -> Iterator[tuple[str, bytes, dict[str, tuple[int, int]]]]:
+        """Yield the samples from ``first`` on: location, path, and start and end of each column.
+
+        Args:
+            number: number of the shard.
+            data: the shard.
+            ends: start of the sample ``first``, and end of it and of those behind it.
+            first: number of a sample.
+        """
+        shard, prefix, path = self._index[number], self._prefixes[number], self._options.path
+        for i, (start, end) in enumerate(pairwise(ends.tolist()), first):
+            where = f"import {self.shards[number]}: sample {i}"
+            found = _column_spans(shard, data, start, end, where)
+            spans = dict(zip(shard.names, found, strict=True))
+            known = number_path(prefix, i)
+            if path is not None:
+                known = text_path(data[slice(*spans[path])], where)
+            yield where, known, spans
+
     def _block(
         self, number: int, column: str, data: bytes, ends: npt.NDArray[np.int64], first: int
     ) -> SampleBlock:
-        """Make a block of the samples from ``first`` on; sample ``i`` ends at ``ends[i + 1]``."""
-        shard, prefix = self._index[number], self._prefixes[number]
-        where = f"import {self.shards[number]}: sample"
-        positions = {name: shard.names.index(name) for name in shard.names}
+        """Make a block of the samples from ``first`` on; see ``_samples``."""
+        kinds, where = self._index[number].kinds, f"import {self.shards[number]}: sample"
         rows: dict[str, list[Value]] = {name: [] for name in self._attributes}
-        spans: list[tuple[int, int]] = []
+        found: list[tuple[int, int]] = []
         paths: list[bytes] = []
-        bounds = ends.tolist()
-        for i, (start, end) in enumerate(pairwise(bounds)):
-            here = f"{where} {first + i}"
-            columns = _column_spans(shard, data, start, end, here)
-            low, high = columns[positions[column]]
-            spans.append((low, high - low))
+        for here, path, spans in self._samples(number, data, ends, first):
+            paths.append(path)
+            found.append(spans[column])
             for name, values in rows.items():
-                at = positions[name]
-                low, high = columns[at]
-                values.append(column_value(shard.encodings[at], data[low:high], name, here))
-            if self._options.path is None:
-                paths.append(number_path(prefix, first + i))
-            else:
-                low, high = columns[positions[self._options.path]]
-                paths.append(text_path(data[low:high], here))
-        offsets, lengths = np.array(spans, np.int64).T.copy()
-        attributes = {
-            name: self._array(shard, name, values, where) for name, values in rows.items()
-        }
-        attributes |= array_form(shard.encodings[positions[column]], len(paths), where)
-        return SampleBlock(paths, np.frombuffer(data, np.uint8), offsets, lengths, attributes)
+                values.append(column_value(kinds[name], data[slice(*spans[name])], name, here))
+        starts, stops = np.array(found, np.int64).T
+        attributes = {name: attribute_array(values, name, where) for name, values in rows.items()}
+        attributes |= array_form(kinds[column], len(paths), where)
+        return SampleBlock(
+            paths, np.frombuffer(data, np.uint8), starts.copy(), stops - starts, attributes
+        )
 
     def _records(self, number: int, data: bytes, ends: npt.NDArray[np.int64]) -> Iterator[Record]:
         """Yield the samples with fields of a shard."""
-        shard, prefix, path = self._index[number], self._prefixes[number], self._options.path
-        for i, (start, end) in enumerate(pairwise(ends.tolist())):
-            where = f"import {self.shards[number]}: sample {i}"
-            spans = _column_spans(shard, data, start, end, where)
-            columns = {
-                name: (encoding, data[low:high])
-                for name, encoding, (low, high) in zip(
-                    shard.names, shard.encodings, spans, strict=True
-                )
-            }
+        kinds = self._index[number].kinds
+        for where, path, spans in self._samples(number, data, ends):
+            columns = {name: (kinds[name], data[slice(*spans[name])]) for name in kinds}
             attributes = {
-                name: self._attribute(*columns[name], name, where) for name in self._attributes
+                name: column_value(*columns[name], name, where) for name in self._attributes
             }
             values = {
                 name: _field_value(*columns[name], name, kind, where)
                 for name, kind in self._fields.items()
             }
-            known = number_path(prefix, i) if path is None else text_path(columns[path][1], where)
-            yield self._maker.make(known, values, where, attributes)
-
-    def _attribute(self, encoding: str, data: bytes, name: str, where: str) -> Value:
-        """Return the value of an attribute, whose number has the type of its encoding."""
-        value = column_value(encoding, data, name, where)
-        kind = NUMBERS.get(encoding)
-        return value if kind is None else kind.newbyteorder("=").type(value)
-
-    def _array(
-        self, shard: _Shard, name: str, values: Sequence[Value], where: str
-    ) -> npt.NDArray[Any]:
-        dtype = NUMBERS.get(shard.encodings[shard.names.index(name)])
-        if dtype is None:
-            return attribute_array(values, name, where)
-        return np.array(values, dtype.newbyteorder("="))
+            yield self._maker.make(path, values, where, attributes)
 
     def _load(self, shard: _Shard, where: str) -> bytes:
         """Read, check and decompress a shard."""
@@ -289,7 +285,7 @@ class MdsSource(ShardSource):
 
 def _check_columns(shard: _Shard, first: _Shard, where: str, origin: str) -> None:
     """Check that a shard has the columns of the first, in its order."""
-    got, expected = (dict(zip(one.names, one.encodings, strict=True)) for one in (shard, first))
+    got, expected = shard.kinds, first.kinds
     for name in dict.fromkeys([*expected, *got]):
         if got.get(name) != expected.get(name):
             raise FormatError(
@@ -303,37 +299,32 @@ def _check_columns(shard: _Shard, first: _Shard, where: str, origin: str) -> Non
         )
 
 
-def _position(shard: _Shard, name: str, where: str) -> int:
-    if name not in shard.names:
-        raise UsageError(f"{where}: expected column {name}, got {', '.join(shard.names)}")
-    return shard.names.index(name)
+def _check_known(shard: _Shard, names: Iterable[str], where: str) -> None:
+    for name in names:
+        if name not in shard.names:
+            raise UsageError(f"{where}: expected column {name}, got {', '.join(shard.names)}")
 
 
 def _choose_sample(shard: _Shard, name: str | None, where: str) -> str:
     if name is not None:
-        _position(shard, name, where)
+        _check_known(shard, [name], where)
         return name
-    candidates = _candidates(shard)
-    if len(candidates) != 1:
-        names = ", ".join(shard.names)
-        if not candidates:
-            raise UsageError(
-                f"{where}: expected a column of bytes or text as the samples, got the columns "
-                f"{names}; option fields=* makes all columns the fields of samples"
-            )
+    candidates, names = _candidates(shard), ", ".join(shard.names)
+    if not candidates:
+        raise UsageError(
+            f"{where}: expected a column of bytes or text as the samples, got the columns "
+            f"{names}; option fields=* makes all columns the fields of samples"
+        )
+    if len(candidates) > 1:
         raise UsageError(f"{where}: expected option column to name one of {names}")
     return candidates[0]
 
 
 def _candidates(shard: _Shard) -> list[str]:
     """Return the columns that are neither number, text nor JSON, else those of text."""
-    kinds = dict(zip(shard.names, shard.encodings, strict=True))
-    opaque = [
-        column for column, kind in kinds.items()
-        if kind not in NUMBERS and kind not in TEXTS and kind != JSON
-    ]  # fmt: skip
-    texts = [column for column, kind in kinds.items() if kind == "str"]
-    return opaque or texts
+    kinds = shard.kinds.items()
+    opaque = [name for name, kind in kinds if kind not in (*NUMBERS, *TEXTS, JSON)]
+    return opaque or [name for name, kind in kinds if kind == "str"]
 
 
 def _choose_fields(shard: _Shard, options: MdsOptions, chosen: Choices, where: str) -> Choices:
@@ -343,19 +334,11 @@ def _choose_fields(shard: _Shard, options: MdsOptions, chosen: Choices, where: s
     others = (options.path, *(options.attributes or ()))
     if chosen:
         found = choose_fields(chosen, [name for name in shard.names if name not in others])
-        for name in found:
-            _position(shard, name, where)
+        _check_known(shard, found, where)
         return found
     candidates = [] if options.column is not None else _candidates(shard)
     free = [name for name in candidates if name not in others]
     return dict.fromkeys(free) if len(free) > 1 else {}
-
-
-def _known_types(shard: _Shard, fields: Choices, where: str) -> dict[str, FieldType]:
-    """Return the types that the encodings fix."""
-    encodings = dict(zip(shard.names, shard.encodings, strict=True))
-    types = {name: field_type(encodings[name], f"{where}: column {name}") for name in fields}
-    return {name: kind for name, kind in types.items() if kind is not None}
 
 
 def _field_value(
@@ -373,18 +356,15 @@ def _field_value(
 def _choose_attributes(
     shard: _Shard, options: MdsOptions, taken: Container[str | None], where: str
 ) -> tuple[str, ...]:
-    able = [
-        name
-        for name, kind in zip(shard.names, shard.encodings, strict=True)
-        if kind in NUMBERS or kind in TEXTS
-    ]
+    kinds = shard.kinds
+    able = [name for name, kind in kinds.items() if kind in NUMBERS or kind in TEXTS]
     if options.attributes is None:
         return tuple(name for name in able if name not in taken)
+    _check_known(shard, options.attributes, where)
     for name in options.attributes:
-        at = _position(shard, name, where)
         if name not in able:
             raise UsageError(
-                f"{where}: expected a number or text in column {name}, got {shard.encodings[at]}"
+                f"{where}: expected a number or text in column {name}, got {kinds[name]}"
             )
     return options.attributes
 

@@ -47,7 +47,7 @@ _ELEMENTS = {
 
 
 def column_value(encoding: str, data: bytes, name: str, where: str) -> Value:
-    """Return a number or text as the value of an attribute.
+    """Return a number of the encoding's type, or text, as the value of an attribute.
 
     Raises:
         FormatError: the bytes are no such value.
@@ -56,7 +56,7 @@ def column_value(encoding: str, data: bytes, name: str, where: str) -> Value:
     try:
         if dtype is None:
             return TEXTS[encoding](data.decode())
-        (value,) = np.frombuffer(data, dtype).tolist()
+        (value,) = np.frombuffer(data, dtype)
     except ValueError as error:
         raise FormatError(
             f"{where}: column {name}: expected {encoding}, got {quote(bytes(data))}"
