@@ -30,6 +30,7 @@ from dlfs.ingest.source import (
     PATH_COLUMNS,
     SampleBlock,
     Source,
+    WrappedSource,
     array_attributes,
     check_attribute_names,
     show,
@@ -89,7 +90,7 @@ class Rule(Protocol):
         ...
 
 
-class AttributedSource(Source):
+class AttributedSource(WrappedSource):
     """A source whose samples have further attributes.
 
     Args:
@@ -99,21 +100,14 @@ class AttributedSource(Source):
     """
 
     def __init__(self, source: Source, rules: Sequence[Rule]) -> None:
-        self._source = source
         self._rules = rules
         self._is_known: Callable[[bytes], bool] | None = None
-        self.name = source.name
-        self.sample_count = source.sample_count
-        self.sample_bytes = source.sample_bytes
-        self.gives_shuffled = source.gives_shuffled
-        self._take_counts()
+        super().__init__(source)
 
-    def _take_counts(self) -> None:
-        """Take what the source and the rules left out so far."""
-        self.skipped = Counter(self._source.skipped)
+    def _take_facts(self) -> None:
+        super()._take_facts()
         for rule in self._rules:
             self.skipped.update(rule.skipped)
-        self.empty_directories = self._source.empty_directories
 
     def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
         """Leave out samples of the wrapped source; the rules see none of them.
@@ -121,10 +115,7 @@ class AttributedSource(Source):
         See ``Source.leave_out``.
         """
         self._is_known = is_known
-        count = self._source.leave_out(is_known)
-        self.sample_count = self._source.sample_count
-        self.sample_bytes = self._source.sample_bytes
-        return count
+        return super().leave_out(is_known)
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks with the attributes of all rules; see ``Source.blocks``."""
@@ -136,15 +127,7 @@ class AttributedSource(Source):
                 for rule in self._rules:
                     attributes.update(rule.columns(block))
                 yield replace(block, attributes=attributes)
-        self._take_counts()
-
-    def finish(self) -> None:
-        """Delete the local copies of the wrapped source; see ``Source.finish``."""
-        self._source.finish()
-
-    def close(self) -> None:
-        """Close the wrapped source."""
-        self._source.close()
+        self._take_facts()
 
 
 # ---- from paths ----------------------------------------------------------------------------------

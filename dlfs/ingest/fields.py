@@ -128,31 +128,22 @@ class FieldRecords:
             FormatError: a value cannot be stored, or its type is not that of the field; the message
                 names the field.
         """
-        values = {
-            name: self._fit(name, value, where) if name in self._declared else value
-            for name, value in values.items()
-        }
+        values = dict(values)
+        for name in self._declared.keys() & values.keys():
+            try:
+                values[name] = fit_value(self._declared[name], values[name])
+            except (UsageError, ValueError) as error:
+                raise FormatError(f"{where}: field {name!r}: {error}") from error
         try:
             if self._encoder is None:
-                self._encoder = self._make_encoder(values, where)
+                others = {name: found for name, found in values.items() if name not in self._known}
+                guessed = FieldEncoder.of_sample(others, where).fields if others else {}
+                types = {**guessed, **self._known}
+                self._encoder = FieldEncoder({name: types[name] for name in values})
             data, columns = self._encoder.encode(values, where)
         except UsageError as error:
             raise FormatError(str(error)) from error
         return Record(path, data.data, {**(attributes or {}), **columns})
-
-    def _make_encoder(self, values: Mapping[str, Any], where: str) -> FieldEncoder:
-        """Return the encoder for samples like the first one, with the types that are known."""
-        others = {name: value for name, value in values.items() if name not in self._known}
-        guessed = FieldEncoder.of_sample(others, where).fields if others else {}
-        types = {**guessed, **self._known}
-        return FieldEncoder({name: types[name] for name in values})
-
-    def _fit(self, name: str, value: Any, where: str) -> Any:
-        """Return a value as one of the type that the field's entry declares."""
-        try:
-            return fit_value(self._declared[name], value)
-        except (UsageError, ValueError) as error:
-            raise FormatError(f"{where}: field {name!r}: {error}") from error
 
 
 def fit_value(kind: FieldType, value: Any) -> Any:

@@ -144,6 +144,41 @@ class Source(Protocol):
         return
 
 
+class WrappedSource(Source):
+    """A source that reads another one, and is closed with it.
+
+    Args:
+        source: the other source.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.name = source.name
+        self._take_facts()
+
+    def _take_facts(self) -> None:
+        """Take the attributes of the other source, which it changes as it is read."""
+        source = self._source
+        self.sample_count, self.sample_bytes = source.sample_count, source.sample_bytes
+        self.gives_shuffled = source.gives_shuffled
+        self.skipped: Counter[str] = Counter(source.skipped)
+        self.empty_directories = source.empty_directories
+
+    def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
+        """Leave out samples of the other source; see ``Source.leave_out``."""
+        count = self._source.leave_out(is_known)
+        self._take_facts()
+        return count
+
+    def finish(self) -> None:
+        """Delete the local copies of the other source; see ``Source.finish``."""
+        self._source.finish()
+
+    def close(self) -> None:
+        """Close the other source."""
+        self._source.close()
+
+
 def file_state(file: int | str) -> tuple[int, int]:
     """Return the size of a file in bytes and its time of change in ns: both change with a write.
 

@@ -191,7 +191,10 @@ class Archive:
                 compression = compression_of(path) or "none"
             else:
                 self.state = 0, 0
-                compression = _recognise(self._file.peek(_MAGIC_BYTES))
+                head = self._file.peek(_MAGIC_BYTES)
+                compression = next(
+                    (kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "none"
+                )
         self._stream = decompressed(self._file, compression)
 
     def close(self) -> None:
@@ -311,11 +314,6 @@ class Archive:
         if isinstance(error, OSError) and error.errno is not None:
             return DeviceError(f"{where}: {error.strerror}", error.errno)
         return FormatError(f"{where}: the archive is damaged: {error}")
-
-
-def _recognise(head: bytes) -> Compression:
-    """Return the compression of a stream by its first bytes."""
-    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "none")
 
 
 def decompressed(file: IO[bytes], compression: Compression) -> IO[bytes]:

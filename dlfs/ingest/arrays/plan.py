@@ -89,7 +89,8 @@ class Plan:
         self.field_types: dict[str, FieldType] = {}
         self._units: list[Unit] = []
         self._seen: list[ArrayInfo] = []
-        self._stems = [_stem(path) for path in paths]
+        names = [Path(path).name for path in paths]  # without suffix: run7 for data/run7.h5
+        self._stems = [os.fsencode(name.rpartition(".")[0] or name) for name in names]
         for stem, count in Counter(self._stems).items():
             if count > 1:
                 raise UsageError(
@@ -310,12 +311,6 @@ class Plan:
 def row_digits(count: int) -> int:
     """Return the number of digits in the paths of an array's rows."""
     return max(ROW_DIGITS_MIN, len(str(count - 1)))
-
-
-def _stem(path: str) -> bytes:
-    """Return the file name without its suffix: ``run7`` for ``data/run7.h5``."""
-    name = Path(path).name
-    return os.fsencode(name.rpartition(".")[0] or name)
 
 
 def is_text(array: ArrayInfo) -> bool:

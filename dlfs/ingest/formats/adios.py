@@ -20,20 +20,17 @@ from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
 from dlfs.ingest.arrays.rows import FileOptions
 
 _TYPES = {
-    "char": np.int8,
-    "int8_t": np.int8,
-    "uint8_t": np.uint8,
-    "int16_t": np.int16,
-    "uint16_t": np.uint16,
-    "int32_t": np.int32,
-    "uint32_t": np.uint32,
-    "int64_t": np.int64,
-    "uint64_t": np.uint64,
-    "float": np.float32,
-    "double": np.float64,
-    "float complex": np.complex64,
-    "double complex": np.complex128,
+    "char": "i1",
+    "float": "f4",
+    "double": "f8",
+    "float complex": "c8",
+    "double complex": "c16",
 }
+"""Types of which numpy has other names; ``int8_t`` is its ``int8``."""
+
+
+def _dtype(kind: str) -> np.dtype[Any]:
+    return np.dtype(_TYPES.get(kind, kind.removesuffix("_t")))
 
 
 class AdiosFile(ArrayFile):
@@ -99,7 +96,7 @@ class AdiosFile(ArrayFile):
             self.arrays[name] = ArrayInfo(name, np.dtype(np.uint8), axes, kind="text")
         else:
             problem = self._uncovered(name, steps, shape)
-            self.arrays[name] = ArrayInfo(name, np.dtype(_TYPES[kind]), axes, problem=problem)
+            self.arrays[name] = ArrayInfo(name, _dtype(kind), axes, problem=problem)
 
     def _uncovered(self, name: str, steps: int, shape: tuple[int, ...]) -> str:
         """Return what the blocks of an array lack; the library leaves memory there as it is."""
@@ -116,7 +113,7 @@ class AdiosFile(ArrayFile):
     def _block_shapes(self, name: str, step: int) -> Iterator[tuple[int, ...]]:
         """Yield the shapes of the blocks that were written of an array in a step."""
         variable = self._file.inquire_variable(name)
-        if np.dtype(_TYPES[variable.type()]).itemsize > 1:
+        if _dtype(variable.type()).itemsize > 1:
             for block in self._file.engine.blocks_info(name, step):
                 yield tuple(map(int, block["Count"].split(",")))
             return

@@ -94,14 +94,12 @@ def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, 
         return _read_columns(path, delimiter, options)
     if options.path or options.attributes:
         raise UsageError(f"import {path}: expected columns in a .csv or .tsv file")
-    with file_errors(f"import {source_name([path])}"):
-        raw = _read_stdin() if path == STDIN else Path(path).read_bytes()
+    with (
+        file_errors(f"import {source_name([path])}"),
+        closing(StandardInput()) if path == STDIN else open(path, "rb") as file,
+    ):
+        raw = file.read()
     return _paths(_lines(raw), source_name([path])), {}
-
-
-def _read_stdin() -> bytes:
-    with closing(StandardInput()) as stdin:
-        return stdin.readall()
 
 
 def _lines(raw: bytes) -> Iterator[tuple[int, str]]:

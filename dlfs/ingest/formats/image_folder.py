@@ -62,7 +62,7 @@ class ImageFolderSource(FolderSource):
                 )
             names.append(os.fsdecode(folder))
         numbers = {name: number for number, name in enumerate(sorted(set(names)))}
-        texts = {name: _text(name) for name in numbers}
+        texts = {name: os.fsencode(name).decode("utf-8", "backslashreplace") for name in numbers}
         classes = np.empty(len(names), object)
         classes[:] = [texts[name] for name in names]
         labels = np.array([numbers[name] for name in names], np.int64)
@@ -73,8 +73,3 @@ class ImageFolderSource(FolderSource):
             self._hidden[name] += 1
             return False
         return True
-
-
-def _text(name: str) -> str:
-    """Return a folder's name as text; bytes that are not UTF-8 are escaped."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -185,6 +185,7 @@ class _Stream:
         self._file = file
         self._array = array
         self._header = _Header(file)
+        self._start = file.tell()
         self._columns: npt.NDArray[Any] | None = None
         self.row = 0
 
@@ -198,11 +199,8 @@ class _Stream:
                 self._read(self._columns)
             out[...] = self._columns.transpose()[first : first + len(out)]
         else:
-            skipped = np.empty(_SKIP_BYTES, np.uint8)
-            left = (first - self.row) * self._array.row_bytes
-            while left:
-                self._read(skipped[: min(left, _SKIP_BYTES)])
-                left -= min(left, _SKIP_BYTES)
+            if first > self.row:
+                self._file.seek(self._start + first * self._array.row_bytes)
             self._read(out)
         self.row = first + len(out)
         if self.row == self._array.count and self._file.read(1):  # reading the end checks the CRC

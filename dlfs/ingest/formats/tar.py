@@ -208,7 +208,7 @@ class TarSource(Source):
         if self._index is None:
             records = self._stream(layout, seed)
             blocks = gather(records, where="import", buffer_bytes=self.buffer_bytes)
-            return stream_ahead(blocks, cancel=self._cancel)
+            return stream_ahead(blocks, cancel=self._stdin.cancel if self._stdin else lambda: None)
         return indexed_blocks(
             self._index.sizes,
             self._index.read,
@@ -218,29 +218,23 @@ class TarSource(Source):
             finish=self._index.check_unchanged,
         )
 
-    def _cancel(self) -> None:
-        if self._stdin is not None:
-            self._stdin.cancel()
-
     def close(self) -> None:
         """Free what reading standard input needs; see ``Source.close``."""
         if self._stdin is not None:
             self._stdin.close()
 
-    def _open(self, shard: int) -> Archive:
-        path = self._archives[shard]
-        return Archive(path, self._stdin if path == STDIN else None, absolute=self._absolute)
-
     def _stream(self, layout: Layout, seed: int) -> Iterator[Record]:
         order = packing_order(len(self._archives), layout=layout, seed=seed).tolist()
         files: list[bytes] = []
         for shard in order:
-            with self._open(shard) as archive:
+            path = self._archives[shard]
+            stdin = self._stdin if path == STDIN else None
+            with Archive(path, stdin, absolute=self._absolute) as archive:
                 for member in archive.members():
-                    path = self._names.add(member, shard, self._prefixes[shard])
-                    if path is not None:
-                        files.append(path)
-                        yield Record(path, archive.read(member))
+                    name = self._names.add(member, shard, self._prefixes[shard])
+                    if name is not None:
+                        files.append(name)
+                        yield Record(name, archive.read(member))
         wanted: dict[bytes, list[bytes]] = {}
         for alias, target in self._names.aliases(files):
             wanted.setdefault(target, []).append(alias)

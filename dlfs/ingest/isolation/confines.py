@@ -38,7 +38,8 @@ def confine(note: memoryview) -> None:
     global _note
     _note = note
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    bound = _machine_bytes() if most == resource.RLIM_INFINITY else most
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bound = machine_bytes if most == resource.RLIM_INFINITY else most
     resource.setrlimit(resource.RLIMIT_DATA, (min(MEMORY_BYTES, bound), bound))
 
 
@@ -69,7 +70,3 @@ def read_note(note: memoryview) -> tuple[int, str]:
     count, size = _HEAD.unpack_from(note)
     text = bytes(note[_HEAD.size : _HEAD.size + min(size, NOTE_BYTES - _HEAD.size)])
     return count, text.decode("utf-8", "surrogateescape")
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from dlfs._native.checksums import crc32c
@@ -89,16 +89,22 @@ def etag_digests(response: Mapping[str, Any]) -> Digests:
     return {"md5": etag} if _MD5.fullmatch(etag) else {}
 
 
-def compute(file: int, size_bytes: int, algorithms: Iterable[str]) -> Digests:
-    """Compute digests of the first bytes of a file.
+def compute(file: int, first: int, last: int, algorithms: Iterable[str]) -> Digests:
+    """Compute digests of a range of a file, or of what there is of it.
 
     Args:
         file: descriptor of the file.
-        size_bytes: number of bytes.
+        first: offset of the first byte.
+        last: offset behind the last byte.
         algorithms: names from ``Digests``.
     """
-    hashers = {name: _hasher(name) for name in algorithms}
-    for block in read_blocks(file, 0, size_bytes):
+    crcs = {"crc32": zlib.crc32, "crc32c": crc32c}
+    hashers: dict[str, _Hasher] = {
+        name: _Crc(crcs[name]) if name in crcs else hashlib.new(name, usedforsecurity=False)
+        for name in algorithms
+    }
+    while first < last and (block := os.pread(file, min(_BLOCK_BYTES, last - first), first)):
+        first += len(block)
         for hasher in hashers.values():
             hasher.update(block)
     return {name: hasher.hexdigest() for name, hasher in hashers.items()}
@@ -106,23 +112,7 @@ def compute(file: int, size_bytes: int, algorithms: Iterable[str]) -> Digests:
 
 def file_crc(file: int, first: int, last: int) -> int:
     """Return the CRC32C of the bytes ``first`` to ``last`` (excluded) of a file."""
-    crc = 0
-    for block in read_blocks(file, first, last):
-        crc = crc32c(block, crc)
-    return crc
-
-
-def read_blocks(file: int, first: int, last: int) -> Iterator[bytes]:
-    """Yield a range of a file in blocks; fewer bytes if the file ends before."""
-    while first < last and (block := os.pread(file, min(_BLOCK_BYTES, last - first), first)):
-        yield block
-        first += len(block)
-
-
-def _hasher(name: str) -> _Hasher:
-    if name in ("crc32", "crc32c"):
-        return _Crc(zlib.crc32 if name == "crc32" else crc32c)
-    return hashlib.new(name, usedforsecurity=False)
+    return int(compute(file, first, last, ["crc32c"])["crc32c"], 16)
 
 
 def _add(found: Digests, algorithm: str, value: Any) -> None:

@@ -99,8 +99,9 @@ class Fetcher:
         """
         with ThreadPool(REQUESTS, thread_name_prefix="dlfs-fetch") as executor:
             try:
-                threads = min(REQUESTS, self._requests_max())
-                for future in as_completed([executor.submit(self._work) for _ in range(threads)]):
+                pieces = sum(len(list(_pieces(one.item))) or 1 for one in self._fetches)
+                threads = range(max(1, min(REQUESTS, pieces)))
+                for future in as_completed([executor.submit(self._work) for _ in threads]):
                     future.result()
             finally:
                 self._stop.set()
@@ -111,10 +112,6 @@ class Fetcher:
         for opened in self._open:
             opened.close()
         self._open.clear()
-
-    def _requests_max(self) -> int:
-        sizes = ((one.item.size_bytes, one.item.piece_bytes) for one in self._fetches)
-        return max(1, sum(-(-size // piece) or 1 for size, piece in sizes))
 
     def _work(self) -> None:
         try:
@@ -177,7 +174,7 @@ class Fetcher:
         """Check an object that is complete, record it, and give its file its name."""
         fetch, item = opened.fetch, opened.fetch.item
         for attempt in range(_FETCHES_MAX):
-            got = compute(opened.file, item.size_bytes, {*opened.digests, "crc32c"})
+            got = compute(opened.file, 0, item.size_bytes, {*opened.digests, "crc32c"})
             wrong = [name for name, digits in opened.digests.items() if got[name] != digits]
             if not wrong:
                 break

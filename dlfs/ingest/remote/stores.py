@@ -139,9 +139,9 @@ class Store:
                 self._check_folder_key(full, entry, what)
                 continue
             here = full if is_http(full) else f"{base}/{name}"
-            clean = os.fsdecode(
-                clean_path(os.fsencode(plain_name(name, url)), f"import {redact(here)}")
-            )
+            if is_http(url):  # without what only URLs have
+                name = plain_path(f"http://host/{name}").lstrip("/")
+            clean = os.fsdecode(clean_path(os.fsencode(name), f"import {redact(here)}"))
             objects.append(self._object(here, full, clean, entry))
         return objects
 
@@ -305,11 +305,6 @@ def version_of(info: Mapping[str, Any]) -> str:
 def differs(version: str, other: str) -> bool:
     """Return True if two versions of one field differ; a listing may lack what a response has."""
     return version.partition("=")[0] == other.partition("=")[0] and version != other
-
-
-def plain_name(name: str, url: str) -> str:
-    """Return an object's name under its folder, without what only URLs have."""
-    return plain_path(f"http://host/{name}").lstrip("/") if is_http(url) else name
 
 
 def open_store(url: str) -> Store:

@@ -83,7 +83,9 @@ def join_types(one: Any, other: Any) -> Any:
     if is_one_of(one, ("is_null",)):
         return other
     if is_one_of(one, _ENCODED) or is_one_of(other, _ENCODED):
-        return join_types(*(_decoded(kind) for kind in (one, other)))
+        return join_types(
+            *(kind.value_type if is_one_of(kind, _ENCODED) else kind for kind in (one, other))
+        )
     for family, wide in ((_TEXT, pyarrow.large_string()), (_BINARY, pyarrow.large_binary())):
         if is_one_of(one, family) and is_one_of(other, family):
             return wide
@@ -96,10 +98,6 @@ def join_types(one: Any, other: Any) -> Any:
     if is_one_of(one, ("is_struct",)) and is_one_of(other, ("is_struct",)):
         return _join_structs(one, other)
     return None
-
-
-def _decoded(kind: Any) -> Any:
-    return kind.value_type if is_one_of(kind, _ENCODED) else kind
 
 
 def _join_integers(one: Any, other: Any) -> Any:

@@ -54,7 +54,10 @@ class _Header:
         records = self._number(self._count_bytes)
         if records == _STREAMING[self._count_bytes]:
             records = 0  # unknown while the file was written: any length is right
-        dimensions = [self._dimension() for _ in range(self._list(10))]
+        dimensions = []
+        for _ in range(self._list(10)):
+            self._skip_name()
+            dimensions.append(self._number(self._count_bytes))
         self._skip_attributes()
         fixed_end, begins, record_bytes, sizes = 0, [], 0, []
         for _ in range(self._list(11)):
@@ -69,10 +72,6 @@ class _Header:
         record_bytes = sizes[0] if len(sizes) == 1 else sum(-(-size // 4) * 4 for size in sizes)
         last = max(begin + size for begin, size in zip(begins, sizes, strict=True))
         return max(fixed_end, last + (records - 1) * record_bytes)
-
-    def _dimension(self) -> int:
-        self._skip_name()
-        return self._number(self._count_bytes)
 
     def _variable(self, dimensions: list[int]) -> tuple[int, int, bool]:
         """Return a variable's offset, its size (of one record) in bytes, and if it has records."""

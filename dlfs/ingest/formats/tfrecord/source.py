@@ -60,7 +60,7 @@ from dlfs.errors import (
 )
 from dlfs.ingest.absent import HINT, AbsentOption, default_like, default_of_type
 from dlfs.ingest.archives.ranges import RangeReader, make_ranges
-from dlfs.ingest.fields import FieldRecords, choose_fields, is_pattern, parse_choices
+from dlfs.ingest.fields import Choices, FieldRecords, choose_fields, is_pattern, parse_choices
 from dlfs.ingest.formats.tfrecord.example import (
     AbsentFeatureError,
     ExampleError,
@@ -154,23 +154,27 @@ class TfRecordSource(ShardSource):
         super().__init__(shards, noun="a TFRecord file")
         self._options = options
         self._prefixes = shard_prefixes(shards, _SUFFIXES)
-        self._examples: ExampleReader | None = None
         self._fields = parse_choices(options.fields, f"import {self.name}")
-        self._has_pattern = any(map(is_pattern, self._fields))
+        self._patterns: Choices = {name: None for name in self._fields if is_pattern(name)}
         check_attribute_names(options.attributes, f"import {self.name}")
         self.skipped: Counter[str] = Counter()
         self._maker: FieldRecords | None = None
         self._defaults: dict[str, Any] | None = None
-        self._has_examples = options.column is not None or bool(self._fields)
-        if self._has_examples:
-            self._examples = ExampleReader(f"import {self.name}")
-        self._compressions = [_compression(shard, options.compression) for shard in shards]
+        has_examples = options.column is not None or bool(self._fields)
+        self._examples = ExampleReader(f"import {self.name}") if has_examples else None
+        endings = {".gz": "gzip", ".zlib": "zlib"}
+        self._compressions = [
+            endings.get(Path(shard).suffix.lower(), "none")
+            if options.compression == "auto"
+            else options.compression
+            for shard in shards
+        ]
         self._index = None
         if set(self._compressions) == {"none"}:
             self._index = _Index(self.shards, options.index)
             self.gives_shuffled = True
             self.sample_count = len(self._index.sizes) if options.nulls != "skip" else None
-            if not self._has_examples:
+            if not has_examples:
                 data_bytes = self._index.sizes - np.uint64(_OVERHEAD_BYTES)
                 self.sample_bytes = int(data_bytes.sum())
 
@@ -196,15 +200,13 @@ class TfRecordSource(ShardSource):
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one file; see ``ShardSource``."""
-        where = f"import {self.shards[number]}"
-        return gather(self._records(number), where=where, buffer_bytes=self.buffer_bytes)
-
-    def _records(self, number: int) -> Iterator[Record]:
         shard = self.shards[number]
-        for count, data in enumerate(_stream(shard, self._compressions[number])):
-            record = self._sample(number, count, memoryview(data))
-            if record is not None:
-                yield record
+        records = (
+            self._sample(number, count, memoryview(data))
+            for count, data in enumerate(_stream(shard, self._compressions[number]))
+        )
+        found = (record for record in records if record is not None)
+        return gather(found, where=f"import {shard}", buffer_bytes=self.buffer_bytes)
 
     def _read(
         self,
@@ -335,25 +337,18 @@ class TfRecordSource(ShardSource):
         """Count the features of a record that are not used.
 
         Raises:
-            ExampleError: it has others than the first and a pattern takes all.
+            ExampleError: it has others than the first, which a pattern would take.
         """
         options = self._options
         used = [options.column, *self._fields, *options.attributes, options.path]
         others = [name for name in found if name not in used]
-        if others and self._has_pattern:
-            self._check_pattern(others)
-        self.skipped.update(f"feature that is not used: {name}" for name in others)
-
-    def _check_pattern(self, others: Sequence[str]) -> None:
-        """Check that no pattern would take features that the first record lacks."""
-        patterns = parse_choices(self._options.fields, f"import {self.name}")
-        missed = choose_fields({name: None for name in patterns if is_pattern(name)}, list(others))
-        names = [name for name in missed if name in others]
-        if names:
+        missed = sorted(choose_fields(self._patterns, others).keys() & others)
+        if missed:
             raise ExampleError(
                 f"expected the features of the first record, {', '.join(self._fields)}, got "
-                f"{', '.join(sorted(names))} too; the option fields names those to take"
+                f"{', '.join(missed)} too; the option fields names those to take"
             )
+        self.skipped.update(f"feature that is not used: {name}" for name in others)
 
 
 _Reader = Callable[[Any, str], Any]
@@ -582,13 +577,6 @@ def _decompress(file: IO[bytes], compression: str) -> IO[bytes]:
     if compression == "zlib":
         return cast(IO[bytes], io.BufferedReader(_ZlibReader(file)))
     return file
-
-
-def _compression(shard: str, wanted: Compression) -> str:
-    if wanted != "auto":
-        return wanted
-    endings = {".gz": "gzip", ".zlib": "zlib"}
-    return endings.get(Path(shard).suffix.lower(), "none")
 
 
 def _cut(where: str, position: int) -> TruncatedError:

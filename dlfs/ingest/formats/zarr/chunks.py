@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def find_missing(array: zarr.Array[Any], keys: Collection[str], store: Store) ->
     count = total = 0
     first = ""
     inner_total = math.prod(_grid_shape(steps, array.chunks)) if array.shards else 1
-    for place in _places(array.shape, steps):
+    for place in itertools.product(*map(range, _grid_shape(array.shape, steps))):
         if not total % _NOTED_CHUNKS:
             note_location(f"import {prefix}: its chunks are counted")
         key = prefix + array.metadata.encode_chunk_key(place)
@@ -87,11 +87,6 @@ def _check_shards(array: zarr.Array[Any]) -> None:
 
 def _grid_shape(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
     return tuple(-(-length // step) for length, step in zip(shape, steps, strict=True))
-
-
-def _places(shape: Sequence[int], steps: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the places of all chunks in the grid."""
-    return itertools.product(*map(range, _grid_shape(shape, steps)))
 
 
 def find_damaged(array: zarr.Array[Any], first: int, count: int) -> Exception | None:
