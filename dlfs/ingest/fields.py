@@ -21,8 +21,9 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,24 @@ from dlfs.ingest.records import Record, Value
 
 Choices = dict[str, FieldType | None]
 """Chosen fields in their order: name or pattern, and the type of its entry if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOptions:
+    """Options of the formats that have columns with types."""
+
+    column: Annotated[str | None, "column of the sample; by default the only possible one"] = None
+    fields: Annotated[
+        tuple[str, ...],
+        "columns to make the fields of a sample, NAME[:TYPE] or patterns; by default all possible "
+        "samples, if they are several",
+    ] = ()
+    attributes: Annotated[
+        tuple[str, ...] | None,
+        "columns to store as attributes; by default all with one value a row",
+    ] = None
+    path: Annotated[str | None, "column of the sample's path"] = None
+
 
 _TYPED = re.compile(
     r"(?P<name>.+):(?P<type>bytes|text|[<>=|]?[A-Za-z]\w*(?:\[\w+\])?\[[0-9?,]*\])", re.DOTALL
@@ -214,13 +233,23 @@ def read_npy(data: bytes | memoryview) -> NDArray[Any]:
         ValueError: they are no NPY file, or of Python objects, or too short or too long.
     """
     file = io.BytesIO(data)
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"version {version} of the NPY format")
-    first = version == (1, 0)
-    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    shape, fortran, dtype = read_npy_header(file)
     if dtype.hasobject:
         raise ValueError("an array of Python objects")
     flat = np.frombuffer(data, dtype, offset=file.tell()) if dtype.itemsize else np.empty(0, dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array: shape, True for Fortran order, and type of its elements.
+
+    Raises:
+        ValueError: it is none of NPY format 1, 2 or 3.
+    """
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    if version not in ((2, 0), (3, 0)):
+        raise ValueError(f"version {version} of the NPY format")
+    # 3 differs from 2 in the characters that names of fields may have
+    return np.lib.format.read_array_header_2_0(file)

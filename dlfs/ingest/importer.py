@@ -7,9 +7,10 @@ After any failure, Ctrl-C included, the writer aborts and the volume stays as it
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -194,8 +195,18 @@ def import_dataset(
         raise _no_samples(source)
     if skip_existing and not append:
         raise UsageError("import: expected skip_existing only with append")
-    writer = _open_writer(volume, source, name, layout, seed, uuid, defaults, append=append)
-    with writer:
+    open_writer: Callable[..., DatasetWriter] = volume.append
+    if not append:
+        size_bytes, count = source.sample_bytes or 0, source.sample_count or 0
+        open_writer = partial(volume.writer, expected_bytes=size_bytes, expected_samples=count)
+    with open_writer(
+        name,
+        layout=layout if append else layout or "shuffled",
+        seed=seed,
+        source_shuffled=source.gives_shuffled,
+        defaults=defaults,
+        uuid=uuid,
+    ) as writer:
         previous = writer.previous if append else None
         paths = set(previous.paths) if previous is not None and skip_existing else set()
         labels = {} if previous is None else _class_labels(previous.columns)
@@ -226,38 +237,6 @@ def import_dataset(
     skipped = {**source.skipped, **({ALREADY_THERE: known} if known else {})}
     return ImportReport(
         info, meter.samples, meter.bytes, meter.seconds, skipped, len(source.empty_directories)
-    )
-
-
-def _open_writer(
-    volume: Volume,
-    source: Source,
-    name: str,
-    layout: Layout | None,
-    seed: int,
-    uuid: UUID | None,
-    defaults: Mapping[str, Any] | None,
-    *,
-    append: bool,
-) -> DatasetWriter:
-    if append:
-        return volume.append(
-            name,
-            layout=layout,
-            seed=seed,
-            source_shuffled=source.gives_shuffled,
-            defaults=defaults,
-            uuid=uuid,
-        )
-    return volume.writer(
-        name,
-        layout=layout or "shuffled",
-        seed=seed,
-        expected_bytes=source.sample_bytes or 0,
-        expected_samples=source.sample_count or 0,
-        source_shuffled=source.gives_shuffled,
-        defaults=defaults,
-        uuid=uuid,
     )
 
 

@@ -33,14 +33,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.fields import FieldRecords, parse_choices
+from dlfs.ingest.fields import ColumnOptions, FieldRecords, parse_choices
 from dlfs.ingest.records import ShardSource, files_of, shard_prefixes
 from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
@@ -59,18 +59,7 @@ _STATE_BYTES_MAX = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
-    column: Annotated[str | None, "column of the sample; by default the only possible one"] = None
-    fields: Annotated[
-        tuple[str, ...],
-        "columns to make the fields of a sample, NAME[:TYPE] or patterns; by default all possible "
-        "samples, if they are several",
-    ] = ()
-    attributes: Annotated[
-        tuple[str, ...] | None,
-        "columns to store as attributes; by default all with one value a row",
-    ] = None
-    path: Annotated[str | None, "column of the sample's path"] = None
+class _Options(ColumnOptions):
     nulls: NullsOption = "error"
 
 

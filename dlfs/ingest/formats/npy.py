@@ -26,6 +26,7 @@ import numpy.typing as npt
 from dlfs.errors import FormatError, TruncatedError
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
 from dlfs.ingest.arrays.rows import FileOptions
+from dlfs.ingest.fields import read_npy_header
 
 _SKIP_BYTES = 1 << 20
 """Bytes read at once to skip rows."""
@@ -220,14 +221,7 @@ class _Header:
     """The header of an array: NPY format 1, 2 or 3."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0), (3, 0)):
-            raise ValueError(f"version {version} of the NPY format")
-        if version == (1, 0):
-            header = np.lib.format.read_array_header_1_0(file)
-        else:  # 3 differs from 2 in the characters that names of fields may have
-            header = np.lib.format.read_array_header_2_0(file)
-        self._shape, fortran, self._dtype = header
+        self._shape, fortran, self._dtype = read_npy_header(file)
         self.fortran = fortran and len(self._shape) > 1
 
     @property

@@ -50,7 +50,7 @@ from dlfs.errors import (
 )
 from dlfs.fields import FieldType
 from dlfs.ingest.archives.archive import Compression, decompressed
-from dlfs.ingest.fields import Choices, FieldRecords, choose_fields, parse_choices
+from dlfs.ingest.fields import Choices, ColumnOptions, FieldRecords, choose_fields, parse_choices
 from dlfs.ingest.formats.mds.values import (
     JSON,
     NUMBERS,
@@ -94,19 +94,12 @@ _COMPRESSIONS: dict[str, Compression] = {
 
 
 @dataclass(frozen=True, slots=True)
-class MdsOptions:
+class MdsOptions(ColumnOptions):
     """Options of MDS shards."""
 
-    column: Annotated[str | None, "column of the sample; by default the only possible one"] = None
-    fields: Annotated[
-        tuple[str, ...],
-        "columns to make the fields of a sample, NAME[:TYPE] or patterns; by default all possible "
-        "samples, if they are several",
-    ] = ()
     attributes: Annotated[
         tuple[str, ...] | None, "columns to store as attributes; by default all numbers and texts"
     ] = None
-    path: Annotated[str | None, "column of the sample's path"] = None
     hashes: Annotated[bool, "check the files' hashes"] = True
 
     def open(self, paths: Sequence[str]) -> MdsSource:

@@ -25,11 +25,41 @@ from dlfs.fields import FieldType
 from dlfs.ingest.absent import AbsentError
 from dlfs.ingest.registry import load_package
 
-_PACKAGE = "dlfs.example"
 _LIST = "FeatureList"
 _NUMBERS = {"int64_list": np.int64, "float_list": np.float32}
-_VALUE_TYPES = {"bytes": "TYPE_BYTES", "float": "TYPE_FLOAT", "int64": "TYPE_INT64"}
-"""The three kinds of a feature's list, with the type of its values."""
+_MESSAGES = """
+name: "dlfs/example.proto" package: "dlfs.example" syntax: "proto3"
+message_type { name: "Bytes"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "Float"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 oneof_index: 0 type_name: "Bytes" }
+  field { name: "float_list" number: 2 oneof_index: 0 type_name: "Float" }
+  field { name: "int64_list" number: 3 oneof_index: 0 type_name: "Int64" } }
+message_type { name: "Features"
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type_name: "Feature" } }
+  field { name: "feature" number: 1 label: LABEL_REPEATED type_name: "FeatureEntry" } }
+message_type { name: "FeatureList"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type_name: "Feature" } }
+message_type { name: "FeatureLists"
+  nested_type { name: "FeatureListEntry" options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type_name: "FeatureList" } }
+  field { name: "feature_list" number: 1 label: LABEL_REPEATED type_name: "FeatureListEntry" } }
+message_type { name: "Example"
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type_name: "Features" }
+  field { name: "feature_lists" number: 2 label: LABEL_OPTIONAL type_name: "FeatureLists" } }
+"""
+"""The messages, as ``protoc`` describes them.
+
+A SequenceExample has the features of an Example, there called ``context``, and lists of them.
+"""
 
 
 class ExampleError(FormatError):
@@ -196,49 +226,8 @@ def _single_value(feature: Any, name: str) -> tuple[str, int | float | bytes]:
 
 def _example_class(load: Any) -> Any:
     """Declare the messages of an Example; return the function that parses one."""
-    file = load("descriptor_pb2").FileDescriptorProto(
-        name="dlfs/example.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for kind, type_name in _VALUE_TYPES.items():
-        message = file.message_type.add(name=f"{kind}_list")
-        _add_field(message, "value", 1, type_name, repeated=True)
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, kind in enumerate(_VALUE_TYPES, 1):
-        _add_field(feature, f"{kind}_list", number, f"{kind}_list").oneof_index = 0
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    _add_field(entry, "key", 1, "TYPE_STRING")
-    _add_field(entry, "value", 2, "Feature")
-    _add_field(features, "feature", 1, "Features.FeatureEntry", repeated=True)
-    feature_list = file.message_type.add(name=_LIST)
-    _add_field(feature_list, "feature", 1, "Feature", repeated=True)
-    lists = file.message_type.add(name="FeatureLists")
-    entry = lists.nested_type.add(name="FeatureListEntry")
-    entry.options.map_entry = True
-    _add_field(entry, "key", 1, "TYPE_STRING")
-    _add_field(entry, "value", 2, _LIST)
-    _add_field(lists, "feature_list", 1, "FeatureLists.FeatureListEntry", repeated=True)
-    # A SequenceExample has the features of an Example, as field "context", and lists of them.
-    example = file.message_type.add(name="Example")
-    _add_field(example, "features", 1, "Features")
-    _add_field(example, "feature_lists", 2, "FeatureLists")
+    file = load("descriptor_pb2").FileDescriptorProto()
     pool = load("descriptor_pool").DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    found = pool.FindMessageTypeByName(f"{_PACKAGE}.Example")
+    pool.AddSerializedFile(load("text_format").Parse(_MESSAGES, file).SerializeToString())
+    found = pool.FindMessageTypeByName("dlfs.example.Example")
     return load("message_factory").GetMessageClass(found).FromString
-
-
-def _add_field(
-    message: Any, name: str, number: int, type_name: str, *, repeated: bool = False
-) -> Any:
-    """Add a field to a message; ``type_name`` is ``TYPE_...``, or the name of a message here."""
-    field = message.field.add(name=name, number=number)
-    field.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-    if type_name.startswith("TYPE_"):
-        field.type = getattr(field, type_name)
-    else:
-        field.type = field.TYPE_MESSAGE
-        field.type_name = f".{_PACKAGE}.{type_name}"
-    return field
