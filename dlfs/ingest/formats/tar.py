@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -40,13 +41,12 @@ from dlfs.ingest.archives.archive import (
 from dlfs.ingest.archives.links import LinkTree
 from dlfs.ingest.archives.ranges import RangeReader, make_ranges
 from dlfs.ingest.order import indexed_blocks, packing_order
-from dlfs.ingest.records import Record, gather
+from dlfs.ingest.records import Record, ShardSource, gather
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
     STDIN_SHOWN,
     LinkPolicy,
     SampleBlock,
-    Source,
     check_path,
     keep_link,
     show,
@@ -148,21 +148,53 @@ class TarOptions:
 
     def open(self, paths: Sequence[str]) -> TarSource:
         """Open archives; see ``TarSource``."""
-        return TarSource(
-            paths, links=self.links, prefix_shards=self.prefix_shards, absolute=self.absolute
-        )
+        return TarSource(paths, self)
 
 
-class TarSource(Source):
-    """The files in some archives.
+class ArchiveShards(ShardSource):
+    """A source of archives that are streamed.
 
     Args:
         archives: paths of the archives; their names say how they are compressed. ``-`` is standard
-            input, which has no links.
-        links: ``follow`` imports what a symbolic link in the archive leads to, folders too;
-            ``skip`` leaves links out and counts them; ``error`` refuses them.
+            input.
         prefix_shards: begin every path with the archive's name without suffix, as a folder.
         absolute: ``strip`` removes the slashes that begin an absolute name; ``error`` refuses it.
+
+    Raises:
+        UsageError: the list is empty, or a name is not an archive's.
+    """
+
+    def __init__(self, archives: Sequence[str], *, prefix_shards: bool, absolute: Absolute) -> None:
+        super().__init__(archives, noun="an archive")
+        if prefix_shards and STDIN in archives:
+            raise UsageError(f"import {STDIN_SHOWN}: expected no prefix_shards, for it has no name")
+        self.prefixes = [archive_prefix(path) if prefix_shards else b"" for path in archives]
+        self._absolute = absolute
+        self.compressions = {check_archive(path) for path in archives if path != STDIN}
+        self.stdin = open_standard_input(archives)
+
+    def open_shard(self, number: int) -> Archive:
+        """Open an archive."""
+        path = self.shards[number]
+        return Archive(path, self.stdin if path == STDIN else None, absolute=self._absolute)
+
+    def cancel(self) -> None:
+        """End a wait for standard input; see ``ShardSource``."""
+        if self.stdin is not None:
+            self.stdin.cancel()
+
+    def close(self) -> None:
+        """Free what reading standard input needs; see ``Source.close``."""
+        if self.stdin is not None:
+            self.stdin.close()
+
+
+class TarSource(ArchiveShards):
+    """The files in some archives.
+
+    Args:
+        archives: paths of the archives; standard input has no links.
+        options: options of the format.
 
     Raises:
         UsageError: the list is empty, a name is not an archive's, or a link leads nowhere.
@@ -172,28 +204,20 @@ class TarSource(Source):
     """
 
     def __init__(
-        self,
-        archives: Sequence[str | os.PathLike[str]],
-        *,
-        links: LinkPolicy = "follow",
-        prefix_shards: bool = False,
-        absolute: Absolute = "error",
+        self, archives: Sequence[str | os.PathLike[str]], options: TarOptions | None = None
     ) -> None:
-        self._archives = [os.fspath(path) for path in archives]
-        if not self._archives:
-            raise UsageError("import: expected an archive, got none")
-        self.name = source_name(self._archives)
-        if prefix_shards and STDIN in self._archives:
-            raise UsageError(f"import {STDIN_SHOWN}: expected no prefix_shards, for it has no name")
-        self._prefixes = [archive_prefix(path) if prefix_shards else b"" for path in self._archives]
-        self._names = _Names(self._archives, links)
-        self._absolute = absolute
+        options = options or TarOptions()
+        super().__init__(
+            [os.fspath(path) for path in archives],
+            prefix_shards=options.prefix_shards,
+            absolute=options.absolute,
+        )
+        self._names = _Names(self.shards, options.links)
         self.skipped = self._names.skipped
+        self._files: list[bytes] = []
         self._index = None
-        kinds = {check_archive(path) for path in self._archives if path != STDIN}
-        self._stdin = open_standard_input(self._archives)
-        if self._stdin is None and kinds == {"none"}:
-            self._index = _Index(self._archives, self._prefixes, self._names, absolute)
+        if self.stdin is None and self.compressions == {"none"}:
+            self._index = _Index(self.shards, self.prefixes, self._names, options.absolute)
             self.sample_count = len(self._index.paths)
             self.sample_bytes = int(self._index.sizes.sum())
             self.gives_shuffled = True
@@ -206,9 +230,9 @@ class TarSource(Source):
             DlfsError: an archive is damaged, ends early, cannot be read, or changed meanwhile.
         """
         if self._index is None:
-            records = self._stream(layout, seed)
-            blocks = gather(records, where="import", buffer_bytes=self.buffer_bytes)
-            return stream_ahead(blocks, cancel=self._stdin.cancel if self._stdin else lambda: None)
+            order = packing_order(len(self.shards), layout=layout, seed=seed).tolist()
+            found = chain(map(self.read_shard, order), [self._gather(self._stream_links())])
+            return stream_ahead(chain.from_iterable(found), cancel=self.cancel)
         return indexed_blocks(
             self._index.sizes,
             self._index.read,
@@ -218,37 +242,34 @@ class TarSource(Source):
             finish=self._index.check_unchanged,
         )
 
-    def close(self) -> None:
-        """Free what reading standard input needs; see ``Source.close``."""
-        if self._stdin is not None:
-            self._stdin.close()
+    def read_shard(self, number: int) -> Iterator[SampleBlock]:
+        """Stream the members of one archive; see ``ShardSource``."""
+        return self._gather(self._stream(number))
 
-    def _stream(self, layout: Layout, seed: int) -> Iterator[Record]:
-        order = packing_order(len(self._archives), layout=layout, seed=seed).tolist()
-        files: list[bytes] = []
-        for shard in order:
-            path = self._archives[shard]
-            stdin = self._stdin if path == STDIN else None
-            with Archive(path, stdin, absolute=self._absolute) as archive:
-                for member in archive.members():
-                    name = self._names.add(member, shard, self._prefixes[shard])
-                    if name is not None:
-                        files.append(name)
-                        yield Record(name, archive.read(member))
+    def _gather(self, records: Iterator[Record]) -> Iterator[SampleBlock]:
+        return gather(records, where="import", buffer_bytes=self.buffer_bytes)
+
+    def _stream(self, number: int) -> Iterator[Record]:
+        with self.open_shard(number) as archive:
+            for member in archive.members():
+                path = self._names.add(member, number, self.prefixes[number])
+                if path is not None:
+                    self._files.append(path)
+                    yield Record(path, archive.read(member))
+
+    def _stream_links(self) -> Iterator[Record]:
+        """Stream what links stand for, in a second pass over the archives that have it."""
         wanted: dict[bytes, list[bytes]] = {}
-        for alias, target in self._names.aliases(files):
+        for alias, target in self._names.aliases(self._files):
             wanted.setdefault(target, []).append(alias)
-        yield from self._stream_aliases(wanted)
-        self.empty_directories = self._names.empty_folders(iter(self._names.shard_of))
-
-    def _stream_aliases(self, wanted: Mapping[bytes, list[bytes]]) -> Iterator[Record]:
         for shard in sorted({self._names.shard_of[target] for target in wanted}):
-            with Archive(self._archives[shard], absolute=self._absolute) as archive:
+            with self.open_shard(shard) as archive:
                 for member in archive.members():
-                    aliases = wanted.get(self._prefixes[shard] + member.path, [])
+                    aliases = wanted.get(self.prefixes[shard] + member.path, [])
                     if aliases and member.kind == "file":
                         data = archive.read(member)
                         yield from (Record(alias, data) for alias in aliases)
+        self.empty_directories = self._names.empty_folders(iter(self._names.shard_of))
 
 
 class _Index:

@@ -42,7 +42,7 @@ import numpy as np
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
 from dlfs.ingest.absent import HINT, AbsentError, AbsentOption, default_like, default_of_type
-from dlfs.ingest.archives.archive import AbsoluteOption, Archive
+from dlfs.ingest.archives.archive import AbsoluteOption
 from dlfs.ingest.fields import (
     Choices,
     FieldRecords,
@@ -51,11 +51,9 @@ from dlfs.ingest.fields import (
     parse_choices,
     read_npy,
 )
-from dlfs.ingest.formats.tar import archive_prefix, check_archive
-from dlfs.ingest.records import Record, ShardSource, Value, files_of, gather
-from dlfs.ingest.registry import STDIN
-from dlfs.ingest.source import STDIN_SHOWN, SampleBlock, check_attribute_names, show
-from dlfs.ingest.standard_input import open_standard_input
+from dlfs.ingest.formats.tar import ArchiveShards
+from dlfs.ingest.records import Record, Value, files_of, gather
+from dlfs.ingest.source import SampleBlock, check_attribute_names, show
 
 _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 """Extensions whose members are whole numbers. Source: WebDataset's own decoders."""
@@ -108,7 +106,7 @@ class _Group:
     members: dict[str, tuple[bytes, memoryview]]
 
 
-class WebDatasetSource(ShardSource):
+class WebDatasetSource(ArchiveShards):
     """The samples of some archives, by keys.
 
     Args:
@@ -121,14 +119,7 @@ class WebDatasetSource(ShardSource):
     """
 
     def __init__(self, archives: Sequence[str], options: WebDatasetOptions) -> None:
-        super().__init__(archives, noun="an archive")
-        for archive in archives:
-            if archive != STDIN:
-                check_archive(archive)
-            elif options.prefix_shards:
-                raise UsageError(
-                    f"import {STDIN_SHOWN}: expected no prefix_shards, for it has no name"
-                )
+        super().__init__(archives, prefix_shards=options.prefix_shards, absolute=options.absolute)
         self._options = options
         check_attribute_names(options.attributes, f"import {self.name}")
         self._used = {name.partition(".")[0].lower() for name in options.attributes}
@@ -144,17 +135,6 @@ class WebDatasetSource(ShardSource):
         self._field_records: FieldRecords | None = None
         self._defaults: dict[str, Any] = {}
         self.skipped: Counter[str] = Counter()
-        self._stdin = open_standard_input(archives)
-
-    def cancel(self) -> None:
-        """End a wait for standard input; see ``ShardSource``."""
-        if self._stdin is not None:
-            self._stdin.cancel()
-
-    def close(self) -> None:
-        """Free what reading standard input needs; see ``Source.close``."""
-        if self._stdin is not None:
-            self._stdin.close()
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one archive; see ``ShardSource``.
@@ -167,8 +147,8 @@ class WebDatasetSource(ShardSource):
 
     def _records(self, number: int) -> Iterator[Record]:
         shard = self.shards[number]
-        prefix = archive_prefix(shard) if self._options.prefix_shards else b""
-        for group in self._groups(shard):
+        prefix = self.prefixes[number]
+        for group in self._groups(number):
             where = f"import {shard}: key {show(group.key)}"
             try:
                 values = {
@@ -263,10 +243,9 @@ class WebDatasetSource(ShardSource):
         name = f": {show(path)}" if known < _NAMES_SHOWN_MAX else ", others"
         self.skipped["member without a key" + name] += 1
 
-    def _groups(self, shard: str) -> Iterator[_Group]:
+    def _groups(self, number: int) -> Iterator[_Group]:
         group: _Group | None = None
-        stdin = self._stdin if shard == STDIN else None
-        with Archive(shard, stdin, absolute=self._options.absolute) as archive:
+        with self.open_shard(number) as archive:
             for member in archive.members():
                 if member.kind != "file":
                     if member.kind != "folder":
@@ -283,7 +262,7 @@ class WebDatasetSource(ShardSource):
                 group = group or _Group(key, {})
                 if extension in group.members:
                     raise FormatError(
-                        f"import {shard}: key {show(key)}: expected one member of extension "
+                        f"import {archive.path}: key {show(key)}: expected one member of extension "
                         f"{extension!r}, got {show(member.path)} too; {_RULE}"
                     )
                 group.members[extension] = member.path, archive.read(member)

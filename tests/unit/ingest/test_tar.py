@@ -26,7 +26,7 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.ingest.formats.tar import TarSource
+from dlfs.ingest.formats.tar import TarOptions, TarSource
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.source import BUFFER_BYTES
 from tests.unit.ingest.taking import take as take_all
@@ -79,7 +79,7 @@ def take(
     buffer_bytes: int = BUFFER_BYTES,
     **options: Any,
 ) -> list[Any]:
-    source = TarSource(paths, **options)
+    source = TarSource(paths, TarOptions(**options))
     source.buffer_bytes = buffer_bytes
     got = []
     for block in source.blocks(layout=layout, seed=seed):
@@ -204,7 +204,7 @@ def test_symbolic_links_are_followed_to_files_and_folders(write: Callable[..., P
 
 
 def test_symbolic_links_are_skipped_and_counted(write: Callable[..., Path]) -> None:
-    source = TarSource([write(("a", b""), symbolic("b", "nowhere"))], links="skip")
+    source = TarSource([write(("a", b""), symbolic("b", "nowhere"))], TarOptions(links="skip"))
     assert [block.paths for block in source.blocks(layout="path", seed=0)] == [[b"a"]]
     assert source.skipped == {"symbolic link": 1}
 
