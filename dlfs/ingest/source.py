@@ -13,7 +13,7 @@ import stat
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from errno import EIO, ESTALE
 from typing import Any, Literal, Protocol
@@ -254,30 +254,21 @@ def check_regular(path: str) -> None:
     seen: set[tuple[int, int]] = set()  # links may lead to a folder again
     while pending:
         name = pending.pop()
-        with file_errors(f"import {name}", "file or folder"):
-            try:
-                status = os.stat(name)
-            except OSError:
-                if name == path:
-                    raise
-                continue  # a reader that wants it says why not
-        kind = stat.S_IFMT(status.st_mode)
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        if kind in _IRREGULAR:
-            raise UsageError(
-                f"import {name}: expected a file or a folder, got {_IRREGULAR[kind]}; the source "
-                "'-' reads standard input"
-            )
-        if kind == stat.S_IFDIR:
-            with file_errors(f"import {name}", "folder"):
-                try:
-                    with os.scandir(name) as entries:
-                        pending += [entry.path for entry in entries if not entry.is_file()]
-                except OSError:
-                    if name == path:
-                        raise
+        # Of what is in a folder, a reader that wants it says why it cannot be looked at.
+        with file_errors(f"import {name}", "file or folder") if name == path else suppress(OSError):
+            status = os.stat(name)
+            kind = stat.S_IFMT(status.st_mode)
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            if kind in _IRREGULAR:
+                raise UsageError(
+                    f"import {name}: expected a file or a folder, got {_IRREGULAR[kind]}; the "
+                    "source '-' reads standard input"
+                )
+            if kind == stat.S_IFDIR:
+                with os.scandir(name) as entries:
+                    pending += [entry.path for entry in entries if not entry.is_file()]
 
 
 def read_ahead(

@@ -42,7 +42,7 @@ from dlfs.ingest.remote.failures import disk_errors
 from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher
 from dlfs.ingest.remote.manifest import Manifest, object_key
 from dlfs.ingest.remote.private_directory import open_private_directory
-from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
+from dlfs.ingest.remote.stores import Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
 
 RESERVE_BYTES = 64 * MIB
@@ -184,16 +184,14 @@ class Spool:
             self._by_url[pattern] = self.paths[first:]
         with ThreadPool(REQUESTS, thread_name_prefix="dlfs-list") as executor:
             listed = executor.map(Store.find, found, self.sources)
-            return [
-                self._plan(store, item, root)
-                for store, root, items in zip(found, self.paths, listed, strict=True)
-                for item in items
-            ]
-
-    def _plan(self, store: Store, item: RemoteObject, root: str) -> Fetch:
-        key = object_key(item.url, item.size_bytes, item.version)
-        target = f"{root}/{item.name}" if item.name else root
-        return Fetch(store, item, key, f"{self.folder}/parts/{key}", target)
+            wanted = []
+            for store, root, items in zip(found, self.paths, listed, strict=True):
+                for item in items:
+                    key = object_key(item.url, item.size_bytes, item.version)
+                    target = f"{root}/{item.name}" if item.name else root
+                    part = f"{self.folder}/parts/{key}"
+                    wanted.append(Fetch(store, item, key, part, target))
+            return wanted
 
     def _make_folders(self, wanted: Sequence[Fetch]) -> None:
         """Make the folders of all objects; delete files that the listing does not have."""

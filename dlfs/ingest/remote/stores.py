@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -206,13 +207,23 @@ class Store:
         return RemoteObject(url, path, name, size, version_of(info), find_digests(info))
 
 
-class S3Store(Store):
-    """Objects of S3 and of stores with its protocol."""
+class _StreamingStore(Store):
+    """A store whose responses are streamed, and compared with the listing by their headers."""
 
     def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
         """Stream a range, or the object without a range if it is one piece; see ``Store``."""
         found: Digests = _run(self._system, self._read, item, first, last, sink)
         return found
+
+    @abstractmethod
+    async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests: ...
+
+    def check_unchanged(self, item: RemoteObject) -> None:
+        """Do nothing: every response was compared with the listing."""
+
+
+class S3Store(_StreamingStore):
+    """Objects of S3 and of stores with its protocol."""
 
     async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
         bucket, key, version = self._system.split_path(item.path)
@@ -231,19 +242,11 @@ class S3Store(Store):
             body.close()
         return etag_digests(response) | find_digests(response)
 
-    def check_unchanged(self, item: RemoteObject) -> None:
-        """Do nothing: every response was compared with the listing."""
 
-
-class HttpStore(Store):
+class HttpStore(_StreamingStore):
     """Files of web servers."""
 
-    def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
-        """Stream a range, or the whole file if it is one piece; see ``Store``."""
-        _run(self._system, self._read, item, first, last, sink)
-        return {}
-
-    async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> None:
+    async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
         is_part = last - first < item.size_bytes
         async with await self._get(item.path, f"{first}-{last - 1}" if is_part else None) as answer:
             answer.raise_for_status()
@@ -261,6 +264,7 @@ class HttpStore(Store):
                 raise item.changed(f"status {answer.status} for a range")
             async for data in answer.content.iter_chunked(_BODY_BYTES):
                 sink(data)
+        return {}
 
     async def _get(self, path: str, span: str | None) -> Any:
         """Send a request; the caller enters what this returns."""
@@ -287,9 +291,6 @@ class HttpStore(Store):
         ):
             return found
         return RemoteObject(url, path, name, found.size_bytes, found.version, found.digests, False)
-
-    def check_unchanged(self, item: RemoteObject) -> None:
-        """Do nothing: every response was compared with the listing."""
 
 
 def version_of(info: Mapping[str, Any]) -> str:

@@ -178,20 +178,19 @@ class _Decoder:
         if code == _SHUFFLE:
             return _unshuffle(data, self._item_bytes)
         if code in _PLUGINS:
-            return self._plugin(number).undo(data)
+            if number not in self._plugins:
+                made = Plugin(self._dataset, number, self._item_bytes)
+                self._plugins[number] = self._stack.enter_context(made)
+            return self._plugins[number].undo(data)
         before = [each for n, (each, _) in enumerate(self._filters[:number]) if not mask >> n & 1]
         bound = self._size + before.count(_FLETCHER32) * _CHECKSUM_BYTES
         if not set(before) <= {_SHUFFLE, _FLETCHER32}:
             bound = 2 * bound + MORE_BYTES
         if code == _LZF:
             return decompress_lzf(data, bound)
-        return _unpack_bzip2(data, bound) if code == _BZIP2 else _inflate(data, bound)
-
-    def _plugin(self, number: int) -> Plugin:
-        if number not in self._plugins:
-            made = Plugin(self._dataset, number, self._item_bytes)
-            self._plugins[number] = self._stack.enter_context(made)
-        return self._plugins[number]
+        if code == _BZIP2:
+            return _unpack(bz2.BZ2Decompressor(), data, bound, "bzip2")
+        return _unpack(zlib.decompressobj(), data, bound, "deflate")
 
 
 def _unshuffle(data: bytes, item_bytes: int) -> bytes:
@@ -201,32 +200,16 @@ def _unshuffle(data: bytes, item_bytes: int) -> bytes:
     return ordered + data[whole:]
 
 
-def _inflate(data: bytes, size: int) -> bytes:
-    """Return the bytes of a stream of deflate, and at most one more than it may have."""
-    stream = zlib.decompressobj()
-    try:
-        found = stream.decompress(data, size + 1)
-    except zlib.error as error:
-        raise ValueError(f"expected a stream of deflate: {error}") from error
-    return _whole(found, size, is_ended=stream.eof)
+def _unpack(stream: Any, data: bytes, size: int, name: str) -> bytes:
+    """Return the bytes of a compressed stream, and at most one more than it may have.
 
-
-def _unpack_bzip2(data: bytes, size: int) -> bytes:
-    """Return the bytes of a stream of bzip2, and at most one more than it may have.
-
-    The plug-in runs for ever on a stream that is cut.
+    The library's plug-in of bzip2 runs for ever on a stream that is cut.
     """
-    stream = bz2.BZ2Decompressor()
     try:
-        found = stream.decompress(data, size + 1)
-    except OSError as error:
-        raise ValueError(f"expected a stream of bzip2: {error}") from error
-    return _whole(found, size, is_ended=stream.eof)
-
-
-def _whole(found: bytes, size: int, *, is_ended: bool) -> bytes:
-    """Return what was decompressed, unless the stream ended before its end."""
-    if not is_ended and len(found) <= size:
+        found: bytes = stream.decompress(data, size + 1)
+    except (zlib.error, OSError) as error:
+        raise ValueError(f"expected a stream of {name}: {error}") from error
+    if not stream.eof and len(found) <= size:
         raise ValueError(f"expected {size} bytes, got {len(found)}, cut off")
     return found
 
