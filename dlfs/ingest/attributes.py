@@ -18,16 +18,16 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields.arrays import ArrayForm
 from dlfs.ingest.source import (
     PATH_COLUMNS,
+    Array,
     SampleBlock,
     Source,
     WrappedSource,
@@ -41,7 +41,7 @@ from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_colu
 from dlfs.ingest.tables.files import open_ipc, open_parquet
 from dlfs.ingest.tables.values import is_scalar
 
-Columns = Mapping[str, npt.NDArray[Any]]
+Columns = Mapping[str, Array]
 
 UNUSED_ROWS = "row of attributes without a sample"
 
@@ -272,7 +272,7 @@ class TableRule(Rule):
         return {name: values[chosen] for name, values in self._columns.items()}
 
 
-def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, Array]:
     """Read the columns of a CSV file; the columns named in ``text`` stay text."""
     where = f"attributes of {path}"
     table = read_csv(path, delimiter, where=where)
@@ -284,7 +284,7 @@ def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, np
     }
 
 
-def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, npt.NDArray[Any]]:
+def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, Array]:
     where = f"attributes of {path}"
     with (open_parquet if is_parquet else open_ipc)(path) as table:
         schema = table.schema
@@ -295,7 +295,7 @@ def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, npt.NDArray[Any]]:
                     f"{where}: expected numbers, bools or text in every column, got "
                     f"{column.type} in {column.name}"
                 )
-        parts: dict[str, list[npt.NDArray[Any]]] = {column.name: [] for column in columns}
+        parts: dict[str, list[Array]] = {column.name: [] for column in columns}
         row = 0
         no_rows = importlib.import_module("pyarrow").RecordBatch.from_pylist([], schema)
         for batch in chain([no_rows], table.batches(schema.names)):

@@ -15,10 +15,8 @@ that of the dataset writer, which has every path.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs.base.arguments import Layout
 from dlfs.base.units import MIB
@@ -27,7 +25,7 @@ from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.order import take_block
 from dlfs.ingest.progress import ProgressCallback
 from dlfs.ingest.references import check_copyable
-from dlfs.ingest.source import SampleBlock, Source, stream_ahead
+from dlfs.ingest.source import Array, Bytes, SampleBlock, Source, Uint64Array, stream_ahead
 from dlfs.store.info import DatasetInfo
 from dlfs.volume.volume import Volume
 
@@ -119,9 +117,7 @@ class DatasetSource(Source):
             data, columns = self._read(order, sizes)
             yield SampleBlock([], data, sizes.view(np.int64), sizes.view(np.int64), columns)
 
-    def _read(
-        self, indices: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.uint8], dict[str, npt.NDArray[Any]]]:
+    def _read(self, indices: Uint64Array, sizes: Uint64Array) -> tuple[Bytes, dict[str, Array]]:
         """Read samples into memory of their own, one after the other, and their attributes."""
         if len(indices) == 1:  # maybe a large one: without a second copy in memory
             data = np.empty(int(sizes[indices[0]]), np.uint8)

@@ -17,7 +17,6 @@ import os
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,17 @@ from dlfs._native.library import describe
 from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.ingest.order import indexed_blocks
-from dlfs.ingest.source import THREADS, SampleBlock, Source, file_errors, show
+from dlfs.ingest.source import (
+    THREADS,
+    Array,
+    Bytes,
+    Int64Array,
+    SampleBlock,
+    Source,
+    Uint64Array,
+    file_errors,
+    show,
+)
 
 
 class FileTable:
@@ -112,7 +121,7 @@ class FilesSource(Source):
         self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
         self._choose(np.arange(len(self._sizes), dtype=np.uint64))
 
-    def _choose(self, indices: npt.NDArray[np.uint64]) -> None:
+    def _choose(self, indices: Uint64Array) -> None:
         """Read only some files of the table."""
         self._chosen = indices
         self.sample_count = len(indices)
@@ -130,7 +139,7 @@ class FilesSource(Source):
         return int(known.sum())
 
     @abstractmethod
-    def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
+    def _find_files(self) -> Mapping[str, Array]:
         """Fill the table; return the attributes: arrays with a value for each file."""
 
     def close(self) -> None:
@@ -151,12 +160,7 @@ class FilesSource(Source):
             buffer_bytes=self.buffer_bytes,
         )
 
-    def _read(
-        self,
-        numbers: npt.NDArray[np.uint64],
-        offsets: npt.NDArray[np.int64],
-        buffer: npt.NDArray[np.uint8],
-    ) -> SampleBlock:
+    def _read(self, numbers: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
         indices = self._chosen[numbers]
         table, in_order = self._table, np.argsort(indices)
         lengths = self._sizes[indices].astype(np.int64)
@@ -169,12 +173,7 @@ class FilesSource(Source):
         attributes = {name: values[indices] for name, values in self._attributes.items()}
         return SampleBlock(self._sample_paths(indices), buffer, offsets, lengths, attributes)
 
-    def _fill(
-        self,
-        files: npt.NDArray[np.void],
-        _chosen: npt.NDArray[np.uint64],
-        buffer: npt.NDArray[np.uint8],
-    ) -> int:
+    def _fill(self, files: npt.NDArray[np.void], _chosen: Uint64Array, buffer: Bytes) -> int:
         """Read files, whose indices are given, into a buffer; return how many failed."""
         return read_files(
             self._opened.value,
@@ -185,7 +184,7 @@ class FilesSource(Source):
             threads=THREADS,
         )
 
-    def _sample_paths(self, indices: npt.NDArray[Any]) -> list[bytes]:
+    def _sample_paths(self, indices: Array) -> list[bytes]:
         """Return the paths of samples by the numbers of their files."""
         return [self._table.path(index) for index in indices.tolist()]
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs._native.permutation import packing_permutation
 from dlfs.base.arguments import Layout
-from dlfs.ingest.source import SampleBlock, read_ahead
+from dlfs.ingest.source import Bytes, Int64Array, SampleBlock, Uint64Array, read_ahead
 
 BLOCK_SAMPLES_MAX = 1 << 17
 """Most samples of one block, however small they are.
@@ -23,7 +22,7 @@ from all over the disk. If these exceed the kernel's cache, small blocks mostly 
 """
 
 
-def packing_order(count: int, *, layout: Layout, seed: int) -> npt.NDArray[np.uint64]:
+def packing_order(count: int, *, layout: Layout, seed: int) -> Uint64Array:
     """Return the order of a source's samples on the volume, ``uint64[count]``."""
     if layout == "path" or count == 0:
         return np.arange(count, dtype=np.uint64)
@@ -31,11 +30,8 @@ def packing_order(count: int, *, layout: Layout, seed: int) -> npt.NDArray[np.ui
 
 
 def take_block(
-    order: npt.NDArray[np.uint64],
-    sizes: npt.NDArray[np.uint64],
-    position: int,
-    buffer_bytes: int,
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    order: Uint64Array, sizes: Uint64Array, position: int, buffer_bytes: int
+) -> tuple[Uint64Array, Int64Array]:
     """Choose the samples of the next block, and the offset of each in the block's buffer.
 
     Args:
@@ -54,14 +50,12 @@ def take_block(
     return chosen[:count], offsets
 
 
-ReadBlock = Callable[
-    [npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.uint8]], SampleBlock
-]
+ReadBlock = Callable[[Uint64Array, Int64Array, Bytes], SampleBlock]
 """Function that reads samples: their indices, an offset in the buffer for each, and the buffer."""
 
 
 def indexed_blocks(
-    sizes: npt.NDArray[np.uint64],
+    sizes: Uint64Array,
     read: ReadBlock,
     *,
     layout: Layout,
@@ -83,7 +77,7 @@ def indexed_blocks(
     order = packing_order(len(sizes), layout=layout, seed=seed)
     position = 0
 
-    def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
+    def fill(buffer: Bytes) -> SampleBlock | None:
         nonlocal position
         while position < len(order):
             indices, offsets = take_block(order, sizes, position, len(buffer))

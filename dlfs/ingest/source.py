@@ -50,6 +50,12 @@ THREADS = 8
 """Number of threads that read files: enough for a disk's queue, few enough for two cores."""
 
 
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+Uint64Array = npt.NDArray[np.uint64]
+
+
 @dataclass(frozen=True, slots=True)
 class SampleBlock:
     """A block of samples: sample ``i`` is ``data[offsets[i]:offsets[i] + lengths[i]]``.
@@ -62,10 +68,10 @@ class SampleBlock:
     """
 
     paths: list[bytes]
-    data: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    attributes: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    data: Bytes
+    offsets: Int64Array
+    lengths: Int64Array
+    attributes: Mapping[str, Array] = field(default_factory=dict)
 
 
 def without_known(block: SampleBlock, is_known: Callable[[bytes], bool]) -> SampleBlock:
@@ -272,7 +278,7 @@ def check_regular(path: str) -> None:
 
 
 def read_ahead(
-    fill: Callable[[npt.NDArray[np.uint8]], SampleBlock | None],
+    fill: Callable[[Bytes], SampleBlock | None],
     *,
     buffer_bytes: int,
     cancel: Callable[[], None] = lambda: None,
@@ -314,9 +320,7 @@ def stream_ahead(
     return read_ahead(lambda _: next(blocks, None), buffer_bytes=0, cancel=cancel)
 
 
-def array_attributes(
-    dtype: npt.DTypeLike, shape: tuple[int, ...], count: int
-) -> dict[str, npt.NDArray[Any]]:
+def array_attributes(dtype: npt.DTypeLike, shape: tuple[int, ...], count: int) -> dict[str, Array]:
     """Return the attributes of samples that are arrays of one type and shape.
 
     A sample's bytes are the array's elements in row-major order. Its type and shape go into the

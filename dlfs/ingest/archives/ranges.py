@@ -13,7 +13,6 @@ import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +21,14 @@ from dlfs._native.files import CUT_SHORT, FILE_DTYPE, read_ranges
 from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
 from dlfs.errors import DeviceError, DlfsError, TruncatedError
-from dlfs.ingest.source import THREADS, check_unchanged
+from dlfs.ingest.source import THREADS, Array, Bytes, Int64Array, check_unchanged
 
 _OPEN_MAX = 256
 """Most files open at once; by default a process may open 1024."""
 
 
 def make_ranges(
-    positions: npt.ArrayLike, buffer_offsets: npt.ArrayLike, lengths: npt.NDArray[Any] | list[int]
+    positions: npt.ArrayLike, buffer_offsets: npt.ArrayLike, lengths: Array | list[int]
 ) -> npt.NDArray[np.void]:
     """Return ranges for ``RangeReader.read``: where each lies in its file and in the buffer."""
     ranges = np.zeros(len(lengths), FILE_DTYPE)
@@ -51,12 +50,7 @@ class RangeReader:
         self._files = files
         self._states = states
 
-    def read(
-        self,
-        numbers: npt.NDArray[np.int64],
-        ranges: npt.NDArray[np.void],
-        buffer: npt.NDArray[np.uint8],
-    ) -> None:
+    def read(self, numbers: Int64Array, ranges: npt.NDArray[np.void], buffer: Bytes) -> None:
         """Read ranges into a buffer.
 
         Args:
@@ -84,11 +78,7 @@ class RangeReader:
                 check_unchanged(f"import {path}", path, state)
 
     def _read_group(
-        self,
-        group: npt.NDArray[np.int64],
-        numbers: npt.NDArray[np.int64],
-        ranges: npt.NDArray[np.void],
-        buffer: npt.NDArray[np.uint8],
+        self, group: Int64Array, numbers: Int64Array, ranges: npt.NDArray[np.void], buffer: Bytes
     ) -> None:
         files: list[Descriptor] = []
         try:

@@ -44,7 +44,6 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs.base.arguments import Layout
 from dlfs.base.units import GIB, MIB
@@ -61,6 +60,9 @@ from dlfs.ingest.records import attribute_array
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
+    Array,
+    Bytes,
+    Int64Array,
     SampleBlock,
     Source,
     array_attributes,
@@ -90,10 +92,10 @@ class _Window:
     """A window of samples that are read together."""
 
     paths: list[bytes]
-    lengths: npt.NDArray[np.int64]
-    read: Callable[[npt.NDArray[np.uint8]], None]
+    lengths: Int64Array
+    read: Callable[[Bytes], None]
     """Function that reads the samples, one after the other, into a buffer of their total size."""
-    attributes: Mapping[str, npt.NDArray[Any]]
+    attributes: Mapping[str, Array]
 
 
 class ArraySource(Source):
@@ -229,7 +231,7 @@ class _UnitReader:
         """Yield a group as an NPZ archive."""
         unit = self._unit
 
-        def read(buffer: npt.NDArray[np.uint8]) -> None:
+        def read(buffer: Bytes) -> None:
             out = io.BytesIO()
             with zipfile.ZipFile(out, "w") as archive:
                 for array in unit.members:
@@ -291,7 +293,7 @@ class _UnitReader:
         samples = count if self._unit.rows else 1
         size = math.prod(shape) * array.dtype.itemsize
 
-        def read(buffer: npt.NDArray[np.uint8]) -> None:
+        def read(buffer: Bytes) -> None:
             target = buffer
             if buffer.ctypes.data % max(1, array.dtype.alignment):
                 target = np.empty(buffer.size, np.uint8)
@@ -317,12 +319,10 @@ class _UnitReader:
         form[SHAPE_COLUMN][:] = [str(item.size) for item in items]
         return self._window(first, [item.view(np.uint8) for item in items], form)
 
-    def _window(
-        self, first: int, parts: Sequence[Any], columns: Mapping[str, npt.NDArray[Any]]
-    ) -> _Window:
+    def _window(self, first: int, parts: Sequence[Any], columns: Mapping[str, Array]) -> _Window:
         """Return the window of samples that are in memory; some columns describe them."""
 
-        def read(buffer: npt.NDArray[np.uint8]) -> None:
+        def read(buffer: Bytes) -> None:
             np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=buffer)
 
         return _Window(
@@ -332,28 +332,26 @@ class _UnitReader:
             {**columns, **self._columns(first, len(parts))},
         )
 
-    def _read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
+    def _read(self, array: ArrayInfo, first: int, out: Array) -> None:
         if out.size:
             with reading(self._where(array, first, len(out))):
                 out.reshape(-1).view(np.uint8).fill(0)  # a library may leave parts as they are
                 self._file.read(array, first, out)
 
-    def _columns(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
+    def _columns(self, first: int, count: int) -> dict[str, Array]:
         return {
             name: self._column(array, first, count, self._column_types[name])
             for name, array in self._unit.attributes.items()
         }
 
-    def _column(
-        self, array: ArrayInfo, first: int, count: int, dtype: np.dtype[Any]
-    ) -> npt.NDArray[Any]:
+    def _column(self, array: ArrayInfo, first: int, count: int, dtype: np.dtype[Any]) -> Array:
         """Return the values of an attribute for some samples; a single value is repeated."""
         single = math.prod(array.shape) == 1 and self._unit.count != 1
         first, rows = (0, 1) if single else (first, count)
         if array.kind == "text":
             with reading(self._where(array, first, rows)):
                 texts = [_text(value) for value in self._file.read_values(array, first, rows)]
-            values: npt.NDArray[Any] = np.array(texts, object)
+            values: Array = np.array(texts, object)
         else:
             read = np.empty((rows, *array.row_shape), array.dtype)
             self._read(array, first, read)
@@ -384,7 +382,7 @@ class _Filler:
         self._windows = found
         self._next = next(found, None)
 
-    def __call__(self, buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
+    def __call__(self, buffer: Bytes) -> SampleBlock | None:
         """Fill a buffer with as many windows as fit; a larger window gets a buffer of its own."""
         taken: list[_Window] = []
         used = samples = 0
@@ -404,7 +402,7 @@ class _Filler:
         return _block(taken, buffer) if taken else None
 
 
-def _block(found: Sequence[_Window], buffer: npt.NDArray[np.uint8]) -> SampleBlock:
+def _block(found: Sequence[_Window], buffer: Bytes) -> SampleBlock:
     lengths = np.concatenate([window.lengths for window in found])
     return SampleBlock(
         [path for window in found for path in window.paths],
@@ -518,14 +516,14 @@ def _npy_header(array: ArrayInfo) -> bytes:
 # ---- values --------------------------------------------------------------------------------------
 
 
-def _form(array: ArrayInfo, shape: tuple[int, ...], count: int) -> dict[str, npt.NDArray[Any]]:
+def _form(array: ArrayInfo, shape: tuple[int, ...], count: int) -> dict[str, Array]:
     """Return the columns for type and shape; empty texts if the type cannot be recorded."""
     if is_element(array.dtype) and len(shape) <= DIMENSIONS_MAX:
         return array_attributes(array.dtype, shape, count)
     return {name: np.full(count, "", object) for name in (DTYPE_COLUMN, SHAPE_COLUMN)}
 
 
-def _item(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _item(value: object, dtype: np.dtype[Any]) -> Array:
     """Return a row of any length as a vector."""
     if isinstance(value, str):
         value = value.encode()

@@ -23,15 +23,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import numpy.typing as npt
+from typing import Annotated, Literal
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.files import FilesSource
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
     PATH_COLUMNS,
+    Array,
     check_attribute_names,
     clean_path,
     file_errors,
@@ -81,13 +80,13 @@ class ListSource(FilesSource):
         root = options.root if options.root is not None else str(Path(path).parent)
         super().__init__(source_name([path]), root, follow_links=options.links == "follow")
 
-    def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
+    def _find_files(self) -> Mapping[str, Array]:
         for path in self._paths:
             self._table.add(path)
         return self._columns
 
 
-def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
+def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, Array]]:
     """Read the paths of a list, and its attributes by name."""
     delimiter = DELIMITERS.get(Path(path).suffix.lower())
     if delimiter is not None:
@@ -114,7 +113,7 @@ def _lines(raw: bytes) -> Iterator[tuple[int, str]]:
 
 def _read_columns(
     path: str, delimiter: str, options: ListOptions
-) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
+) -> tuple[list[bytes], dict[str, Array]]:
     where = f"import {path}"
     table = read_csv(path, delimiter, where=where)
     names = list(table.columns)

@@ -45,8 +45,11 @@ from dlfs.ingest.records import Record, ShardSource, gather
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
     STDIN_SHOWN,
+    Bytes,
+    Int64Array,
     LinkPolicy,
     SampleBlock,
+    Uint64Array,
     check_path,
     keep_link,
     show,
@@ -309,12 +312,7 @@ class _Index:
             self._sparse[shard, position] = member.segments
         return shard, position, member.size_bytes
 
-    def read(
-        self,
-        indices: npt.NDArray[np.uint64],
-        offsets: npt.NDArray[np.int64],
-        buffer: npt.NDArray[np.uint8],
-    ) -> SampleBlock:
+    def read(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
         """Read members by index, and return them as a block."""
         lengths = self.sizes[indices].astype(np.int64)
         shards = self._shards[indices]
@@ -325,11 +323,8 @@ class _Index:
         return SampleBlock([self.paths[i] for i in indices.tolist()], buffer, offsets, lengths)
 
     def _split_sparse(
-        self,
-        shards: npt.NDArray[np.int64],
-        ranges: npt.NDArray[np.void],
-        buffer: npt.NDArray[np.uint8],
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+        self, shards: Int64Array, ranges: npt.NDArray[np.void], buffer: Bytes
+    ) -> tuple[Int64Array, npt.NDArray[np.void]]:
         """Replace the range of each sparse member by its segments; zero its buffer."""
         plain = np.ones(len(ranges), bool)
         extra: list[tuple[int, int, int, int]] = []

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs.errors import FormatError
 from dlfs.fields import FieldType
 from dlfs.ingest.fields import Choices, FieldRecords
 from dlfs.ingest.records import Record, gather, number_path, text_path
-from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock
+from dlfs.ingest.source import BLOCK_SAMPLES_MAX, Array, Int64Array, SampleBlock
 from dlfs.ingest.tables.arrow import compute, pyarrow, types
 from dlfs.ingest.tables.nulls import ROW_WITH_NULL, Nulls, rows_with_null, without_nulls
 from dlfs.ingest.tables.plain import is_one_of, plain_array, plain_type
@@ -84,14 +83,14 @@ class _Part:
     """
 
     where: str
-    rows: npt.NDArray[np.int64]
+    rows: Int64Array
     arrays: Mapping[Column, Any]
 
     def locate(self, column: Column) -> Locate:
         """Return the function that names a value of a column."""
         return lambda index: f"{self.where}: row {self.rows[index]}: column {column.name}"
 
-    def take(self, chosen: npt.NDArray[np.int64]) -> _Part:
+    def take(self, chosen: Int64Array) -> _Part:
         """Return some of the rows."""
         indices = pyarrow.array(chosen)
         arrays = {column: array.take(indices) for column, array in self.arrays.items()}
@@ -244,7 +243,7 @@ class Columns:
             for row, text in zip(rows, values, strict=True)
         ]
 
-    def _attribute_values(self, part: _Part) -> dict[str, npt.NDArray[Any]]:
+    def _attribute_values(self, part: _Part) -> dict[str, Array]:
         return {
             column.name: attribute_values(part.arrays[column], part.locate(column))
             for column in self.attributes
@@ -264,7 +263,7 @@ class Columns:
         return json_texts(array, locate)
 
 
-def attribute_values(array: Any, locate: Locate) -> npt.NDArray[Any]:
+def attribute_values(array: Any, locate: Locate) -> Array:
     """Return a plain array without nulls as values of an attribute.
 
     Args:
@@ -278,9 +277,9 @@ def attribute_values(array: Any, locate: Locate) -> npt.NDArray[Any]:
         FormatError: text is not UTF-8.
     """
     if is_vector(array.type):
-        numbers: npt.NDArray[Any] = array.flatten().to_numpy(zero_copy_only=False)
+        numbers: Array = array.flatten().to_numpy(zero_copy_only=False)
         return numbers.reshape(-1, array.type.list_size)
-    found: npt.NDArray[Any]
+    found: Array
     if is_one_of(array.type, NUMBERS):
         found = array.to_numpy(zero_copy_only=False)
     else:
@@ -289,7 +288,7 @@ def attribute_values(array: Any, locate: Locate) -> npt.NDArray[Any]:
     return found
 
 
-def column_values(column: Column, batch: Any, row: int, where: str) -> npt.NDArray[Any]:
+def column_values(column: Column, batch: Any, row: int, where: str) -> Array:
     """Return a column of a record batch as values of an attribute; see ``attribute_values``.
 
     Args:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs.errors import FormatError
+from dlfs.ingest.source import Array, Int64Array
 from dlfs.ingest.tables.arrow import compute, pyarrow, types
 
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -54,9 +54,7 @@ def time_texts(array: Any) -> Any:
     return array.cast(pyarrow.large_string())
 
 
-def timestamp_texts(
-    array: Any, numbers: npt.NDArray[np.int64], unit: str, more: npt.NDArray[Any] | None = None
-) -> Any:
+def timestamp_texts(array: Any, numbers: Int64Array, unit: str, more: Array | None = None) -> Any:
     """Return the texts of timestamps.
 
     Args:
@@ -88,10 +86,10 @@ def timestamp_texts(
     return _texts(array, texts)
 
 
-def numbers_of(array: Any) -> npt.NDArray[np.int64]:
+def numbers_of(array: Any) -> Int64Array:
     """Return the numbers that times are stored as, ``int64[n]``; 0 for nulls."""
     stored = array.view(pyarrow.int64() if array.type.bit_width == 64 else pyarrow.int32())
-    numbers: npt.NDArray[Any] = stored.fill_null(0).to_numpy(zero_copy_only=False)
+    numbers: Array = stored.fill_null(0).to_numpy(zero_copy_only=False)
     return numbers.astype(np.int64, copy=False)
 
 
@@ -101,7 +99,7 @@ def _texts(array: Any, texts: list[str]) -> Any:
     return pyarrow.array(texts, pyarrow.large_string(), mask=mask)
 
 
-def _offsets(moments: Any, zone: str | None) -> npt.NDArray[np.int64]:
+def _offsets(moments: Any, zone: str | None) -> Int64Array:
     """Return the offset of local time from UTC at each moment, in seconds, ``int64[n]``."""
     if not zone or zone == "UTC":
         return np.zeros(len(moments), np.int64)
@@ -110,7 +108,7 @@ def _offsets(moments: Any, zone: str | None) -> npt.NDArray[np.int64]:
         local = compute.local_timestamp(zoned)
     except pyarrow.ArrowInvalid as error:
         raise FormatError(f"expected a known time zone, got {zone!r}") from error
-    found: npt.NDArray[np.int64] = numbers_of(local) - numbers_of(moments)
+    found: Int64Array = numbers_of(local) - numbers_of(moments)
     return found
 
 
@@ -138,9 +136,7 @@ def _years(unit: str) -> tuple[int, int]:
     return first, end
 
 
-def _check_bounds(
-    array: Any, numbers: npt.NDArray[np.int64], bounds: tuple[int, int], unit: str
-) -> None:
+def _check_bounds(array: Any, numbers: Int64Array, bounds: tuple[int, int], unit: str) -> None:
     wrong = np.flatnonzero((numbers < bounds[0]) | (numbers >= bounds[1]))
     if wrong.size:
         at = int(wrong[0])

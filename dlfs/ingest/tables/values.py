@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
+from dlfs.ingest.source import Array, Bytes, Int64Array
 from dlfs.ingest.tables.arrow import types
 from dlfs.ingest.tables.plain import LISTS, is_one_of, is_tensor, list_starts, plain_type
 
@@ -139,11 +139,11 @@ def texts(array: Any, locate: Locate) -> list[str]:
     return found
 
 
-def _arrays(array: Any, kind: FieldType, locate: Locate) -> list[npt.NDArray[Any]]:
+def _arrays(array: Any, kind: FieldType, locate: Locate) -> list[Array]:
     """Return nested lists of numbers as arrays."""
     if not len(array):
         return []
-    levels: list[npt.NDArray[np.int64]] = []
+    levels: list[Int64Array] = []
     while is_one_of(array.type, LISTS):
         levels.append(list_starts(array))
         array = array.flatten()
@@ -157,14 +157,14 @@ def _arrays(array: Any, kind: FieldType, locate: Locate) -> list[npt.NDArray[Any
 
 
 def _rectangle(
-    numbers: npt.NDArray[Any],
-    levels: Sequence[npt.NDArray[np.int64]],
+    numbers: Array,
+    levels: Sequence[Int64Array],
     row: int,
     fixed: Sequence[int | None],
     locate: Locate,
     *,
     is_tensor: bool,
-) -> npt.NDArray[Any]:
+) -> Array:
     """Return one value as an array, whose lists of each level must have one length."""
     start, end = levels[0][row : row + 2].tolist()
     if is_tensor:
@@ -182,9 +182,7 @@ def _rectangle(
     return numbers[start : start + math.prod(shape)].reshape(shape)
 
 
-def spans(
-    array: Any,
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def spans(array: Any) -> tuple[Bytes, Int64Array, Int64Array]:
     """Return the buffer of a plain array of bytes or text, and each value's offset and length."""
     buffers = array.buffers()
     if types.is_fixed_size_binary(array.type):
@@ -197,7 +195,7 @@ def spans(
     return _bytes(buffers[2]), offsets[:-1], np.diff(offsets)
 
 
-def _bytes(buffer: Any) -> npt.NDArray[np.uint8]:
+def _bytes(buffer: Any) -> Bytes:
     return (
         np.frombuffer(buffer, np.uint8)
         if buffer is not None and buffer.size

@@ -19,11 +19,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs._native.lzf import decompress_lzf
 from dlfs.ingest.formats.hdf5.plugins import MORE_BYTES, Plugin
 from dlfs.ingest.formats.hdf5.streams import BITSHUFFLE, BLOSC, LZ4, Stream, check_stream
+from dlfs.ingest.source import Array
 
 if TYPE_CHECKING:
     import h5py
@@ -56,9 +56,7 @@ def is_checked(dataset: h5py.Dataset) -> bool:
     return is_chunked and bool(_filters(dataset)) and not has_members
 
 
-def read_chunks(
-    dataset: h5py.Dataset, first: int, out: npt.NDArray[Any], *, lacks_some: bool
-) -> None:
+def read_chunks(dataset: h5py.Dataset, first: int, out: Array, *, lacks_some: bool) -> None:
     """Read rows of a dataset chunk by chunk.
 
     Args:

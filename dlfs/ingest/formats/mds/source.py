@@ -35,7 +35,6 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
 from dlfs.base.json_records import parse_json, to_record
@@ -73,6 +72,7 @@ from dlfs.ingest.records import (
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
+    Int64Array,
     SampleBlock,
     check_attribute_names,
     file_errors,
@@ -198,7 +198,7 @@ class MdsSource(ShardSource):
             yield self._block(number, self._column, data, ends[first : last + 1], first)
 
     def _samples(
-        self, number: int, data: bytes, ends: npt.NDArray[np.int64], first: int = 0
+        self, number: int, data: bytes, ends: Int64Array, first: int = 0
     ) -> Iterator[tuple[str, bytes, dict[str, tuple[int, int]]]]:
         """Yield the samples from ``first`` on: location, path, and start and end of each column.
 
@@ -219,7 +219,7 @@ class MdsSource(ShardSource):
             yield where, known, spans
 
     def _block(
-        self, number: int, column: str, data: bytes, ends: npt.NDArray[np.int64], first: int
+        self, number: int, column: str, data: bytes, ends: Int64Array, first: int
     ) -> SampleBlock:
         """Make a block of the samples from ``first`` on; see ``_samples``."""
         kinds, where = self._index[number].kinds, f"import {self.shards[number]}: sample"
@@ -238,7 +238,7 @@ class MdsSource(ShardSource):
             paths, np.frombuffer(data, np.uint8), starts.copy(), stops - starts, attributes
         )
 
-    def _records(self, number: int, data: bytes, ends: npt.NDArray[np.int64]) -> Iterator[Record]:
+    def _records(self, number: int, data: bytes, ends: Int64Array) -> Iterator[Record]:
         """Yield the samples with fields of a shard."""
         kinds = self._index[number].kinds
         for where, path, spans in self._samples(number, data, ends):
@@ -362,7 +362,7 @@ def _choose_attributes(
     return options.attributes
 
 
-def _sample_ends(shard: _Shard, data: bytes, where: str) -> npt.NDArray[np.int64]:
+def _sample_ends(shard: _Shard, data: bytes, where: str) -> Int64Array:
     """Return ``int64[samples + 1]``: the start of the first sample, and the end of each."""
     header = 4 * (shard.samples + 2)
     if len(data) < header:

@@ -45,7 +45,6 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from dlfs._native.checksums import crc32c
 from dlfs.base.arguments import Layout
@@ -82,7 +81,15 @@ from dlfs.ingest.records import (
     shard_prefixes,
     text_path,
 )
-from dlfs.ingest.source import SampleBlock, check_attribute_names, file_errors, file_state
+from dlfs.ingest.source import (
+    Bytes,
+    Int64Array,
+    SampleBlock,
+    Uint64Array,
+    check_attribute_names,
+    file_errors,
+    file_state,
+)
 
 Compression = Literal["auto", "none", "gzip", "zlib"]
 
@@ -209,11 +216,7 @@ class TfRecordSource(ShardSource):
         return gather(found, where=f"import {shard}", buffer_bytes=self.buffer_bytes)
 
     def _read(
-        self,
-        index: _Index,
-        indices: npt.NDArray[np.uint64],
-        offsets: npt.NDArray[np.int64],
-        buffer: npt.NDArray[np.uint8],
+        self, index: _Index, indices: Uint64Array, offsets: Int64Array, buffer: Bytes
     ) -> SampleBlock:
         """Read and check whole records; make a block of the samples in them."""
         shards, numbers = index.read(indices, offsets, buffer)
@@ -372,7 +375,7 @@ class _Index:
 
     def __init__(self, shards: Sequence[str], index: str) -> None:
         states: list[tuple[int, int]] = []
-        sizes: list[npt.NDArray[np.uint64]] = []
+        sizes: list[Uint64Array] = []
         for shard in shards:
             with file_errors(f"import {shard}"), open(shard, "rb") as file:
                 states.append(file_state(file.fileno()))
@@ -388,10 +391,7 @@ class _Index:
         self.check_unchanged = self._ranges.check_unchanged
 
     def read(
-        self,
-        indices: npt.NDArray[np.uint64],
-        offsets: npt.NDArray[np.int64],
-        buffer: npt.NDArray[np.uint8],
+        self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes
     ) -> tuple[list[int], list[int]]:
         """Read records into the buffer; return the file of each, and its number in the file."""
         shards = np.searchsorted(self._firsts, indices, side="right") - 1
@@ -441,7 +441,7 @@ def _check_data(data: bytes | memoryview, footer: bytes | memoryview, where: str
 # ---- finding records -----------------------------------------------------------------------------
 
 
-def _scan(shard: str, file: IO[bytes], size_bytes: int) -> npt.NDArray[np.uint64]:
+def _scan(shard: str, file: IO[bytes], size_bytes: int) -> Uint64Array:
     """Return the sizes of a file's records, from their headers."""
     sizes = array("Q")
     position = 0
@@ -473,7 +473,7 @@ def _find_index(shard: str, index: str) -> str | None:
     return None
 
 
-def _read_index(path: str, shard: str, size_bytes: int) -> npt.NDArray[np.uint64]:
+def _read_index(path: str, shard: str, size_bytes: int) -> Uint64Array:
     """Return the sizes of a file's records, from an index that must cover it without a gap."""
     try:
         with file_errors(f"import {path}"), open(path, "rb") as file:
