@@ -20,6 +20,7 @@ from dlfs.dataset.dataset import Dataset
 from dlfs.errors import FormatError, LimitError, UsageError
 from dlfs.ingest.export.samples import ExportedSamples, whole_file
 from dlfs.ingest.registry import load_package
+from dlfs.ingest.tables.arrow import pyarrow
 from dlfs.ingest.tables.choosing import EXPORT_BYTES, EXPORT_MARK, EXPORT_PATH
 from dlfs.reader.batch import Batch
 
@@ -36,7 +37,7 @@ def write_arrow(samples: ExportedSamples, path: str, *, force: bool) -> None:
         UsageError: pyarrow is not installed, or an attribute has the name of another column.
     """
     pyarrow = load_package("pyarrow", extra="arrow", what=f"export to {path}")
-    _write(pyarrow, samples, path, pyarrow.ipc.new_file, force=force)
+    _write(samples, path, pyarrow.ipc.new_file, force=force)
 
 
 def write_parquet(samples: ExportedSamples, path: str, *, force: bool) -> None:
@@ -47,7 +48,6 @@ def write_parquet(samples: ExportedSamples, path: str, *, force: bool) -> None:
         UsageError: as for ``write_arrow``.
     """
     what = f"export to {path}"
-    pyarrow = load_package("pyarrow", extra="arrow", what=what)
     parquet = load_package("pyarrow.parquet", extra="arrow", what=what)
     longest = int(samples.dataset.lengths().max()) if len(samples.dataset) else 0
     if longest > PARQUET_VALUE_BYTES_MAX:
@@ -55,30 +55,23 @@ def write_parquet(samples: ExportedSamples, path: str, *, force: bool) -> None:
             f"{what}: expected samples of at most {PARQUET_VALUE_BYTES_MAX} bytes, got one of "
             f"{longest}; an Arrow file or an archive holds it"
         )
-    _write(
-        pyarrow, samples, path, partial(parquet.ParquetWriter, use_dictionary=False), force=force
-    )
+    _write(samples, path, partial(parquet.ParquetWriter, use_dictionary=False), force=force)
 
 
 def _write(
-    pyarrow: Any,
-    samples: ExportedSamples,
-    path: str,
-    make_writer: Callable[[Any, Any], Any],
-    *,
-    force: bool,
+    samples: ExportedSamples, path: str, make_writer: Callable[[Any, Any], Any], *, force: bool
 ) -> None:
-    schema = _schema(pyarrow, samples.dataset, path)
+    schema = _schema(samples.dataset, path)
     with (
         whole_file(path, force=force) as file,
         make_writer(pyarrow.PythonFile(file, "w"), schema) as writer,
     ):
         for batch, paths in samples.batches():
             if len(batch):
-                writer.write_batch(_record_batch(pyarrow, samples.dataset, batch, paths, schema))
+                writer.write_batch(_record_batch(samples.dataset, batch, paths, schema))
 
 
-def _schema(pyarrow: Any, dataset: Dataset, target: str) -> Any:
+def _schema(dataset: Dataset, target: str) -> Any:
     fields = [
         (EXPORT_PATH, pyarrow.string() if _paths_are_text(dataset) else pyarrow.binary()),
         (EXPORT_BYTES, pyarrow.large_binary()),
@@ -103,9 +96,7 @@ def _paths_are_text(dataset: Dataset) -> bool:
     return True
 
 
-def _record_batch(
-    pyarrow: Any, dataset: Dataset, batch: Batch, paths: list[bytes | None], schema: Any
-) -> Any:
+def _record_batch(dataset: Dataset, batch: Batch, paths: list[bytes | None], schema: Any) -> Any:
     """Return the rows of a batch, without samples whose path is bad."""
     data, offsets = batch.pack()
     buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]

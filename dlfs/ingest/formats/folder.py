@@ -124,17 +124,12 @@ class FolderSource(FilesSource):
 
     def _enter(self, path: bytes, above: frozenset[tuple[int, int]]) -> _Frame:
         """List a directory in the order of the full paths under it: folders sort as ``name/``."""
-        try:
-            with Descriptor() as folder:
-                folder.fill(self._open_directory, path)
-                entries = self._list(path, folder.value)
-        except OSError as error:
-            if isinstance(error, DlfsError):
-                raise
-            raise DeviceError(
-                f"import {self._where(path)}: list the directory: {error.strerror}",
-                error.errno or errno.EIO,
-            ) from error
+        with (
+            file_errors(f"import {self._where(path)}: list the directory", "directory"),
+            Descriptor() as folder,
+        ):
+            folder.fill(self._open_directory, path)
+            entries = self._list(path, folder.value)
         entries.sort(key=itemgetter(0))
         return _Frame(path, iter(entries), above, len(self._table))
 

@@ -14,9 +14,10 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,8 @@ def _missing_chunks(dataset: h5py.Dataset) -> Missing | None:
     dataset.id.chunk_iter(note)
     if len(found) >= total:
         return None
-    first = next(at for at in _grid(shape, chunk) if at not in found)
+    grid = product(*(range(0, length, step) for length, step in zip(shape, chunk, strict=True)))
+    first = next(at for at in grid if at not in found)
     return Missing(total - len(found), total, "chunk", f"the chunk at {first}")
 
 
@@ -126,16 +128,6 @@ def _lacking_filters(dataset: h5py.Dataset) -> dict[int, str]:
             package = "pip install hdf5plugin" if code in FILTERS else "set HDF5_PLUGIN_PATH"
             lacking[number] = f"{code} ({known}; {package})"
     return lacking
-
-
-def _grid(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the offsets of all chunks, in row-major order."""
-    if not shape:
-        yield ()
-        return
-    for at in range(0, shape[0], chunk[0]):
-        for rest in _grid(shape[1:], chunk[1:]):
-            yield (at, *rest)
 
 
 # ---- other files ---------------------------------------------------------------------------------
