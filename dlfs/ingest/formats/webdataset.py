@@ -73,6 +73,8 @@ _RULE = "a key ends at the first dot of a file's name, where its extension begin
 
 _NO_TYPE = "no key before it has one, whose type the default would have: nulls=skip leaves it out"
 
+_NO_KEY = "member without a key"
+
 _NAMES_SHOWN_MAX = 20
 """Most names of members without a key that a report has."""
 
@@ -237,12 +239,6 @@ class WebDatasetSource(ArchiveShards):
         }
         return self._field_records.make(prefix + group.key, values, where, attributes)
 
-    def _leave_out(self, path: bytes) -> None:
-        """Count a member without a key."""
-        known = sum(reason.startswith("member without a key") for reason in self.skipped)
-        name = f": {show(path)}" if known < _NAMES_SHOWN_MAX else ", others"
-        self.skipped["member without a key" + name] += 1
-
     def _groups(self, number: int) -> Iterator[_Group]:
         group: _Group | None = None
         with self.open_shard(number) as archive:
@@ -253,7 +249,9 @@ class WebDatasetSource(ArchiveShards):
                     continue
                 found = split_key(member.path)
                 if found is None:
-                    self._leave_out(member.path)
+                    known = sum(reason.startswith(_NO_KEY) for reason in self.skipped)
+                    name = f": {show(member.path)}" if known < _NAMES_SHOWN_MAX else ", others"
+                    self.skipped[_NO_KEY + name] += 1
                     continue
                 key, extension = found
                 if group is not None and group.key != key:

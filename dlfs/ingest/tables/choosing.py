@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from dlfs.errors import FormatError, UsageError
@@ -69,11 +70,7 @@ def choose_columns(
         raise UsageError(f"{where}: expected text in column {path}, got {found_path.type}")
     chosen = known or _chosen_fields(schema, where, fields, others)
     taken = {used.steps[0] for used in (sample, found_path, *chosen.values()) if used is not None}
-    free = [
-        Column(name, (name,), schema.field(name).type)
-        for name in _names(schema)
-        if name not in taken
-    ]
+    free = [column for column in _columns(schema) if column.name not in taken]
     if attributes is None:
         wanted = [
             other for other in free if is_scalar(other.type) or (exported and is_vector(other.type))
@@ -118,7 +115,7 @@ def _doubled(name: str, types: Sequence[str], where: str) -> FormatError:
 def _unused(schema: Any, used: Sequence[Column]) -> list[str]:
     """Return the names of the columns that are not used; those of structs are named ``a.b``."""
     leaves = [
-        *(leaf.steps for leaf in _leaves(schema)),
+        *(leaf.steps for column in _columns(schema) for leaf in _leaves(column, are_fields=False)),
         *((name,) for name in schema.names if schema.get_field_index(name) < 0),
     ]
     steps = {column.steps for column in used}
@@ -129,19 +126,23 @@ def _unused(schema: Any, used: Sequence[Column]) -> list[str]:
     ]
 
 
-def _leaves(schema: Any) -> Iterator[Column]:
-    """Yield the columns that are no structs, and the children of those that are."""
-    pending = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
-    while pending:
-        column = pending.pop(0)
-        names = [field.name for field in column.type] if types.is_struct(column.type) else []
-        if not names or len(set(names)) < len(names):
-            yield column
-            continue
-        pending = [
-            Column(f"{column.name}.{child.name}", (*column.steps, child.name), child.type)
-            for child in column.type
-        ] + pending
+def _leaves(column: Column, *, are_fields: bool) -> Iterator[Column]:
+    """Yield a column that is no struct, or the children of one that is.
+
+    Args:
+        column: the column.
+        are_fields: take a struct with bytes as a column of these.
+    """
+    inner = _bytes_child(column) if are_fields else None
+    names = [field.name for field in column.type] if types.is_struct(column.type) else []
+    if inner is not None:
+        yield replace(inner, name=column.name)
+    elif not names or len(set(names)) < len(names):
+        yield column
+    else:
+        for field in column.type:
+            child = Column(f"{column.name}.{field.name}", (*column.steps, field.name), field.type)
+            yield from _leaves(child, are_fields=are_fields)
 
 
 def _default_fields(schema: Any, others: Container[str | None]) -> dict[str, Column]:
@@ -193,22 +194,8 @@ def _chosen_fields(
 
 def _field_columns(schema: Any) -> dict[str, Column]:
     """Return the columns that can be fields by name; those of structs are named ``a.b``."""
-    found: dict[str, Column] = {}
-    for leaf in _leaves(schema):
-        whole = _bytes_parent(schema, leaf)
-        found[whole.name] = whole
-    return found
-
-
-def _bytes_parent(schema: Any, leaf: Column) -> Column:
-    """Return the field that a leaf belongs to: itself, or the struct whose bytes are the value."""
-    for length in range(1, len(leaf.steps)):
-        steps = leaf.steps[:length]
-        struct = Column(".".join(steps), steps, look_up(schema, steps))
-        child = _bytes_child(struct)
-        if child is not None:
-            return replace(child, name=struct.name)
-    return leaf
+    leaves = (_leaves(column, are_fields=True) for column in _columns(schema))
+    return {leaf.name: leaf for leaf in chain.from_iterable(leaves)}
 
 
 def _sample_column(schema: Any, where: str, name: str | None) -> Column:
@@ -220,8 +207,9 @@ def _sample_column(schema: Any, where: str, name: str | None) -> Column:
         return inner
     candidates = list(_candidates(schema).values())
     if len(candidates) != 1:
-        names = ", ".join(_names(schema)) or "no columns"
-        if not candidates and _names(schema):
+        columns = _columns(schema)
+        names = ", ".join(column.name for column in columns) or "no columns"
+        if not candidates and columns:
             raise UsageError(
                 f"{where}: expected a column of bytes or text as the samples, got the columns "
                 f"{names}; option fields=* makes all columns the fields of samples"
@@ -232,16 +220,20 @@ def _sample_column(schema: Any, where: str, name: str | None) -> Column:
 
 def _candidates(schema: Any) -> dict[str, Column]:
     """Return the columns of bytes, else those of text, by the names of the whole columns."""
-    columns = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
-    able = {column.name: child for column in columns if (child := _bytes_child(column)) is not None}
+    able = {
+        column.name: child
+        for column in _columns(schema)
+        if (child := _bytes_child(column)) is not None
+    }
     texts = {name: column for name, column in able.items() if is_text(column.type)}
     binary = {name: column for name, column in able.items() if name not in texts}
     return binary or texts
 
 
-def _names(schema: Any) -> list[str]:
-    """Return the names that stand for one column only."""
-    return [name for name in schema.names if schema.get_field_index(name) >= 0]
+def _columns(schema: Any) -> list[Column]:
+    """Return the columns whose names stand for one only."""
+    names = [name for name in schema.names if schema.get_field_index(name) >= 0]
+    return [Column(name, (name,), schema.field(name).type) for name in names]
 
 
 def _find(schema: Any, where: str, name: str) -> Column:
