@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from dlfs._native.handle import Descriptor
 from dlfs.base.wording import quote
 from dlfs.errors import DeviceError, FormatError, TruncatedError, VersionError
-from dlfs.ingest.source import file_errors
 
 _PAGE = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")
@@ -94,8 +93,10 @@ class PageFile:
     def __init__(self, path: str, where: str) -> None:
         self._where = where
         self._file = Descriptor()
-        with file_errors(where):
+        try:
             self._file.fill(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DeviceError(f"{where}: {error.strerror}", error.errno or errno.EIO) from error
         try:
             self.size_bytes = os.fstat(self.descriptor).st_size
             self._page_bytes = 0
