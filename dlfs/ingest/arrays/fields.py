@@ -84,33 +84,28 @@ class FieldArrays:
             matches = any(fnmatchcase(name, pattern) for pattern in self.patterns)
             if matches and name not in found and array.name not in taken and self.fits(array):
                 found[name] = array
-        inside = [
-            name
+        if not any(
+            array is not None and not self.references.get(name, "").startswith("/")
             for name, array in found.items()
-            if array is not None and not self.references.get(name, "").startswith("/")
-        ]
-        if not inside:
+        ):
             return {}
         members: Members = {}
         for name, maybe in found.items():
-            members[name] = self._check(name, maybe, f"{where}: {group or '/'}: field {name!r}")
-            first = next(iter(members.values()))
-            if self.rows and members[name].count != first.count:
+            here = f"{where}: {group or '/'}: field {name!r}"
+            if maybe is None:
+                raise UsageError(f"{here}: expected an array {self.references[name]!r}, got none")
+            if not self.fits(maybe):
                 raise UsageError(
-                    f"{where}: {group or '/'}: field {name!r}: expected {first.count} rows as in "
-                    f"{first.name}, got {members[name].count}"
+                    f"{here}: expected {'rows' if self.rows else 'an array'} of numbers, times or "
+                    f"text, got {describe(maybe)}"
+                )
+            members[name] = maybe
+            first = next(iter(members.values()))
+            if self.rows and maybe.count != first.count:
+                raise UsageError(
+                    f"{here}: expected {first.count} rows as in {first.name}, got {maybe.count}"
                 )
         return members
-
-    def _check(self, name: str, array: ArrayInfo | None, where: str) -> ArrayInfo:
-        if array is None:
-            raise UsageError(f"{where}: expected an array {self.references[name]!r}, got none")
-        if not self.fits(array):
-            raise UsageError(
-                f"{where}: expected {'rows' if self.rows else 'an array'} of numbers, times or "
-                f"text, got {describe(array)}"
-            )
-        return array
 
     def fits(self, array: ArrayInfo) -> bool:
         """Return True if the rows of an array, or the whole of it, can be a field."""

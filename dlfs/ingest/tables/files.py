@@ -133,21 +133,13 @@ def _readable(schema: Any) -> Any:
     return schema
 
 
-def _batch_sizes(file: Any) -> list[int]:
-    """Return how many rows of each row group of a Parquet file are read at once."""
-    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    means = [max(1, group.total_byte_size // max(1, group.num_rows)) for group in groups]
-    return [max(1, min(BLOCK_SAMPLES_MAX, BUFFER_BYTES // mean)) for mean in means]
-
-
 def _groups(file: Any, columns: Sequence[str]) -> Iterator[Any]:
-    for number, size in enumerate(_batch_sizes(file)):
-        yield from file.iter_batches(
-            size,
-            row_groups=[number],
-            columns=columns,
-            use_threads=False,
-        )
+    """Yield the batches of a Parquet file, each of as many rows as a buffer holds of its group."""
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        mean = max(1, group.total_byte_size // max(1, group.num_rows))
+        size = max(1, min(BLOCK_SAMPLES_MAX, BUFFER_BYTES // mean))
+        yield from file.iter_batches(size, row_groups=[number], columns=columns, use_threads=False)
 
 
 def _int96_columns(file: Any) -> list[str]:
