@@ -46,9 +46,7 @@ APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:q
 
 # Packages for make bench, which lists the missing ones and does not install them.
 APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.erofs:erofs-utils perf:linux-perf \
-	valgrind:valgrind /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
-# A peer without a wheel: it is compiled where libopencv-dev and libturbojpeg0-dev are installed.
-FFCV := ffcv==1.0.2
+	/usr/src/linux-source-6.1.tar.xz:linux-source-6.1
 # qemu-user runs the wheel of another architecture.
 APT_RELEASE := git:git qemu-aarch64-static:qemu-user-static
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
@@ -195,8 +193,6 @@ build/bench/.stamp: pyproject.toml .venv/.stamp
 	@echo "Installing the peers of the benchmark into build/bench/venv"
 	@[ -x build/bench/venv/bin/python ] || $(PYTHON) -m venv build/bench/venv
 	@build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]' $(PACKAGES)
-	@if pkg-config --exists opencv4 libturbojpeg; then \
-	    build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check $(FFCV) || echo "FFCV does not compile here"; fi
 	@touch $@
 
 # The compiler of the wheels, and the tools that check them.

@@ -1,16 +1,21 @@
-"""``python -m bench``: the cases; ``python -m bench peers``, ``gpu`` and ``report``: the others."""
+"""``python -m bench``: the cases; ``peers``, ``gpu``, ``report`` and ``figures``: the others."""
 
 from __future__ import annotations
 
 import sys
 
-from bench import gather
+from bench import figures, gather
 from bench.cases import command as cases
 from bench.gpu import __main__ as gpu
 from bench.peers import __main__ as peers
 from bench.process import run_program
 
-COMMANDS = {"gpu": gpu.main, "peers": peers.main, "report": gather.main}
+COMMANDS = {
+    "figures": figures.main,
+    "gpu": gpu.main,
+    "peers": peers.main,
+    "report": gather.main,
+}
 
 
 def main(words: list[str] | None = None) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -21,9 +21,6 @@ from bench.machine import describe
 from bench.process import INTERRUPTED, ROOT
 from bench.progress import Progress, Stretch
 from bench.report import Report
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RESULTS = ROOT / "bench" / "results"
 
@@ -58,15 +55,6 @@ def matches(name: str, patterns: Sequence[str] | None) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns or ["*"])
 
 
-def figure_class() -> type[Figure]:
-    """Return matplotlib's class ``Figure``; raise Unavailable if it is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise Unavailable("matplotlib is not installed: make bench installs it") from error
-    return Figure
-
-
 def plain_arguments(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the arguments that have a value, as strings for the JSON file."""
     return {name: str(value) for name, value in vars(arguments).items() if value is not None}
@@ -83,7 +71,6 @@ class Session:
         name: name of the benchmark, shown with its progress.
         directory: folder on the disk under test; created if it is missing.
         width: columns of the output where it is no terminal.
-        facts: facts to use instead of this machine's.
     """
 
     def __init__(
@@ -92,12 +79,11 @@ class Session:
         directory: Path,
         *,
         width: int = 140,
-        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.console = Console(width=None if sys.stdout.isatty() else width)
         self._name = name
         directory.mkdir(parents=True, exist_ok=True)
-        self.facts = describe(directory) if facts is None else dict(facts)
+        self.facts = describe(directory)
 
     def measure(self, work: Callable[[Stretch], None], minutes: float | None = None) -> int:
         """Run the measurements and return an exit code: 0, that of a BenchmarkError, or 130.
@@ -119,20 +105,8 @@ class Session:
         self.facts["load_average_after"] = os.getloadavg()[0]
         return code
 
-    def write(
-        self, report: Report, folder: Path, draw: Callable[[], dict[str, Figure]] | None = None
-    ) -> None:
-        """Write the report with its pictures, if they can be drawn, and print where they are."""
+    def write(self, report: Report, folder: Path) -> None:
+        """Write the report, and print where it is."""
         path = report.write(folder)
         page = path.with_suffix(".md")
-        try:
-            pictures = draw() if draw else {}
-        except Unavailable as reason:
-            self.console.print(f"no pictures: {reason}", markup=False)
-            pictures = {}
-        for name, figure in pictures.items():
-            picture = path.with_name(f"{path.stem}-{name}.png")
-            figure.savefig(picture, dpi=110, bbox_inches="tight")
-            with open(page, "a", encoding="utf-8") as file:
-                file.write(f"\n![{picture.stem}]({picture.name})\n")
         self.console.print(f"every run is in {path}, the tables in {page}", markup=False)

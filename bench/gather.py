@@ -1,7 +1,7 @@
 """``python -m bench report``: all benchmarks of this machine, under one index.
 
-A part is a program of its own, ``python -m MODULE --results DIR``, that writes Markdown, JSON and
-pictures into the results folder. The index begins with a summary: the floors of the cases, and DLFS
+A part is a program of its own, ``python -m MODULE --results DIR``, that writes Markdown and JSON
+into the results folder. The index begins with a summary: the floors of the cases, and DLFS
 next to each peer. It links the files of each part. A part that fails is named there, and the next
 one runs. Ctrl-C or SIGTERM ends the running part, which removes its data; the index then has the
 parts that ran. All data is removed in the end.
@@ -83,7 +83,7 @@ PARTS = (
         ("-m", "bench.profile"),
         2,
         ("--dir",),
-        ("--seconds", "1", "--size", "64MiB", "--steps", "50"),
+        ("--seconds", "1", "--size", "64MiB"),
     ),
 )
 
@@ -168,8 +168,7 @@ def index(ended: Sequence[Ended], facts: Mapping[str, Any], remark: str, folder:
             lines += [f"`{one.command}` {ending} after {one.seconds / 60:.1f} minutes."]
         else:
             lines += [f"`{one.command}`, {one.seconds / 60:.1f} minutes:"]
-        lines += ["", *(f"- [{name}]({name})" for name in one.files if not name.endswith(".png"))]
-        lines += [f"\n![{name}]({name})" for name in one.files if name.endswith(".png")]
+        lines += ["", *(f"- [{name}]({name})" for name in one.files)]
     return "\n".join([*lines, ""])
 
 

@@ -27,7 +27,6 @@ BUILD = ROOT / "build" / "bench"
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 LIBDLFS = Path(dlfs.__file__).parent / "_native"
 LINKED = {
-    "bare_fuse": ["-lfuse3"],
     "bare_uring": ["-luring"],
     "bare_nvme": [f"-I{ROOT}/native/include", f"-L{LIBDLFS}", f"-Wl,-rpath,{LIBDLFS}", "-ldlfs"],
 }
@@ -89,8 +88,7 @@ def _compile(name: str) -> Path:
         raise Unavailable(f"{compiler} is not installed: apt-get install gcc libc6-dev") from error
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
-        packages = "liburing-dev libfuse3-dev"
-        raise Unavailable(f"{name} does not compile (apt-get install {packages}): {reason}")
+        raise Unavailable(f"{name} does not compile (apt-get install liburing-dev): {reason}")
     fresh.replace(target)
     return target
 

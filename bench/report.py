@@ -1,7 +1,7 @@
 """Reports: tables on the terminal, a page of Markdown, and all of it as JSON.
 
 Each benchmark makes one `Report` of the facts of its run, its tables and its plain values. The page
-and the JSON file have the same name; pictures are named after them and linked from the page.
+and the JSON file have the same name.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def main(words: list[str] | None = None) -> int:
 
     code = session.measure(run_cases, arguments.minutes)
     if results:
-        floor_table(results, "Floors of DESIGN.md, section 10").show(session.console)
+        floor_table(results, "Floors").show(session.console)
         report = make_report(session.facts, plain_arguments(arguments), results)
         session.write(report, arguments.results)
     return code

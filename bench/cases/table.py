@@ -1,6 +1,6 @@
 """The cases as data: which contenders read which data set, and which floors must hold.
 
-The floors are those of DESIGN.md, section 10, that concern a local volume. A floor compares one
+A floor compares one
 contender with others of its own case in each round. The median of the rounds' ratios counts.
 """
 
@@ -165,10 +165,6 @@ NATIVE_COLD_8 = MountFiles("native", "cold", programs=8)
 URING_COLD, URING_WARM = MountFiles("uring", "cold"), MountFiles("uring", "warm")
 NATIVE_SERVED, URING_SERVED = MountFiles("native", "served"), MountFiles("uring", "served")
 URING_COLD_8 = MountFiles("uring", "cold", programs=8)
-LIBFUSE_COLD = MountFiles("libfuse", "cold")
-LIBFUSE_THREADS_COLD = MountFiles("libfuse-threads", "cold")
-NATIVE_TOGETHER = MountFiles("native", "cold", together=True)
-LIBFUSE_TOGETHER = MountFiles("libfuse", "cold", together=True)
 CHECKPOINT = Checkpoint()
 TINY_FEW, TINY_MANY = TinyImports(few=True), TinyImports(few=False)
 LIST, LIST_PROGRAM = ListDatasets(program=False), ListDatasets(program=True)
@@ -263,10 +259,8 @@ def _import(dataset: str) -> Case:
 
 def _mount(dataset: str) -> Case:
     about = "open + read + close of random files through FUSE"
-    libfuse = (LIBFUSE_COLD, LIBFUSE_THREADS_COLD, LIBFUSE_TOGETHER)
-    ours = (NATIVE_COLD, URING_COLD, NATIVE_TOGETHER)
     more = (NATIVE_SERVED, URING_SERVED, NATIVE_COLD_8, URING_COLD_8, COLD_8)
-    cold = (*ours, *libfuse, SQUASH_COLD, COLD, FIO_4K_1, *more)
+    cold = (NATIVE_COLD, URING_COLD, SQUASH_COLD, COLD, FIO_4K_1, *more)
     warm = (NATIVE_WARM, URING_WARM, SQUASH_WARM, WARM)
     contenders = (*cold, *warm)
     floors = (

@@ -1,22 +1,17 @@
 """Files that are opened, read and closed through FUSE.
 
-The file systems are DLFS's mount, an image of the same files served by squashfuse, and a minimal
-server on libfuse that has all files in memory.
+The file systems are DLFS's mount, and an image of the same files served by squashfuse.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.contenders.files import FileList, programs_label
-from bench.errors import Unavailable
 from bench.measurement import Environment, Measurement
-from bench.process import ROOT, bound_to, find_program, output_of, started
+from bench.process import find_program, output_of
 from bench.resources import cpu_seconds_of
 from bench.serving import SQUASHFUSE, Mounted, check_fuse, mount_dlfs, mount_squashfuse
 
@@ -29,34 +24,12 @@ UNCOMPRESSED = ("-noappend", "-quiet", "-no-progress", "-noI", "-noD", "-noF", "
 SERVERS = {
     "native": "DLFS mount, native",
     "uring": "DLFS mount, io_uring",
-    "libfuse": "bare libfuse, from memory, one thread",
-    "libfuse-threads": "bare libfuse, from memory, threads",
     "squashfuse": SQUASHFUSE,
 }
 """Names of the servers in tables."""
 
 STATES = {"cold": "cold", "served": "from its memory", "warm": "warm"}
 """States of the caches before a run, and their names in tables."""
-
-LIBFUSE_THREADS = {"libfuse": 1, "libfuse-threads": 32}
-"""Threads of the libfuse servers: one, or as many as DLFS's mount may have."""
-
-
-@contextmanager
-def _mount_bare(
-    environment: Environment, point: Path, indices: list[int], server_name: str
-) -> Iterator[Mounted]:
-    source, listing = environment.scene.source, environment.scene.folder / "served"
-    paths = b"".join(source.path(index) + b"\0" for index in indices)
-    listing.write_bytes(paths)
-    places = [str(point), str(environment.scene.files), str(listing)]
-    program = environment.machine.program("bare_fuse")
-    command = [str(program), *places, str(LIBFUSE_THREADS[server_name])]
-    with started(command, stdout=subprocess.PIPE, cwd=ROOT) as server:
-        assert server.stdout is not None
-        if server.stdout.readline() != b"ready\n":
-            raise Unavailable(f"the {SERVERS[server_name]} server ended: {server.wait()}")
-        yield Mounted(point, server.pid)
 
 
 def _mount_image(environment: Environment, point: Path) -> AbstractContextManager[Mounted]:
@@ -75,27 +48,21 @@ class MountFiles:
     """Random files through a mount: open, read and close, one at a time by each program.
 
     Attributes:
-        server: ``native`` or ``uring``: the server of DLFS (`mount_dlfs`). ``libfuse``,
-            ``libfuse-threads``: a minimal server on libfuse, from memory. ``squashfuse``: an image
+        server: ``native`` or ``uring``: the server of DLFS (`mount_dlfs`). ``squashfuse``: an image
             of the files.
         state: ``cold``: neither kernel nor server has cached anything. ``served``: the server has
             the samples in its memory, the kernel has cached nothing. ``warm``: all files were read
             once before.
-        together: bind server and reader to one processor, so that no request and no answer wakes
-            another one.
         programs: number of processes that read at the same time.
     """
 
     server: str
     state: str
-    together: bool = False
     programs: int = 1
 
     @property
     def label(self) -> str:
-        where = ", one processor" if self.together else ""
-        where += programs_label(self.programs)
-        return f"{SERVERS[self.server]}, {STATES[self.state]}{where}"
+        return f"{SERVERS[self.server]}, {STATES[self.state]}{programs_label(self.programs)}"
 
     def run(self, environment: Environment) -> Measurement:
         check_fuse()
@@ -104,8 +71,7 @@ class MountFiles:
         scene, limits = environment.scene, environment.limits
         order = scene.file_order(environment.round)[: limits.mount_files * self.programs]
         environment.machine.require_cold(cold=self.state == "cold")
-        core = max(os.sched_getaffinity(0)) if self.together else None
-        with bound_to(core), self._mounted(environment, point, order.tolist()) as mounted:
+        with self._mounted(environment, point) as mounted:
             files = FileList(mounted.files, scene.source, order)
             if self.state != "cold":
                 files.read(WARM_UP_SECONDS)
@@ -117,12 +83,8 @@ class MountFiles:
         found.notes["server_cpu_seconds"] = served
         return found
 
-    def _mounted(
-        self, environment: Environment, point: Path, order: list[int]
-    ) -> AbstractContextManager[Mounted]:
-        if self.server in ("native", "uring"):
-            volume, log = str(environment.scene.volume), environment.scene.folder / "mount.log"
-            return mount_dlfs(volume, point, log, self.server)
+    def _mounted(self, environment: Environment, point: Path) -> AbstractContextManager[Mounted]:
         if self.server == "squashfuse":
             return _mount_image(environment, point)
-        return _mount_bare(environment, point, order, self.server)
+        volume, log = str(environment.scene.volume), environment.scene.folder / "mount.log"
+        return mount_dlfs(volume, point, log, self.server)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from bench.command import Session, command_line, matches, plain_arguments
 from bench.datasets import find_corpus
 from bench.errors import BadArgumentError
-from bench.peers import plots
 from bench.peers.outcome import Outcome
 from bench.peers.peer import Peer, all_peers
 from bench.peers.race import REFERENCES, ROUNDS, SECONDS, SIZES, STATES, TWO_AT, Race, Settings
-from bench.peers.report import make_report, read_races, show
+from bench.peers.report import make_report, show
 from bench.process import run_program
 from bench.progress import Stretch
 from dlfs.base.units import GIB, parse_bytes
@@ -34,8 +30,6 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--seconds", type=float, help="duration of a timed part [0.5]")
     add("--processes", help=f"processes that read at once [1,2 with {TWO_AT}, else 1]")
     add("--states", default=",".join(STATES), help="states of memory and caches [cold,warm]")
-    add("--depths", action="store_true", help="sweep over the reads in flight, with --only too")
-    add("--join", type=Path, nargs="+", help="no race: one report of several JSON files")
     return parser.parse_args(words)
 
 
@@ -60,7 +54,6 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         states=tuple(arguments.states.split(",")),
         room_bytes=arguments.room,
         seed=arguments.seed,
-        depths=arguments.only is None or arguments.depths,
         quick=quick,
     )
 
@@ -72,26 +65,12 @@ def choose(patterns: list[str] | None) -> list[Peer]:
     ]
 
 
-def show_and_write(
-    session: Session, arguments: Mapping[str, Any], outcome: Outcome, folder: Path
-) -> None:
-    """Show the tables, and write the report with its pictures."""
-    show(session.console, outcome)
-    report = make_report(session.facts, arguments, outcome)
-    session.write(report, folder, lambda: plots.draw(outcome))
-
-
 def main(words: list[str] | None = None) -> int:
     """Run the benchmark and return its exit code."""
     arguments = parse_arguments(words)
     if arguments.list:
         for peer in all_peers().values():
             print(f"{peer.name:20} {peer.about}")
-        return 0
-    if arguments.join:
-        facts, plain, outcome = read_races(arguments.join)
-        session = Session("peers", arguments.dir, width=200, facts=facts)
-        show_and_write(session, plain, outcome, arguments.results)
         return 0
     session = Session("peers", arguments.dir, width=200)
     outcome = Outcome()
@@ -101,7 +80,9 @@ def main(words: list[str] | None = None) -> int:
 
     code = session.measure(measure, arguments.minutes)
     if outcome.runs:
-        show_and_write(session, plain_arguments(arguments), outcome, arguments.results)
+        show(session.console, outcome)
+        report = make_report(session.facts, plain_arguments(arguments), outcome)
+        session.write(report, arguments.results)
     return code
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 GLOBAL_GIVEN = "global, as given"
@@ -89,17 +89,6 @@ class Run:
         return self.order in (GLOBAL_GIVEN, GLOBAL_OWN)
 
 
-@dataclass(frozen=True, slots=True)
-class Deep:
-    """Samples/s of one reader, by its name, with a number of random reads in flight."""
-
-    who: str
-    dataset: str
-    depth: int
-    round: int
-    rate: float
-
-
 @dataclass(slots=True)
 class Outcome:
     """All results of a race.
@@ -110,7 +99,6 @@ class Outcome:
         missing: peers that did not run: ``(peer, data set, manner or "", reason)``.
         datasets: parameters and sizes of the data sets, by key.
         versions: versions of the peers' packages.
-        depths: runs with different numbers of reads in flight.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -118,14 +106,3 @@ class Outcome:
     missing: list[tuple[str, str, str, str]] = field(default_factory=list)
     datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    depths: list[Deep] = field(default_factory=list)
-
-    def add(self, other: Outcome) -> None:
-        """Add the results of another race; its groups get numbers of their own."""
-        groups = max((run.group for run in self.runs), default=0)
-        self.runs += [replace(run, group=run.group + groups) for run in other.runs]
-        self.converted += other.converted
-        self.missing += [one for one in other.missing if one not in self.missing]
-        self.datasets |= other.datasets
-        self.versions |= other.versions
-        self.depths += other.depths

@@ -57,7 +57,6 @@ MODULES: tuple[str, ...] = (
     "mds",
     "litdata",
     "webdataset",
-    "ffcv",
 )
 """Modules of this folder with a tuple ``PEERS``."""
 

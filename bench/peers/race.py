@@ -21,14 +21,14 @@ import numpy as np
 
 from bench.contenders.bare import BareCopy, BareUring
 from bench.contenders.fio import FioRead
-from bench.contenders.samples import DEPTH, Batches
+from bench.contenders.samples import DEPTH
 from bench.datasets import DatasetSpec, Scene, scene_of_volume
 from bench.errors import Unavailable
 from bench.machine import Machine
 from bench.measurement import Contender, Environment, Limits
 from bench.peers.child import Job
 from bench.peers.data import Data, list_corpus
-from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Deep, Outcome, Run
+from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Outcome, Run
 from bench.peers.peer import GLOBAL, Peer, all_peers
 from bench.process import Child, start_child
 from bench.progress import Stretch
@@ -41,9 +41,6 @@ REFERENCES = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
 
 SIZES = {"512": 128 * MIB, "4k": 512 * MIB, "110k": 512 * MIB}
 QUICK_SIZES = {"512": 16 * MIB, "4k": 64 * MIB, "110k": 128 * MIB}
-DEPTHS = (1, 4, 16, 64, 128, 256)
-DEPTHS_OVER = "4k"
-"""Data set of the sweep over the reads in flight."""
 
 TWO_AT = "4k"
 """Data set that two processes also read at once, unless ``--processes`` is given."""
@@ -78,7 +75,6 @@ class Settings:
     states: tuple[str, ...] = STATES
     room_bytes: int = 15 * GIB
     seed: int = 1
-    depths: bool = False
     quick: bool = False
 
 
@@ -218,10 +214,6 @@ class _DatasetRace:
             entries = [entry for entry in entries if entry.processes == 1]
             for name in {peer.owner for peer in group} - owners:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-        if self.settings.depths and self.key == DEPTHS_OVER and self._has_dlfs():
-            for number in range(self.settings.rounds):
-                stretch.show(f"round {number + 1}: reads in flight", 1.0)
-                self._sweep_depths(self._environment(number))
 
     def _groups(self, peers: Sequence[Peer]) -> Iterator[list[Peer]]:
         """Yield groups of as many peers as there is room for; peers with the same data together."""
@@ -412,19 +404,3 @@ class _DatasetRace:
             checked=found.checked,
             limit=True,
         )
-
-    def _sweep_depths(self, environment: Environment) -> None:
-        """Measure cold random reads once at every number of reads in flight."""
-        for depth in DEPTHS:
-            readers: dict[str, Contender] = {
-                "DLFS read()": Batches(1 / 16, depth),
-                "fio 4 KiB": FioRead(4 * KIB, depth),
-                "bare io_uring reader": BareUring(depth),
-            }
-            for name, contender in readers.items():
-                try:
-                    found = contender.run(environment)
-                except Unavailable:
-                    continue  # the race reports the same readers as missing
-                rate = found.samples / found.seconds
-                self.outcome.depths.append(Deep(name, self.key, depth, environment.round, rate))

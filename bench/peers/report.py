@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,7 +24,6 @@ from bench.peers.verdicts import (
     verdicts,
 )
 from bench.report import Report, Table, number_text
-from dlfs.base.json_records import parse_json, to_record
 from dlfs.base.units import MIB
 
 VALUES: tuple[tuple[str, bool, int, Callable[[Run], float | None]], ...] = (
@@ -164,7 +162,7 @@ def show(console: Console, outcome: Outcome) -> None:
     """Print the tables of the data sets and comparisons, and the peers that did not run."""
     for key in outcome.datasets:
         run_table(outcome, key).show(console)
-    verdict_table(outcome, "Floors of DESIGN.md, section 10").show(console)
+    verdict_table(outcome, "Floors").show(console)
     for peer, key, manner, why in outcome.missing:
         console.print(f"not run: {peer}, {key} {manner}: {why}", markup=False, highlight=False)
 
@@ -190,12 +188,3 @@ def make_report(facts: Mapping[str, Any], arguments: Mapping[str, Any], outcome:
     used = [f"- **{name}**: {peer.about}" for name, peer in all_peers().items() if name in ran]
     report.add("\n".join(used))
     return report
-
-
-def read_races(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Any], Outcome]:
-    """Read the JSON files of races; return facts and arguments of the first, and all results."""
-    wholes = [parse_json(path.read_bytes()) for path in paths]
-    joined = Outcome()
-    for whole in wholes:
-        joined.add(to_record(whole, Outcome))
-    return wholes[0]["machine"], wholes[0]["arguments"], joined

@@ -1,4 +1,4 @@
-"""Comparisons of DLFS with its peers, and the floors of DESIGN.md, section 10, that concern them.
+"""Comparisons of DLFS with its peers, and their floors.
 
 There are two comparisons of cold runs. In one, all readers may end up with all of the data in
 memory, as peers do through the page cache. In the other, DLFS has memory for a sixteenth of the
@@ -34,7 +34,6 @@ FLOOR_PEERS = (
     "mds",
     "webdataset",
     "litdata",
-    "ffcv",
     "squashfs",
     "erofs",
 )

@@ -1,45 +1,29 @@
 """``python -m bench.profile``: show where the CPU time of a sample goes, by purpose.
 
-perf samples the CPU time, the kernel's too. callgrind counts the instructions of the reading
-process in user space, which do not depend on other load of the machine. A tool that is not
-installed is left out and named.
+perf samples the CPU time, the kernel's too.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
 
 from bench.command import Session, command_line
 from bench.errors import Unavailable
 from bench.process import run_program
-from bench.profile.recorders import Recording, record_callgrind, record_perf
+from bench.profile.recorders import record_perf
 from bench.profile.report import Profile, make_report
 from bench.profile.workload import CASES, Job, scene_of
 from bench.progress import Stretch
 from dlfs.base.units import parse_bytes
 
-COUNTED = ("cached", "cold")
-"""Cases where one process in user space uses a good part of the CPU time."""
-COUNTED_STEPS = 400
-TOOLS = ("perf", "callgrind")
 
-
-def profile_case(job: Job, tools: Sequence[str], steps: int) -> Profile:
-    """Record a case by every tool that works here."""
-    found: dict[str, Recording | None] = dict.fromkeys(TOOLS)
-    missing = []
-    for tool in tools:
-        try:
-            if tool == "perf":
-                found[tool] = record_perf(job)
-            elif job.case in COUNTED:
-                found[tool] = record_callgrind(replace(job, steps=steps))
-        except Unavailable as reason:
-            missing.append(f"{tool}: {reason}")
+def profile_case(job: Job) -> Profile:
+    """Record a case, if perf works here."""
     about = (CASES[job.case].__doc__ or "").strip().rstrip(".").lower()
-    return Profile(job.case, about, found["perf"], found["callgrind"], missing)
+    try:
+        return Profile(job.case, about, record_perf(job))
+    except Unavailable as reason:
+        return Profile(job.case, about, None, str(reason))
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -49,8 +33,6 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("cases", nargs="*", help=f"of {', '.join(CASES)} [cached cold mount]")
     add("--size", type=parse_bytes, default="512MiB", help="size of the data [512MiB]")
     add("--seconds", type=float, default=5.0, help="duration of the sampling of a case [5]")
-    add("--steps", type=int, default=COUNTED_STEPS, help="batches whose instructions count [400]")
-    add("--tool", choices=TOOLS, action="append", help="[both]")
     arguments = parser.parse_args(words)
     unknown = [case for case in arguments.cases if case not in CASES]
     if unknown:
@@ -73,7 +55,7 @@ def main(words: list[str] | None = None) -> int:
         for number, case in enumerate(cases):
             whole.show(case, number / len(cases))
             job = Job(case, str(folder), arguments.size, seconds=arguments.seconds)
-            profiles.append(profile_case(job, arguments.tool or TOOLS, arguments.steps))
+            profiles.append(profile_case(job))
 
     code = session.measure(measure)
     if profiles:

@@ -1,12 +1,9 @@
-"""Costs by place in the code, from the output of perf and callgrind.
+"""Costs by place in the code, from the output of perf.
 
 ``perf script`` prints samples, each with a stack, innermost frame first. A sample in the kernel
 keeps all frames of the kernel, because the callers of ``memcpy`` show its purpose. A sample in user
 space keeps only the innermost frame, because libraries are built without frame pointers. For
 libdlfs, debug information gives the source file of an address, also of inlined code.
-
-callgrind's files have instructions by object, file and function, and inlined code by its own file.
-The costs of calls that a function made are left out, because they count for the called function.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ KERNEL_START = 1 << 63
 
 _HEAD = re.compile(r"\s*(\d+)\s+(\d+)\s*$")
 _FRAME = re.compile(r"\s+([0-9a-f]+) (.*) \((.*)\)$")
-_NAMED = re.compile(r"(c?)(ob|fl|fi|fe|fn)=(?:\((\d+)\))? ?(.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +43,6 @@ class Place:
 
 
 Costs = Counter[Place]
-
-
-# ---- perf ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,44 +135,3 @@ def look_up(path: str, addresses: list[int]) -> dict[int, tuple[str, str]]:
         for address, (function, place) in zip(addresses, pairs, strict=True)
         if not place.startswith("??")
     }
-
-
-# ---- callgrind -----------------------------------------------------------------------------------
-
-
-def parse_callgrind(text: str) -> Costs:
-    """Read a file that callgrind wrote: instructions by place.
-
-    Raises:
-        ValueError: it has another form, or counts other events first.
-    """
-    costs: Costs = Counter()
-    names: dict[tuple[str, str], str] = {}  # a name appears in full once, and by its number then
-    now = {"ob": "", "fl": "", "fn": ""}
-    is_counted = is_call = False
-    process = 0
-    place = Place(0, "", "", "")
-    for line in text.splitlines():
-        if line.startswith("events:"):
-            is_counted = line.split()[1:2] == ["Ir"]
-        elif line.startswith("pid:"):
-            process = int(line.split()[1])
-        elif line.startswith("calls="):
-            is_call = True  # the next line has the costs of the called function
-        elif line and line[0] in "0123456789+-*":
-            fields = line.split()
-            costs[place] += int(fields[1]) if len(fields) > 1 and not is_call else 0
-            is_call = False
-        elif found := _NAMED.match(line):
-            of_called, kind, number, name = found.groups()
-            kind = "fl" if kind in ("fi", "fe") else kind
-            if number:
-                name = names.setdefault((kind, number), name)
-            if not of_called:
-                now[kind] = name
-                file = "" if now["fl"] == "???" else _source(now["fl"])
-                function = now["fn"].partition("'")[0]  # 'N: the depth of a recursion
-                place = Place(process, PurePath(now["ob"]).name, file, function)
-    if not is_counted:
-        raise ValueError("read callgrind's costs: expected events: Ir, got none")
-    return +costs

@@ -1,7 +1,7 @@
-"""Recordings of a case: perf's samples, or callgrind's counts of instructions.
+"""Recordings of a case: the samples of perf.
 
 perf samples by the processor's cycles where it can count them, else by CPU time. Set-up is not
-recorded: both tools start disabled and are enabled when the work begins.
+recorded: perf starts disabled and is enabled when the work begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.errors import Unavailable
 from bench.machine import LIBDLFS
 from bench.process import Child, find_program, output_of, start_child
-from bench.profile.costs import Costs, parse_callgrind, parse_perf
+from bench.profile.costs import Costs, parse_perf
 from bench.profile.workload import Done, Job
 
 SAMPLES_PER_SECOND = 2999
@@ -33,7 +33,7 @@ class Recording:
     """The costs of a case.
 
     Attributes:
-        event: unit of the costs: ``cycles``, ``cpu-clock`` or ``instructions``.
+        event: unit of the costs: ``cycles`` or ``cpu-clock``.
         costs: costs by place in the code.
         processes: names of the processes that worked, by process ID.
         done: the work that they did.
@@ -141,31 +141,3 @@ def _sampling(event: str, output: Path) -> Iterator[None]:
             send("disable")
         finally:
             perf.communicate()
-
-
-# ---- callgrind -----------------------------------------------------------------------------------
-
-
-def record_callgrind(job: Job) -> Recording:
-    """Count the instructions of a case in user space, of the reading process only."""
-    valgrind = find_program("valgrind", "valgrind")
-    with tempfile.TemporaryDirectory() as folder:
-        pattern = Path(folder) / "callgrind.out"
-        prefix = [valgrind, "--quiet", "--tool=callgrind", "--instr-atstart=no"]
-        prefix += [f"--callgrind-out-file={pattern}", f"--log-file={folder}/log"]
-        with _workload(job, folder, *prefix) as (child, processes):
-            (process,) = (pid for pid, name in processes.items() if name == "reader")
-            _callgrind_control("on", process)
-            done = _work(child)
-            _callgrind_control("off", process)
-            child.send("end")
-            child.finish()
-        costs = parse_callgrind(pattern.read_text(encoding="utf-8", errors="replace"))
-    return Recording("instructions", costs, processes, done)
-
-
-def _callgrind_control(state: str, process: int) -> None:
-    tool = find_program("callgrind_control", "valgrind")
-    text = output_of(tool, "-i", state, process)
-    if "OK" not in text:
-        raise Unavailable(f"callgrind_control: {text.strip()}")

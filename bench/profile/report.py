@@ -25,25 +25,18 @@ class Profile:
         case: name of the case.
         about: description of the case.
         sampled: recording of perf.
-        counted: recording of callgrind, of the reading process in user space.
-        missing: tools that could not record, and why.
+        missing: why there is no recording; empty if there is one.
     """
 
     case: str
     about: str
     sampled: Recording | None
-    counted: Recording | None
-    missing: list[str]
+    missing: str = ""
 
 
 def cpu_us(recording: Recording) -> float:
     """Return the CPU time of a sample in all processes, in microseconds."""
     return 1e6 * recording.done.cpu_seconds / max(1, recording.done.samples)
-
-
-def instructions_of(recording: Recording) -> float:
-    """Return the instructions of a sample."""
-    return sum(recording.costs.values()) / max(1, recording.done.samples)
 
 
 def shares(recording: Recording) -> dict[tuple[str, Place], float]:
@@ -63,30 +56,16 @@ def by_group(recording: Recording) -> dict[tuple[str, str], float]:
     return dict(found.most_common())
 
 
-def group_table(profile: Profile) -> Table:
-    """Return the table of groups: time and instructions of a sample."""
-    time = by_group(profile.sampled) if profile.sampled else {}
-    work = by_group(profile.counted) if profile.counted else {}
-    us = cpu_us(profile.sampled) if profile.sampled else 0.0
-    instructions = instructions_of(profile.counted) if profile.counted else 0.0
-    rows = []
-    groups = sorted({*time, *work}, key=lambda key: (-time.get(key, 0.0), -work.get(key, 0.0)))
-    for key in groups:
-        share, counted = time.get(key, 0.0), work.get(key)
-        if max(share, counted or 0.0) < SHARE_MIN:
-            continue
-        rows.append(
-            [
-                *key,
-                f"{share:.1%}" if time else "",
-                f"{share * us:.3f}" if time else "",
-                "" if counted is None else f"{counted * instructions:,.1f}",
-            ]
-        )
-    counts = f"{instructions:,.1f}" if work else ""
-    rows.append(["all", "", "100%" if time else "", f"{us:.3f}" if time else "", counts])
-    columns = ("process", "what for", "share", "us a sample", "instructions a sample")
-    return Table("", columns, rows)
+def group_table(recording: Recording) -> Table:
+    """Return the table of groups: share and CPU time of a sample."""
+    us = cpu_us(recording)
+    rows = [
+        [*key, f"{share:.1%}", f"{share * us:.3f}"]
+        for key, share in by_group(recording).items()
+        if share >= SHARE_MIN
+    ]
+    rows.append(["all", "", "100%", f"{us:.3f}"])
+    return Table("", ("process", "what for", "share", "us a sample"), rows)
 
 
 def function_table(recording: Recording) -> Table:
@@ -101,40 +80,33 @@ def function_table(recording: Recording) -> Table:
 
 def sections(profile: Profile) -> list[Table | str]:
     """Return the parts of the report for one case."""
-    parts: list[Table | str] = [f"## {profile.case}: {profile.about}"]
-    if profile.sampled is not None:
-        done = profile.sampled.done
-        parts.append(
-            f"{done.samples:,} samples in {done.seconds:.1f} s, {cpu_us(profile.sampled):.3f} us "
-            f"of CPU time each (sampled by {profile.sampled.event})."
-        )
-    parts += [f"Missing: {reason}." for reason in profile.missing]
-    recording = profile.sampled or profile.counted
-    if recording is not None:
-        parts += [group_table(profile), function_table(recording)]
-    return parts
+    head = f"## {profile.case}: {profile.about}"
+    recording = profile.sampled
+    if recording is None:
+        return [head, f"Missing: {profile.missing}."]
+    done = recording.done
+    text = (
+        f"{done.samples:,} samples in {done.seconds:.1f} s, {cpu_us(recording):.3f} us "
+        f"of CPU time each (sampled by {recording.event})."
+    )
+    return [head, text, group_table(recording), function_table(recording)]
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
     """Return a profile with every place as plain values."""
-    recordings = {"sampled": profile.sampled, "counted": profile.counted}
-    return {
-        "case": profile.case,
-        "missing": profile.missing,
-        **{
-            name: {
-                "event": recording.event,
-                "samples": recording.done.samples,
-                "cpu_us": cpu_us(recording),
-                "places": [
-                    [process, group_of(place), place.object, place.file, place.function, share]
-                    for (process, place), share in shares(recording).items()
-                ],
-            }
-            for name, recording in recordings.items()
-            if recording is not None
-        },
-    }
+    values: dict[str, Any] = {"case": profile.case, "missing": profile.missing}
+    if profile.sampled is not None:
+        recording = profile.sampled
+        values["sampled"] = {
+            "event": recording.event,
+            "samples": recording.done.samples,
+            "cpu_us": cpu_us(recording),
+            "places": [
+                [process, group_of(place), place.object, place.file, place.function, share]
+                for (process, place), share in shares(recording).items()
+            ],
+        }
+    return values
 
 
 def make_report(facts: Mapping[str, Any], profiles: Sequence[Profile]) -> Report:

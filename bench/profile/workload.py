@@ -35,13 +35,12 @@ BUDGET = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to run for some seconds, or for a number of batches unless `steps` is 0."""
+    """A case to run for some seconds."""
 
     case: str
     folder: str
     size_bytes: int
     seconds: float = 5.0
-    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,14 +143,14 @@ def scene_of(folder: Path, size_bytes: int) -> Scene:
     )
 
 
-def run(work: Iterator[int], processes: Iterable[int], seconds: float, steps: int) -> Done:
-    """Work for a duration, or for a number of steps unless that is 0."""
+def run(work: Iterator[int], processes: Iterable[int], seconds: float) -> Done:
+    """Work for a duration."""
     others = [process for process in processes if process != os.getpid()]
     before, start = time.process_time() + cpu_seconds_of_all(others), time.perf_counter()
     samples = 0
-    for number, count in enumerate(work, 1):
+    for count in work:
         samples += count
-        if number == steps if steps else time.perf_counter() - start > seconds:
+        if time.perf_counter() - start > seconds:
             break
     # This process's own clock is more exact than the ticks of /proc.
     spent = time.process_time() + cpu_seconds_of_all(others) - before
@@ -167,7 +166,7 @@ def work(job: Job, parent: Parent) -> None:
             next(steps)
         parent.answer(**{str(pid): name for pid, name in processes.items()})
         parent.wait_for("work")
-        parent.answer(**asdict(run(steps, processes, job.seconds, job.steps)))
+        parent.answer(**asdict(run(steps, processes, job.seconds)))
         parent.wait_for("end")
 
 

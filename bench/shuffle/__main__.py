@@ -17,11 +17,8 @@ from bench.progress import Stretch
 from bench.shuffle import cost, training
 from bench.shuffle.measures import Quality, batches_of, class_variance, measure, sorted_labels
 from bench.shuffle.orders import TINY, Buffered, Order, Shuffled, Size, Stored
-from bench.shuffle.report import Findings, draw, make_report
+from bench.shuffle.report import Findings, make_report
 from dlfs.epoch.options import WINDOW_CHUNKS
-
-NOT_DRAWN = (Shuffled("chunk", 4), Shuffled("chunk", 16), Shuffled("chunk", 256))
-"""Orders whose pictures look like those of the next window."""
 
 
 def orders_of(size: Size) -> list[Order]:
@@ -105,11 +102,6 @@ def find(size: Size, folder: Path) -> Findings:
         variances=variances_of(stored, size),
         curves=trained(size),
         shares=shares,
-        positions={
-            order.label: order.positions(stored, seed=1, epoch=0)
-            for order in orders
-            if order not in NOT_DRAWN
-        },
     )
 
 
@@ -130,7 +122,7 @@ def main(words: list[str] | None = None) -> int:
     if found:
         report = make_report(session.facts, found[0])
         session.console.print(report.markdown(), markup=False)
-        session.write(report, arguments.results, lambda: draw(found[0]))
+        session.write(report, arguments.results)
     return code
 
 

@@ -203,13 +203,3 @@ def class_variance(labels: NDArray[np.int64], sizes: NDArray[np.int64]) -> float
     seen = ((class_counts(labels, len(sizes)) - batch * shares) ** 2).mean(axis=0).sum()
     uniform = (batch * shares * (1 - shares)).sum() * (total - batch) / (total - 1)
     return float(seen / uniform)
-
-
-def class_variance_of_window(*, window_chunks: int, per_chunk: int, batch: int) -> float:
-    """Approximate the ``class_variance`` of chunk shuffle if each chunk has one class.
-
-    A pair of the batch is of one chunk with a probability of about 1 / window. Such a pair is of
-    one class for certain, any other one by chance. The formula holds for many classes and windows.
-    """
-    same = (per_chunk - 1) / (window_chunks * per_chunk - 1)
-    return 1 + (batch - 1) * same

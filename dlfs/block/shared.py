@@ -68,7 +68,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
 
     gap_bytes = 4 * KIB
     """Bytes that cost as much as one more request. A request costs one or two microseconds of
-    either host's processor, and a KiB over TCP about 0.25 us: bench/README.md, "Initiators"."""
+    either host's processor, and a KiB over TCP about 0.25 us (31 us for 128 KiB)."""
     locks_by_record = True
     lease_times = LeaseTimes()
     """Durations of the writer's lease. Set them before locking, equal for all hosts of the device.

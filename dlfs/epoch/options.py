@@ -48,7 +48,7 @@ batch varies 1 + (batch - 1) / window_chunks times as much as in a global order:
 by 17, 4.9, 1.9 and 1.2 with windows of 16, 64, 256 and 1,024. A window larger than the memory
 budget is read several times.
 
-Source: ``python -m bench.shuffle``; the section "Shuffle quality" of bench/README.md.
+Source: ``python -m bench.shuffle``; docs/performance.md, "How well it shuffles".
 """
 
 WINDOW_CHUNKS_MAX = 1 << 20

@@ -76,7 +76,7 @@ def test_the_summary_leads(tmp_path: Path) -> None:
         for peer, rate in (("dlfs", 90), ("array_record", 30), ("lmdb", 60))
     ]
     datasets = {"4k": {"about": "4 KiB samples", "samples": 100, "sample_bytes": 409_600}}
-    missing = [("ffcv", "4k", "", "ffcv has no wheel")]
+    missing = [("litdata", "4k", "", "litdata has no wheel")]
     outcome = Outcome(runs, [], missing, datasets, {"lmdb": "1"})
     make_report(facts, {}, outcome).write(tmp_path)
     ended = [
@@ -92,7 +92,7 @@ def test_the_summary_leads(tmp_path: Path) -> None:
     assert "| array_record | 3.00 met | 3.00 met |" in text
     assert "| lmdb | **1.50 MISSED** |" in text
     assert "| webdataset | - |" in text
-    assert "- ffcv did not run: ffcv has no wheel" in text
+    assert "- litdata did not run: litdata has no wheel" in text
     assert text.index("## Floors") < text.index("How many times") < text.index("python -m cases")
     assert facts["commit"] in text.splitlines()[2]
 

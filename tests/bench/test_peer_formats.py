@@ -20,7 +20,7 @@ from bench.peers.packages import needed, workers
 from bench.peers.peer import Peer
 from bench.process import ROOT
 
-MODULES = ("array_record", "ffcv", "huggingface", "lance", "litdata", "mds", "webdataset")
+MODULES = ("array_record", "huggingface", "lance", "litdata", "mds", "webdataset")
 SHARED_MEMORY = Path("/dev/shm")
 PEERS = [
     pytest.param(module, peer, id=peer.name)

@@ -14,14 +14,13 @@ import pytest
 from bench.errors import Unavailable, WrongBytesError
 from bench.machine import Machine
 from bench.peers import child as children
-from bench.peers import plots
 from bench.peers.__main__ import choose, main, parse_arguments, settings_of
 from bench.peers.child import Job
 from bench.peers.data import Data, list_corpus
-from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Deep, Outcome, Run
+from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Outcome, Run
 from bench.peers.peer import Peer, Reader, all_peers, touch
 from bench.peers.race import Race, Settings
-from bench.peers.report import make_report, read_races
+from bench.peers.report import make_report
 from bench.peers.verdicts import verdicts
 from bench.process import Parent, start_child
 from bench.progress import Progress, Stretch
@@ -302,39 +301,19 @@ def outcome_of_all() -> Outcome:
         for processes in (1, 2)
     ]
     runs += [run_of("fio", 9000, dataset=key, limit=True) for key in datasets]
-    depths = [
-        Deep(who, "4k", depth, 0, 100.0 * depth)
-        for who in ("DLFS read()", "fio")
-        for depth in (1, 8)
-    ]
     converted = [Converted("lmdb", "4k", 1.0, 0.5, 500_000, 100, 409_600)]
-    missing = [("ffcv", "4k", "", "ffcv is not installed")]
-    return Outcome(runs, converted, missing, datasets, {"lmdb": "1"}, depths)
+    missing = [("litdata", "4k", "", "litdata is not installed")]
+    return Outcome(runs, converted, missing, datasets, {"lmdb": "1"})
 
 
-def test_reports_are_written_and_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_are_written(tmp_path: Path) -> None:
     facts = {"date": "2026-11-21T00:00:00+00:00", "commit": "abc"}
     path = make_report(facts, {"seed": 1}, outcome_of_all()).write(tmp_path)
-    assert main(["--join", str(path), str(path), "--results", str(tmp_path / "joined")]) == 0
-    joined = read_races(sorted((tmp_path / "joined").glob("*.json")))[2]
-    assert len(joined.runs) == 2 * len(outcome_of_all().runs)
-    assert {run.group for run in joined.runs} == {1, 2}
     text = path.with_suffix(".md").read_text()
     assert "| lmdb | 100 | 1.00 |" in text
-    assert "- ffcv did not run: ffcv is not installed" in text
+    assert "- litdata did not run: litdata is not installed" in text
     assert "| peer | 512 B, cold | " in text
     assert "| lmdb, cached reads: 3 times | - | - | **0.25 MISSED** |" in text
-    assert "Floors of DESIGN.md" in capsys.readouterr().out
-
-
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    figures = plots.draw(outcome_of_all())
-    assert list(figures) == ["throughput", "cpu", "processes", "depth"]
-    for name, figure in figures.items():
-        figure.savefig(tmp_path / name, format="png")
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert plots.draw(Outcome()) == {}
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,11 +339,12 @@ def test_what_was_run_is_kept_when_the_race_ends_early(
     error: type[BaseException], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(race: Race, peers: Sequence[Peer], whole: Stretch) -> None:
-        race.outcome.add(outcome_of_all())
+        race.outcome.runs += outcome_of_all().runs
+        race.outcome.datasets |= outcome_of_all().datasets
         raise error
 
     monkeypatch.setattr(Race, "run", run)
     words = ["--dir", str(tmp_path), "--results", str(tmp_path / "out"), "--sizes", "4k"]
     assert main(words) == code
     (path,) = (tmp_path / "out").glob("*.json")
-    assert len(read_races([path])[2].runs) == len(outcome_of_all().runs)
+    assert len(json.loads(path.read_text())["runs"]) == len(outcome_of_all().runs)

@@ -1,4 +1,4 @@
-"""Profiles: what perf and callgrind write is read right, and a tiny run of the real ones."""
+"""Profiles: what perf writes is read right, and a tiny run of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bench.errors import Unavailable
 from bench.machine import LIBDLFS
 from bench.profile import report
 from bench.profile.__main__ import main
-from bench.profile.costs import Place, look_up, parse_callgrind, parse_perf
+from bench.profile.costs import Place, look_up, parse_perf
 from bench.profile.groups import group_of
-from bench.profile.recorders import Recording, perf_event, record_callgrind
-from bench.profile.workload import CASES, Done, Job, scene_of
+from bench.profile.recorders import Recording, perf_event
+from bench.profile.workload import CASES, Done, scene_of
 from dlfs.base.units import MIB
 
 SIZE = 2 * MIB
@@ -37,36 +37,6 @@ PERF = """\
    77     333444
 \t            1234 PyObject_Call+0x1 (/usr/bin/python3.11)
 
-"""
-
-CALLGRIND = """\
-# callgrind format
-version: 1
-pid: 42
-positions: line
-events: Ir
-fl=(1) /src/main.c
-fn=(1) main
-ob=(1) /bin/program
-16 20
-+2 5
-cob=(2) /lib/libcrc.so
-cfi=(2) /src/crc.c
-cfn=(2) crc
-calls=3 50
-16 400
-fi=(3) /src/inlined.h
-7 30
-fe=(1)
-17 1
-ob=(2)
-fl=(2)
-fn=(2)
-50 400
-
-fn=(3) crc'2
-51 11
-totals: 467
 """
 
 
@@ -91,19 +61,6 @@ def test_what_is_no_stack_is_refused(text: str) -> None:
 
 def test_a_sample_without_a_stack_is_counted() -> None:
     assert parse_perf("   7     8\n\n") == {Place(7, "unknown", "", "unknown"): 8}
-
-
-def test_callgrind_counts_are_read_without_what_calls_include() -> None:
-    assert parse_callgrind(CALLGRIND) == {
-        Place(42, "program", "src/main.c", "main"): 26,
-        Place(42, "program", "src/inlined.h", "main"): 30,
-        Place(42, "libcrc.so", "src/crc.c", "crc"): 411,
-    }
-
-
-def test_other_events_are_refused() -> None:
-    with pytest.raises(ValueError, match="events: Ir"):
-        parse_callgrind(CALLGRIND.replace("events: Ir", "events: Cy"))
 
 
 @pytest.mark.parametrize(
@@ -164,20 +121,19 @@ def recording(event: str, costs: dict[Place, int], samples: int) -> Recording:
 
 
 def test_tables_say_what_a_sample_costs() -> None:
-    python, crc = Place(1, "python3.11", "", "f"), Place(1, "libdlfs.so", "crc32c.c", "g")
+    python = Place(1, "python3.11", "", "f")
     sampled = recording("cycles", {python: 30, Place(2, "python3.11", "", "h"): 10}, 100_000)
-    counted = recording("instructions", {python: 3_000_000, crc: 1_000_000}, 1000)
 
-    rows = report.group_table(report.Profile("cached", "", sampled, counted, [])).rows
+    rows = report.group_table(sampled).rows
 
     assert rows == [
-        ["reader", "Python: interpreter", "75.0%", "2.250", "3,000.0"],
-        ["mount", "Python: interpreter", "25.0%", "0.750", ""],
-        ["reader", "libdlfs: CRC32C", "0.0%", "0.000", "1,000.0"],
-        ["all", "", "100%", "3.000", "4,000.0"],
+        ["reader", "Python: interpreter", "75.0%", "2.250"],
+        ["mount", "Python: interpreter", "25.0%", "0.750"],
+        ["all", "", "100%", "3.000"],
     ]
-    lines = report.sections(report.Profile("cached", "batches", sampled, None, ["valgrind: none"]))
-    assert "Missing: valgrind: none." in lines
+    lines = report.sections(report.Profile("cached", "batches", None, "perf: none"))
+    assert "Missing: perf: none." in lines
+    lines = report.sections(report.Profile("cached", "batches", sampled))
     assert any("3.000 us of CPU time each" in str(line) for line in lines)
 
 
@@ -199,26 +155,13 @@ def test_a_tiny_profile_by_perf(case: str, folder: Path, tmp_path: Path) -> None
         perf_event()
     except Unavailable as reason:
         pytest.skip(str(reason))
-    words = [case, "--tool", "perf", "--seconds", "0.1", "--size", str(SIZE), "--dir", str(folder)]
+    words = [case, "--seconds", "0.1", "--size", str(SIZE), "--dir", str(folder)]
     assert main([*words, "--results", str(tmp_path)]) == 0
 
     (path,) = tmp_path.glob("*.md")
     text = path.read_text()
     assert "| reader | " in text, text
     assert "Missing" not in text
-
-
-def test_a_tiny_count_by_callgrind(folder: Path) -> None:
-    job = Job("cached", str(folder / "dlfs-profile"), SIZE, steps=2)
-    try:
-        found = record_callgrind(job)
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-    groups = {group for _, group in report.by_group(found)}
-    assert found.event == "instructions"
-    assert found.done.samples == 512
-    assert {"Python: interpreter", "libdlfs: batches"} <= groups
-    assert sum(report.shares(found).values()) == pytest.approx(1)
 
 
 def test_what_is_missing_is_said(
@@ -229,8 +172,7 @@ def test_what_is_missing_is_said(
     assert main([*words, "--results", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*.md")
     text = path.read_text()
-    assert "Missing: perf: perf is not installed: apt-get install linux-perf." in text
-    assert "Missing: callgrind: valgrind is not installed: apt-get install valgrind." in text
+    assert "Missing: perf is not installed: apt-get install linux-perf." in text
 
 
 def test_unknown_cases_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
