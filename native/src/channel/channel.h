@@ -254,6 +254,7 @@ struct channel_counters {
 
 struct dlfs_channel {
     dlfs_reader *reader;
+    struct reader_geometry geometry; /* of the reader */
     dlfs_share *share;
     dlfs_share *memory_share;
     struct channel_memory memory;
@@ -266,10 +267,11 @@ struct dlfs_channel {
     _Atomic bool released; /* it does not wait for the client's end either */
     sem_t served;          /* posted by the thread when it serves no longer */
     bool revoked;
-    bool uses_residents;       /* it has entered the reader's, and not left */
-    uint64_t resident_samples; /* of the client's resident_counts: added to the reader's so far */
-    uint64_t resident_bytes;
-    uint64_t resident_batches;
+    bool uses_residents; /* it has entered the reader's, and not left */
+    /* Of the client's resident_counts: added to the reader's so far. */
+    _Atomic uint64_t resident_samples;
+    _Atomic uint64_t resident_bytes;
+    _Atomic uint64_t resident_batches;
     /* Only the channel's thread uses the members below. */
     dlfs_stream *stream;
     dlfs_sequence *sequence;

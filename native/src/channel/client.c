@@ -16,7 +16,6 @@
 
 #include "channel/channel.h"
 #include "platform/clock.h"
-#include "reader/span.h"
 
 /* Longest time that the bytes of an answer add to the wait for it: a day. */
 #define SLOW_NS_MAX (UINT64_C(86400) * 1000000000)

@@ -2,11 +2,9 @@
  * The batches that a client has not released: pinned in the arena, or copied into the channel's
  * memory. All records of them lie in the service's own memory, which the client cannot write.
  *
- * A pinned batch is charged with whole slots, since a slot with one pinned sample cannot hold other
- * chunks. A slot that several batches of the channel pin is charged once. In slots of resident
- * chunks, which the dataset holds anyway, and in those of cached samples, pins take no memory from
- * other clients. There the charge is the bytes of the samples. A chunk that becomes resident while
- * batches of the channel pin it stays charged as a slot until they are released.
+ * A pinned batch is charged with the bytes that it pins (batch_pin). A slot that several batches of
+ * the channel pin is charged once. A chunk that becomes resident while batches of the channel pin
+ * it stays charged as a slot until they are released.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -44,60 +42,13 @@ void discharge(dlfs_channel *channel, uint64_t bytes)
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
-/* Returns true if a new pin in a slot is charged by the bytes of the sample. */
-static bool counts_by_bytes(const dlfs_channel *channel, uint32_t number)
-{
-    const struct slot *slot = &channel->reader->arena->slots[number];
-    bool free_of_charge = slot->state == SLOT_PACKED || slot->state == SLOT_TAIL ||
-                          atomic_load_explicit(&slot->resident, memory_order_relaxed);
-    return channel->pins[number] == 0 && free_of_charge;
-}
-
-/* Pins a batch's samples in their slots. Returns the bytes that were not pinned before. */
-static uint64_t pin(dlfs_channel *channel, const dlfs_batch *batch)
-{
-    const dlfs_reader *reader = channel->reader;
-    uint64_t bytes = 0;
-    for (uint64_t i = 0; i < batch->count; i++) {
-        if (batch->lengths[i] <= 0) {
-            continue;
-        }
-        uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
-        if (counts_by_bytes(channel, slot)) {
-            bytes += (uint64_t)batch->lengths[i];
-        } else if (channel->pins[slot]++ == 0) {
-            bytes += (uint64_t)reader->arena->slots[slot].run << reader->chunk_shift;
-        }
-    }
-    return bytes;
-}
-
-/* Unpins a batch's samples. Returns the bytes that are no longer pinned. */
-static uint64_t unpin(dlfs_channel *channel, const dlfs_batch *batch)
-{
-    const dlfs_reader *reader = channel->reader;
-    uint64_t bytes = 0;
-    for (uint64_t i = 0; i < batch->count; i++) {
-        if (batch->lengths[i] <= 0) {
-            continue;
-        }
-        uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
-        if (channel->pins[slot] == 0) { /* as it was when the batch was pinned */
-            bytes += (uint64_t)batch->lengths[i];
-        } else if (--channel->pins[slot] == 0) {
-            bytes += (uint64_t)reader->arena->slots[slot].run << reader->chunk_shift;
-        }
-    }
-    return bytes;
-}
-
 static bool pin_within_share(dlfs_channel *channel, struct delivered_batch *delivered,
                              struct batch *batch)
 {
-    uint64_t bytes = pin(channel, &batch->public);
-    const dlfs_reader *reader = channel->reader;
-    if (!share_charge_part(channel->share, bytes, reader->slots_max, reader->arena->slot_count)) {
-        unpin(channel, &batch->public);
+    uint64_t bytes = batch_pin(channel->reader, &batch->public, channel->pins);
+    uint32_t slots_max = reader_slots_max(channel->reader);
+    if (!share_charge_part(channel->share, bytes, slots_max, channel->geometry.slot_count)) {
+        (void)batch_unpin(channel->reader, &batch->public, channel->pins);
         return false;
     }
     delivered->batch = batch;
@@ -219,7 +170,7 @@ static bool copy(dlfs_channel *channel, struct delivered_batch *delivered, struc
 int delivery_create(dlfs_channel *channel, uint32_t batches_max)
 {
     uint64_t bytes = batches_max * (sizeof(*channel->delivered) + sizeof(*channel->runs)) +
-                     channel->reader->arena->slot_count * sizeof(*channel->pins);
+                     channel->geometry.slot_count * sizeof(*channel->pins);
     if (!charge(channel, bytes)) {
         return DLFS_E_LIMIT;
     }
@@ -227,7 +178,7 @@ int delivery_create(dlfs_channel *channel, uint32_t batches_max)
     channel->delivered_free = ENTRY_NONE;
     channel->delivered = calloc(batches_max, sizeof(*channel->delivered));
     channel->runs = calloc(batches_max, sizeof(*channel->runs));
-    channel->pins = calloc(channel->reader->arena->slot_count, sizeof(*channel->pins));
+    channel->pins = calloc(channel->geometry.slot_count, sizeof(*channel->pins));
     return channel->delivered != NULL && channel->runs != NULL && channel->pins != NULL ? 0
                                                                                         : -ENOMEM;
 }
@@ -330,7 +281,7 @@ static void release_entry(dlfs_channel *channel, uint32_t entry)
 {
     struct delivered_batch *delivered = &channel->delivered[entry];
     if (delivered->batch != NULL) {
-        uint64_t bytes = unpin(channel, &delivered->batch->public);
+        uint64_t bytes = batch_unpin(channel->reader, &delivered->batch->public, channel->pins);
         share_refund(channel->share, bytes);
         add(&channel->counters.pinned_bytes, -bytes);
         dlfs_batch_release(&delivered->batch->public);

@@ -99,10 +99,11 @@ int channel_memory_create(struct channel_memory *memory, const dlfs_channel_conf
     header->samples_max = memory->samples_max;
     header->submission_count = memory->submission_count;
     header->copied_bytes = memory->copied_bytes;
-    header->arena_bytes = config->reader->arena->bytes;
+    struct reader_geometry geometry = reader_geometry(config->reader);
+    header->arena_bytes = geometry.arena_bytes;
     header->resident_offset = residents->offset;
     header->resident_count = residents->count;
-    header->chunk_shift = config->reader->chunk_shift;
+    header->chunk_shift = geometry.chunk_shift;
     return 0;
 }
 

@@ -29,27 +29,27 @@ static void copy_once(void *to, const void *from, size_t bytes)
  * Returns by how much a count of the client has grown. An implausible count is ignored, since the
  * sums that it is added to would overflow.
  */
-static uint64_t take_increase(const _Atomic uint64_t *reported, uint64_t *counted)
+static uint64_t take_increase(const _Atomic uint64_t *reported, _Atomic uint64_t *counted)
 {
     uint64_t now = atomic_load_explicit(reported, memory_order_relaxed);
-    uint64_t more = now > *counted && now <= REPORTED_MAX ? now - *counted : 0;
-    *counted += more;
-    return more;
+    uint64_t before = atomic_load_explicit(counted, memory_order_relaxed);
+    do {
+        if (now <= before || now > REPORTED_MAX) {
+            return 0;
+        }
+    } while (!atomic_compare_exchange_weak_explicit(counted, &before, now, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return now - before;
 }
 
 void operation_count_resident_reads(dlfs_channel *channel)
 {
     const struct resident_counts *reported = &channel->memory.header->resident;
     struct channel_counters *counters = &channel->counters;
-    dlfs_reader *reader = channel->reader;
-    pthread_mutex_lock(&reader->arena->lock);
     uint64_t samples = take_increase(&reported->samples, &channel->resident_samples);
     uint64_t bytes = take_increase(&reported->sample_bytes, &channel->resident_bytes);
     uint64_t batches = take_increase(&reported->batches, &channel->resident_batches);
-    reader->stats.samples += samples;
-    reader->stats.cache_hits += samples;
-    reader->stats.sample_bytes += bytes;
-    pthread_mutex_unlock(&reader->arena->lock);
+    reader_count_hits(channel->reader, samples, bytes);
     atomic_fetch_add_explicit(&counters->samples, samples, memory_order_relaxed);
     atomic_fetch_add_explicit(&counters->sample_bytes, bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&counters->batches, batches, memory_order_relaxed);
@@ -189,7 +189,7 @@ void operation_close_stream(dlfs_channel *channel)
 /* Adds indices to the chosen order, up to the dataset's samples or DLFS_CHANNEL_SAMPLES_MAX. */
 static int64_t serve_choose(dlfs_channel *channel, uint64_t count)
 {
-    uint64_t most = channel->reader->sample_count;
+    uint64_t most = channel->geometry.sample_count;
     if (most < DLFS_CHANNEL_SAMPLES_MAX) {
         most = DLFS_CHANNEL_SAMPLES_MAX; /* small datasets are sampled with replacement */
     }
@@ -218,18 +218,18 @@ static int64_t serve_choose(dlfs_channel *channel, uint64_t count)
 
 static int make_sequence(dlfs_channel *channel, const struct sequence_parameters *wanted)
 {
-    const dlfs_reader_config *config = &channel->reader->config;
+    const struct reader_geometry *geometry = &channel->geometry;
     if (wanted->kind == DLFS_ORDER_LIST && wanted->count == channel->chosen_count) {
         dlfs_choice choice = {
             .kind = DLFS_ORDER_LIST, .indices = channel->chosen, .count = channel->chosen_count};
-        return dlfs_sequence_choose(config->directory, &choice, &channel->sequence);
+        return dlfs_sequence_choose(geometry->directory, &choice, &channel->sequence);
     }
-    if (wanted->count != channel->reader->sample_count ||
-        wanted->chunk_bytes != config->chunk_bytes) {
+    if (wanted->count != geometry->sample_count || wanted->chunk_bytes != geometry->chunk_bytes) {
         return -EINVAL;
     }
-    return dlfs_sequence_create(config->directory, wanted->chunk_bytes, wanted->kind, wanted->seed,
-                                wanted->epoch, wanted->window_chunks, &channel->sequence);
+    return dlfs_sequence_create(geometry->directory, wanted->chunk_bytes, wanted->kind,
+                                wanted->seed, wanted->epoch, wanted->window_chunks,
+                                &channel->sequence);
 }
 
 /* Charges the memory of a stream and its sequence outside the arena. */

@@ -220,6 +220,7 @@ static int channel_prepare(dlfs_channel *channel, const dlfs_channel_config *con
     uint64_t arena_bytes;
     int code = dlfs_reader_arena(config->reader, &arena, &arena_bytes);
     if (code == 0) {
+        channel->geometry = reader_geometry(config->reader);
         code = delivery_create(channel, config->batches_max);
     }
     if (code < 0) {

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "device/device.h"
-#include "reader/reader.h"
+#include "reader/internal.h"
 
 #define RELEASED_MAX 1024u /* samples that are released under one hold of the lock */
 #define IDLE_BATCHES_BYTES_MAX ((size_t)16 << 20) /* of the arrays of idle batches */
@@ -126,6 +126,48 @@ DLFS_API void dlfs_batch_release(dlfs_batch *batch)
     if (whole != NULL && whole->process == dlfs_generation()) {
         whole->release(whole);
     }
+}
+
+/* Returns true if a new pin in a slot counts the bytes of the sample only. */
+static bool counts_by_bytes(const dlfs_reader *reader, uint32_t number)
+{
+    const struct slot *slot = &reader->arena->slots[number];
+    return slot->state == SLOT_PACKED || slot->state == SLOT_TAIL ||
+           atomic_load_explicit(&slot->resident, memory_order_relaxed);
+}
+
+uint64_t batch_pin(const dlfs_reader *reader, const dlfs_batch *batch, uint64_t *pins)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < batch->count; i++) {
+        if (batch->lengths[i] <= 0) {
+            continue;
+        }
+        uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
+        if (pins[slot] == 0 && counts_by_bytes(reader, slot)) {
+            bytes += (uint64_t)batch->lengths[i];
+        } else if (pins[slot]++ == 0) {
+            bytes += (uint64_t)reader->arena->slots[slot].run << reader->chunk_shift;
+        }
+    }
+    return bytes;
+}
+
+uint64_t batch_unpin(const dlfs_reader *reader, const dlfs_batch *batch, uint64_t *pins)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < batch->count; i++) {
+        if (batch->lengths[i] <= 0) {
+            continue;
+        }
+        uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
+        if (pins[slot] == 0) { /* as it was when the batch was pinned */
+            bytes += (uint64_t)batch->lengths[i];
+        } else if (--pins[slot] == 0) {
+            bytes += (uint64_t)reader->arena->slots[slot].run << reader->chunk_shift;
+        }
+    }
+    return bytes;
 }
 
 int64_t batch_take_sample(dlfs_batch *batch, void *buffer, uint64_t buffer_bytes,

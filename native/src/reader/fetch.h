@@ -7,6 +7,7 @@
 
 #include "platform/clock.h"
 #include "reader/fetch_queues.h"
+#include "reader/reader.h"
 #include "reader/span.h"
 
 int fetch_create(dlfs_reader *reader, struct fetch **out);
@@ -15,7 +16,8 @@ void fetch_destroy(struct fetch *fetch);
 /* Makes room for a plan of this many misses. */
 int fetch_reserve_plan(struct fetch *fetch, uint64_t count);
 void fetch_free_plan(struct fetch *fetch);
-#define PLAN_BYTES_PER_SAMPLE (2 * sizeof(struct miss) + sizeof(struct plan_span))
+_Static_assert(PLAN_BYTES_PER_SAMPLE == 2 * sizeof(struct miss) + sizeof(struct plan_span),
+               "what a plan has for each sample");
 /* Returns the memory of the plan in bytes. */
 static inline size_t fetch_plan_bytes(const struct fetch *fetch)
 {

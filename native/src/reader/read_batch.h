@@ -2,7 +2,7 @@
 #ifndef DLFS_READ_BATCH_H
 #define DLFS_READ_BATCH_H
 
-#include "reader/reader.h"
+#include "reader/internal.h"
 
 #define MISSING (-1) /* the offset of a sample that is not in memory yet */
 

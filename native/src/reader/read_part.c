@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "reader/reader.h"
+#include "reader/internal.h"
 
 #define WINDOW_BYTES (UINT64_C(8) << 20)
 #define WINDOW_PARTS_MAX 64u

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "reader/reader.h"
+#include "reader/internal.h"
 
 /* Copies a sample that is in memory. Returns -EAGAIN if it is not. */
 static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct location *location,

@@ -2,7 +2,7 @@
  * The reader itself: its configuration, its counters, the fetches that threads take for a read, and
  * the verification of spans. A reader is freed with its last batch.
  */
-#include "reader/reader.h"
+#include "reader/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -445,6 +445,32 @@ uint64_t reader_bad_part(const dlfs_reader *reader, const struct location *locat
         }
     }
     return UINT64_MAX;
+}
+
+struct reader_geometry reader_geometry(const dlfs_reader *reader)
+{
+    return (struct reader_geometry){
+        .directory = reader->config.directory,
+        .sample_count = reader->sample_count,
+        .arena_bytes = reader->arena->bytes,
+        .slot_count = reader->arena->slot_count,
+        .chunk_bytes = reader->config.chunk_bytes,
+        .chunk_shift = reader->chunk_shift,
+    };
+}
+
+uint32_t reader_slots_max(const dlfs_reader *reader)
+{
+    return reader->slots_max;
+}
+
+void reader_count_hits(dlfs_reader *reader, uint64_t samples, uint64_t bytes)
+{
+    pthread_mutex_lock(&reader->arena->lock);
+    reader->stats.samples += samples;
+    reader->stats.cache_hits += samples;
+    reader->stats.sample_bytes += bytes;
+    pthread_mutex_unlock(&reader->arena->lock);
 }
 
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,

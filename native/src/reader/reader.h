@@ -1,93 +1,59 @@
 /*
- * The reader: samples of one dataset, from the members' devices into memory. This header is what
- * the other parts of the library include. The layers of the reader share the structures of
- * reader/state.h and call only those below them; from the bottom:
- *
- * - arena/cache_map.c, fill.c, shares.c, slots.c, arena.c, cache.c: the sample memory, equal slots
- *   of a chunk with counted references, which readers share, and which samples and chunks stay in
- *   it from one epoch to the next;
- * - arena/private_memory.c, share.c: memory of batches that own theirs, charged to a budget;
- * - reader/members.c: where chunks and their copies lie, and which members are lost;
- * - reader/plan.c, span.c, fetch_queues.c, requests.c, fetch.c: spans of the data space read
- * through the members' queue pairs (reader/fetch.h);
- * - reader/reader.c, batch.c: the reader itself, its idle fetches and batches;
- * - reader/read_place.c, read_batch.c, read_sample.c, read_part.c: reads on demand;
- * - stream/: an epoch read ahead.
- *
- * Threads: any thread may read. One mutex guards the arena and the lists of its readers. It is
- * taken once or twice a batch, never once a sample, and never held over I/O or a checksum. A fetch
- * belongs to one thread at a time.
+ * The reader for other parts of the library: reads samples of one dataset from the members' devices
+ * into memory. reader/internal.h describes its layers, its lock and its threads; any thread may
+ * read.
  */
 #ifndef DLFS_READER_H
 #define DLFS_READER_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 
-#include "arena/cache.h"
-#include "arena/private_memory.h"
 #include "arena/share.h"
-#include "directory/directory.h"
+#include "dlfs/dlfs.h"
+#include "reader/batch.h"
 #include "reader/busy_wait.h"
-#include "reader/fetch.h"
-#include "reader/state.h"
 
 /* ---- reader/batch.c -------------------------------------------------------------------------- */
 
-#define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
-/* Returns the memory of a batch's arrays in bytes. */
-size_t batch_bytes(const struct batch *batch);
-/* Lays out the arrays for this many samples. Their content is lost. */
-int batch_reserve(struct batch *batch, uint64_t count);
-/* Takes an idle batch or a new one, with room for this many samples; NULL without memory. */
-struct batch *batch_take(dlfs_reader *reader, uint64_t count);
-/* Adds the failure of a sample to a batch. */
-int batch_fail(struct batch *batch, const dlfs_failure *failure);
-/* Releases a batch's samples, and keeps the batch for the next read. */
-void batch_recycle(struct batch *batch);
 /*
- * Copies the only sample of a batch into a buffer and releases the batch. Returns the sample's
- * length, its failure, which *failure gets, or -ERANGE.
+ * Pins a batch's samples in their slots of the arena, and counts in pins[slot] those that pin a
+ * whole slot. Returns the bytes that were not pinned before: whole slots, since a slot with one
+ * pinned sample cannot hold other chunks. In slots of resident chunks, which the dataset holds
+ * anyway, and in those of cached samples, pins take no memory from others. There they are the bytes
+ * of the samples.
  */
-int64_t batch_take_sample(dlfs_batch *batch, void *buffer, uint64_t buffer_bytes,
-                          dlfs_failure *failure);
+uint64_t batch_pin(const dlfs_reader *reader, const dlfs_batch *batch, uint64_t *pins);
+/* Unpins a batch's samples. Returns the bytes that are no longer pinned. */
+uint64_t batch_unpin(const dlfs_reader *reader, const dlfs_batch *batch, uint64_t *pins);
 
 /* ---- reader/reader.c ------------------------------------------------------------------------- */
 
-/* Gives up a reference to the reader and the lock. The last reference frees the reader. */
-void reader_unlock_release(dlfs_reader *reader);
-/* Takes an idle fetch or a new one. */
-int reader_take_fetch(dlfs_reader *reader, struct fetch **out);
-/* Adds the counters of a fetch to the reader's. The lock is held. */
-void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch);
-/* Returns a fetch to the idle ones. */
-void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
-/* Collects completions of abandoned reads for fetches that no thread uses. */
-void reader_drain_fetches(dlfs_reader *reader);
-/* Returns the CRC32Cs of a sample's parts, by the number of their chunk in the data space; NULL if
- * it is verified as a whole. */
-const uint32_t *reader_part_checksums(const dlfs_reader *reader, const struct location *location);
-/* Returns the address of the first damaged part of a sample that is in memory, and its CRC32C;
- * UINT64_MAX if there is none, or the sample has no parts. */
-uint64_t reader_bad_part(const dlfs_reader *reader, const struct location *location,
-                         const uint8_t *sample, uint32_t *crc_got);
+/* What a reader reads and the sizes of its memory, which stay the same. */
+struct reader_geometry {
+    const dlfs_directory *directory;
+    uint64_t sample_count;
+    uint64_t arena_bytes;
+    uint32_t slot_count; /* of the arena */
+    uint32_t chunk_bytes;
+    uint32_t chunk_shift; /* log2 of chunk_bytes */
+};
+
+struct reader_geometry reader_geometry(const dlfs_reader *reader);
+/* Returns the slots of the arena that the reader may hold now. Any thread. */
+uint32_t reader_slots_max(const dlfs_reader *reader);
+/* Counts samples that a client read from memory by itself. Any thread. */
+void reader_count_hits(dlfs_reader *reader, uint64_t samples, uint64_t bytes);
 /* Describes the failure of a sample: the member and the offset of its first byte, or of the byte at
  * bad_address if that lies in it. With DLFS_E_CHECKSUM that is the first byte of the bad part. */
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address);
-/* Misses that were verified already, by address. */
-struct known_misses {
-    const struct miss *first;
-    uint64_t count;
-};
 
-/*
- * Verifies every sample that lies completely in a span, but for those that are known to be sound
- * (or NULL). *bad gets those that fail, for the caller to free, or NULL. A negative code means that
- * the check was not possible.
- */
-int reader_verify_span(const dlfs_reader *reader, const struct span *span,
-                       const struct known_misses *sound, struct bad_samples **bad);
+/* ---- reader/span.c --------------------------------------------------------------------------- */
+
+/* Returns the time that a read is given in addition for bytes that have arrived, in nanoseconds. */
+uint64_t reader_slow_ns(uint64_t bytes);
 
 /* ---- reader/read_batch.c, reader/read_sample.c ----------------------------------------------- */
 
@@ -105,7 +71,6 @@ struct read_terms {
     uint32_t redirect_rounds; /* carried from one attempt to the next */
     struct busy_wait busy_wait;
 };
-#define READ_TERMS_PLAIN ((struct read_terms){.limit = {.private_bytes_max = UINT64_MAX}})
 /* Reads samples as one batch. */
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                 const struct read_terms *terms, dlfs_batch **out);
@@ -117,5 +82,7 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
  * *stop is set. */
 int reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
                      const _Atomic bool *stop, dlfs_failure *failure);
+
+#define PLAN_BYTES_PER_SAMPLE ((size_t)104) /* memory of the plan of a read */
 
 #endif

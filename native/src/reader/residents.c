@@ -24,7 +24,7 @@
  */
 #include "reader/residents.h"
 
-#include "reader/reader.h"
+#include "reader/internal.h"
 
 /* Returns the slots of the index. */
 static uint64_t index_slots(const dlfs_reader *reader)

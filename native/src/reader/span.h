@@ -144,8 +144,6 @@ static inline bool fetch_may_connect(const struct fetch *fetch)
 }
 /* Returns the time that a read may take of which nothing has arrived, in nanoseconds. */
 uint64_t reader_timeout_ns(const dlfs_reader *reader);
-/* Returns the time that a read is given in addition for bytes that have arrived, in nanoseconds. */
-uint64_t reader_slow_ns(uint64_t bytes);
 /* Moves the deadline of a fetch for bytes that have arrived. */
 void fetch_credit(struct fetch *fetch, uint64_t bytes);
 /* Makes room for this many spans, in addition to abandoned ones. No span may be under way. */

@@ -5,40 +5,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdlib.h>
 
 #include "arena/arena.h"
 #include "arena/cache_map.h"
 #include "dlfs/dlfs.h"
+#include "reader/batch.h"
 #include "reader/prober.h"
 
 struct fetch;
-struct private_memory;
-
-/* A batch, of this process's reader or received from a service. */
-struct batch {
-    dlfs_batch public;
-    void (*release)(struct batch *batch);  /* implements dlfs_batch_release */
-    dlfs_reader *reader;                   /* NULL if a service gave the batch */
-    struct private_memory *private_memory; /* NULL if the samples lie in the arena */
-    struct dlfs_client *client;            /* the connection to the service, or NULL */
-    uint64_t number;                       /* the service's number of the batch */
-    uint64_t capacity;                     /* samples that the arrays have room for */
-    uint64_t failure_capacity;
-    uint32_t process; /* dlfs_generation() of the process that may release the batch */
-    int64_t *offsets; /* one allocation: offsets, lengths and indices, one after the other */
-    int64_t *lengths;
-    uint64_t *indices;
-    dlfs_failure *failures;
-    struct batch *next; /* in a list of idle batches */
-};
-
-static inline void batch_free(struct batch *batch)
-{
-    free(batch->offsets);
-    free(batch->failures);
-    free(batch);
-}
 
 /* The state of a member that all threads share. */
 struct member {

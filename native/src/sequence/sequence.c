@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "reader/reader.h"
+#include "directory/directory.h"
 #include "sequence/choice.h"
 #include "sequence/sequence.h"
 

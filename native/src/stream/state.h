@@ -14,6 +14,7 @@
 #ifndef DLFS_STREAM_STATE_H
 #define DLFS_STREAM_STATE_H
 
+#include "reader/internal.h"
 #include "reader/members.h"
 #include "stream/stream.h"
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "reader/reader.h"
+#include "reader/internal.h"
 
 #define COUNT 500u
 #define CHUNK 16384u
