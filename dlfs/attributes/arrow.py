@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dlfs.base.extras import install_command
 from dlfs.errors import FormatError, UsageError
-from dlfs.format.attributes import ColumnValues, Strings
+from dlfs.format.attributes import ColumnValues
 
 if TYPE_CHECKING:
     import pyarrow
@@ -83,12 +83,8 @@ def _array(arrow: Any, values: ColumnValues | NDArray[Any]) -> Any:
     if values.fixed is not None:
         return arrow.array(values.fixed)
     assert values.strings is not None
-    strings = _strings(arrow, values.strings)
+    buffers = [arrow.py_buffer(values.strings.offsets), arrow.py_buffer(values.strings.text)]
+    strings = arrow.LargeStringArray.from_buffers(len(values.strings), *buffers)
     if values.codes is None:
         return strings
     return arrow.DictionaryArray.from_arrays(arrow.array(values.codes), strings, safe=False)
-
-
-def _strings(arrow: Any, strings: Strings) -> Any:
-    buffers = [arrow.py_buffer(strings.offsets), arrow.py_buffer(strings.text)]
-    return arrow.LargeStringArray.from_buffers(len(strings), *buffers)

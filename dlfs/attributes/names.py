@@ -53,16 +53,15 @@ class AttributeNames:
         Raises:
             UsageError: they lack an attribute that the samples before have, or have another one.
         """
-        missing = [name for name in self._defaults if name not in attributes]
-        filled = {name: self._repeat(name, count) for name in missing}
+        filled = {
+            name: np.broadcast_to(value, (count, *value.shape))
+            for name, value in self._defaults.items()
+            if name not in attributes
+        }
         completed = {**attributes, **filled} if filled else attributes
         if self.names is not None and count:
             self._compare(_own_names(completed), path)
         return completed
-
-    def _repeat(self, name: str, count: int) -> Any:
-        value = self._defaults[name]
-        return np.broadcast_to(value, (count, *value.shape))
 
     def _compare(self, given: frozenset[str], path: bytes | None) -> None:
         assert self.names is not None

@@ -57,11 +57,8 @@ def _os_error(action: str, error: OSError, hint: str = "") -> Exception:
 
 def _as_service(path: str) -> str:
     """Return a hint for an error message if a path looks like a node service's socket."""
-    return f"; did you mean unix:{path}?" if path.endswith(".sock") or _is_socket(path) else ""
-
-
-def _is_socket(path: str) -> bool:
-    return os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode)
+    is_socket = path.endswith(".sock") or Path(path).is_socket()
+    return f"; did you mean unix:{path}?" if is_socket else ""
 
 
 def _permission_hint(status: os.stat_result, writable: bool) -> str:

@@ -120,15 +120,12 @@ def _derived_id() -> UUID:
     """Return the UUID that is derived from the machine's ID."""
     machine = _read_line(_MACHINE_FILE)
     if not re.fullmatch(r"[0-9a-f]{32}", machine):
+        got = ascii(machine[:_SHOWN_CHARACTERS]) if machine else "nothing"
         raise UsageError(
             f"find this host's NQN and ID: expected them in {_NQN_FILE} and {_ID_FILE}, or the ID "
-            f"of the machine in {_MACHINE_FILE}, got {_show(machine)} in the last; write the NQN "
+            f"of the machine in {_MACHINE_FILE}, got {got} in the last; write the NQN "
             f"that the targets allow to {_NQN_FILE}, such as {_NQN_PREFIX}{uuid4()}, and its UUID "
             f"to {_ID_FILE}; or give hostnqn= and hostid= in the URI"
         )
     digest = hashlib.blake2s(bytes.fromhex(machine), digest_size=16, person=b"dlfshost").digest()
     return UUID(bytes=digest, version=4)
-
-
-def _show(line: str) -> str:
-    return ascii(line[:_SHOWN_CHARACTERS]) if line else "nothing"

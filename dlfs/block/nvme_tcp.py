@@ -69,11 +69,6 @@ def open_nvme_devices() -> list[NvmeTcpDevice]:
     return [device for device in found if device is not None and device._native is not None]
 
 
-def _register(device: NvmeTcpDevice) -> None:
-    key = id(device)
-    _open_devices[key] = ref(device, lambda _reference: _open_devices.pop(key, None))
-
-
 def _open(
     uri: str,
     paths: Sequence[tuple[str, int]],
@@ -226,7 +221,8 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         """Discovery controllers that listed it when the volume was opened; none if it was given."""
         self._paths = address.paths
         self._closing = Lock()
-        _register(self)
+        key = id(self)
+        _open_devices[key] = ref(self, lambda _reference: _open_devices.pop(key, None))
 
     @property
     def nsid(self) -> int:

@@ -69,8 +69,9 @@ def list_namespaces(runner: CommandRunner, where: str) -> list[NamespaceInfo]:
 def _describe(runner: CommandRunner, nsid: int, where: str) -> NamespaceInfo:
     page = _identify(runner, _NAMESPACE, nsid, where)
     size_bytes, block_bytes = decode_size(page, f"{where} namespace {nsid}")
-    names = _names_of_page(page)
     # Old targets have no descriptors; their Identify page has the identifiers.
+    of_page = {_NGUID: page[104:120], _EUI64: page[120:128]}
+    names = {kind: name for kind, name in of_page.items() if any(name)}
     result, descriptors = _try_identify(runner, _DESCRIPTORS, nsid)
     if result == 0:
         names |= decode_descriptors(descriptors)
@@ -112,11 +113,6 @@ def decode_size(page: bytes, where: str) -> tuple[int, int]:
             f"discover at {where}: expected blocks without metadata, got {metadata_bytes} bytes"
         )
     return blocks << bits, 1 << bits
-
-
-def _names_of_page(page: bytes) -> dict[int, bytes]:
-    names = {_NGUID: page[104:120], _EUI64: page[120:128]}
-    return {kind: name for kind, name in names.items() if any(name)}
 
 
 def decode_descriptors(page: bytes) -> dict[int, bytes]:

@@ -72,7 +72,8 @@ class Export:
         _check_device(self.device)
         _check_address(self.address)
         if not self.nqn:
-            object.__setattr__(self, "nqn", f"nqn.2014-08.org.nvmexpress:uuid:{self._place()}")
+            uuid = uuid5(NAMESPACE_URL, f"nvme-tcp://{self.address}:{self.port}{self.device}")
+            object.__setattr__(self, "nqn", f"nqn.2014-08.org.nvmexpress:uuid:{uuid}")
         if not self.allowed_hosts:
             raise UsageError(
                 "make a recipe: expected the NQN of each host that may connect, got none"
@@ -82,9 +83,6 @@ class Export:
         for port in self.ports:
             if not 1 <= port <= 65535:
                 raise UsageError(f"make a recipe: expected a port 1..65535, got {port}")
-
-    def _place(self) -> UUID:
-        return uuid5(NAMESPACE_URL, f"nvme-tcp://{self.address}:{self.port}{self.device}")
 
     @property
     def uuid(self) -> UUID:
@@ -157,14 +155,10 @@ def script(template: str, settings: Mapping[str, str]) -> str:
     lines = (f"{name}={shlex.quote(value)}" for name, value in settings.items())
     text = _template(template).replace("@FUNCTIONS@\n", _template("nvmet_functions.sh"))
     text = text.replace("@KEY_FUNCTIONS@\n", _template("key_functions.sh"))
-    text = text.replace("@TLS_IDENTITY@", _tls_identity())
-    return text.replace("@SETTINGS@", "\n".join(lines))
-
-
-def _tls_identity() -> str:
-    """Return the source of the functions that derive TLS keys, and its imports."""
     imports = "import base64, hashlib, hmac, subprocess, sys, zlib\n"
-    return "\n".join([imports, inspect.getsource(expand), inspect.getsource(derive)])
+    tls_identity = "\n".join([imports, inspect.getsource(expand), inspect.getsource(derive)])
+    text = text.replace("@TLS_IDENTITY@", tls_identity)
+    return text.replace("@SETTINGS@", "\n".join(lines))
 
 
 def _template(name: str) -> str:

@@ -121,7 +121,8 @@ class FieldType:
         if isinstance(value, bytes | bytearray | memoryview):
             return cls("bytes")
         array = as_array(value)
-        return cls.array(_name_of(array.dtype), (None,) * array.ndim)
+        dtype = BFLOAT16 if array.dtype.name == BFLOAT16 else array.dtype.str
+        return cls.array(dtype, (None,) * array.ndim)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -307,10 +308,6 @@ def as_array(value: object) -> NDArray[Any]:
             f"length, got {type(value).__name__} of {array.dtype}"
         )
     return array
-
-
-def _name_of(dtype: np.dtype[Any]) -> str:
-    return BFLOAT16 if dtype.name == BFLOAT16 else dtype.str
 
 
 def _element_name(text: str) -> str:

@@ -198,17 +198,15 @@ class Geometry:
         """
         group = self.group_of(volume_chunk)
         if group is None or not 0 <= copy < self.replicas:
+            chunks = " or ".join(f"{g.first_chunk}..{g.end_chunk - 1}" for g in self.groups)
             raise UsageError(
-                f"locate a chunk: expected {self._chunk_numbers()}, in {self.replicas} copies, "
+                f"locate a chunk: expected {chunks}, in {self.replicas} copies, "
                 f"got copy {copy} of chunk {volume_chunk}"
             )
         row, member = divmod(volume_chunk - group.first_chunk, group.member_count)
         row += copy * group.band_rows
         member = group.first_member + (member + copy) % group.member_count
         return member, self.data_offset_bytes + row * self.chunk_bytes
-
-    def _chunk_numbers(self) -> str:
-        return " or ".join(f"{g.first_chunk}..{g.end_chunk - 1}" for g in self.groups)
 
     @classmethod
     def for_members(

@@ -158,12 +158,8 @@ def _mesh_dimensions() -> list[str]:
     for mesh in meshes:
         names = mesh.mesh_dim_names or ["dp", *["without a name"] * (mesh.ndim - 1)]
         sizes = zip(names, mesh.shape, strict=True)
-        found += [name for name, size in sizes if size > 1 and not _is_data(name)]
+        found += [n for n, size in sizes if size > 1 and not n.startswith(_DATA_DIMENSIONS)]
     return found
-
-
-def _is_data(name: str) -> bool:
-    return name.startswith(_DATA_DIMENSIONS)
 
 
 def refuse_second_sharding(finder: PlacementFinder, what: str) -> bool:

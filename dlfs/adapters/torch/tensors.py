@@ -344,7 +344,8 @@ def _refuse_split(values: Iterable[Any]) -> None:
     Raises:
         UsageError: they are such values, and there are several ranks.
     """
-    kinds = {type(value[0] if _is_filled(value) else value).__name__ for value in values}
+    firsts = (value[0] if isinstance(value, list) and value else value for value in values)
+    kinds = {type(first).__name__ for first in firsts}
     if "TensorInformation" not in kinds or not torch.distributed.is_initialized():
         return
     if torch.distributed.get_world_size() > 1:
@@ -353,10 +354,6 @@ def _refuse_split(values: Iterable[Any]) -> None:
             "so that the samples of the other ranks would never be read; give prepare the "
             "Loader itself, or make it with rank=0, world_size=1"
         )
-
-
-def _is_filled(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0
 
 
 def _refuse_collation(_batches: list[TensorBatch | Pair], **_options: Any) -> None:

@@ -178,7 +178,10 @@ def _write_paths(dataset: Dataset, where: bytes, end: bytes) -> None:
 def _write_names(items: Iterator[_Item], end: bytes) -> None:
     terminal = sys.stdout.isatty()
     while page := list(islice(items, PAGE)):
-        write_bytes(b"".join((_shown(item) if terminal else item.name) + end for item in page))
+        names = (item.name for item in page)
+        if terminal:
+            names = (_coloured(item, show_path(item.name)).encode() for item in page)
+        write_bytes(b"".join(name + end for name in names))
 
 
 def _write_long(items: Iterator[_Item], *, exact: bool) -> None:
@@ -193,10 +196,6 @@ def _write_long(items: Iterator[_Item], *, exact: bool) -> None:
             name = _folded(item, width - len(head), len(head)) if width else item.name
             lines.append(f"{item.index:>10}  {size:>16}  ".encode() + name + b"\n")
         write_bytes(b"".join(lines))
-
-
-def _shown(item: _Item) -> bytes:
-    return _coloured(item, show_path(item.name)).encode()
 
 
 def _folded(item: _Item, width: int, indent: int) -> bytes:

@@ -145,6 +145,11 @@ class ComposedNamespace:
         return f"nvme-tcp://{self.listeners[0]}/{self.nqn}?nsid=1" if self.listeners else ""
 
 
+def format_listener(address: str, port: str) -> str:
+    """Return an address and a port as in a URI, an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def check_resize(found: ComposedNamespace, size_bytes: int, *, shrink: bool) -> None:
     """Check the new size of a namespace.
 

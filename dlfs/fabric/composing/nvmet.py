@@ -31,6 +31,7 @@ from dlfs.fabric.composing.namespaces import (
     ComposedNamespace,
     NamespaceRequest,
     check_resize,
+    format_listener,
 )
 from dlfs.fabric.composing.target import find
 from dlfs.fabric.keys import read_key
@@ -111,7 +112,7 @@ class NvmetTarget:
                 uuid=UUID(uuid),
                 size_bytes=int(size_bytes),
                 backing=path,
-                listeners=tuple(map(_listener, places[::2], places[1::2])),
+                listeners=tuple(map(format_listener, places[::2], places[1::2])),
                 allowed_hosts=tuple(hosts.split()),
                 authenticated_hosts=tuple(proven.split()),
             )
@@ -186,10 +187,6 @@ class NvmetTarget:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _listener(address: str, port: str) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _place(found: ComposedNamespace) -> dict[str, str]:

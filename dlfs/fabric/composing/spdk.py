@@ -33,6 +33,7 @@ from dlfs.fabric.composing.namespaces import (
     ComposedNamespace,
     NamespaceRequest,
     check_resize,
+    format_listener,
 )
 from dlfs.fabric.composing.target import find
 from dlfs.fabric.keys import key_directory, read_key
@@ -108,7 +109,9 @@ class SpdkTarget:
             uuid=UUID(space["uuid"]),
             size_bytes=lvol["num_blocks"] * lvol["block_size"],
             backing=backing,
-            listeners=tuple(map(_listener, subsystem["listen_addresses"])),
+            listeners=tuple(
+                format_listener(at["traddr"], at["trsvcid"]) for at in subsystem["listen_addresses"]
+            ),
             allowed_hosts=tuple(sorted(host["nqn"] for host in subsystem["hosts"])),
             authenticated_hosts=tuple(
                 sorted(host["nqn"] for host in subsystem["hosts"] if host.get("dhchap_key"))
@@ -355,8 +358,3 @@ def _key_prefix(name: str) -> str:
 
 def _names(bdev: dict[str, Any]) -> list[str]:
     return [bdev["name"], *bdev["aliases"]]
-
-
-def _listener(at: dict[str, Any]) -> str:
-    address, port = at["traddr"], at["trsvcid"]
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
