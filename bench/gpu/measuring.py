@@ -219,7 +219,7 @@ def _measure_size(torch: Any, job: Job, size: Size) -> Result:
         (folder / "complete").touch()
     batch = min(size.batch, len(source))
     with (
-        warnings.catch_warnings(record=True) as told,
+        warnings.catch_warnings(record=True) as warned,
         feed.open(folder, batch, job.device) as epochs,
     ):
         warnings.simplefilter("always")
@@ -244,7 +244,7 @@ def _measure_size(torch: Any, job: Job, size: Size) -> Result:
         steps=steps,
         step_ms=1e3 * worked / steps,
         waited_share=waited / (waited + worked),
-        notes=tuple(sorted({str(one.message).splitlines()[0] for one in told})),
+        notes=tuple(sorted({str(one.message).splitlines()[0] for one in warned})),
     )
 
 

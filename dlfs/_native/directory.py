@@ -478,9 +478,9 @@ class NativeDirectory:
         self._check_names()
 
         def decode(done: int, *out: int) -> int:
-            rest = indices[done:]
+            left = indices[done:]
             return library().dlfs_directory_names_of(  # type: ignore[no-any-return]
-                self.handle, rest.ctypes.data, len(rest), *out
+                self.handle, left.ctypes.data, len(left), *out
             )
 
         return self._decode(len(indices), decode, f"list {len(indices)} names of {self._label}")

@@ -13,7 +13,7 @@ and if the file is never closed. Every other close commits them, also in ``excep
 Readers have the old version or the new one. Earlier versions stay, unless ``keep_versions`` says
 otherwise.
 
-Threads: one at a time for each file. Memory: ``SPOOL_BYTES`` for each file.
+Threads: one at a time for each file. Memory: ``BUFFER_BYTES`` for each file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dlfs.format.paths import path_bytes
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-SPOOL_BYTES = 64 << 20
+BUFFER_BYTES = 64 << 20
 """Most bytes of a new file that wait in memory; more wait in a temporary file, in bytes."""
 
 _LEAVING_WITH = dis.opmap["WITH_EXCEPT_START"]
@@ -186,7 +186,7 @@ class NewSampleFile(io.BufferedIOBase):
         self._exclusive = exclusive
         self._autocommit = autocommit
         self._left_before = _find_left_withs()
-        self._spool: Any = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
+        self._buffer: Any = tempfile.SpooledTemporaryFile(BUFFER_BYTES)  # noqa: SIM115
         self._ended = False
 
     # ---- as a file -------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class NewSampleFile(io.BufferedIOBase):
         position = self.tell()
         length = position if size is None else size
         self._call("truncate", length)
-        if not self._spool._rolled:  # memory is not extended by a truncation
+        if not self._buffer._rolled:  # memory is not extended by a truncation
             missing = length - self.seek(0, os.SEEK_END)
             if missing > 0:
                 self.write(bytes(missing))
@@ -235,7 +235,7 @@ class NewSampleFile(io.BufferedIOBase):
     def _call(self, name: str, *arguments: Any) -> Any:
         if self.closed:
             raise ClosedError(f"write {self.path!r}: the file is closed")
-        method: Callable[..., Any] = getattr(self._spool, name)
+        method: Callable[..., Any] = getattr(self._buffer, name)
         return method(*arguments)
 
     # ---- the end ---------------------------------------------------------------------------------
@@ -265,14 +265,14 @@ class NewSampleFile(io.BufferedIOBase):
         if self._ended:
             return
         try:
-            length = self._spool.seek(0, os.SEEK_END) or self._spool.tell()
+            length = self._buffer.seek(0, os.SEEK_END) or self._buffer.tell()
             if not length:
                 self._sample.commit(b"", exclusive=self._exclusive)
-            elif not self._spool._rolled:
-                self._sample.commit(self._spool._file.getvalue(), exclusive=self._exclusive)
+            elif not self._buffer._rolled:
+                self._sample.commit(self._buffer._file.getvalue(), exclusive=self._exclusive)
             else:
-                self._spool.flush()
-                with mmap.mmap(self._spool.fileno(), length, access=mmap.ACCESS_READ) as memory:
+                self._buffer.flush()
+                with mmap.mmap(self._buffer.fileno(), length, access=mmap.ACCESS_READ) as memory:
                     self._sample.commit(memory, exclusive=self._exclusive)
         finally:
             self.discard()
@@ -280,7 +280,7 @@ class NewSampleFile(io.BufferedIOBase):
     def discard(self) -> None:
         """Drop the bytes."""
         self._ended = True
-        self._spool.close()
+        self._buffer.close()
 
     def __del__(self) -> None:
         # A file that was never closed is incomplete; the base class would close it.

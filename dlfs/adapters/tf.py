@@ -142,12 +142,12 @@ def _epoch_starter(
     Raises:
         UsageError: the options do not fit the dataset, or the state does not fit either.
     """
-    rest: dict[str, Any] = {}  # state of the first epoch, if any of it is left
+    resumed: dict[str, Any] = {}  # state of the first epoch, if any of it is left
     if state is not None:
         options = options.at(EpochState.from_dict(state))
         first_rank = dataset.start_epoch(replace(options.placed(), rank=0)).resume(state)
         if len(first_rank) or not state["position"]:
-            rest = dict(state)
+            resumed = dict(state)
         else:  # the epoch has ended for all ranks
             options = replace(options, epoch=options.epoch + 1)
     numbers = itertools.count(options.epoch)
@@ -155,7 +155,7 @@ def _epoch_starter(
     def start() -> dlfs.Epoch:
         number = next(numbers)
         epoch = dataset.start_epoch(replace(options, epoch=number))
-        return epoch.resume(rest) if rest and number == options.epoch else epoch
+        return epoch.resume(resumed) if resumed and number == options.epoch else epoch
 
     return start
 

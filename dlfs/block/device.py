@@ -64,8 +64,8 @@ _CONVENIENCE_DEPTH = 32
 _BOUNCE_BYTES = 16 * MIB
 _WAIT_SLICE_MS = 100  # after which a thread looks whether another one found the device silent
 
-_kept: list[QueuePair] = []
-"""Queue pairs that nobody closes, because no thread could be started to wait for their reads."""
+_unclosed: list[QueuePair] = []
+"""Queue pairs that are never closed, because no thread could be started to wait for their reads."""
 
 
 class QueuePair(Protocol):
@@ -235,7 +235,7 @@ def leave(device: BlockDevice, queue: QueuePair) -> None:
     try:
         start_thread(waiting)
     except LimitError:
-        _kept.append(queue)
+        _unclosed.append(queue)
 
 
 class NativeBackedDevice(abc.ABC, Closing):

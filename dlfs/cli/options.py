@@ -145,11 +145,11 @@ def complete_dataset(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def confirm(question: str, *, otherwise: str, declined: str) -> None:
+def confirm(prompt: str, *, otherwise: str, declined: str) -> None:
     """Ask the user at the terminal whether to go on; exit with 1 if the answer is no.
 
     Args:
-        question: question to ask.
+        prompt: question to ask.
         otherwise: error message if there is no terminal.
         declined: note that is printed if the answer is no.
 
@@ -159,7 +159,7 @@ def confirm(question: str, *, otherwise: str, declined: str) -> None:
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{otherwise}, as there is no terminal to ask at")
     # typer.confirm() prints a blank on stdout.
-    stderr_console().print(f"{question} [y/N] ", end="", markup=False)
+    stderr_console().print(f"{prompt} [y/N] ", end="", markup=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         note(declined)
         raise typer.Exit(1)

@@ -360,9 +360,9 @@ def human_seconds(seconds: float) -> str:
         return f"{seconds:.2f} s"
     if seconds < 100:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes}:{whole_seconds:02}"
 
 
 def share_bar(share: float) -> str:
@@ -412,8 +412,8 @@ def print_json_stream(
             sys.stdout.write("".join(waiting))
             waiting.clear()
     sys.stdout.write("".join(waiting))
-    rest = encode(tail())
-    print("\n]" + (", " if rest != "{}" else "") + rest[1:])
+    last = encode(tail())
+    print("\n]" + (", " if last != "{}" else "") + last[1:])
 
 
 def _plain(value: object) -> object:

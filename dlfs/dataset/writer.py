@@ -428,15 +428,15 @@ class DatasetWriter:
         locations: NDArray[Any] = np.zeros(count, LOCATION)
         first = 0
         while True:
-            rest = slice(first, None)
+            unwritten = slice(first, None)
             first += self._packer.pack(
                 source,
-                offsets if order is not None else offsets[rest],
-                lengths if order is not None else lengths[rest],
-                order=order[rest] if order is not None else None,
+                offsets if order is not None else offsets[unwritten],
+                lengths if order is not None else lengths[unwritten],
+                order=order[unwritten] if order is not None else None,
                 window=chunks.window,
                 window_address=chunks.address,
-                locations=locations if order is not None else locations[rest],
+                locations=locations if order is not None else locations[unwritten],
             )
             if first == count:
                 break
@@ -485,9 +485,9 @@ class DatasetWriter:
     def _finish_data(self) -> tuple[AttributeExtent | None, FrozenParts]:
         """Write the last window and the attributes; freeze the directory when all is durable."""
         chunks = self._open_chunks()
-        rest = self._packer.address - chunks.address
-        if rest:
-            chunks.advance(rest)
+        length = self._packer.address - chunks.address
+        if length:
+            chunks.advance(length)
         extent = self._write_attributes(chunks) if len(self._attributes) else None
         chunks.drain()
         flush_all(self._transaction.devices)

@@ -49,15 +49,15 @@ def expand_braces(pattern: str) -> list[str]:
         LimitError: the pattern stands for more than ``EXPANSIONS_MAX`` names.
     """
     names = [""]
-    rest = 0
+    end = 0
     for match in _BRACES.finditer(pattern):
         choices = _choices(match[1], pattern)
         if len(names) * len(choices) > EXPANSIONS_MAX:
             raise LimitError(f"import {pattern}: expected at most {EXPANSIONS_MAX} names")
-        fixed = pattern[rest : match.start()]
+        fixed = pattern[end : match.start()]
         names = [name + fixed + choice for name in names for choice in choices]
-        rest = match.end()
-    return [name + pattern[rest:] for name in names]
+        end = match.end()
+    return [name + pattern[end:] for name in names]
 
 
 def _choices(text: str, pattern: str) -> list[str]:

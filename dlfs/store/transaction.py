@@ -237,7 +237,7 @@ def _write_copy(member: Member, name: str, superblock: Superblock) -> None:
 
 
 def add_committed_note(error: BaseException, superblock: Superblock) -> None:
-    """Note in an error that a change was committed before, so that nobody repeats it blindly."""
+    """Note in an error that a change was committed before, so that it is not repeated blindly."""
     note = (
         f"the change itself is on the volume, as generation {superblock.generation}: look before "
         "you repeat it"

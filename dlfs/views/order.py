@@ -232,12 +232,12 @@ class ViewOrder:
         """Return the dataset's indices of a run of the rest that the epoch takes of a source."""
         size, length = self._sources.sizes[source], self._run_samples
         begin = self._before[source] + self._passes(source) * size
-        rest = self._behind[source] - begin
+        left = self._behind[source] - begin
         key = hash_numbers(hash_numbers(self._key, source), self._epoch)
-        is_shuffled, whole = self._options.shuffle is not None, rest // length
+        is_shuffled, whole = self._options.shuffle is not None, left // length
         if is_shuffled and number < whole:
             number = int(Permutation(whole, key).map(number, 1)[0])
-        count = min(length, rest - number * length)
+        count = min(length, left - number * length)
         first = (begin + number * length) % size
         circle = self._circle(source)
         ahead = min(count, size - first)

@@ -92,23 +92,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     if (count == 0) {
         return 0;
     }
-    size_t rest = count - 1;
-    uint8_t *input = malloc(rest > 0 ? rest : 1);
+    size_t length = count - 1;
+    uint8_t *input = malloc(length > 0 ? length : 1);
     check(input != NULL);
-    memcpy(input, bytes + 1, rest);
+    memcpy(input, bytes + 1, length);
     enum security_key_kind kind = (enum security_key_kind)(bytes[0] / 4 % 3);
     switch (bytes[0] % 4) {
     case 0:
-        try_challenge(input, rest, bytes[0] / 4 % 2 == 0 ? NVME_CHANNEL_NONE : NVME_CHANNEL_NEW);
+        try_challenge(input, length, bytes[0] / 4 % 2 == 0 ? NVME_CHANNEL_NONE : NVME_CHANNEL_NEW);
         break;
     case 1:
-        try_success(input, rest);
+        try_success(input, length);
         break;
     case 2:
-        try_key(kind, (const char *)input, rest);
+        try_key(kind, (const char *)input, length);
         break;
     default:
-        try_json(kind, (const char *)input, rest);
+        try_json(kind, (const char *)input, length);
         break;
     }
     free(input);

@@ -161,7 +161,7 @@ class Loader(IterableDataset[Any]):
     """In a worker of DataLoader: number of iterations that it has begun."""
     _loaded: State | None = None
     """In a worker of DataLoader: state that was loaded for its next iteration."""
-    _dealt: State | None = None
+    _worker_state: State | None = None
     """In a worker of DataLoader: state behind its last batch."""
 
     def __init__(
@@ -334,7 +334,7 @@ class Loader(IterableDataset[Any]):
             )
         self._open_epoch(plain).close()  # raises if the state does not fit
         if get_worker_info() is not None:
-            self._loaded = dict(state) if "dealt" in state else self._begin_of(plain)
+            self._loaded = dict(state) if "dataloader" in state else self._begin_of(plain)
             return
         begin = self._begin_of(plain)
         self._go_to(begin)
@@ -344,8 +344,8 @@ class Loader(IterableDataset[Any]):
 
     def _stand(self) -> State:
         """Return the state with which the next batch begins; in a worker, the worker's own."""
-        if get_worker_info() is not None and self._dealt is not None:
-            return self._dealt
+        if get_worker_info() is not None and self._worker_state is not None:
+            return self._worker_state
         return self._cursor.get()
 
     def _begin_of(self, state: State) -> State:
@@ -496,20 +496,22 @@ class Loader(IterableDataset[Any]):
         self._finder.begin(self, is_begun=False)
         step = self.batch_size * self.world_size
         me = {"worker": worker, "workers": workers, "step": step}
-        dealt = None if loaded is None else loaded.get("dealt")
-        if dealt is None:
+        dataloader = None if loaded is None else loaded.get("dataloader")
+        if dataloader is None:
             after = begin["position"] + worker * step
-        elif {key: dealt.get(key) for key in me} == me:
-            after = dealt["next"]
+        elif {key: dataloader.get(key) for key in me} == me:
+            after = dataloader["next"]
         else:
             raise UsageError(
-                f"resume a worker: expected the state of {me}, got {dealt}; to go on with "
+                f"resume a worker: expected the state of {me}, got {dataloader}; to go on with "
                 "others, give the whole state to Loader.load_state_dict before workers start"
             )
-        self._dealt = {**begin, "dealt": {**me, "next": after}}
-        return self._read_dealt(begin, me, after)
+        self._worker_state = {**begin, "dataloader": {**me, "next": after}}
+        return self._read_worker_share(begin, me, after)
 
-    def _read_dealt(self, begin: State, me: dict[str, int], after: int) -> Iterator[TensorBatch]:
+    def _read_worker_share(
+        self, begin: State, me: dict[str, int], after: int
+    ) -> Iterator[TensorBatch]:
         """Yield every workers-th batch, from the one at position ``after`` on."""
         total = self._count(begin)
         own = {**begin, "position": min(total, after)}
@@ -517,7 +519,11 @@ class Loader(IterableDataset[Any]):
             position = min(total, after + me["step"])
             after += me["workers"] * me["step"]
             # The same epoch, even behind the last batch: other workers are still in it.
-            self._dealt = {**begin, "position": position, "dealt": {**me, "next": after}}
+            self._worker_state = {
+                **begin,
+                "position": position,
+                "dataloader": {**me, "next": after},
+            }
             yield batch
 
     def close(self) -> None:

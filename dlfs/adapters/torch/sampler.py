@@ -328,7 +328,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def state_dict(self) -> State:
         """Return the state behind the last batch that was given: plain values."""
-        state = {**self._given, "dealt": {"step": self._share(0).step}}
+        state = {**self._given, "dataloader": {"step": self._share(0).step}}
         return {**state, INDEX_ORDER: True} if self._order.is_index_order(state) else state
 
     def load_state_dict(self, state: State) -> None:

@@ -2,7 +2,7 @@
 
 A state is the value of ``Epoch.state``: dataset, order, seed, epoch and position. The position is
 the number of samples that all ranks and workers together have been given. The state of a worker
-process also has ``dealt``: where that worker continues if the number of workers is the same.
+process also has ``dataloader``: where the worker continues if the number of workers is the same.
 
 torchdata's ``StatefulDataLoader`` stores the state of each worker in its own, and takes it back at
 the same number of workers only. ``plain_state`` finds the position in it, which is valid for any
@@ -24,9 +24,9 @@ State = dict[str, Any]
 INDEX_ORDER = "index_order"
 """Key in the state of a sampler in index order. A ``Loader`` with ``shuffle=None`` has storage
 order instead, and no such key."""
-DEALT = "dealt"
+DATALOADER = "dataloader"
 """Key in the state of a sampler or worker: where it continues."""
-_DEALT_KEYS = ({"step"}, {"step", "worker", "workers", "next"})
+_DATALOADER_KEYS = ({"step"}, {"step", "worker", "workers", "next"})
 _DEPTH_MAX = 16
 """Most levels of nested dictionaries that are searched."""
 
@@ -46,7 +46,7 @@ def plain_state(state: State, total: int | Callable[[State], int]) -> State:
     if not found:
         raise UsageError(f"resume an epoch: expected a loader's state, got {state!r:.200}")
     newest = max(found, key=lambda one: (one["epoch"], one["position"]))
-    plain = {key: value for key, value in newest.items() if key != "dealt"}
+    plain = {key: value for key, value in newest.items() if key != "dataloader"}
     # Batches that were given since the workers were last asked (snapshot_every_n_steps).
     steps = check_integer(
         state.get("_steps_since_snapshot", 0),
@@ -83,19 +83,19 @@ def _check(state: State) -> State:
     Raises:
         UsageError: one has not; the message names it.
     """
-    EpochState.from_dict({key: state[key] for key in state if key not in (DEALT, INDEX_ORDER)})
-    dealt = state.get(DEALT, {"step": 0})
-    keys = set(dealt) if isinstance(dealt, dict) else set()
-    numbers = map(as_integer, dealt.values()) if keys else ()
+    EpochState.from_dict({key: state[key] for key in state if key not in (DATALOADER, INDEX_ORDER)})
+    dataloader = state.get(DATALOADER, {"step": 0})
+    keys = set(dataloader) if isinstance(dataloader, dict) else set()
+    numbers = map(as_integer, dataloader.values()) if keys else ()
     integers = all(number is not None and number >= 0 for number in numbers)
-    if keys not in _DEALT_KEYS or not integers:
+    if keys not in _DATALOADER_KEYS or not integers:
         raise UsageError(
-            "resume an epoch: expected dealt as integers by the names step, or next, step, worker "
-            f"and workers, got {show_value(dealt)}"
+            "resume an epoch: expected dataloader as integers by the names step, or next, step, "
+            f"worker and workers, got {show_value(dataloader)}"
         )
     return state
 
 
 def _step(state: State) -> int:
-    dealt = state.get("dealt")
-    return int(dealt["step"]) if isinstance(dealt, dict) else 0
+    dataloader = state.get("dataloader")
+    return int(dataloader["step"]) if isinstance(dataloader, dict) else 0

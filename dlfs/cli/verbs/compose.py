@@ -160,8 +160,8 @@ def withdraw(
         gone = []
         for name in doomed:
             gone.append(opened.withdraw(name, delete=delete))
-            kept = "deleted" if delete else "kept"
-            note(f"withdrew {name}; {kept} {gone[-1].backing}")
+            fate = "deleted" if delete else "kept"
+            note(f"withdrew {name}; {fate} {gone[-1].backing}")
     if json:
         print_json({"withdrawn": [_plain(each) for each in gone]}, result=True)
 

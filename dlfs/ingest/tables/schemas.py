@@ -48,7 +48,7 @@ def join_schemas(files: Sequence[FileSchema]) -> JoinedSchema:
     """Join the schemas of some files, at least one; a name that a schema has twice stays so."""
     first = files[0].schema
     fields = {field.name: field for field in first}
-    origin = dict.fromkeys(fields, files[0].file)
+    first_file = dict.fromkeys(fields, files[0].file)
     conflicts: dict[str, str] = {}
     doubled = [field for field in first if first.get_field_index(field.name) < 0]
     for other in files[1:]:
@@ -63,12 +63,12 @@ def join_schemas(files: Sequence[FileSchema]) -> JoinedSchema:
                 conflicts.setdefault(
                     name,
                     f"import {other.file}: column {name}: expected {known.type} as in "
-                    f"{origin[name]}, got {field.type}",
+                    f"{first_file[name]}, got {field.type}",
                 )
             elif not joined.equals(known.type):
-                fields[name], origin[name] = known.with_type(joined), other.file
+                fields[name], first_file[name] = known.with_type(joined), other.file
             else:
-                origin.setdefault(name, other.file)
+                first_file.setdefault(name, other.file)
     names = {field.name for field in doubled}
     single = [field for name, field in fields.items() if name not in names]
     return JoinedSchema(

@@ -176,7 +176,7 @@ DLFS_API int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer,
 DLFS_API int64_t dlfs_lzf_decompress(const uint8_t *source, uint64_t source_bytes, uint8_t *target,
                                      uint64_t target_bytes);
 
-/* How a stream of szip, as HDF5 files have it, is divided. */
+/* The parameters of a stream of szip, as HDF5 files have them. */
 typedef struct dlfs_szip {
     uint32_t sample_bits;     /* 1..32 */
     uint32_t block_samples;   /* even, 2..64 */

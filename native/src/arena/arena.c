@@ -82,10 +82,10 @@ DLFS_API void dlfs_arena_destroy(dlfs_arena *arena)
 DLFS_API void dlfs_arena_get_stats(dlfs_arena *arena, dlfs_arena_stats *stats)
 {
     pthread_mutex_lock(&arena->lock);
-    uint64_t held = arena->slot_count - arena->free_slots.count;
+    uint64_t used = arena->slot_count - arena->free_slots.count;
     *stats = (dlfs_arena_stats){
         .memory_bytes = (uint64_t)arena->slot_count << arena->chunk_shift,
-        .held_bytes = held << arena->chunk_shift,
+        .held_bytes = used << arena->chunk_shift,
     };
     for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
         stats->readers++;
@@ -235,7 +235,7 @@ void arena_detach(dlfs_reader *reader)
             at = &(*at)->share.next;
         }
         *at = reader->share.next;
-        arena->starved -= reader->share.starved;
+        arena->waiting -= reader->share.waiting;
         arena_divide(arena);
     }
     pthread_mutex_unlock(&arena->lock);

@@ -77,7 +77,7 @@ struct dlfs_arena {
     dlfs_reader *readers;                /* list of those that have read */
     uint64_t taken;                      /* slots that were taken so far: the clock of the shares */
     uint64_t divided_at;                 /* value of `taken` when the shares were computed */
-    uint32_t starved;                    /* readers that lacked a slot within their share */
+    uint32_t waiting;                    /* readers that lacked a slot within their share */
     uint32_t reserved;                   /* slots of all reservations */
     struct private_memory *idle_private; /* kept for the next batch */
     size_t idle_private_bytes;
@@ -85,16 +85,16 @@ struct dlfs_arena {
 
 /* A reader's part in its arena. Guarded by the arena's lock. */
 struct shareholder {
-    bool attached;     /* the reader has read: it is in the arena's list */
-    bool active;       /* it had a share of its own when the shares were computed */
-    bool starved;      /* it lacked a slot within its share */
-    uint32_t reserved; /* slots that it has at least, for resident chunks and their index */
-    uint32_t held;     /* slots that it holds */
-    uint32_t chunks;   /* of them, those that are LOADING or CHUNK */
-    uint32_t wanted;   /* slots for chunks that its reads have asked to have touched */
-    uint32_t changes;  /* times that its share has changed */
-    uint64_t used_at;  /* value of the arena's `taken` when it was read last */
-    dlfs_reader *next; /* in the arena's list */
+    bool attached;       /* the reader has read: it is in the arena's list */
+    bool active;         /* it had a share of its own when the shares were computed */
+    bool waiting;        /* it lacked a slot within its share */
+    uint32_t reserved;   /* slots that it has at least, for resident chunks and their index */
+    uint32_t slots_used; /* slots that it holds */
+    uint32_t chunks;     /* of them, those that are LOADING or CHUNK */
+    uint32_t wanted;     /* slots for chunks that its reads have asked to have touched */
+    uint32_t changes;    /* times that its share has changed */
+    uint64_t used_at;    /* value of the arena's `taken` when it was read last */
+    dlfs_reader *next;   /* in the arena's list */
 };
 
 struct location;

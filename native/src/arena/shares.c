@@ -31,13 +31,13 @@ static bool is_active(const dlfs_reader *reader)
 }
 
 /* Returns the slots that the active readers, or the others, take with at most `level` for each. */
-static uint64_t count_dealt(const dlfs_arena *arena, bool active, uint32_t level)
+static uint64_t count_allotted(const dlfs_arena *arena, bool active, uint32_t level)
 {
-    uint64_t dealt = 0;
+    uint64_t total = 0;
     for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
-        dealt += reader->share.active == active ? share_at(reader, level) : 0;
+        total += reader->share.active == active ? share_at(reader, level) : 0;
     }
-    return dealt;
+    return total;
 }
 
 /* Returns the most slots for each with which all together take no more than `slots`. */
@@ -47,7 +47,7 @@ static uint32_t find_level(const dlfs_arena *arena, bool active, uint64_t slots)
     uint32_t high = arena->slot_count;
     while (low < high) {
         uint32_t middle = low + (high - low + 1) / 2;
-        if (count_dealt(arena, active, middle) <= slots) {
+        if (count_allotted(arena, active, middle) <= slots) {
             low = middle;
         } else {
             high = middle - 1;
@@ -58,13 +58,13 @@ static uint32_t find_level(const dlfs_arena *arena, bool active, uint64_t slots)
 
 bool share_is_exceeded(const dlfs_reader *reader)
 {
-    return reader->share.held > reader->slots_max;
+    return reader->share.slots_used > reader->slots_max;
 }
 
 bool share_is_pinned(const dlfs_reader *reader)
 {
     uint32_t idle = reader->idle_slots.count + reader->cache.idle.count; /* or more: runs */
-    return reader->share.held > reader->slots_max + idle;
+    return reader->share.slots_used > reader->slots_max + idle;
 }
 
 bool share_fits(const dlfs_reader *reader)
@@ -96,11 +96,11 @@ void arena_divide(dlfs_arena *arena)
         }
         reader->share.active = is_active(reader);
     }
-    uint32_t level = find_level(arena, true, arena->slot_count - count_dealt(arena, false, 0));
-    uint64_t left = arena->slot_count - count_dealt(arena, true, level);
-    uint32_t rest = find_level(arena, false, left);
+    uint32_t level = find_level(arena, true, arena->slot_count - count_allotted(arena, false, 0));
+    uint64_t left = arena->slot_count - count_allotted(arena, true, level);
+    uint32_t idle_level = find_level(arena, false, left);
     for (dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
-        set_share(reader, reader->share.active ? level : rest);
+        set_share(reader, reader->share.active ? level : idle_level);
     }
 }
 
@@ -115,7 +115,7 @@ void share_use(dlfs_reader *reader)
 void share_claim(dlfs_reader *reader, uint32_t run)
 {
     const dlfs_arena *arena = reader->arena;
-    bool lacks = reader->share.held + run > reader->slots_max;
+    bool lacks = reader->share.slots_used + run > reader->slots_max;
     bool stale = arena->taken - arena->divided_at >= arena->slot_count;
     if (!reader->owns_arena && (!reader->share.active || (lacks && stale))) {
         reader->share.used_at = arena->taken;

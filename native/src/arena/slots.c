@@ -84,13 +84,13 @@ void arena_wake_all(dlfs_arena *arena)
 }
 
 /* Wakes the readers that lacked a slot. */
-static void wake_starved(dlfs_arena *arena)
+static void wake_waiting(dlfs_arena *arena)
 {
-    for (dlfs_reader *reader = arena->readers; arena->starved > 0 && reader != NULL;
+    for (dlfs_reader *reader = arena->readers; arena->waiting > 0 && reader != NULL;
          reader = reader->share.next) {
-        if (reader->share.starved) {
-            reader->share.starved = false;
-            arena->starved--;
+        if (reader->share.waiting) {
+            reader->share.waiting = false;
+            arena->waiting--;
             pthread_cond_broadcast(&reader->released);
         }
     }
@@ -102,7 +102,7 @@ static void wake_starved(dlfs_arena *arena)
 static void run_free(dlfs_arena *arena, uint32_t first)
 {
     uint32_t run = arena->slots[first].run;
-    arena->slots[first].reader->share.held -= run;
+    arena->slots[first].reader->share.slots_used -= run;
     for (uint32_t slot = first + run; slot-- > first;) {
         arena->slots[slot].state = SLOT_FREE;
         arena->slots[slot].run = 1;
@@ -111,7 +111,7 @@ static void run_free(dlfs_arena *arena, uint32_t first)
         arena->slots[slot].bad = NULL;
         list_push_first(arena, &arena->free_slots, slot);
     }
-    wake_starved(arena);
+    wake_waiting(arena);
 }
 
 /* Counts a run as one of chunks, or no longer. */
@@ -193,7 +193,7 @@ static bool evict_other(const dlfs_reader *needy)
             oldest = reader;
         }
     }
-    return needy->share.held < SLOTS_MIN && oldest != NULL && evict_one(oldest, EVICT_CACHED);
+    return needy->share.slots_used < SLOTS_MIN && oldest != NULL && evict_one(oldest, EVICT_CACHED);
 }
 
 void arena_evict_excess(dlfs_reader *reader)
@@ -219,9 +219,9 @@ static uint32_t count_excess(const dlfs_arena *arena)
  */
 static bool keep_share(dlfs_reader *reader, uint32_t run, enum eviction eviction)
 {
-    uint32_t held = reader->share.held;
-    uint32_t most = held > reader->slots_max ? held : reader->slots_max;
-    while (reader->share.held + run > most) {
+    uint32_t used = reader->share.slots_used;
+    uint32_t most = used > reader->slots_max ? used : reader->slots_max;
+    while (reader->share.slots_used + run > most) {
         if (!evict_one(reader, eviction)) {
             return false;
         }
@@ -247,16 +247,16 @@ static void occupy_run(dlfs_reader *reader, uint32_t first, uint32_t run)
     head->cached = false;
     head->waiters = SLOT_NONE;
     head->reader = reader;
-    reader->share.held += run;
+    reader->share.slots_used += run;
     arena->taken += run;
     reader->share.used_at = arena->taken;
 }
 
 uint32_t arena_starve(dlfs_reader *reader)
 {
-    if (!reader->share.starved && reader->share.held < reader->slots_max) {
-        reader->share.starved = true;
-        reader->arena->starved++;
+    if (!reader->share.waiting && reader->share.slots_used < reader->slots_max) {
+        reader->share.waiting = true;
+        reader->arena->waiting++;
     }
     return SLOT_NONE;
 }
@@ -417,7 +417,7 @@ void arena_release(dlfs_reader *reader, uint32_t number)
     if (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) {
         list_push(reader->arena, idle_list(reader, slot), number);
         if (share_is_exceeded(reader)) {
-            wake_starved(reader->arena); /* which may evict it */
+            wake_waiting(reader->arena); /* which may evict it */
         }
     } else {
         dlfs_arena *arena = reader->arena;
@@ -479,8 +479,8 @@ uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
 uint32_t arena_available(const dlfs_reader *reader)
 {
     uint32_t victims = cache_victim(&reader->cache) != SLOT_NONE;
-    uint32_t held = reader->share.held;
-    uint32_t room = reader->slots_max > held ? reader->slots_max - held : 0;
+    uint32_t used = reader->share.slots_used;
+    uint32_t room = reader->slots_max > used ? reader->slots_max - used : 0;
     uint32_t free = reader->arena->free_slots.count;
     free += room > free ? count_excess(reader->arena) : 0;
     return (free < room ? free : room) + reader->idle_slots.count + victims;
@@ -490,7 +490,7 @@ void slots_free_all(dlfs_reader *reader)
 {
     dlfs_arena *arena = reader->arena;
     uint32_t next;
-    for (uint32_t number = 0; reader->share.held > 0; number = next) {
+    for (uint32_t number = 0; reader->share.slots_used > 0; number = next) {
         const struct slot *slot = &arena->slots[number];
         next = number + slot->run;
         if (slot->state == SLOT_FREE || slot->reader != reader) {

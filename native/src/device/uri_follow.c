@@ -147,14 +147,14 @@ static uint32_t known_paths(const struct uri *out, const struct uri *given)
 /* Keeps the marked paths of a URI. */
 static void keep_paths(struct uri *out, uint32_t known)
 {
-    uint32_t kept = 0;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < out->nvme.path_count; i++) {
         if ((known & 1u << i) != 0) {
-            out->nvme.hosts[kept] = out->nvme.hosts[i];
-            out->nvme.ports[kept++] = out->nvme.ports[i];
+            out->nvme.hosts[count] = out->nvme.hosts[i];
+            out->nvme.ports[count++] = out->nvme.ports[i];
         }
     }
-    out->nvme.path_count = kept;
+    out->nvme.path_count = count;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /*
  * Counts the samples in a stream of szip, a filter of HDF5 files.
  *
- * The library decodes a stream that is cut without an error: what is missing is memory that nobody
- * wrote. So the stream is walked here first. Its blocks follow each other without a size:
+ * The library decodes a stream that is cut without an error: what is missing is memory that was
+ * not written. So the stream is walked here first. Its blocks follow each other without a size:
  *
  *   option (3 to 5 bits); the reference sample, in the first block of an interval of a stream with
  *   a predictor; then, by the option,
@@ -22,7 +22,7 @@
 
 #define BITS_MAX 32u
 #define BLOCK_MAX 64u
-#define REST_OF_SEGMENT 5u
+#define SEGMENT_REMAINDER 5u
 #define SEGMENT_BLOCKS 64u
 #define PAIRS_MAX 90u
 
@@ -98,10 +98,10 @@ static int64_t read_zeros(bit_stream *stream, uint64_t block, uint64_t interval_
     }
     count++;
     uint64_t left = interval_blocks - block;
-    if (count == REST_OF_SEGMENT) {
+    if (count == SEGMENT_REMAINDER) {
         uint64_t segment = SEGMENT_BLOCKS - block % SEGMENT_BLOCKS;
         count = left < segment ? left : segment;
-    } else if (count > REST_OF_SEGMENT) {
+    } else if (count > SEGMENT_REMAINDER) {
         count--;
     }
     return count > left ? DLFS_E_FORMAT : (int64_t)count;

@@ -11,7 +11,8 @@
 #include "nvme/controller.h"
 #include "platform/thread.h"
 
-/* What one question to the resolver needs. The thread that asks may outlive who waits for it. */
+/* State of one request to the resolver. The thread that asks may outlive the one that waits for it.
+ */
 struct lookup {
     struct nvme_path path;
     int done; /* an eventfd, readable from the answer on */

@@ -129,21 +129,21 @@ uint64_t plan_narrow(const dlfs_reader *reader, const struct miss *misses, uint6
                      struct plan_span *spans, uint64_t span_count, uint64_t slots_max)
 {
     uint64_t mask = reader->config.chunk_bytes - 1;
-    uint64_t kept = 0;
+    uint64_t done = 0;
     uint64_t slots = 0;
-    for (; kept < span_count; kept++) {
-        slots += (spans[kept].length + mask) >> reader->chunk_shift;
+    for (; done < span_count; done++) {
+        slots += (spans[done].length + mask) >> reader->chunk_shift;
         if (slots > slots_max) {
             break;
         }
     }
-    if (kept == span_count) {
+    if (done == span_count) {
         return span_count;
     }
-    uint32_t first = spans[kept].first_miss;
-    uint64_t merged = plan_merge(reader, misses + first, count - first, spans + kept);
-    for (uint64_t i = kept; i < kept + merged; i++) {
+    uint32_t first = spans[done].first_miss;
+    uint64_t merged = plan_merge(reader, misses + first, count - first, spans + done);
+    for (uint64_t i = done; i < done + merged; i++) {
         spans[i].first_miss += first;
     }
-    return kept + merged;
+    return done + merged;
 }

@@ -20,7 +20,7 @@
 #define WAIT_NS UINT64_C(100000000) /* between two looks at the deadline and *stop */
 
 /*
- * The owners of chunks that this file loads: calls wait for each other's, and for nobody else's.
+ * The owners of chunks that this file loads: calls wait for each other's only.
  * One load has another owner than the next ones, so that a call sees when the load that it waits
  * for has ended.
  */

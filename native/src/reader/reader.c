@@ -250,7 +250,7 @@ DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stat
 {
     pthread_mutex_lock(&reader->arena->lock);
     *stats = reader->stats;
-    stats->held_bytes = (uint64_t)reader->share.held << reader->chunk_shift;
+    stats->held_bytes = (uint64_t)reader->share.slots_used << reader->chunk_shift;
     pthread_mutex_unlock(&reader->arena->lock);
     stats->copy_ns = atomic_load_explicit(&reader->copy_ns, memory_order_relaxed);
 }

@@ -80,7 +80,7 @@ static int digest_text(uint32_t suite, struct security_bytes retained,
 /* Derives the TLS key of an identity from a retained (R) or generated (G) key: *out has its suite
  * and length. */
 static int derive(struct security_bytes retained, const struct tls_names *names, uint32_t version,
-                  char letter, struct tls_psk *out)
+                  char key_kind, struct tls_psk *out)
 {
     char digest[DIGEST_TEXT_BYTES] = "";
     char context[sizeof digest + 3];
@@ -91,7 +91,7 @@ static int derive(struct security_bytes retained, const struct tls_names *names,
             return code;
         }
     }
-    (void)snprintf(out->identity, sizeof out->identity, "NVMe%u%c%02u %s %s%s%s", version, letter,
+    (void)snprintf(out->identity, sizeof out->identity, "NVMe%u%c%02u %s %s%s%s", version, key_kind,
                    out->suite, names->host_nqn, names->subsystem_nqn, version == 1 ? " " : "",
                    digest);
     (void)snprintf(context, sizeof context, "%02u %s", out->suite, digest);

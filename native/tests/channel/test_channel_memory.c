@@ -98,7 +98,7 @@ static void choices_and_streams_are_charged(struct service *service)
     dlfs_share_destroy(memory);
 }
 
-/* What exceeds a small bound is refused before anything of it is done. */
+/* Requests beyond a small bound are refused before any of their work is done. */
 static void small_bounds_refuse(struct service *service)
 {
     dlfs_share *memory;

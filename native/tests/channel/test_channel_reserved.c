@@ -116,7 +116,7 @@ static bool reads_alone(dlfs_client *client)
     return requests_of(client) == requests;
 }
 
-static uint64_t held_slots(dlfs_reader *reader)
+static uint64_t slots_used(dlfs_reader *reader)
 {
     dlfs_reader_stats stats;
     dlfs_reader_get_stats(reader, &stats);
@@ -176,7 +176,7 @@ static void first_come(void)
     stop(&node);
 }
 
-/* What was loaded before the first client came is in the index at once. */
+/* Chunks loaded before the first client came are in the index at once. */
 static void what_is_loaded_is_entered(void)
 {
     struct node node;
@@ -185,14 +185,14 @@ static void what_is_loaded_is_entered(void)
     struct connection to = attach_to(&node, 0);
     CHECK(is_reserved(&to));
     CHECK(reads_alone(to.client));
-    uint64_t held = held_slots(node.readers[0]);
+    uint64_t used = slots_used(node.readers[0]);
     disconnect(to);
-    CHECK_EQ(held_slots(node.readers[0]), held - 1); /* the index */
+    CHECK_EQ(slots_used(node.readers[0]), used - 1); /* the index */
     struct connection other = attach_to(&node, 1);
     CHECK(is_reserved(&other));
     read_everything(other.client, 0);
     CHECK(reads_alone(other.client));
-    CHECK(held_slots(node.readers[0]) < held - 1); /* it was evicted */
+    CHECK(slots_used(node.readers[0]) < used - 1); /* it was evicted */
     disconnect(other);
     stop(&node);
 }
@@ -354,17 +354,17 @@ static void a_closed_reader_makes_room(void)
 {
     struct node node;
     uint64_t index = 3;
-    dlfs_batch *held;
+    dlfs_batch *batch;
     start(&node, 0.75);
     pack_selected(&node, 0, 2);
     CHECK(node.readers[0]->cache.count > 0);
-    CHECK_EQ(dlfs_reader_read(node.readers[0], &index, 1, &held), 0);
+    CHECK_EQ(dlfs_reader_read(node.readers[0], &index, 1, &batch), 0);
     CHECK_EQ(dlfs_reader_destroy(node.readers[0]), 0);
     node.readers[0] = NULL;
     dataset_destroy(&node.datasets[0]);
     pack_selected(&node, 1, 1);
-    check_sample(held, 0);
-    dlfs_batch_release(held);
+    check_sample(batch, 0);
+    dlfs_batch_release(batch);
     dataset_create(&node.datasets[0], NULL);
     stop(&node);
 }

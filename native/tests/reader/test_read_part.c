@@ -104,7 +104,7 @@ static void pinned(void)
 }
 
 /* Checks that what was brought into memory, or read before, is not read again. */
-static void kept(void)
+static void parts_stay_cached(void)
 {
     struct dataset dataset;
     dlfs_reader_stats before;
@@ -189,7 +189,7 @@ int main(void)
     many_at_once(24);
     many_at_once(600);
     pinned();
-    kept();
+    parts_stay_cached();
     bounds();
     one_queue_pair();
     return 0;

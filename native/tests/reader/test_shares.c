@@ -29,7 +29,7 @@ static dlfs_reader *sharer(const struct dataset *dataset, dlfs_arena *arena)
             .depth = 8, .arena = arena, .gap_bytes = 8192, .retry_count = 2, .timeout_ms = 20000});
 }
 
-static uint64_t held_slots(dlfs_arena *arena)
+static uint64_t slots_used(dlfs_arena *arena)
 {
     dlfs_arena_stats stats;
     dlfs_arena_get_stats(arena, &stats);
@@ -38,14 +38,14 @@ static uint64_t held_slots(dlfs_arena *arena)
 }
 
 /* Checks that what readers hold adds up, and that none took more than its share. */
-static void check_held(dlfs_arena *arena)
+static void check_slots_used(dlfs_arena *arena)
 {
-    uint64_t held = 0;
+    uint64_t used = 0;
     pthread_mutex_lock(&arena->lock);
     for (const dlfs_reader *reader = arena->readers; reader != NULL; reader = reader->share.next) {
-        held += reader->share.held;
+        used += reader->share.slots_used;
     }
-    CHECK_EQ(held, arena->slot_count - arena->free_slots.count);
+    CHECK_EQ(used, arena->slot_count - arena->free_slots.count);
     pthread_mutex_unlock(&arena->lock);
 }
 
@@ -111,7 +111,7 @@ static void shares_follow_need(void)
     dlfs_reader *other = sharer(&dataset, arena);
     read_some(one, 0, 64, 7);
     CHECK_EQ(one->slots_max, SLOTS);
-    CHECK_EQ(other->share.held, 0);
+    CHECK_EQ(other->share.slots_used, 0);
     uint8_t buffer[LENGTH_MAX];
     CHECK_EQ(dlfs_reader_get(other, 1, buffer, LENGTH_MAX, DLFS_GET_CACHED), -EAGAIN);
     read_some(other, 3, 64, 5);
@@ -125,13 +125,13 @@ static void shares_follow_need(void)
     CHECK_EQ(other->slots_max, SLOTS);
     read_some(one, 1, 64, 13);
     CHECK_EQ(one->slots_max, SLOTS / 2);
-    check_held(arena);
+    check_slots_used(arena);
     CHECK_EQ(dlfs_reader_destroy(one), 0);
     CHECK_EQ(other->slots_max, SLOTS);
     read_some(other, 0, COUNT, 1);
-    check_held(arena);
+    check_slots_used(arena);
     CHECK_EQ(dlfs_reader_destroy(other), 0);
-    CHECK_EQ(held_slots(arena), 0);
+    CHECK_EQ(slots_used(arena), 0);
     dlfs_arena_destroy(arena);
     dataset_destroy(&dataset);
 }
@@ -146,7 +146,7 @@ static void what_was_read_ahead_is_given_up(void)
     dlfs_sequence *sequences[2] = {order(&dataset, 1), order(&dataset, 2)};
     dlfs_stream *first = begin(readers[0], sequences[0]);
     CHECK(take_next(first));
-    while (held_slots(arena) <= SLOTS / 2 + 8) {
+    while (slots_used(arena) <= SLOTS / 2 + 8) {
         sched_yield();
     }
     dlfs_stream *second = begin(readers[1], sequences[1]);
@@ -156,19 +156,19 @@ static void what_was_read_ahead_is_given_up(void)
     }
     dlfs_reader_get_stats(readers[1], &stats);
     CHECK(stats.private_batches < 10); /* the first ones may come too early */
-    CHECK(readers[0]->share.held <= SLOTS / 2);
+    CHECK(readers[0]->share.slots_used <= SLOTS / 2);
     while (take_next(first)) {
     }
     while (take_next(second)) {
     }
     dlfs_stream_destroy(first);
     dlfs_stream_destroy(second);
-    check_held(arena);
+    check_slots_used(arena);
     for (uint32_t i = 0; i < 2; i++) {
         dlfs_sequence_destroy(sequences[i]);
         CHECK_EQ(dlfs_reader_destroy(readers[i]), 0);
     }
-    CHECK_EQ(held_slots(arena), 0);
+    CHECK_EQ(slots_used(arena), 0);
     dlfs_arena_destroy(arena);
     dataset_destroy(&dataset);
 }
@@ -217,14 +217,14 @@ static void many_at_once(uint64_t slots)
     for (uint64_t i = 0; i < READERS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
     }
-    CHECK_EQ(held_slots(arena), 0);
+    CHECK_EQ(slots_used(arena), 0);
     dlfs_arena_destroy(arena);
     dataset_destroy(&dataset);
 }
 
 /* ---- lives ----------------------------------------------------------------------------------- */
 
-/* A batch keeps its reader and the arena, whoever is destroyed first. */
+/* A batch keeps its reader and the arena, in any order of their ends. */
 static void a_batch_outlives_them(void)
 {
     struct dataset dataset;

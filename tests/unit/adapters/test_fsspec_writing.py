@@ -291,7 +291,7 @@ def test_a_full_volume_is_an_error_of_the_close(fs, volume):
 
 
 def test_a_large_file_waits_in_a_temporary_file(fs, volume, monkeypatch):
-    monkeypatch.setattr(new_files, "SPOOL_BYTES", 10_000)
+    monkeypatch.setattr(new_files, "BUFFER_BYTES", 10_000)
     content = os.urandom(300_000)
     with fs.open("models/large", "wb") as file:
         for start in range(0, len(content), 7000):
@@ -301,7 +301,7 @@ def test_a_large_file_waits_in_a_temporary_file(fs, volume, monkeypatch):
 
 
 def test_a_file_is_made_longer_or_empty_by_a_truncation(fs, volume, monkeypatch):
-    monkeypatch.setattr(new_files, "SPOOL_BYTES", 1000)
+    monkeypatch.setattr(new_files, "BUFFER_BYTES", 1000)
     for size in (10, 5000):
         with fs.open(f"models/long{size}", "wb") as file:
             file.write(b"abc")

@@ -73,8 +73,8 @@ def read_chunks(dataset: h5py.Dataset, first: int, out: Array, *, lacks_some: bo
     for offset, data in _chunks(dataset, first, len(out), lacks_some=lacks_some):
         values = np.frombuffer(data, dataset.dtype.base).reshape(*chunk, *inner)
         low, high = max(offset[0], first), min(offset[0] + chunk[0], first + len(out))
-        rest = [slice(at, at + step) for at, step in zip(offset[1:], chunk[1:], strict=True)]
-        target = out[(slice(low - first, high - first), *rest)]
+        others = [slice(at, at + step) for at, step in zip(offset[1:], chunk[1:], strict=True)]
+        target = out[(slice(low - first, high - first), *others)]
         used = [slice(0, length) for length in target.shape[1:]]
         target[...] = values[(slice(low - offset[0], high - offset[0]), *used)]
 

@@ -140,9 +140,9 @@ def _check_bitshuffle(stream: Stream) -> None:
         _expect(stream.size, stream.data)
         return
     total, block = _blocks_header(stream.data)
-    rest = total % block
-    packed = rest - rest % (_SHUFFLED_TOGETHER * stream.item_bytes)
-    _check_blocks(stream.data, total // block + (packed > 0), rest - packed)
+    remainder = total % block
+    packed = remainder - remainder % (_SHUFFLED_TOGETHER * stream.item_bytes)
+    _check_blocks(stream.data, total // block + (packed > 0), remainder - packed)
 
 
 def _blocks_header(data: bytes) -> tuple[int, int]:
@@ -154,13 +154,13 @@ def _blocks_header(data: bytes) -> tuple[int, int]:
     return total, block
 
 
-def _check_blocks(data: bytes, count: int, rest: int = 0) -> None:
+def _check_blocks(data: bytes, count: int, remainder: int = 0) -> None:
     """Check that a stream has some blocks, each behind its size, and bytes after them."""
     at = _BLOCKS_BYTES
     for _ in range(count):
         _expect(at + 4, data)
         at += 4 + int.from_bytes(data[at : at + 4], "big")
-    _expect(at + rest, data)
+    _expect(at + remainder, data)
 
 
 _CHECKS: Mapping[int, Callable[[Stream], None]] = {

@@ -276,18 +276,18 @@ class MdsSource(ShardSource):
 # ---- columns -------------------------------------------------------------------------------------
 
 
-def _check_columns(shard: _Shard, first: _Shard, where: str, origin: str) -> None:
+def _check_columns(shard: _Shard, first: _Shard, where: str, first_shard: str) -> None:
     """Check that a shard has the columns of the first, in its order."""
     got, expected = shard.kinds, first.kinds
     for name in dict.fromkeys([*expected, *got]):
         if got.get(name) != expected.get(name):
             raise FormatError(
-                f"{where}: column {name}: expected {expected.get(name, 'none')} as in {origin}, "
-                f"got {got.get(name, 'none')}"
+                f"{where}: column {name}: expected {expected.get(name, 'none')} as in "
+                f"{first_shard}, got {got.get(name, 'none')}"
             )
     if shard.names != first.names:
         raise FormatError(
-            f"{where}: expected the columns {', '.join(first.names)} as in {origin}, got "
+            f"{where}: expected the columns {', '.join(first.names)} as in {first_shard}, got "
             f"{', '.join(shard.names)}"
         )
 

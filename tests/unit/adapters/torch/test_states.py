@@ -24,10 +24,10 @@ def stateful(*workers: dict[str, object], **more: object) -> dict[str, object]:
 
 
 def test_the_newest_state_of_the_workers_is_found() -> None:
-    newer = {**PLAIN, "position": 50, "dealt": WORKER}
-    assert plain_state(stateful({**PLAIN, "dealt": WORKER}, newer), 100)["position"] == 50
+    newer = {**PLAIN, "position": 50, "dataloader": WORKER}
+    assert plain_state(stateful({**PLAIN, "dataloader": WORKER}, newer), 100)["position"] == 50
     assert plain_state(stateful(newer, _steps_since_snapshot=3), 100)["position"] == 80
-    assert plain_state({**PLAIN, "dealt": {"step": 10}, "index_order": True}, 100) == {
+    assert plain_state({**PLAIN, "dataloader": {"step": 10}, "index_order": True}, 100) == {
         **PLAIN,
         "index_order": True,
     }
@@ -39,13 +39,13 @@ def test_a_wrong_value_is_named(field: str, value: object) -> None:
     if field == "dataset" and isinstance(value, str):
         return
     wrong = {**PLAIN, field: value}
-    for state in (wrong, stateful(PLAIN, wrong), stateful({**wrong, "dealt": WORKER}, PLAIN)):
+    for state in (wrong, stateful(PLAIN, wrong), stateful({**wrong, "dataloader": WORKER}, PLAIN)):
         with pytest.raises(UsageError, match=f"resume an epoch: expected .*{field}.*got"):
             plain_state(state, 100)
 
 
 @pytest.mark.parametrize(
-    "dealt",
+    "dataloader",
     [
         None,
         3,
@@ -59,9 +59,9 @@ def test_a_wrong_value_is_named(field: str, value: object) -> None:
         {"step": True},
     ],
 )
-def test_a_wrong_share_of_a_worker_is_named(dealt: object) -> None:
-    with pytest.raises(UsageError, match=r"resume an epoch: expected dealt as .*got"):
-        plain_state({**PLAIN, "dealt": dealt}, 100)
+def test_a_wrong_share_of_a_worker_is_named(dataloader: object) -> None:
+    with pytest.raises(UsageError, match=r"resume an epoch: expected dataloader as .*got"):
+        plain_state({**PLAIN, "dataloader": dataloader}, 100)
 
 
 def test_a_wrong_count_of_steps_is_named() -> None:
