@@ -117,8 +117,8 @@ class _Folder:
         if known:
             directory = self._open[known]
             self._open.move_to_end(known)
-        below = path[len(known) :].split(b"/") if path != known else []
-        for name in filter(None, below):
+        folders = path[len(known) :].split(b"/") if path != known else []
+        for name in filter(None, folders):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=directory.value)
             below = Descriptor()
