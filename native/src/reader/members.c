@@ -8,8 +8,9 @@
  * read without an answer for the whole timeout. Only a thread of the reader asks a hung member
  * (prober.c).
  *
- * Threads: all threads of a reader share this state. Each field is atomic by itself, and no code
- * relies on two fields being consistent with each other.
+ * Threads: all threads of a reader share this state. Each field is atomic by itself; two fields
+ * may be seen in states of different times. member_succeeded clears `hung` before `lost_until_ns`,
+ * so that it cannot clear the mark of a later loss.
  */
 #include "reader/members.h"
 

@@ -1,4 +1,4 @@
-/* The state of a reader: the structures that its layers share, and how a sample is located. */
+/* The state of a reader: the structures that its layers share, and the locations of samples. */
 #ifndef DLFS_READER_STATE_H
 #define DLFS_READER_STATE_H
 
@@ -16,12 +16,12 @@ struct fetch;
 
 /* The state of a member that all threads share. */
 struct member {
-    _Atomic uint64_t lost_until_ns; /* 0: not lost; else time of the next probe; UINT64_MAX: there
-                                       is no device */
-    _Atomic uint32_t failures;      /* failed requests in a row */
-    _Atomic uint32_t probes;        /* probes since it was lost, which double the interval */
-    _Atomic int code;               /* why it was lost, the last time */
-    _Atomic bool hung;              /* lost because it did not answer within the whole timeout */
+    /* 0: not lost; else time of the next probe; UINT64_MAX: there is no device */
+    _Atomic uint64_t lost_until_ns;
+    _Atomic uint32_t failures; /* failed requests in a row */
+    _Atomic uint32_t probes;   /* probes since it was lost, which double the interval */
+    _Atomic int code;          /* why it was lost, the last time */
+    _Atomic bool hung;         /* lost because it did not answer within the whole timeout */
 };
 
 struct dlfs_reader {
@@ -34,8 +34,8 @@ struct dlfs_reader {
     uint64_t data_bytes;
     uint64_t chunk_count;
     uint32_t chunk_shift; /* log2 of chunk_bytes */
-    _Atomic bool
-        dataset_fits; /* its share has room for the whole dataset, and chunks stay once read */
+    /* Its share has room for the whole dataset, and chunks stay once read. */
+    _Atomic bool dataset_fits;
 
     dlfs_arena *arena;                /* its lock guards what follows */
     struct shareholder share;         /* of the arena */

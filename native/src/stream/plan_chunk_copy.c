@@ -104,8 +104,8 @@ static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, ui
         division.buckets++;
     }
     uint64_t reserved = division.loading + (division.buckets + 2) / 2;
-    uint64_t is_claimable = slots > reserved ? slots - reserved : 1;
-    uint64_t fits = (is_claimable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
+    uint64_t claimable_slots = slots > reserved ? slots - reserved : 1;
+    uint64_t fits = (claimable_slots << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
     if (cached_slots < reader->chunk_count) { /* samples of cached chunks need no copy */
         fits = fits * reader->chunk_count / (reader->chunk_count - cached_slots);
     }

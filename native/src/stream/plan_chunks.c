@@ -14,8 +14,8 @@ static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct loca
     if (run > reader->slots_max || stream->fetch->unused_spans == SLOT_NONE) {
         return false;
     }
-    stream->helps = run > fill_room(reader);
-    uint32_t slot = stream->helps ? SLOT_NONE : arena_take(reader, (uint32_t)run, false);
+    stream->helps_fill = run > fill_room(reader);
+    uint32_t slot = stream->helps_fill ? SLOT_NONE : arena_take(reader, (uint32_t)run, false);
     if (slot == SLOT_NONE) {
         return false;
     }

@@ -17,26 +17,26 @@
  * Finds room for a span of at most a chunk, with a reference for the caller. Returns SLOT_NONE if
  * there is none.
  */
-static uint32_t land(dlfs_stream *stream, struct landing *landing, uint64_t length,
+static uint32_t land(dlfs_stream *stream, struct partial_slot *target, uint64_t length,
                      uint64_t *slot_offset)
 {
     dlfs_reader *reader = stream->reader;
-    if (landing->slot == SLOT_NONE || length > reader->config.chunk_bytes - landing->used) {
-        bool allowed = landing == &stream->to_cache || uncached_slots(stream) > 0;
+    if (target->slot == SLOT_NONE || length > reader->config.chunk_bytes - target->used) {
+        bool allowed = target == &stream->to_cache || uncached_slots(stream) > 0;
         uint32_t slot = allowed ? arena_take(reader, 1, false) : SLOT_NONE;
         if (slot == SLOT_NONE) {
             return SLOT_NONE;
         }
-        if (landing->slot != SLOT_NONE) {
-            arena_release(reader, landing->slot);
+        if (target->slot != SLOT_NONE) {
+            arena_release(reader, target->slot);
         }
-        landing->slot = slot;
-        landing->used = 0;
+        target->slot = slot;
+        target->used = 0;
     }
-    *slot_offset = landing->used;
-    landing->used += length;
-    arena_reference(reader, landing->slot);
-    return landing->slot;
+    *slot_offset = target->used;
+    target->used += length;
+    arena_reference(reader, target->slot);
+    return target->slot;
 }
 
 static struct entry *miss_entry(dlfs_stream *stream, const struct miss *miss)
@@ -78,8 +78,8 @@ static bool start_window_span(dlfs_stream *stream, const struct plan_span *plann
         return false;
     }
     uint64_t slot_offset;
-    uint32_t slot =
-        land(stream, cached ? &stream->to_cache : &stream->landing, planned->length, &slot_offset);
+    uint32_t slot = land(stream, cached ? &stream->to_cache : &stream->partial_slot,
+                         planned->length, &slot_offset);
     if (slot == SLOT_NONE) {
         misses_unreserve(stream, misses, planned->miss_count);
         return false;
@@ -111,8 +111,8 @@ static uint64_t window_room(const dlfs_stream *stream)
     uint64_t slots = uncached_slots(stream);
     slots -= slots > 1; /* for gaps between samples, and at the ends of slots */
     uint64_t room = slots << reader->chunk_shift;
-    if (stream->landing.slot != SLOT_NONE) {
-        room += reader->config.chunk_bytes - stream->landing.used;
+    if (stream->partial_slot.slot != SLOT_NONE) {
+        room += reader->config.chunk_bytes - stream->partial_slot.used;
     }
     uint64_t most = (uint64_t)reader->slots_max << reader->chunk_shift >> WINDOW_SHARE_SHIFT;
     most = most > reader->config.chunk_bytes ? most : reader->config.chunk_bytes;

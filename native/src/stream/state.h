@@ -93,7 +93,7 @@ struct epoch_need {
 };
 
 /* A slot that small reads fill one after the other. */
-struct landing {
+struct partial_slot {
     uint32_t slot; /* or SLOT_NONE */
     uint64_t used; /* bytes of it */
 };
@@ -126,7 +126,7 @@ struct dlfs_stream {
     uint64_t awaited_ended; /* of them, those known to be ready or failed */
     _Atomic bool stop;
     bool paused;            /* the consumer reads on demand: nothing is planned */
-    bool helps;             /* no chunk is read until more of the arena is touched */
+    bool helps_fill;        /* no chunk is read until more of the arena is touched */
     bool blocked;           /* no memory, and nothing under way that would free any */
     bool overdue;           /* the consumer's deadline has passed: what it waits for fails */
     uint64_t time_left_ns;  /* for the batch at the head, without the time waited already; 0 if no
@@ -139,10 +139,10 @@ struct dlfs_stream {
     uint64_t failure_capacity;
 
     /* The thread's own. */
-    uint64_t *indices;       /* [FILL_MAX] scratch */
-    struct landing landing;  /* of samples that stay where they land */
-    struct landing to_cache; /* of samples that are copied to the cache */
-    uint64_t to_cache_bytes; /* being read for the cache */
+    uint64_t *indices;                /* [FILL_MAX] scratch */
+    struct partial_slot partial_slot; /* of samples that stay where they land */
+    struct partial_slot to_cache;     /* of samples that are copied to the cache */
+    uint64_t to_cache_bytes;          /* being read for the cache */
     struct chunk_copy chunk_copy;
 };
 

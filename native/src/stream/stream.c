@@ -187,8 +187,9 @@ static void *stream_thread(void *argument)
         }
         wake_consumer(stream);
         fetch_add_time(stream->fetch, &stream->fetch->stats.plan_ns);
-        bool helps = stream->helps && !stream_is_filling(stream) && fill_needs_help(reader->arena);
-        if (!planned && !helps && fetch_is_idle(stream->fetch)) {
+        bool help =
+            stream->helps_fill && !stream_is_filling(stream) && fill_needs_help(reader->arena);
+        if (!planned && !help && fetch_is_idle(stream->fetch)) {
             if (fetch_has_idle_queues(stream->fetch)) {
                 release_idle_queues(stream); /* then plans again: the lock was released */
                 continue;
@@ -200,13 +201,13 @@ static void *stream_thread(void *argument)
         bool short_of_memory = stream->planned < stream->filled;
         reader_fold_stats(reader, stream->fetch);
         pthread_mutex_unlock(&reader->arena->lock);
-        fetch_step(stream->fetch, planned || helps ? 0 : short_of_memory ? BLOCKED_POLL_MS : -1);
+        fetch_step(stream->fetch, planned || help ? 0 : short_of_memory ? BLOCKED_POLL_MS : -1);
         lookahead_finish(stream);
         prober_begin(reader);
         fetch_add_time(stream->fetch, &stream->fetch->stats.verify_ns);
         pthread_mutex_lock(&reader->arena->lock);
-        if (helps) {
-            stream->helps = false;
+        if (help) {
+            stream->helps_fill = false;
             fill_help(reader->arena);
         }
         wake_consumer(stream);
@@ -504,8 +505,8 @@ static void stream_free(dlfs_stream *stream)
             arena_release(reader, slot_of(reader, entry->offset));
         }
     }
-    if (stream->landing.slot != SLOT_NONE) {
-        arena_release(reader, stream->landing.slot);
+    if (stream->partial_slot.slot != SLOT_NONE) {
+        arena_release(reader, stream->partial_slot.slot);
     }
     if (stream->to_cache.slot != SLOT_NONE) {
         arena_release(reader, stream->to_cache.slot);
@@ -538,7 +539,7 @@ int stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
     stream->reader = reader;
     stream->config = *config;
     stream->bounds = *bounds;
-    stream->landing.slot = SLOT_NONE;
+    stream->partial_slot.slot = SLOT_NONE;
     stream->to_cache.slot = SLOT_NONE;
     (void)condition_init(&stream->ready);
     pthread_mutex_lock(&reader->arena->lock);
