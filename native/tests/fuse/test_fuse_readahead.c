@@ -167,7 +167,7 @@ static void read_until_the_end(void *owner, const struct readahead_job *job)
     }
 }
 
-/* Checks that a read-ahead under way is told that its thread is to end. */
+/* Checks that a read-ahead under way is notified that its thread is to end. */
 static void test_the_end_of_a_thread(void)
 {
     struct reading reading = {0};
