@@ -268,6 +268,23 @@ def find_dlfs(directory: str | os.PathLike[str], action: str) -> tuple[str, str]
     return path, record.device
 
 
+def find_given(directory: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a directory that a caller has mounted for DLFS.
+
+    Raises:
+        UsageError: no file system of the type ``fuse.dlfs`` is mounted there.
+    """
+    path = resolve(directory)
+    record = find_mount(path)
+    if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
+        what = "nothing" if record is None else record.file_system_type
+        raise UsageError(
+            f"mount on {path}: expected a mount of the type {FILE_SYSTEM_TYPE}, to which the given "
+            f"descriptor of /dev/fuse belongs, got {what} mounted there"
+        )
+    return path
+
+
 def detach_moved(record: MountRecord) -> None:
     """Detach a mount that a rename of a directory above it has moved, if it has.
 

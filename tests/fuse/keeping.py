@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import mmap
 import os
 import random
 import signal
+import subprocess
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,8 +86,18 @@ def running_programs(mount: Mount) -> Iterator[None]:
     def find(_draw: random.Random) -> None:
         assert sum(len(files) for _, _, files in os.walk(mount / "train")) == len(FILES)
 
-    with ThreadPoolExecutor(READERS + 2) as pool:
-        looks = [*[read] * READERS, map_file, find]
+    def pack(_draw: random.Random) -> None:
+        packed = subprocess.run(
+            ["tar", "c", "-f", "-", "-C", mount / "train", "."], stdout=subprocess.PIPE, check=True
+        )
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            for member in filter(tarfile.TarInfo.isfile, archive.getmembers()):
+                file = archive.extractfile(member)
+                assert file is not None
+                assert file.read() == FILES[os.fsencode(member.name.removeprefix("./"))]
+
+    with ThreadPoolExecutor(READERS + 3) as pool:
+        looks = [*[read] * READERS, map_file, find, pack]
         running = [pool.submit(repeat, look, seed) for seed, look in enumerate(looks)]
         try:
             yield

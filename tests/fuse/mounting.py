@@ -198,7 +198,9 @@ AS_NOBODY = (
 )
 
 
-def run_cli(*arguments: str | Path, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def run_cli(
+    *arguments: str | Path | int, prefix: Sequence[str] = (), pass_fds: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run ``dlfs``."""
     return subprocess.run(
         [*prefix, sys.executable, "-m", "dlfs.cli", *map(str, arguments)],
@@ -206,6 +208,7 @@ def run_cli(*arguments: str | Path, prefix: Sequence[str] = ()) -> subprocess.Co
         text=True,
         timeout=SECONDS_MAX,
         check=False,
+        pass_fds=pass_fds,
     )
 
 

@@ -10,9 +10,12 @@ import contextlib
 import ctypes
 import errno
 import functools
+import json
 import os
 import random
+import resource
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -20,21 +23,24 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dlfs
+from dlfs._native.mounting import mount as mount_call
 from dlfs.base.units import MIB
 from dlfs.errors import DeviceError
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.mountpoint import detach, find_mount, unmount
+from dlfs.mount.mountpoint import detach, find_mount, is_dead, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.supervise import keeper as keepers
 from dlfs.mount.supervise.background import replace_server
 from dlfs.mount.supervise.keeper import YOUNG_SECONDS, Server
 from dlfs.mount.supervise.kept import KeptMount
+from dlfs.mount.supervise.processes import is_dying
 from tests.fuse.keeping import (
     FILES,
     NEEDS_KEEPER,
@@ -62,6 +68,9 @@ STOPS = int(os.environ.get("DLFS_SERVER_STOPS", "2"))
 WALKS = 4
 TRIES_MAX = 100
 """Most mounts that are made until one has the numbers of another that is gone."""
+END_SECONDS = 5
+"""Longest time for requests to end after keeper and server are killed, in seconds."""
+DUMP_SECONDS = 30
 KILLS_IN_A_ROW = 8
 """Servers that are killed young, one after the other, since the keeper's pauses get longer."""
 
@@ -85,19 +94,77 @@ def kill_server(mount: Mount, keeper: int, number: int = signal.SIGKILL) -> None
     wait_for(lambda: mount.log.read_text().count("the server died") > deaths, "the keeper")
 
 
+@contextlib.contextmanager
+def datasets_coming_and_going(mount: Mount) -> Iterator[None]:
+    """Import, seal and remove datasets in a block, as other programs do."""
+    ended = threading.Event()
+
+    def repeat() -> int:
+        count = 0
+        while not ended.is_set():
+            add_dataset(mount.volume, "coming", {b"x": b"%d" % count})
+            (mount / "incoming/sealed").mkdir()
+            (mount / "incoming/sealed/x").write_bytes(b"%d" % count)
+            # The server may be killed: the next one puts the directory back, or it is sealed.
+            while os.path.lexists(mount / "incoming/sealed"):
+                run_cli("seal", mount.directory, "sealed")
+            with dlfs.open(str(mount.volume)) as volume:
+                volume.remove("coming")
+                if "sealed" in volume:
+                    assert volume["sealed"].get("x") == b"%d" % count
+                    volume.remove("sealed")
+                    count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(repeat)
+        try:
+            yield
+        finally:
+            ended.set()
+        running.result()
+
+
 @pytest.mark.timeout(300 + 20 * KILLS)
-def test_programs_do_not_notice_servers_that_are_killed(mount: Mount) -> None:
+def test_programs_do_not_notice_servers_that_are_killed(tmp_path: Path) -> None:
     def has_answered(servers: int) -> bool:
         return mount.log.read_text().count("another server answers") >= servers
 
-    keeper = parent_of(mount.pid)
-    with running_programs(mount):
-        for kill in range(1, KILLS + 1):
-            if kill % KILLS_IN_A_ROW == 0:
-                time.sleep(YOUNG_SECONDS)
-            drop_caches()
-            kill_server(mount, keeper)
-            wait_for(functools.partial(has_answered, kill), "a server")
+    options = {"fuse": "native", "incoming": str(tmp_path / "staging")}
+    with mounted(make_volume(tmp_path), tmp_path / "mnt", tmp_path / "log", **options) as mount:
+        keeper = parent_of(mount.pid)
+        with running_programs(mount), datasets_coming_and_going(mount):
+            for kill in range(1, KILLS + 1):
+                if kill % KILLS_IN_A_ROW == 0:
+                    time.sleep(YOUNG_SECONDS)
+                drop_caches()
+                kill_server(mount, keeper)
+                wait_for(functools.partial(has_answered, kill), "a server")
+
+
+@pytest.mark.timeout(300 + 20 * KILLS)
+def test_keeper_and_server_that_are_killed_at_once(tmp_path: Path) -> None:
+    """Every request under way ends, and the next mount serves."""
+    volume, directory = make_volume(tmp_path), tmp_path / "mnt"
+    for number in range(KILLS):
+        with mounted(volume, directory, tmp_path / "log", fuse="native") as mount:
+            keeper = parent_of(mount.pid)
+            readers = [
+                subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                for words in (
+                    ["tar", "c", "-f", "-", "-C", directory, "train"],
+                    ["find", directory / "train", "-size", "+0"],
+                    ["grep", "-r", "nothing", directory / "train"],
+                )
+            ]
+            select.select([], [], [], random.Random(number).random() / 10)
+            for process in (keeper, mount.pid):
+                os.kill(process, signal.SIGKILL)
+            deadline = time.monotonic() + END_SECONDS
+            for reader in readers:
+                reader.wait(max(0.01, deadline - time.monotonic()))
+            wait_for_exit(mount.pid)
+            assert is_dead(directory)
 
 
 def test_what_a_program_has_open_goes_on(mount: Mount) -> None:
@@ -399,6 +466,87 @@ def test_a_mount_whose_server_is_stopped_is_unmounted(mount: Mount) -> None:
     with stopped(mount):
         assert run_cli("umount", "--lazy", mount.directory).returncode == 0
         assert find_mount(mount.directory) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_core_dump_holds_no_program_up(mount: Mount) -> None:
+    """The program that gets the memory of the server takes its time."""
+    pattern = Path("/proc/sys/kernel/core_pattern")
+    before = pattern.read_text()
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(mount.pid, resource.RLIMIT_CORE, unlimited)
+    pattern.write_text(f"|{shutil.which('sleep')} {DUMP_SECONDS}")
+    try:
+        os.kill(mount.pid, signal.SIGSEGV)
+        wait_for(lambda: is_dying(mount.pid), "the dump")
+        drop_caches()
+        assert (mount / "train/d0/000").read_bytes() == FILES[b"d0/000"]
+        assert "CoreDumping:\t1" in Path(f"/proc/{mount.pid}/status").read_text()
+    finally:
+        pattern.write_text(before)
+    keeper = parent_of(mount.pid)
+    mount.pid = int(children_of(keeper)[-1])
+    assert run_cli("umount", mount.directory).returncode == 0
+    wait_for_exit(keeper)
+
+
+# ---- mounts that the caller has made -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def made_mount(directory: Path) -> Iterator[int]:
+    """Mount as a node plugin does; yield the descriptor of /dev/fuse."""
+    directory.mkdir(exist_ok=True)
+    kernel = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        data = f"fd={kernel},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other"
+        mount_call("dlfs", str(directory), "fuse.dlfs", 1, data)
+        yield kernel
+    finally:
+        while find_mount(directory) is not None:
+            detach(str(directory))
+        os.close(kernel)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_mount_that_the_caller_has_made(tmp_path: Path) -> None:
+    volume, directory = make_volume(tmp_path), tmp_path / "mnt"
+    with made_mount(directory) as kernel:
+        done = run_cli(
+            "mount", volume, directory, "--no-uring", "--json", "--log", tmp_path / "log",
+            "--fuse-fd", kernel, pass_fds=[kernel],
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        server = json.loads(done.stdout)["pid"]
+        keeper = parent_of(server)
+        assert (directory / "train/d0/000").read_bytes() == FILES[b"d0/000"]
+        os.kill(server, signal.SIGKILL)
+        drop_caches()
+        assert (directory / "train/d0/001").read_bytes() == FILES[b"d0/001"]
+        again = run_cli(
+            "mount", volume, directory, "--no-uring", "--fuse-fd", kernel, pass_fds=[kernel]
+        )
+        assert "a server has answered" in again.stderr or "was in use" in again.stderr
+        assert run_cli("umount", directory).returncode == 0
+        for process in (server, keeper):
+            wait_for_exit(process)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_descriptors_that_are_no_new_mount(tmp_path: Path) -> None:
+    volume, directory = make_volume(tmp_path), tmp_path / "mnt"
+    directory.mkdir()
+
+    def refusal(descriptor: int) -> str:
+        words = ("mount", volume, directory, "--no-uring", "--log", tmp_path / "log", "--fuse-fd")
+        done = run_cli(*words, descriptor, pass_fds=[descriptor])
+        assert done.returncode == 2, done.stderr
+        return str(done.stderr)
+
+    with open(os.devnull) as other, made_mount(tmp_path / "elsewhere") as kernel:
+        assert "of the type fuse.dlfs" in refusal(kernel)
+        with made_mount(directory):
+            assert "descriptor of /dev/fuse, got /dev/null" in refusal(other.fileno())
 
 
 # ---- a directory above the mount point is renamed ------------------------------------------------

@@ -93,6 +93,16 @@ ReplaceOption = Annotated[
         "not over io_uring (Linux 6.9 or newer).",
     ),
 ]
+FuseFdOption = Annotated[
+    int | None,
+    typer.Option(
+        "--fuse-fd",
+        metavar="N",
+        help="Serve a mount that the caller has made: N is its descriptor of /dev/fuse, mounted on "
+        "DIR with the type fuse.dlfs, of which the caller may keep a copy. For containers that may "
+        "not mount. Not with --foreground, nor over io_uring.",
+    ),
+]
 _WITH_REPLACE = ("replace", "memory", "busy_poll", "log", "json", "quiet", "verbose")
 """Parameters that --replace takes."""
 
@@ -129,6 +139,7 @@ def mount(
     no_restart: NoRestartOption = False,
     no_uring: NoUringOption = False,
     replace: ReplaceOption = None,
+    fuse_fd: FuseFdOption = None,
     log: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log file of the background server.")
     ] = None,
@@ -168,12 +179,16 @@ def mount(
         nested=nested or len(volumes) > 1,
     )
     choose_server(options)  # fails before anything is started
+    if fuse_fd is not None and foreground:
+        raise UsageError("mount: --fuse-fd is for a mount in the background; leave one of both out")
     if foreground:
         log_events()
         serve(volumes, directory, options, lambda path, _: note(f"mounted on {path}"))
         return
     first, *more = volumes
-    mounted = mount_volume(first, directory, options, more_volume_uris=more, log=log)
+    mounted = mount_volume(
+        first, directory, options, more_volume_uris=more, log=log, fuse_fd=fuse_fd
+    )
     _report(mounted, json=json)
 
 

@@ -54,9 +54,18 @@ class Mounted:
 
 @dataclass(frozen=True)
 class MountRequest:
-    """The volumes, directory, options and log file that a background server gets from its caller.
+    """What a background server gets from its caller.
 
     Keepers send it to keepers of other versions, so fields are only added.
+
+    Attributes:
+        volume_uri: URI of the volume, the first one of a nested mount.
+        directory: absolute path of the mount point.
+        options: options of the mount.
+        log: path of the log; None for syslog.
+        more_volume_uris: the other volumes.
+        fuse_fd: descriptor of ``/dev/fuse`` that the caller has mounted there, which the background
+            server inherits; None if it is to mount.
     """
 
     volume_uri: str
@@ -64,6 +73,7 @@ class MountRequest:
     options: MountOptions
     log: str | None
     more_volume_uris: list[str] = field(default_factory=list)
+    fuse_fd: int | None = None
 
     @property
     def volume_uris(self) -> list[str]:
@@ -88,6 +98,7 @@ def mount_volume(
     *,
     more_volume_uris: Sequence[str] = (),
     log: str | os.PathLike[str] | None = None,
+    fuse_fd: int | None = None,
 ) -> Mounted:
     """Mount a volume with a server that stays in the background.
 
@@ -100,8 +111,11 @@ def mount_volume(
         log: file to which the server appends its messages. The default is syslog; on a system
             without it, ``dlfs/mount.log`` in the user's state directory ($XDG_STATE_HOME or
             ~/.local/state).
+        fuse_fd: descriptor of ``/dev/fuse`` that the caller has mounted on the directory, with the
+            type ``fuse.dlfs``, and which nobody has read from. The caller may keep it open.
 
     Raises:
+        UsageError: ``fuse_fd`` is no such descriptor, or the mount would have no keeper.
         DlfsError: as ``dlfs.mount.server.serve``.
         KeyboardInterrupt: the call was interrupted; the server unmounts and ends.
 
@@ -113,9 +127,11 @@ def mount_volume(
         options or MountOptions(),
         None if log is None else os.path.abspath(log),
         [absolute_uri(uri) for uri in more_volume_uris],
+        fuse_fd,
     )
     mounted: Mounted | None = None
-    with _started_server(request) as (requests, output):
+    inherited = [] if fuse_fd is None else [fuse_fd]
+    with _started_server(request, inherited=inherited) as (requests, output):
         try:
             mounted = _outcome(_output(output), f"mount on {request.directory}")
             with contextlib.suppress(BrokenPipeError):  # it was unmounted already
@@ -172,7 +188,7 @@ def replace_server(
 
 @contextlib.contextmanager
 def _started_server(
-    request: MountRequest | ReplaceRequest, *arguments: str
+    request: MountRequest | ReplaceRequest, *arguments: str, inherited: Sequence[int] = ()
 ) -> Iterator[tuple[IO[str], IO[str]]]:
     """Start a background server and send it a request; yield its standard input and output."""
     package = str(Path(__file__).parents[3])
@@ -184,6 +200,7 @@ def _started_server(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        pass_fds=inherited,
         # numpy's pool of threads is of no use there, and the keeper of a mount forks.
         env={**os.environ, "PYTHONPATH": search, "OPENBLAS_NUM_THREADS": "1"},
     )

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from dlfs.base.json_records import from_json, to_json
 from dlfs.base.threads import start_thread
-from dlfs.errors import DlfsError, NotFoundError, write_error
-from dlfs.mount.mountpoint import find_dlfs, prepare, unmount
+from dlfs.errors import DlfsError, NotFoundError, UsageError, write_error
+from dlfs.mount.mountpoint import find_dlfs, find_given, prepare, unmount
 from dlfs.mount.options import OnReady
 from dlfs.mount.server import serve, serve_kept
 from dlfs.mount.supervise.background import (
@@ -64,8 +64,15 @@ def main() -> None:
     with _reported_errors():
         log = _start_log(request.log)
         if request.options.restart and can_keep(request.options):
-            request = replace(request, directory=prepare(request.directory))
-            _keep(request, ready)
+            given = request.fuse_fd
+            path = prepare(request.directory) if given is None else find_given(request.directory)
+            _keep(replace(request, directory=path), ready)
+        elif request.fuse_fd is not None:
+            raise UsageError(
+                f"mount on {request.directory}: only a keeper takes a descriptor that was mounted: "
+                "it needs the native server, Linux 6.9, and --no-uring where the kernel offers "
+                "io_uring"
+            )
         else:
             serve(request.volume_uris, request.directory, request.options, ready)
 

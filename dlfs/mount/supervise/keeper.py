@@ -50,7 +50,7 @@ from typing import Any, NoReturn
 
 from dlfs._native.fuse import KernelConnection, takes_connections
 from dlfs.base.units import KIB
-from dlfs.errors import DeviceError, DlfsError
+from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.options import MountOptions
 from dlfs.mount.server import choose_server
@@ -73,6 +73,12 @@ _RESEND = struct.pack("=IiQ", 16, 7, 0)
 
 KERNEL_MIN = (6, 9)
 """The first Linux that sends requests again."""
+
+INIT_SECONDS = 2
+"""Longest wait for the kernel's first request on a mount that a caller has made, in seconds."""
+
+_INIT = 26
+"""Operation of the kernel's first request, FUSE_INIT."""
 
 REQUEST_BYTES_MAX = 64 * KIB
 """Buffer for the kernel's first request, in bytes; the kernel demands at least 8 KiB."""
@@ -155,6 +161,26 @@ def _is_connected(kernel: int) -> bool:
     poll = select.poll()
     poll.register(kernel, 0)
     return not any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def check_given(kernel: int, path: str) -> None:
+    """Check that a descriptor that a caller gave is of a mount that nobody has answered yet.
+
+    Raises:
+        UsageError: it is not.
+    """
+    action = f"mount on {path}: expected --fuse-fd to be a descriptor of /dev/fuse"
+    try:
+        target = os.readlink(f"/proc/self/fd/{kernel}")
+    except OSError as error:
+        raise UsageError(f"{action}, got {kernel}, which is not open") from error
+    if target != "/dev/fuse":
+        raise UsageError(f"{action}, got {target}")
+    poll = select.poll()
+    poll.register(kernel, select.POLLIN)
+    found = poll.poll(INIT_SECONDS * 1000)
+    if not found or found[0][1] & select.POLLERR:
+        raise UsageError(f"{action} with a new mount, got one that is not mounted or was in use")
 
 
 class Failures:
@@ -470,12 +496,31 @@ class Keeper:
     # ---- mounting --------------------------------------------------------------------------------
 
     def _mount(self) -> None:
-        """Mount the file system, and read the request with which the kernel begins."""
-        self._kernel = mountpoints.mount_file_system(self._path, self._request.options.for_kernel())
+        """Mount the file system, unless the caller has, and read the kernel's first request.
+
+        Raises:
+            UsageError: what the caller gave is no new mount.
+            DeviceError: the system refused the mount.
+        """
+        given = self._request.fuse_fd
+        if given is None:
+            options = self._request.options.for_kernel()
+            self._kernel = mountpoints.mount_file_system(self._path, options)
+        else:
+            check_given(given, self._path)
+            self._kernel = given
+            os.set_inheritable(given, False)
+            self._request = replace(self._request, fuse_fd=None)
         self._record = mountpoints.record_of(self._path)
         if self._record is not None:
             self._port.open(self._record.device)
         self._init = os.read(self._kernel, REQUEST_BYTES_MAX)
+        if struct.unpack_from("=I", self._init, 4)[0] != _INIT:
+            os.write(self._kernel, _RESEND)  # another server may answer what was taken
+            raise UsageError(
+                f"mount on {self._path}: expected --fuse-fd to be of a new mount, got one that a "
+                "server has answered; unmount it, and mount it anew"
+            )
         self._on_mounted()
 
     def _send_connection(self, link: socket.socket, *, resumed: bool) -> None:
