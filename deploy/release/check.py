@@ -75,7 +75,7 @@ $ cmp photos/dog/0001.jpg mnt/photos/dog/0001.jpg
 $ fusermount3 -u mnt && tail --pid=$(cat mount.pid) -f /dev/null
 """
 """The same by a server that starts no other process."""
-EMULATED_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6", "libfuse3-3"]
+EMULATED_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6"]
 """Debian packages with which the wheel of another architecture runs: numpy needs libstdc++6."""
 EMULATED_SECTIONS = ["In Python", "Samples to try it with", "One service for a machine"]
 """Sections of the README that start no program of the emulated architecture."""

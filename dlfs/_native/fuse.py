@@ -1,8 +1,7 @@
 """Bindings of libdlfs_fuse, the native server of a mount, which answers the kernel without Python.
 
-The library exists if libfuse3 was installed when dlfs was built. It is loaded on first use. What it
-cannot know by itself it requests from its owner by upcalls: ``next_upcall`` fetches one and
-``reply`` completes it.
+The library is loaded on first use. What it cannot know by itself it requests from its owner by
+upcalls: ``next_upcall`` fetches one and ``reply`` completes it.
 
 Source: ``native/fuse/dlfs_fuse.h``.
 """
@@ -38,14 +37,14 @@ from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import bind, check, library
 from dlfs._native.reader import NativeReader
-from dlfs.errors import ClosedError, DeviceError, NativeError
+from dlfs.errors import ClosedError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 9
+VERSION = 10
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
-OPEN_REQUESTS, RESUME, NO_URING = 1, 2, 4
+OPEN_REQUESTS, RESUME, NO_URING, KEPT = 1, 2, 4, 8
 (
     UPCALL_LOOKUP,
     UPCALL_TIME,
@@ -61,17 +60,13 @@ NO_MEMBER = (1 << 32) - 1
 NO_READER = (1 << 32) - 1
 """Reader number of a failure that no reader reported."""
 
-GUIDE = (
-    "install libfuse3 3.12 or newer with its headers (apt install libfuse3-dev pkg-config), then "
-    "build dlfs again; or mount with --fuse=pyfuse3"
-)
+GUIDE = "build dlfs again, or mount with --fuse=pyfuse3"
 
 
 class CConfig(Structure):
     """``dlfs_fuse_config``."""
 
     _fields_ = fields(
-        (c_char_p, "mountpoint options"),
         (c_uint32, "uid gid file_mode threads_max root_timeout_ms flags busy_poll_us"),
         (c_int32, "kernel"),
         (c_char_p, "init"),
@@ -127,13 +122,10 @@ class CStats(Structure):
 
 
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "dlfs_fuse_takes_connections": (c_int, ()),
     "dlfs_fuse_version": (c_uint32, ()),
-    "dlfs_fuse_build": (c_char_p, ()),
-    "dlfs_fuse_mount": (c_int, (POINTER(CConfig), POINTER(c_void_p))),
+    "dlfs_fuse_create": (c_int, (POINTER(CConfig), POINTER(c_void_p))),
     "dlfs_fuse_run": (c_int, (c_void_p,)),
     "dlfs_fuse_stop": (None, (c_void_p,)),
-    "dlfs_fuse_abandon": (None, (c_void_p,)),
     "dlfs_fuse_destroy": (None, (c_void_p,)),
     "dlfs_fuse_uring": (c_int, (c_void_p,)),
     "dlfs_fuse_next_upcall": (c_int, (c_void_p, c_int, POINTER(CUpcall))),
@@ -157,15 +149,6 @@ def _path() -> Path:
     return Path(named) if named else Path(__file__).with_name(_FILE_NAME)
 
 
-def takes_connections() -> bool:
-    """Return True if libfuse is new enough (3.13) to serve what another process has mounted.
-
-    Raises:
-        NativeError: as ``fuse_library``.
-    """
-    return bool(fuse_library().dlfs_fuse_takes_connections())
-
-
 def is_built() -> bool:
     """Return True if this dlfs was built with the native server."""
     return _path().exists()
@@ -181,7 +164,7 @@ def fuse_library() -> ctypes.CDLL:
     path = _path()
     library()  # loaded first, so that libdlfs_fuse uses this libdlfs
     if not path.exists():
-        raise NativeError(f"load {path}: this dlfs was built without libfuse3; {GUIDE}")
+        raise NativeError(f"load {path}: this dlfs was built without it; {GUIDE}")
     try:
         loaded = ctypes.CDLL(str(path), use_errno=False)
     except OSError as error:
@@ -198,7 +181,6 @@ class FuseOptions:
     """Options of a native mount.
 
     Attributes:
-        options: mount options of the kernel and of libfuse, such as ``ro``.
         uid: owner of every file and directory.
         gid: group of every file and directory.
         file_mode: permission bits of files.
@@ -211,7 +193,6 @@ class FuseOptions:
         incoming_link: target of the symbolic link ``incoming``; None: there is none.
     """
 
-    options: Sequence[str]
     uid: int
     gid: int
     file_mode: int
@@ -225,16 +206,18 @@ class FuseOptions:
 
 @dataclass(frozen=True, slots=True)
 class KernelConnection:
-    """The kernel's side of a file system that another process has mounted and keeps.
+    """The kernel's side of a file system that was mounted.
 
     Attributes:
         descriptor: file descriptor of ``/dev/fuse``; stays open after the server has ended.
         init: the kernel's INIT request, which it sends once: as read from the descriptor.
+        kept: another process has the file system, too, and may start another server after this one.
         resumed: an earlier server has answered INIT; its unanswered requests are sent again.
     """
 
     descriptor: int
     init: bytes
+    kept: bool
     resumed: bool
 
 
@@ -261,30 +244,24 @@ class Upcall:
 
 
 class NativeFuse:
-    """A mounted file system that the native server answers.
+    """The native server of a file system that was mounted, which its owner unmounts.
 
     Args:
-        path: absolute path of the mount point.
-        options: options of the mount.
-        connection: the file system, if it is mounted already; the process that mounted it also
-            unmounts it. The options must refuse io_uring then.
+        connection: the file system.
+        options: options of the server. They must refuse io_uring if the file system is kept.
 
     Raises:
-        NativeError: libdlfs_fuse is not available, or too old for a given connection.
-        DeviceError: the system refused the mount; libfuse has printed the reason to standard error.
+        NativeError: libdlfs_fuse is not available.
 
     Threads: any at once. Call ``close`` when no other method is running.
     """
 
-    def __init__(
-        self, path: str, options: FuseOptions, connection: KernelConnection | None = None
-    ) -> None:
+    def __init__(self, connection: KernelConnection, options: FuseOptions) -> None:
         flags = OPEN_REQUESTS if options.open_requests else 0
-        flags |= RESUME if connection is not None and connection.resumed else 0
+        flags |= KEPT if connection.kept else 0
+        flags |= RESUME if connection.resumed else 0
         flags |= 0 if options.uring else NO_URING
         config = CConfig(
-            mountpoint=os.fsencode(path),
-            options=",".join(options.options).encode(),
             uid=options.uid,
             gid=options.gid,
             file_mode=options.file_mode,
@@ -292,9 +269,9 @@ class NativeFuse:
             root_timeout_ms=int(1000 * options.root_seconds),
             flags=flags,
             busy_poll_us=options.busy_poll_us,
-            kernel=-1 if connection is None else connection.descriptor,
-            init=None if connection is None else connection.init,
-            init_bytes=0 if connection is None else len(connection.init),
+            kernel=connection.descriptor,
+            init=connection.init,
+            init_bytes=len(connection.init),
             incoming_link=None
             if options.incoming_link is None
             else os.fsencode(options.incoming_link),
@@ -307,19 +284,14 @@ class NativeFuse:
         self._handle: Handle | None = Handle(
             self._library.dlfs_fuse_destroy, self._readers, process=process_number()
         )
-        code = self._library.dlfs_fuse_mount(byref(config), byref(self._handle))
-        if code == -errno.EIO:
-            raise DeviceError(
-                f"mount on {path}: the system refused (is /dev/fuse there, fusermount3 installed, "
-                "and allow_other permitted?)"
-            )
-        check(code, f"mount on {path}")
+        code = self._library.dlfs_fuse_create(byref(config), byref(self._handle))
+        check(code, "start the native server of a mount")
 
     @property
     def _open_handle(self) -> Handle:
         handle = self._handle
         if handle is None:
-            raise ClosedError("use a native mount: it is closed")
+            raise ClosedError("use the native server of a mount: it is closed")
         return handle
 
     # ---- the loop --------------------------------------------------------------------------------
@@ -336,12 +308,8 @@ class NativeFuse:
         """Make ``run`` return as soon as no request is under way. Repeat the call until it does."""
         self._library.dlfs_fuse_stop(self._open_handle)
 
-    def abandon(self) -> None:
-        """Make ``close`` unmount nothing: the mount is gone and another may be in its place."""
-        self._library.dlfs_fuse_abandon(self._open_handle)
-
     def close(self) -> None:
-        """Unmount and free everything. Idempotent."""
+        """Free everything. Idempotent."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.free()

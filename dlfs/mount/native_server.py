@@ -33,6 +33,7 @@ import trio
 
 from dlfs._native import fuse as native
 from dlfs._native.reader import NativeReader
+from dlfs.base.units import KIB
 from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError
 from dlfs.format.names import INCOMING
 from dlfs.mount import mountpoint as mountpoints
@@ -55,6 +56,9 @@ CACHE_SECONDS = 10.0
 
 READ_AHEAD_KIB = 1024
 """Read-ahead of the kernel on the mount, in KiB; also its largest read request."""
+
+REQUEST_BYTES_MAX = 64 * KIB
+"""Buffer for the kernel's first request, in bytes; the kernel demands at least 8 KiB."""
 
 DEVICES = Path("/sys/class/bdi")
 """Folder with the kernel's settings for the device of each file system."""
@@ -103,6 +107,7 @@ class NativeMount:
         self._options = options
         self._started_ns = time.time_ns()
         self._kept = kept
+        self._kernel = -1  # descriptor of /dev/fuse, if no keeper has it
         self._answered = kept is not None and kept.resumed  # by this server or one before
         self._ended = trio.Event()
         self._listing_lock = trio.Lock()
@@ -157,14 +162,23 @@ class NativeMount:
 
     async def _mount(self) -> None:
         """Mount the file system, or take over the one that the keeper has mounted."""
+        kept = self._kept
+        native.fuse_library()  # before anything is mounted
+        connect = self._connect if kept is None else kept.connect
+        connection = await trio.to_thread.run_sync(connect, abandon_on_cancel=kept is not None)
+        try:
+            self._create(connection)
+        except BaseException:
+            if kept is None:
+                mountpoints.detach(self._path)
+                os.close(self._kernel)
+            raise
+
+    def _create(self, connection: native.KernelConnection) -> None:
         kept, options = self._kept, self._options
-        connection = None
-        if kept is not None:
-            connection = await trio.to_thread.run_sync(kept.connect, abandon_on_cancel=True)
         self._fuse = native.NativeFuse(
-            self._path,
+            connection,
             native.FuseOptions(
-                options=options.for_kernel(),
                 uid=options.uid,
                 gid=options.gid,
                 file_mode=options.file_mode,
@@ -175,12 +189,18 @@ class NativeMount:
                 uring=options.uring and kept is None,
                 incoming_link=options.incoming,
             ),
-            connection,
         )
         self._record = kept.record if kept is not None else None
         if self._record is None:
             self._record = mountpoints.record_of(self._path)
         self._device = None if self._record is None else self._record.device
+
+    def _connect(self) -> native.KernelConnection:
+        """Mount the file system."""
+        self._kernel = mountpoints.mount_file_system(self._path, self._options.for_kernel())
+        return native.KernelConnection(
+            self._kernel, os.read(self._kernel, REQUEST_BYTES_MAX), kept=False, resumed=False
+        )
 
     async def _answer_kernel(self, on_ready: OnReady) -> None:
         """Answer until the mount is unmounted; unmount it when cancelled."""
@@ -212,13 +232,14 @@ class NativeMount:
             failed = True
             raise
         finally:
-            if mountpoints.device_of(self._path) != self._device:
-                self._fuse.abandon()
-                if self._kept is None and self._record is not None:
-                    mountpoints.detach_moved(self._record)  # the keeper does it otherwise
-            elif self._kept is not None and not (failed and self._answered):
-                mountpoints.detach(self._path)  # after a failure, the keeper starts another server
+            if mountpoints.device_of(self._path) == self._device:
+                if self._kept is None or not (failed and self._answered):
+                    mountpoints.detach(self._path)  # otherwise the keeper starts another server
+            elif self._kept is None and self._record is not None:
+                mountpoints.detach_moved(self._record)  # the keeper does it otherwise
             self._fuse.close()
+            if self._kernel >= 0:
+                os.close(self._kernel)
 
     def expire_root(self) -> None:
         """Have the next request for the root read the list of datasets again."""

@@ -29,16 +29,12 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 9u
+#define DLFS_FUSE_VERSION 10u
 #define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
 /* Returns DLFS_FUSE_VERSION of the loaded library. */
 DLFS_API uint32_t dlfs_fuse_version(void);
-/* Returns libfuse's version, such as "3.14.0". Static storage. */
-DLFS_API const char *dlfs_fuse_build(void);
-/* Returns 1 if dlfs_fuse_mount takes a file system that the owner has mounted, else 0. */
-DLFS_API int dlfs_fuse_takes_connections(void);
 
 /* ---- mounting -------------------------------------------------------------------------------- */
 
@@ -51,12 +47,14 @@ typedef struct dlfs_fuse dlfs_fuse;
 #define DLFS_FUSE_RESUME 2u
 /* Flag: all requests come through /dev/fuse, also where the kernel offers io_uring. */
 #define DLFS_FUSE_NO_URING 4u
+/* Flag: another process has the file system's descriptor, too, and another server may follow this
+ * one. It needs DLFS_FUSE_NO_URING: the kernel's queues would end with this process, and requests
+ * would wait in vain for the next one. */
+#define DLFS_FUSE_KEPT 8u
 
 typedef struct dlfs_fuse_config {
-    const char *mountpoint; /* absolute path */
-    const char *options;    /* mount options, separated by commas */
-    uint32_t uid;           /* owner of every file and directory */
-    uint32_t gid;           /* group of every file and directory */
+    uint32_t uid;         /* owner of every file and directory */
+    uint32_t gid;         /* group of every file and directory */
     uint32_t file_mode;   /* permission bits of files; directories also get x where these have r */
     uint32_t threads_max; /* most threads that answer the kernel */
     uint32_t
@@ -64,7 +62,7 @@ typedef struct dlfs_fuse_config {
     uint32_t flags;      /* DLFS_FUSE_*, or 0 */
     uint32_t
         busy_poll_us; /* longest busy polling for the next event before a thread sleeps; 0: none */
-    int32_t kernel;   /* descriptor of /dev/fuse, mounted by the owner; -1: mount it here */
+    int32_t kernel;   /* descriptor of /dev/fuse */
     const uint8_t *init; /* the kernel's INIT request, which the owner has read from there */
     uint64_t init_bytes;
     const char *incoming_link; /* target of the symbolic link `incoming` in the root; NULL: the root
@@ -72,17 +70,14 @@ typedef struct dlfs_fuse_config {
 } dlfs_fuse_config;
 
 /*
- * Mounts, or takes a file system that the owner has mounted. The owner keeps its descriptor, and
- * unmounts. Such a mount needs DLFS_FUSE_NO_URING: the kernel's queues would end with this process,
- * and requests would wait in vain for the next one. Errors: -EINVAL; -ENOMEM; -EIO if the system
- * refuses: libfuse prints why to stderr; -ENOTSUP, libfuse is older than 3.13, which is needed for
- * a mount of the owner.
+ * Creates the server of a file system that the owner has mounted, and unmounts. The owner closes
+ * the descriptor after dlfs_fuse_destroy. Errors: -EINVAL; -ENOMEM.
  */
-DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out);
+DLFS_API int dlfs_fuse_create(const dlfs_fuse_config *config, dlfs_fuse **out);
 /*
- * Answers the kernel until the file system is unmounted or dlfs_fuse_stop is called. Call it once,
- * from one thread. It returns when the last request under way has been answered: with a device that
- * hangs, that takes as long as its reader's timeout.
+ * Answers the kernel, INIT first, until the file system is unmounted or dlfs_fuse_stop is called.
+ * Call it once, from one thread. It returns when the last request under way has been answered: with
+ * a device that hangs, that takes as long as its reader's timeout.
  */
 DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse);
 /*
@@ -90,12 +85,7 @@ DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse);
  * for a tenth of a second at most; call it again until dlfs_fuse_run has returned.
  */
 DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse);
-/*
- * Says that the mount is gone already, so that dlfs_fuse_destroy unmounts nothing: another file
- * system may be mounted in its place.
- */
-DLFS_API void dlfs_fuse_abandon(dlfs_fuse *fuse);
-/* Unmounts and frees. Call it when no other function of the mount is running. Accepts NULL. */
+/* Frees. Call it when no other function of the mount is running. Accepts NULL. */
 DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse);
 
 /*

@@ -2,6 +2,7 @@
  * The state of one mount. The files of this folder, each of which uses only those above it:
  *
  *     inode.h            inode numbers
+ *     request.c          requests and replies
  *     tree.c             a dataset's directory as a tree
  *     open_file_cache.c  samples that stay in memory
  *     thread.h           starting threads
@@ -20,18 +21,15 @@
  *     processors.c       the processors of the system
  *     uring_protocol.h   the kernel's structures for io_uring
  *     yielding.c         keeps a program on the processor that answers it
+ *     operations.c       the table of handlers
  *     uring.c            requests and replies over io_uring; uring_absent.c without liburing
- *     operations.c       the table of handlers that libfuse calls
- *     session.c          the functions of dlfs_fuse.h: mounting and the loop of threads
+ *     loop.c             requests and replies over /dev/fuse
+ *     session.c          the functions of dlfs_fuse.h
  *
- * Source: libfuse, fuse_lowlevel.h; Linux, fs/fuse and include/uapi/linux/fuse.h.
+ * Source: Linux, fs/fuse and include/uapi/linux/fuse.h.
  */
 #ifndef DLFS_FUSE_MOUNT_H
 #define DLFS_FUSE_MOUNT_H
-
-#define FUSE_USE_VERSION 312
-
-#include <fuse3/fuse_lowlevel.h>
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -41,11 +39,17 @@
 #include "dataset.h"
 #include "dlfs_fuse.h"
 #include "early_read.h"
+#include "loop.h"
 #include "open_file_cache.h"
 #include "readahead.h"
 #include "readahead_thread.h"
 #include "receivers.h"
+#include "request.h"
 #include "upcall.h"
+
+/* Most data of a request and of its reply, but for larger pages. */
+#define REQUEST_DATA_BYTES_MAX (1u << 20)
+#define PAGE_BYTES_MIN 4096u
 
 struct rings;
 struct upper_listings;
@@ -61,17 +65,15 @@ struct counters {
 
 struct dlfs_fuse {
     dlfs_fuse_config config; /* its strings are NULL */
-    struct fuse_session *session;
-    bool mounted;          /* by this library */
-    bool drops_replies;    /* INIT was answered by an earlier server */
-    bool open_requests;    /* the kernel sends OPEN; otherwise the first is refused with ENOSYS */
-    bool opendir_requests; /* the same for OPENDIR */
+    uint8_t *init_request;   /* [init_bytes of the config] */
+    bool open_requests;      /* the kernel sends OPEN; otherwise the first is refused with ENOSYS */
+    bool opendir_requests;   /* the same for OPENDIR */
 
-    pthread_mutex_t lock; /* protects the next four fields */
-    pthread_cond_t ended; /* the loop */
+    pthread_mutex_t lock; /* protects the next two fields */
+    pthread_cond_t ended; /* dlfs_fuse_run */
     bool stopping;
     bool running;
-    pthread_t loop; /* the thread in dlfs_fuse_run */
+    struct loop loop;
 
     pthread_mutex_t listings_lock; /* protects the next field */
     struct upper_listings *listings;
@@ -82,12 +84,11 @@ struct dlfs_fuse {
     struct upcall_queue upcalls;
     struct counters counters;
     _Atomic int uring;   /* what dlfs_fuse_uring returns */
-    uint64_t init;       /* ID of the INIT request */
     int64_t started_ns;  /* since 1970 */
     char *incoming_link; /* target of the link `incoming`; NULL: there is none */
     struct readahead_thread
-        readahead_thread;        /* runs while the kernel sends requests over io_uring */
-    struct rings *_Atomic rings; /* NULL: all requests come through /dev/fuse */
+        readahead_thread; /* runs while the kernel sends requests over io_uring */
+    struct rings *rings;  /* set before the first request; NULL: all come through /dev/fuse */
     struct early_read early_read;
     struct dataset_table datasets;
 };
@@ -101,11 +102,6 @@ static inline void count(_Atomic uint64_t *counter, uint64_t more)
 static inline bool is_over_uring(const struct dlfs_fuse *fuse)
 {
     return atomic_load_explicit(&fuse->uring, memory_order_relaxed) > 0;
-}
-
-static inline struct dlfs_fuse *fuse_of(fuse_req_t request)
-{
-    return fuse_req_userdata(request);
 }
 
 #endif

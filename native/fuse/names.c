@@ -17,7 +17,7 @@
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 
-static int set_attributes(struct dlfs_fuse *fuse, fuse_ino_t number, struct fuse_entry_param *entry)
+static int set_attributes(struct dlfs_fuse *fuse, uint64_t number, struct fuse_entry_out *entry)
 {
     struct inode inode = inode_unpack(number);
     struct dataset_entry *dataset;
@@ -44,25 +44,27 @@ static int set_attributes(struct dlfs_fuse *fuse, fuse_ino_t number, struct fuse
     return error;
 }
 
-void handle_getattr(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *info)
+void handle_getattr(const struct request *request)
 {
-    (void)info;
-    struct fuse_entry_param entry;
-    int error = set_attributes(fuse_of(request), number, &entry);
+    struct fuse_entry_out entry;
+    int error = set_attributes(fuse_of(request), request->inode, &entry);
     if (error != 0) {
-        (void)fuse_reply_err(request, error);
-    } else {
-        (void)fuse_reply_attr(request, &entry.attr, entry.attr_timeout);
+        reply_error(&request->reply, error);
+        return;
     }
+    const struct fuse_attr_out attributes = {.attr_valid = entry.attr_valid,
+                                             .attr_valid_nsec = entry.attr_valid_nsec,
+                                             .attr = entry.attr};
+    (void)reply_data(&request->reply, &attributes, sizeof attributes);
 }
 
-void handle_readlink(fuse_req_t request, fuse_ino_t number)
+void handle_readlink(const struct request *request)
 {
     const char *target = fuse_of(request)->incoming_link;
-    if (number == INCOMING_INODE && target != NULL) {
-        (void)fuse_reply_readlink(request, target);
+    if (request->inode == INCOMING_INODE && target != NULL) {
+        (void)reply_data(&request->reply, target, strlen(target));
     } else {
-        (void)fuse_reply_err(request, EINVAL);
+        reply_error(&request->reply, EINVAL);
     }
 }
 
@@ -73,7 +75,7 @@ void handle_readlink(fuse_req_t request, fuse_ino_t number)
  * has forgotten.
  */
 static int look_up_dots(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                        struct tree_node node, bool parent, struct fuse_entry_param *entry)
+                        struct tree_node node, bool parent, struct fuse_entry_out *entry)
 {
     if (parent && node.depth == DATASET_DEPTH) {
         return root_set_parent(fuse, dataset, entry);
@@ -89,7 +91,7 @@ static int look_up_dots(struct dlfs_fuse *fuse, const struct dataset_entry *data
 
 static int look_up(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
                    struct tree_node parent, const char *name, struct tree_node *found,
-                   struct fuse_entry_param *entry)
+                   struct fuse_entry_out *entry)
 {
     bool dot_dot = strcmp(name, "..") == 0;
     *found = parent;
@@ -103,33 +105,34 @@ static int look_up(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
     return entry_set_node(fuse, dataset, *found, entry);
 }
 
-void handle_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
+void handle_lookup(const struct request *request)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct inode inode = inode_unpack(parent);
-    struct fuse_entry_param entry;
+    const char *name = request->name;
+    struct inode inode = inode_unpack(request->inode);
+    struct fuse_entry_out entry;
     struct tree_node found;
     struct dataset_entry *dataset;
     count(&fuse->counters.lookups, 1);
     if (strlen(name) > DLFS_FUSE_NAME_BYTES_MAX) {
-        (void)fuse_reply_err(request, ENAMETOOLONG);
+        reply_error(&request->reply, ENAMETOOLONG);
         return;
     }
-    if (root_is_upper(fuse, parent, &dataset)) {
-        root_lookup(request, dataset, name);
+    if (root_is_upper(fuse, request->inode, &dataset)) {
+        root_lookup(request, dataset);
         return;
     }
     int error = dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
-        (void)fuse_reply_err(request, error);
+        reply_error(&request->reply, error);
         return;
     }
     error = look_up(fuse, dataset, inode.node, name, &found, &entry);
     if (error == ENOENT) {
-        entry_reply_absent(request, FOREVER_SECONDS);
+        entry_reply_absent(request, false);
     } else if (error != 0) {
-        (void)fuse_reply_err(request, error);
-    } else if (fuse_reply_entry(request, &entry) == 0 && found.depth == FILE_DEPTH) {
+        reply_error(&request->reply, error);
+    } else if (reply_data(&request->reply, &entry, sizeof entry) && found.depth == FILE_DEPTH) {
         read_ahead_on_lookup(fuse, dataset, found.index);
     }
     dataset_release(&fuse->datasets, dataset);
@@ -138,20 +141,20 @@ void handle_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
 /* ---- listings -------------------------------------------------------------------------------- */
 
 /* Fills a reply with children from a position on. Returns its bytes, or a negative code. */
-static int64_t fill_reply(fuse_req_t request, const struct dataset_entry *dataset,
-                          struct listing *listing, uint64_t position, char *reply, size_t bytes,
+static int64_t fill_reply(const struct request *request, const struct dataset_entry *dataset,
+                          struct listing *listing, uint64_t position, uint8_t *reply, size_t bytes,
                           bool plus)
 {
     struct child child;
     size_t used = 0;
     int code;
     while ((code = listing_child(listing, position, &child)) > 0) {
-        struct fuse_entry_param entry;
+        struct fuse_entry_out entry;
         if (entry_set_node(fuse_of(request), dataset, child.node, &entry) != 0) {
             return DLFS_E_FORMAT;
         }
-        size_t more = entry_append(request, reply + used, bytes - used, child.name, &entry,
-                                   (off_t)child.next, plus);
+        size_t more =
+            entry_append(reply + used, bytes - used, child.name, &entry, child.next, plus);
         if (more > bytes - used) {
             break;
         }
@@ -161,47 +164,44 @@ static int64_t fill_reply(fuse_req_t request, const struct dataset_entry *datase
     return code < 0 && used == 0 ? code : (int64_t)used;
 }
 
-static void read_directory(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t position,
-                           bool plus)
+static void read_directory(const struct request *request, bool plus)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct inode inode = inode_unpack(number);
+    struct inode inode = inode_unpack(request->inode);
+    struct fuse_read_in read;
     struct listing listing;
     struct dataset_entry *dataset;
-    bytes = bytes < REPLY_BYTES_MAX ? bytes : REPLY_BYTES_MAX;
-    if (root_is_upper(fuse, number, &dataset)) {
-        root_readdir(request, dataset, bytes, position, plus);
+    memcpy(&read, request->arguments, sizeof read);
+    read.size = read.size < REPLY_BYTES_MAX ? read.size : REPLY_BYTES_MAX;
+    if (root_is_upper(fuse, request->inode, &dataset)) {
+        root_readdir(request, dataset, &read, plus);
         return;
     }
-    char *reply = malloc(bytes);
+    uint8_t *reply = malloc(read.size + 1u);
     int error = reply == NULL ? ENOMEM : dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
     if (error == 0) {
         int64_t used = listing_begin(dataset->directory, inode.node, &listing);
         if (used == 0) {
-            used = fill_reply(request, dataset, &listing, (uint64_t)position, reply, bytes, plus);
+            used = fill_reply(request, dataset, &listing, read.offset, reply, read.size, plus);
         }
         error = used < 0 ? upcall_errno(&fuse->upcalls, inode.dataset, (int)used) : 0;
         if (error == 0) {
-            (void)fuse_reply_buf(request, reply, (size_t)used);
+            (void)reply_data(&request->reply, reply, (size_t)used);
         }
         dataset_release(&fuse->datasets, dataset);
     }
     if (error != 0) {
-        (void)fuse_reply_err(request, error);
+        reply_error(&request->reply, error);
     }
     free(reply);
 }
 
-void handle_readdir(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t position,
-                    struct fuse_file_info *info)
+void handle_readdir(const struct request *request)
 {
-    (void)info;
-    read_directory(request, number, bytes, position, false);
+    read_directory(request, false);
 }
 
-void handle_readdirplus(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t position,
-                        struct fuse_file_info *info)
+void handle_readdirplus(const struct request *request)
 {
-    (void)info;
-    read_directory(request, number, bytes, position, true);
+    read_directory(request, true);
 }

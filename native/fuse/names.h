@@ -4,12 +4,10 @@
 
 #include "mount.h"
 
-void handle_lookup(fuse_req_t request, fuse_ino_t parent, const char *name);
-void handle_getattr(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *info);
-void handle_readlink(fuse_req_t request, fuse_ino_t number);
-void handle_readdir(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t position,
-                    struct fuse_file_info *info);
-void handle_readdirplus(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t position,
-                        struct fuse_file_info *info);
+void handle_lookup(const struct request *request);
+void handle_getattr(const struct request *request);
+void handle_readlink(const struct request *request);
+void handle_readdir(const struct request *request);
+void handle_readdirplus(const struct request *request);
 
 #endif

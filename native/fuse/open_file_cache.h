@@ -19,12 +19,13 @@
 #include <stdint.h>
 
 #include "dlfs/dlfs.h"
+#include "request.h"
 
 #define FILE_CACHE_BUCKETS 4096u
 
 /* A READ request for a part of a sample. */
 struct read_request {
-    void *request; /* the fuse_req_t to answer */
+    struct reply_path reply;
     uint64_t offset;
     uint64_t bytes;
     uint32_t moves; /* times that it was read again, since its dataset was moved */

@@ -3,12 +3,14 @@
  *
  * Files are normally not opened at the server: the first OPEN is refused with ENOSYS, and from then
  * on the kernel opens and closes files without a request. A kernel without that feature sends OPEN
- * requests, which succeed.
+ * requests, which succeed. Every operation that is not in the table fails with ENOSYS, and the
+ * kernel does without it.
  */
 #include "operations.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 
 #include "names.h"
 #include "read.h"
@@ -18,162 +20,182 @@
 /* Most background requests under way, which no program waits for yet: the kernel's own read-ahead.
  */
 #define BACKGROUND_MAX 64u
+#define MINOR_MIN 23u  /* of the protocol; since Linux 3.15 */
+#define MINOR_USED 31u /* of the protocol; what came later is a flag of INIT */
+#define TIME_UNIT_NS 1u
+
+/*
+ * No FUSE_ATOMIC_O_TRUNC: the kernel would take a file opened with O_TRUNC for empty, without a
+ * request. No FUSE_AUTO_INVAL_DATA: files never change, so the kernel need not revalidate its cache
+ * at each read. No FUSE_READDIRPLUS_AUTO: every listing includes attributes, since a program that
+ * lists a directory then reads its files.
+ */
+#define FLAGS                                                                                   \
+    ((uint32_t)(FUSE_ASYNC_READ | FUSE_EXPORT_SUPPORT | FUSE_BIG_WRITES | FUSE_DO_READDIRPLUS | \
+                FUSE_ASYNC_DIO | FUSE_MAX_PAGES | FUSE_INIT_EXT))
 
 #define WRITE_FLAGS (O_WRONLY | O_RDWR | O_TRUNC | O_APPEND)
 
 /* ---- connection ------------------------------------------------------------------------------ */
 
-static void handle_init(void *userdata, struct fuse_conn_info *connection)
+int negotiate(struct dlfs_fuse *fuse, const uint8_t *bytes, size_t byte_count,
+              struct fuse_init_in *init, struct fuse_init_out *reply)
 {
-    struct dlfs_fuse *fuse = userdata;
+    struct fuse_in_header header;
+    if (byte_count < sizeof header) {
+        return -EINVAL;
+    }
+    memcpy(&header, bytes, sizeof header);
+    byte_count -= sizeof header;
+    if (header.opcode != FUSE_INIT || byte_count < offsetof(struct fuse_init_in, flags2)) {
+        return -EINVAL;
+    }
+    memset(init, 0, sizeof *init); /* older kernels send less */
+    memcpy(init, bytes + sizeof header, byte_count < sizeof *init ? byte_count : sizeof *init);
+    if (init->major != FUSE_KERNEL_VERSION || init->minor < MINOR_MIN) {
+        return -EPROTO;
+    }
     bool forced = (fuse->config.flags & DLFS_FUSE_OPEN_REQUESTS) != 0;
-    fuse->open_requests = forced || (connection->capable & FUSE_CAP_NO_OPEN_SUPPORT) == 0;
-    fuse->opendir_requests = forced || (connection->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) == 0;
-    /* Otherwise the kernel would take a file opened with O_TRUNC for empty, without a request. */
-    connection->want &= ~(unsigned)FUSE_CAP_ATOMIC_O_TRUNC;
-    connection->want |= connection->capable & FUSE_CAP_EXPORT_SUPPORT;
-    /* Files never change, so the kernel need not revalidate its cache at each read. */
-    connection->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA;
-    /* Every listing includes attributes: a program that lists a directory then reads its files. */
-    connection->want &= ~(unsigned)FUSE_CAP_READDIRPLUS_AUTO;
-    connection->max_background = BACKGROUND_MAX;
-    connection->congestion_threshold = BACKGROUND_MAX * 3 / 4;
+    fuse->open_requests = forced || (init->flags & FUSE_NO_OPEN_SUPPORT) == 0;
+    fuse->opendir_requests = forced || (init->flags & FUSE_NO_OPENDIR_SUPPORT) == 0;
+    *reply = (struct fuse_init_out){
+        .major = FUSE_KERNEL_VERSION,
+        .minor = MINOR_USED,
+        .max_readahead = init->max_readahead,
+        .flags = init->flags & FLAGS,
+        .max_background = BACKGROUND_MAX,
+        .congestion_threshold = BACKGROUND_MAX * 3 / 4,
+        .max_write = REQUEST_DATA_BYTES_MAX,
+        .time_gran = TIME_UNIT_NS,
+        .max_pages = (uint16_t)(REQUEST_DATA_BYTES_MAX / PAGE_BYTES_MIN),
+    };
+    return 0;
 }
 
-static void reply_open(fuse_req_t request, struct fuse_file_info *info, bool open_requests)
+static void reply_open(const struct request *request, bool open_requests)
 {
+    const struct fuse_open_out open = {.open_flags = FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR};
     count(&fuse_of(request)->counters.opens, 1);
-    info->keep_cache = 1;
-    info->cache_readdir = 1;
     if (open_requests) {
-        (void)fuse_reply_open(request, info);
+        (void)reply_data(&request->reply, &open, sizeof open);
     } else {
-        (void)fuse_reply_err(request, ENOSYS);
+        reply_error(&request->reply, ENOSYS);
     }
 }
 
-static void handle_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info *info)
+static void handle_open(const struct request *request)
 {
-    (void)inode;
-    if (info->flags & WRITE_FLAGS) {
-        (void)fuse_reply_err(request, EROFS);
+    struct fuse_open_in open;
+    memcpy(&open, request->arguments, sizeof open);
+    if (open.flags & WRITE_FLAGS) {
+        reply_error(&request->reply, EROFS);
     } else {
-        reply_open(request, info, fuse_of(request)->open_requests);
+        reply_open(request, fuse_of(request)->open_requests);
     }
 }
 
-static void handle_opendir(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info *info)
+static void handle_opendir(const struct request *request)
 {
-    (void)inode;
-    reply_open(request, info, fuse_of(request)->opendir_requests);
+    reply_open(request, fuse_of(request)->opendir_requests);
 }
 
-/* ---- refusals of every change ---------------------------------------------------------------- */
+static void acknowledge(const struct request *request)
+{
+    reply_error(&request->reply, 0);
+}
 
 /* The kernel refuses changes itself, unless root has remounted the file system for writing. */
-static void refuse(fuse_req_t request)
+static void refuse(const struct request *request)
 {
-    (void)fuse_reply_err(request, EROFS);
+    reply_error(&request->reply, EROFS);
 }
 
-static void refuse_setattr(fuse_req_t request, fuse_ino_t inode, struct stat *attributes,
-                           int to_set, struct fuse_file_info *info)
-{
-    (void)inode, (void)attributes, (void)to_set, (void)info;
-    refuse(request);
-}
+/* ---- the table ------------------------------------------------------------------------------- */
 
-static void refuse_mknod(fuse_req_t request, fuse_ino_t parent, const char *name, mode_t mode,
-                         dev_t device)
-{
-    (void)parent, (void)name, (void)mode, (void)device;
-    refuse(request);
-}
-
-static void refuse_mkdir(fuse_req_t request, fuse_ino_t parent, const char *name, mode_t mode)
-{
-    (void)parent, (void)name, (void)mode;
-    refuse(request);
-}
-
-static void refuse_removal(fuse_req_t request, fuse_ino_t parent, const char *name)
-{
-    (void)parent, (void)name;
-    refuse(request);
-}
-
-static void refuse_symlink(fuse_req_t request, const char *target, fuse_ino_t parent,
-                           const char *name)
-{
-    (void)target, (void)parent, (void)name;
-    refuse(request);
-}
-
-static void refuse_rename(fuse_req_t request, fuse_ino_t parent, const char *name,
-                          fuse_ino_t new_parent, const char *new_name, unsigned int flags)
-{
-    (void)parent, (void)name, (void)new_parent, (void)new_name, (void)flags;
-    refuse(request);
-}
-
-static void refuse_link(fuse_req_t request, fuse_ino_t inode, fuse_ino_t new_parent,
-                        const char *new_name)
-{
-    (void)inode, (void)new_parent, (void)new_name;
-    refuse(request);
-}
-
-static void refuse_create(fuse_req_t request, fuse_ino_t parent, const char *name, mode_t mode,
-                          struct fuse_file_info *info)
-{
-    (void)parent, (void)name, (void)mode, (void)info;
-    refuse(request);
-}
-
-static void refuse_write(fuse_req_t request, fuse_ino_t inode, const char *data, size_t bytes,
-                         off_t offset, struct fuse_file_info *info)
-{
-    (void)inode, (void)data, (void)bytes, (void)offset, (void)info;
-    refuse(request);
-}
-
-static void refuse_setxattr(fuse_req_t request, fuse_ino_t inode, const char *name,
-                            const char *value, size_t bytes, int flags)
-{
-    (void)inode, (void)name, (void)value, (void)bytes, (void)flags;
-    refuse(request);
-}
-
-static void refuse_removexattr(fuse_req_t request, fuse_ino_t inode, const char *name)
-{
-    (void)inode, (void)name;
-    refuse(request);
-}
-
-/* FORGET has no handler: the server keeps no state of inodes. */
-const struct fuse_lowlevel_ops OPERATIONS = {
-    .init = handle_init,
-    .lookup = handle_lookup,
-    .getattr = handle_getattr,
-    .readlink = handle_readlink,
-    .open = handle_open,
-    .read = handle_read,
-    .opendir = handle_opendir,
-    .readdir = handle_readdir,
-    .readdirplus = handle_readdirplus,
-    .statfs = handle_statfs,
-    .getxattr = handle_getxattr,
-    .listxattr = handle_listxattr,
-    .setattr = refuse_setattr,
-    .mknod = refuse_mknod,
-    .mkdir = refuse_mkdir,
-    .unlink = refuse_removal,
-    .rmdir = refuse_removal,
-    .symlink = refuse_symlink,
-    .rename = refuse_rename,
-    .link = refuse_link,
-    .create = refuse_create,
-    .write = refuse_write,
-    .setxattr = refuse_setxattr,
-    .removexattr = refuse_removexattr,
+struct operation {
+    void (*handle)(const struct request *request);
+    size_t argument_bytes; /* of the structure before the name */
+    bool has_name;
 };
+
+static const struct operation OPERATIONS[] = {
+    [FUSE_LOOKUP] = {handle_lookup, 0, true},
+    [FUSE_GETATTR] = {handle_getattr, 0, false},
+    [FUSE_READLINK] = {handle_readlink, 0, false},
+    [FUSE_OPEN] = {handle_open, sizeof(struct fuse_open_in), false},
+    [FUSE_READ] = {handle_read, sizeof(struct fuse_read_in), false},
+    [FUSE_RELEASE] = {acknowledge, 0, false},
+    [FUSE_OPENDIR] = {handle_opendir, 0, false},
+    [FUSE_READDIR] = {handle_readdir, sizeof(struct fuse_read_in), false},
+    [FUSE_READDIRPLUS] = {handle_readdirplus, sizeof(struct fuse_read_in), false},
+    [FUSE_RELEASEDIR] = {acknowledge, 0, false},
+    [FUSE_STATFS] = {handle_statfs, 0, false},
+    [FUSE_GETXATTR] = {handle_getxattr, sizeof(struct fuse_getxattr_in), true},
+    [FUSE_LISTXATTR] = {handle_listxattr, sizeof(struct fuse_getxattr_in), false},
+    [FUSE_DESTROY] = {acknowledge, 0, false},
+    [FUSE_SETATTR] = {refuse, 0, false},
+    [FUSE_MKNOD] = {refuse, 0, false},
+    [FUSE_MKDIR] = {refuse, 0, false},
+    [FUSE_UNLINK] = {refuse, 0, false},
+    [FUSE_RMDIR] = {refuse, 0, false},
+    [FUSE_SYMLINK] = {refuse, 0, false},
+    [FUSE_RENAME] = {refuse, 0, false},
+    [FUSE_RENAME2] = {refuse, 0, false},
+    [FUSE_LINK] = {refuse, 0, false},
+    [FUSE_CREATE] = {refuse, 0, false},
+    [FUSE_WRITE] = {refuse, 0, false},
+    [FUSE_SETXATTR] = {refuse, 0, false},
+    [FUSE_REMOVEXATTR] = {refuse, 0, false},
+};
+
+/* Returns true for requests that get no reply. The server keeps no state of inodes to be forgotten,
+ * and lets a request that was interrupted go on. */
+static bool is_without_reply(uint32_t opcode)
+{
+    return opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET || opcode == FUSE_INTERRUPT ||
+           opcode == FUSE_NOTIFY_REPLY;
+}
+
+/* Sets the arguments of a request from what follows its header. Returns 0 or an errno > 0. */
+static int parse(struct request *request, const struct operation *operation, const uint8_t *bytes,
+                 size_t byte_count)
+{
+    if (byte_count < operation->argument_bytes) {
+        return EINVAL;
+    }
+    const uint8_t *name = bytes + operation->argument_bytes;
+    size_t name_room = byte_count - operation->argument_bytes;
+    request->arguments = bytes;
+    request->name = operation->has_name ? (const char *)name : NULL;
+    /* A name has at least one byte, and an end. */
+    bool complete = name_room > 0 && name[0] != 0 && memchr(name, 0, name_room) != NULL;
+    return operation->has_name && !complete ? EINVAL : 0;
+}
+
+bool serve_request(const struct reply_path *path, const uint8_t *bytes, size_t byte_count)
+{
+    struct fuse_in_header header;
+    if (byte_count < sizeof header) {
+        return true; /* it has no ID that a reply could have */
+    }
+    memcpy(&header, bytes, sizeof header);
+    if (is_without_reply(header.opcode)) {
+        return true;
+    }
+    struct request request = {.reply = *path, .inode = header.nodeid};
+    request.reply.unique = header.unique;
+    const struct operation *operation = NULL;
+    if (header.opcode < sizeof OPERATIONS / sizeof *OPERATIONS) {
+        operation = &OPERATIONS[header.opcode];
+    }
+    int error = operation == NULL || operation->handle == NULL ? ENOSYS
+                : header.len != byte_count
+                    ? EINVAL
+                    : parse(&request, operation, bytes + sizeof header, byte_count - sizeof header);
+    if (error != 0) {
+        reply_error(&request.reply, error);
+    } else {
+        operation->handle(&request);
+    }
+    return header.opcode != FUSE_DESTROY;
+}

@@ -33,7 +33,7 @@ static uint64_t reply_part(struct dlfs_fuse *fuse, const struct read_request *re
     uint64_t bytes = request->bytes < left ? request->bytes : left;
     const uint8_t *first = bytes > 0 ? data + request->offset : NULL;
     count(&fuse->counters.read_bytes, bytes);
-    (void)fuse_reply_buf(request->request, (const char *)first, bytes);
+    (void)reply_data(&request->reply, first, bytes);
     return bytes;
 }
 
@@ -96,8 +96,8 @@ static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
                         const struct read_request *request);
 
 /* Answers a request with an errno; or, if that is EAGAIN, by the reader that is present now. */
-static void reply_error(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
-                        int error, const struct read_request *request)
+static void reply_failure(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
+                          int error, const struct read_request *request)
 {
     struct read_request again = *request;
     if (error == EAGAIN && again.moves < MOVES_MAX) {
@@ -106,7 +106,7 @@ static void reply_error(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
         read_sample(fuse, dataset, index, &again);
         return;
     }
-    (void)fuse_reply_err(request->request, error == EAGAIN ? EIO : error);
+    reply_error(&request->reply, error == EAGAIN ? EIO : error);
 }
 
 /* ---- parts of large samples ------------------------------------------------------------------ */
@@ -132,7 +132,7 @@ static void read_part(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uin
                       .length_bytes = request->bytes < left ? request->bytes : left};
     uint8_t *buffer = malloc(part.length_bytes);
     if (buffer == NULL) {
-        (void)fuse_reply_err(request->request, ENOMEM);
+        reply_error(&request->reply, ENOMEM);
         return;
     }
     receivers_release(&fuse->receivers);
@@ -143,12 +143,12 @@ static void read_part(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uin
     dataset_return_reader(&fuse->datasets, dataset, reader);
     if (code == 0) {
         count(&fuse->counters.read_bytes, part.length_bytes);
-        (void)fuse_reply_buf(request->request, (const char *)buffer, part.length_bytes);
+        (void)reply_data(&request->reply, buffer, part.length_bytes);
     } else {
         failure.member = failure.code == 0 ? UINT32_MAX : failure.member; /* of the whole read */
         failure.code = code;
         int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, &failure);
-        reply_error(fuse, dataset, index, error, request);
+        reply_failure(fuse, dataset, index, error, request);
     }
     free(buffer);
 }
@@ -202,7 +202,7 @@ static void read_whole(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
     }
     if (failure.code < 0) {
         int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, &failure);
-        reply_error(fuse, dataset, index, error, request);
+        reply_failure(fuse, dataset, index, error, request);
     }
 }
 
@@ -227,7 +227,7 @@ static void end_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     while (request != NULL) {
         struct read_request *next = request->next;
         if (failure != NULL) {
-            reply_error(fuse, dataset, index, error, request);
+            reply_failure(fuse, dataset, index, error, request);
         } else {
             sent_bytes += reply_part(fuse, request, data, length);
         }
@@ -417,11 +417,11 @@ static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *datase
         return false;
     }
     if (code < 0) {
-        (void)fuse_reply_err(request->request, -code);
+        reply_error(&request->reply, -code);
         return true;
     }
     if (file_cache_find(&fuse->cache, key, request, &was_readahead, &other) != FILE_CACHE_QUEUED) {
-        (void)fuse_reply_err(request->request, ENOMEM);
+        reply_error(&request->reply, ENOMEM);
     }
     struct pinned_batch *reserved =
         file_cache_begin_batch(&fuse->cache, &dataset->pins, pinned_bytes(dataset, length, false),
@@ -452,7 +452,7 @@ static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
             file_cache_unpin(&fuse->cache, sample,
                              reply_part(fuse, request, sample->data, sample->bytes));
         } else if (result == FILE_CACHE_NO_MEMORY) {
-            (void)fuse_reply_err(request->request, ENOMEM);
+            reply_error(&request->reply, ENOMEM);
         } else if (result == FILE_CACHE_MISS && is_whole(request, length) &&
                    length <= WHOLE_BYTES_MAX) {
             read_whole(fuse, dataset, index, request);
@@ -462,32 +462,32 @@ static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
     }
 }
 
-void handle_read(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t offset,
-                 struct fuse_file_info *info)
+void handle_read(const struct request *request)
 {
-    (void)info;
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct inode inode = inode_unpack(number);
+    struct inode inode = inode_unpack(request->inode);
+    struct fuse_read_in read;
+    memcpy(&read, request->arguments, sizeof read);
     uint64_t index = inode.node.index;
-    struct read_request part = {.request = request, .offset = (uint64_t)offset, .bytes = bytes};
+    struct read_request part = {.reply = request->reply, .offset = read.offset, .bytes = read.size};
     struct dataset_entry *dataset;
     count(&fuse->counters.reads, 1);
-    int error = number == ROOT_INODE || inode.node.depth != FILE_DEPTH
+    int error = request->inode == ROOT_INODE || inode.node.depth != FILE_DEPTH
                     ? EISDIR
                     : dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
-        (void)fuse_reply_err(request, error);
+        reply_error(&request->reply, error);
         return;
     }
     uint64_t length = index < dataset->count ? dataset_length(dataset, index) : 0;
     if (index >= dataset->count) {
-        (void)fuse_reply_err(request, ESTALE);
+        reply_error(&request->reply, ESTALE);
     } else if (part.offset >= length) {
         (void)reply_part(fuse, &part, NULL, 0);
     } else {
         read_sample(fuse, dataset, index, &part);
     }
-    if (offset == 0 && index < dataset->count) {
+    if (read.offset == 0 && index < dataset->count) {
         readahead_on_read(&fuse->readahead);
         read_ahead_in_sequence(fuse, dataset, index);
     }

@@ -4,8 +4,7 @@
 
 #include "mount.h"
 
-void handle_read(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t offset,
-                 struct fuse_file_info *info);
+void handle_read(const struct request *request);
 /* Reads ahead for a program that reads in sequence; called by the read-ahead thread. */
 void read_ahead_job(void *fuse, const struct readahead_job *job);
 /* Reads ahead after the look-up of a sample, if a read is likely. The caller has the dataset. */

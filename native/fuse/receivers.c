@@ -24,6 +24,7 @@ void receivers_init(struct receivers *receivers, uint32_t busy_poll_us)
     receivers->taken = false;
     receivers->busy_poll_us = busy_poll_us;
     atomic_init(&receivers->all_receive, busy_poll_us == 0);
+    atomic_init(&receivers->ending, false);
     atomic_init(&receivers->last_client, 0);
     atomic_init(&receivers->change_score, 0);
     atomic_init(&receivers->device.credit, CREDIT_MAX);
@@ -38,7 +39,8 @@ void receivers_destroy(struct receivers *receivers)
 
 static bool all_receive(const struct receivers *receivers)
 {
-    return atomic_load_explicit(&receivers->all_receive, memory_order_relaxed);
+    return atomic_load_explicit(&receivers->all_receive, memory_order_relaxed) ||
+           atomic_load_explicit(&receivers->ending, memory_order_relaxed);
 }
 
 bool receivers_is_sole(const struct receivers *receivers)
@@ -51,18 +53,12 @@ void receivers_enter_ring(struct receivers *receivers)
     over_ring = receivers;
 }
 
-static void unlock(void *lock)
-{
-    (void)pthread_mutex_unlock(lock);
-}
-
 bool receivers_wait(struct receivers *receivers)
 {
     if (mine == receivers || all_receive(receivers)) {
         return receivers_is_sole(receivers);
     }
     (void)pthread_mutex_lock(&receivers->lock);
-    pthread_cleanup_push(unlock, &receivers->lock);
     while (receivers->taken && !all_receive(receivers)) {
         (void)pthread_cond_wait(&receivers->vacant, &receivers->lock);
     }
@@ -70,7 +66,7 @@ bool receivers_wait(struct receivers *receivers)
         receivers->taken = true;
         mine = receivers;
     }
-    pthread_cleanup_pop(1);
+    (void)pthread_mutex_unlock(&receivers->lock);
     return receivers_is_sole(receivers);
 }
 
@@ -83,6 +79,14 @@ void receivers_release(struct receivers *receivers)
     mine = NULL;
     receivers->taken = false;
     (void)pthread_cond_signal(&receivers->vacant);
+    (void)pthread_mutex_unlock(&receivers->lock);
+}
+
+void receivers_end(struct receivers *receivers)
+{
+    (void)pthread_mutex_lock(&receivers->lock);
+    atomic_store_explicit(&receivers->ending, true, memory_order_relaxed);
+    (void)pthread_cond_broadcast(&receivers->vacant);
     (void)pthread_mutex_unlock(&receivers->lock);
 }
 

@@ -27,6 +27,7 @@ struct receivers {
     pthread_mutex_t lock; /* protects taken */
     pthread_cond_t vacant;
     bool taken;                   /* a thread is the sole receiver */
+    _Atomic bool ending;          /* receivers_end was called */
     _Atomic bool all_receive;     /* several programs use the mount */
     _Atomic uint32_t last_client; /* thread ID of the program that sent the last request */
     _Atomic int32_t change_score; /* high while requests come from changing threads */
@@ -40,13 +41,14 @@ void receivers_init(struct receivers *receivers, uint32_t busy_poll_us);
 void receivers_destroy(struct receivers *receivers);
 /*
  * Waits until the calling thread may receive a request. Returns true if it is the sole receiver.
- * A cancellation point.
  */
 bool receivers_wait(struct receivers *receivers);
 /* Notes that a request of this client thread was received. */
 void receivers_note_request(struct receivers *receivers, uint32_t client);
 /* Lets another thread become the receiver: the calling thread is about to block. */
 void receivers_release(struct receivers *receivers);
+/* Lets no thread wait any more: the mount ends. */
+void receivers_end(struct receivers *receivers);
 /* Notes that the calling thread receives requests over io_uring: each is for it alone. */
 void receivers_enter_ring(struct receivers *receivers);
 /*

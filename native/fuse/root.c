@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #include "entry.h"
 
@@ -50,7 +49,7 @@ bool root_is_upper(struct dlfs_fuse *fuse, uint64_t inode, struct dataset_entry 
 }
 
 int root_set_parent(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                    struct fuse_entry_param *entry)
+                    struct fuse_entry_out *entry)
 {
     struct dataset_entry *volume = NULL;
     uint32_t number = dataset->info.volume;
@@ -66,7 +65,7 @@ static uint32_t number_of(const struct dataset_entry *volume)
 /* ---- look-ups -------------------------------------------------------------------------------- */
 
 static int look_up(struct dlfs_fuse *fuse, const struct dataset_entry *volume, const char *name,
-                   struct fuse_entry_param *entry)
+                   struct fuse_entry_out *entry)
 {
     struct upcall upcall = {
         .request = {.kind = DLFS_FUSE_UPCALL_LOOKUP, .dataset = number_of(volume)}};
@@ -92,17 +91,17 @@ static int look_up(struct dlfs_fuse *fuse, const struct dataset_entry *volume, c
     return error;
 }
 
-void root_lookup(fuse_req_t request, const struct dataset_entry *volume, const char *name)
+void root_lookup(const struct request *request, const struct dataset_entry *volume)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct fuse_entry_param entry;
-    int error = look_up(fuse, volume, name, &entry);
+    struct fuse_entry_out entry;
+    int error = look_up(fuse, volume, request->name, &entry);
     if (error == ENOENT) {
-        entry_reply_absent(request, root_timeout_seconds(fuse));
+        entry_reply_absent(request, true);
     } else if (error != 0) {
-        (void)fuse_reply_err(request, error);
+        reply_error(&request->reply, error);
     } else {
-        (void)fuse_reply_entry(request, &entry);
+        (void)reply_data(&request->reply, &entry, sizeof entry);
     }
 }
 
@@ -253,7 +252,7 @@ int root_set_listing(struct dlfs_fuse *fuse, uint32_t directory, const uint8_t *
  * the kernel then looks it up when a program needs its attributes, whose time needs an upcall.
  * Returns false if there is no such entry.
  */
-static bool set_entry(struct dlfs_fuse *fuse, uint32_t number, struct fuse_entry_param *entry)
+static bool set_entry(struct dlfs_fuse *fuse, uint32_t number, struct fuse_entry_out *entry)
 {
     struct dataset_entry *dataset;
     if (number == 0) {
@@ -264,24 +263,23 @@ static bool set_entry(struct dlfs_fuse *fuse, uint32_t number, struct fuse_entry
         return false;
     }
     entry_set_directory(fuse, dataset, TOP, entry);
-    entry->ino = is_volume(dataset) ? 0 : entry->ino;
+    entry->nodeid = is_volume(dataset) ? 0 : entry->nodeid;
     return true;
 }
 
 /* Fills a reply with entries from index `first` on; the caller has the lock. Returns its bytes. */
-static size_t fill_reply(fuse_req_t request, const struct upper_listing *listing, uint32_t first,
-                         char *reply, size_t bytes, bool plus)
+static size_t fill_reply(struct dlfs_fuse *fuse, const struct upper_listing *listing,
+                         uint32_t first, uint8_t *reply, size_t bytes, bool plus)
 {
-    struct dlfs_fuse *fuse = fuse_of(request);
     const char *name = listing->names;
     size_t used = 0;
     for (uint32_t i = 0; i < listing->count; i++, name += strlen(name) + 1) {
-        struct fuse_entry_param entry;
+        struct fuse_entry_out entry;
         if (i < first || !set_entry(fuse, listing->datasets[i], &entry)) {
             continue;
         }
-        off_t next = (off_t)listing->number << LISTING_SHIFT | (off_t)(i + 1);
-        size_t more = entry_append(request, reply + used, bytes - used, name, &entry, next, plus);
+        uint64_t next = (uint64_t)listing->number << LISTING_SHIFT | (i + 1);
+        size_t more = entry_append(reply + used, bytes - used, name, &entry, next, plus);
         if (more > bytes - used) {
             break;
         }
@@ -291,7 +289,8 @@ static size_t fill_reply(fuse_req_t request, const struct upper_listing *listing
 }
 
 /* Returns the listing that a position lies in, or the newest one; the caller has the lock. */
-static struct upper_listing *listing_at(struct dlfs_fuse *fuse, uint32_t directory, off_t position)
+static struct upper_listing *listing_at(struct dlfs_fuse *fuse, uint32_t directory,
+                                        uint64_t position)
 {
     const struct upper_listings *upper = *find_upper(fuse, directory);
     uint32_t number = (uint32_t)(position >> LISTING_SHIFT);
@@ -302,49 +301,49 @@ static struct upper_listing *listing_at(struct dlfs_fuse *fuse, uint32_t directo
     return listing;
 }
 
-void root_readdir(fuse_req_t request, const struct dataset_entry *volume, size_t bytes,
-                  off_t position, bool plus)
+void root_readdir(const struct request *request, const struct dataset_entry *volume,
+                  const struct fuse_read_in *read, bool plus)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
     struct upcall upcall = {
         .request = {.kind = DLFS_FUSE_UPCALL_LIST, .dataset = number_of(volume)}};
-    int error = position == 0 ? upcall_send(&fuse->upcalls, &upcall) : 0;
-    char *reply = error == 0 ? malloc(bytes) : NULL;
+    int error = read->offset == 0 ? upcall_send(&fuse->upcalls, &upcall) : 0;
+    uint8_t *reply = error == 0 ? malloc(read->size + 1u) : NULL;
     if (reply == NULL) {
-        (void)fuse_reply_err(request, error != 0 ? error : ENOMEM);
+        reply_error(&request->reply, error != 0 ? error : ENOMEM);
         return;
     }
     size_t used = 0;
     (void)pthread_mutex_lock(&fuse->listings_lock);
-    struct upper_listing *listing = listing_at(fuse, number_of(volume), position);
+    struct upper_listing *listing = listing_at(fuse, number_of(volume), read->offset);
     if (listing != NULL) {
-        used = fill_reply(request, listing, (uint32_t)position, reply, bytes, plus);
+        used = fill_reply(fuse, listing, (uint32_t)read->offset, reply, read->size, plus);
     }
     (void)pthread_mutex_unlock(&fuse->listings_lock);
-    (void)fuse_reply_buf(request, reply, used);
+    (void)reply_data(&request->reply, reply, used);
     free(reply);
 }
 
 /* ---- space ----------------------------------------------------------------------------------- */
 
-void handle_statfs(fuse_req_t request, fuse_ino_t inode)
+void handle_statfs(const struct request *request)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct upcall upcall = {
-        .request = {.kind = DLFS_FUSE_UPCALL_STATFS, .dataset = inode_unpack(inode).dataset}};
+    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_STATFS,
+                                        .dataset = inode_unpack(request->inode).dataset}};
     int error = upcall_send(&fuse->upcalls, &upcall);
     if (error != 0) {
-        (void)fuse_reply_err(request, error);
+        reply_error(&request->reply, error);
         return;
     }
-    struct statvfs space = {
-        .f_bsize = BLOCK_BYTES,
-        .f_frsize = BLOCK_BYTES,
-        .f_blocks = upcall.reply.capacity_bytes / BLOCK_BYTES,
-        .f_bfree = upcall.reply.free_bytes / BLOCK_BYTES,
-        .f_bavail = upcall.reply.free_bytes / BLOCK_BYTES,
-        .f_files = upcall.reply.sample_count,
-        .f_namemax = DLFS_FUSE_NAME_BYTES_MAX,
-    };
-    (void)fuse_reply_statfs(request, &space);
+    const struct fuse_statfs_out space = {.st = {
+                                              .blocks = upcall.reply.capacity_bytes / BLOCK_BYTES,
+                                              .bfree = upcall.reply.free_bytes / BLOCK_BYTES,
+                                              .bavail = upcall.reply.free_bytes / BLOCK_BYTES,
+                                              .files = upcall.reply.sample_count,
+                                              .bsize = BLOCK_BYTES,
+                                              .namelen = DLFS_FUSE_NAME_BYTES_MAX,
+                                              .frsize = BLOCK_BYTES,
+                                          }};
+    (void)reply_data(&request->reply, &space, sizeof space);
 }

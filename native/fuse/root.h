@@ -13,16 +13,16 @@
 bool root_is_upper(struct dlfs_fuse *fuse, uint64_t inode, struct dataset_entry **volume);
 /* Sets the attributes of the upper directory that has a dataset. Returns 0 or an errno > 0. */
 int root_set_parent(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                    struct fuse_entry_param *entry);
-void root_lookup(fuse_req_t request, const struct dataset_entry *volume, const char *name);
-void root_readdir(fuse_req_t request, const struct dataset_entry *volume, size_t bytes,
-                  off_t position, bool plus);
+                    struct fuse_entry_out *entry);
+void root_lookup(const struct request *request, const struct dataset_entry *volume);
+void root_readdir(const struct request *request, const struct dataset_entry *volume,
+                  const struct fuse_read_in *read, bool plus);
 /* Frees the listings of one directory. */
 void root_free_listings(struct dlfs_fuse *fuse, uint32_t directory);
 void root_free_all_listings(struct dlfs_fuse *fuse);
 /* Does the work of dlfs_fuse_set_listing. */
 int root_set_listing(struct dlfs_fuse *fuse, uint32_t directory, const uint8_t *names,
                      uint64_t names_bytes, const uint32_t *datasets, uint32_t entry_count);
-void handle_statfs(fuse_req_t request, fuse_ino_t inode);
+void handle_statfs(const struct request *request);
 
 #endif

@@ -13,6 +13,7 @@
 #include <errno.h>
 
 #include "mount.h"
+#include "operations.h"
 #include "processors.h"
 #include "thread.h"
 #include "uring_protocol.h"
@@ -21,7 +22,6 @@
 #ifdef DLFS_HAVE_URING /* see uring_absent.c */
 
 #include <liburing.h>
-#include <linux/fuse.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -39,14 +39,13 @@
 
 /*
  * An entry. Its memory is the header, room in front of the payload, and the payload: with its
- * headers copied to that room, a request lies in one piece, as libfuse takes it.
+ * headers copied to that room, a request lies in one piece, as if it had been read.
  */
 struct entry {
     struct entry_header *header;
     uint8_t *payload;
     struct iovec memory[2]; /* header and payload, for REGISTER */
     uint16_t queue;
-    _Atomic uint64_t unique; /* ID of the request that is being handled, or 0 */
     _Atomic bool replied;
 };
 
@@ -170,7 +169,6 @@ static void prepare(struct ring_thread *thread, struct entry *entry, uint32_t op
 static void prepare_reply(struct ring_thread *thread, struct entry *entry)
 {
     yielder_answer(&thread->yielder, receivers_is_sole(&thread->rings->fuse->receivers));
-    atomic_store_explicit(&entry->unique, 0, memory_order_relaxed);
     prepare(thread, entry, COMMAND_COMMIT_AND_FETCH, entry->header->state.commit_id);
 }
 
@@ -234,43 +232,26 @@ static void set_reply(struct rings *rings, struct entry *entry,
     (void)pthread_mutex_unlock(&rings->lock);
 }
 
-static struct entry *find_entry(struct rings *rings, uint64_t unique)
+/* Copies a reply to the entry of its request. */
+static bool send_to_entry(const struct reply_path *path, const struct iovec *parts, int part_count)
 {
-    if (handled != NULL && atomic_load_explicit(&handled->unique, memory_order_relaxed) == unique) {
-        return handled;
-    }
-    for (uint32_t i = 0; unique != 0 && i < rings->entry_count; i++) {
-        struct entry *entry = &rings->entries[i];
-        if (atomic_load_explicit(&entry->unique, memory_order_acquire) == unique) {
-            return entry;
-        }
-    }
-    return NULL;
-}
-
-bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_count)
-{
+    struct rings *rings = path->fuse->rings;
+    struct entry *entry = path->entry;
     struct fuse_out_header header;
+    uint64_t bytes = part_count > 1 ? parts[1].iov_len : 0;
     memcpy(&header, parts[0].iov_base, sizeof header);
-    struct entry *entry = find_entry(rings, header.unique);
-    if (entry == NULL) {
-        return false;
+    if (bytes > rings->payload_bytes) {
+        header.error = -EIO;
+        bytes = 0;
     }
-    uint64_t bytes = 0;
-    for (int i = 1; i < part_count && header.error == 0; i++) {
-        if (parts[i].iov_len > rings->payload_bytes - bytes) {
-            header.error = -EIO;
-            bytes = 0;
-        } else if (parts[i].iov_len > 0) {
-            memcpy(entry->payload + bytes, parts[i].iov_base, parts[i].iov_len);
-            bytes += parts[i].iov_len;
-        }
+    if (bytes > 0) {
+        memcpy(entry->payload, parts[1].iov_base, bytes);
     }
     set_reply(rings, entry, &header, bytes);
     return true;
 }
 
-/* Hands the request of an entry to libfuse, and waits for the reply. */
+/* Handles the request of an entry, and waits for the reply. */
 static void handle(struct ring_thread *thread, struct entry *entry)
 {
     struct rings *rings = thread->rings;
@@ -278,22 +259,20 @@ static void handle(struct ring_thread *thread, struct entry *entry)
     memcpy(&header, entry->header->in_out, sizeof header);
     uint64_t payload_bytes = entry->header->state.payload_bytes;
     uint64_t argument_bytes = header.len - sizeof header - payload_bytes;
+    const struct reply_path path = {
+        .fuse = rings->fuse, .unique = header.unique, .send = send_to_entry, .entry = entry};
     atomic_store_explicit(&entry->replied, false, memory_order_relaxed);
-    atomic_store_explicit(&entry->unique, header.unique, memory_order_release);
     handled = entry;
     if (payload_bytes > rings->payload_bytes || argument_bytes > HEADER_BYTES) {
-        struct fuse_out_header refusal = {
-            .len = sizeof refusal, .error = -EIO, .unique = header.unique};
-        set_reply(rings, entry, &refusal, 0);
+        reply_error(&path, EIO);
     } else {
         uint8_t *arguments = entry->payload - argument_bytes;
         memcpy(arguments, entry->header->arguments, argument_bytes);
         memcpy(arguments - sizeof header, &header, sizeof header);
-        struct fuse_buf request = {.size = header.len, .mem = arguments - sizeof header};
         if (header.pid != 0) { /* otherwise the kernel sent it, and no program waits for it */
             receivers_note_request(&rings->fuse->receivers, header.pid);
         }
-        fuse_session_process_buf(rings->fuse->session, &request);
+        (void)serve_request(&path, arguments - sizeof header, header.len);
     }
     wait_for_reply(rings, entry);
     prepare_reply(thread, entry);
@@ -410,7 +389,7 @@ static int create(struct dlfs_fuse *fuse, struct rings *rings)
 {
     char online[PROCESSOR_LIST_BYTES];
     rings->fuse = fuse;
-    rings->kernel = fuse_session_fd(fuse->session);
+    rings->kernel = fuse->config.kernel;
     rings->stopping = eventfd(0, EFD_CLOEXEC);
     (void)pthread_mutex_init(&rings->lock, NULL);
     (void)pthread_cond_init(&rings->changed, NULL);

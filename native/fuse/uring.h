@@ -7,19 +7,16 @@
  * the program's processor answers, no request wakes another one, and one system call sends a reply
  * and waits for the next request. The kernel prefers the entry that was used last.
  *
- * libfuse knows nothing of this. A request is passed to fuse_session_process_buf as if it had been
- * read from /dev/fuse, and the reply is caught in libfuse's custom I/O (session.c). Requests
- * without a reply (FORGET, INTERRUPT) and the first one (INIT) still come through /dev/fuse, and
- * so do all if the kernel does not offer io_uring.
+ * A request is served as if it had been read from /dev/fuse; its reply is copied to the entry.
+ * Requests without a reply (FORGET, INTERRUPT) and the first one (INIT) still come through
+ * /dev/fuse, and so do all if the kernel does not offer io_uring.
  *
  * Source: Linux 6.14, include/uapi/linux/fuse.h and fs/fuse/dev_uring.c.
  */
 #ifndef DLFS_FUSE_URING_H
 #define DLFS_FUSE_URING_H
 
-#include <stdbool.h>
 #include <stdint.h>
-#include <sys/uio.h>
 
 struct dlfs_fuse;
 struct rings;
@@ -42,8 +39,6 @@ int rings_allocate(struct rings *rings, uint64_t payload_bytes);
  * sends all requests through /dev/fuse, or the mount ends.
  */
 int rings_register(struct rings *rings);
-/* Returns true if the reply belongs to an entry, which now has it; false if it is to be written. */
-bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_count);
 /* Ends the threads, after the requests that they are handling. Returns the error that a ring failed
  * with, or 0. */
 int rings_stop(struct rings *rings);

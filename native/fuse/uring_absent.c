@@ -23,12 +23,6 @@ int rings_register(struct rings *rings)
     return -ENOSYS;
 }
 
-bool rings_take_reply(struct rings *rings, const struct iovec *parts, int part_count)
-{
-    (void)rings, (void)parts, (void)part_count;
-    return false;
-}
-
 int rings_stop(struct rings *rings)
 {
     (void)rings;

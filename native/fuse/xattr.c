@@ -14,14 +14,17 @@
 #define VALUE_BYTES 24u /* room for the longest value */
 
 /* Replies with a value; or with its length if the program passed no buffer. */
-static void reply_value(fuse_req_t request, const char *value, size_t value_bytes, size_t bytes)
+static void reply_value(const struct request *request, const char *value, size_t value_bytes)
 {
-    if (bytes == 0) {
-        (void)fuse_reply_xattr(request, value_bytes);
-    } else if (value_bytes > bytes) {
-        (void)fuse_reply_err(request, ERANGE);
+    struct fuse_getxattr_in room;
+    const struct fuse_getxattr_out length = {.size = (uint32_t)value_bytes};
+    memcpy(&room, request->arguments, sizeof room);
+    if (room.size == 0) {
+        (void)reply_data(&request->reply, &length, sizeof length);
+    } else if (value_bytes > room.size) {
+        reply_error(&request->reply, ERANGE);
     } else {
-        (void)fuse_reply_buf(request, value, value_bytes);
+        (void)reply_data(&request->reply, value, value_bytes);
     }
 }
 
@@ -38,10 +41,11 @@ static int write_file_value(const struct dataset_entry *dataset, uint64_t index,
     return 0;
 }
 
-void handle_getxattr(fuse_req_t request, fuse_ino_t number, const char *name, size_t bytes)
+void handle_getxattr(const struct request *request)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct inode inode = inode_unpack(number);
+    struct inode inode = inode_unpack(request->inode);
+    const char *name = request->name;
     char value[VALUE_BYTES];
     struct dataset_entry *dataset = NULL;
     int value_bytes = 0;
@@ -58,26 +62,26 @@ void handle_getxattr(fuse_req_t request, fuse_ino_t number, const char *name, si
         }
     }
     if (error != 0 || value_bytes <= 0) {
-        (void)fuse_reply_err(request, error != 0 ? error : ENODATA);
+        reply_error(&request->reply, error != 0 ? error : ENODATA);
     } else {
-        reply_value(request, value, (size_t)value_bytes, bytes);
+        reply_value(request, value, (size_t)value_bytes);
     }
 }
 
-void handle_listxattr(fuse_req_t request, fuse_ino_t number, size_t bytes)
+void handle_listxattr(const struct request *request)
 {
     static const char of_file[] = XATTR_INDEX "\0" XATTR_CRC32C "\0" XATTR_VERSION;
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct inode inode = inode_unpack(number);
+    struct inode inode = inode_unpack(request->inode);
     struct dataset_entry *dataset;
     int error = inode.dataset == 0 ? 0 : dataset_find(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
-        (void)fuse_reply_err(request, error);
+        reply_error(&request->reply, error);
     } else if (inode.dataset == 0 || inode.node.depth > DATASET_DEPTH || is_volume(dataset)) {
-        reply_value(request, "", 0, bytes);
+        reply_value(request, "", 0);
     } else if (inode.node.depth == DATASET_DEPTH) {
-        reply_value(request, XATTR_VERSION, sizeof XATTR_VERSION, bytes);
+        reply_value(request, XATTR_VERSION, sizeof XATTR_VERSION);
     } else {
-        reply_value(request, of_file, sizeof of_file, bytes);
+        reply_value(request, of_file, sizeof of_file);
     }
 }

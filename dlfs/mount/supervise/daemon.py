@@ -92,7 +92,7 @@ def _replace(request: ReplaceRequest) -> None:
     if not can_keep(replace(options, uring=False)):
         raise NotFoundError(
             f"replace the server of {path}: dlfs {dlfs_version()} has no native server here that "
-            "takes mounts over (libfuse3 3.13 or newer)"
+            "takes mounts over"
         )
 
     def ready(path: str, transport: str) -> None:

@@ -48,7 +48,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from dlfs._native.fuse import KernelConnection, takes_connections
+from dlfs._native.fuse import KernelConnection
 from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.mount import mountpoint as mountpoints
@@ -135,7 +135,6 @@ def can_keep(options: MountOptions) -> bool:
         found is not None
         and (int(found[1]), int(found[2])) >= KERNEL_MIN
         and choose_server(options) == "native"
-        and takes_connections()
         and not (options.uring and _is_uring_offered())
     )
 
@@ -563,4 +562,5 @@ class Keeper:
             message, descriptors, _, _ = socket.recv_fds(link, REQUEST_BYTES_MAX, 1)
         if not descriptors:
             raise DeviceError(f"mount on {self._path}: the keeper has ended")
-        return KernelConnection(descriptors[0], message[1:], resumed=bool(message[0]))
+        resumed = bool(message[0])
+        return KernelConnection(descriptors[0], message[1:], kept=True, resumed=resumed)

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -27,6 +28,7 @@
 #define THREADS 4u
 #define SINGLE_READS 50u
 #define BUSY_POLL_US 200u
+#define INIT_BYTES_MAX 16384u
 #define REQUEST_BYTES (1u << 20) /* memory of a request over io_uring */
 
 static _Atomic bool lacks_memory;
@@ -34,6 +36,7 @@ static _Atomic bool lacks_memory;
 struct mount {
     dlfs_fuse *fuse;
     dlfs_reader *reader;
+    int kernel; /* descriptor of /dev/fuse */
     char path[64];
     pthread_t runner;
     struct owner owner;
@@ -48,6 +51,23 @@ static void *run(void *argument)
     return NULL;
 }
 
+/* Mounts. Returns the bytes of INIT, or -1 on a machine that cannot mount. */
+static ssize_t mount_file_system(struct mount *made, uint8_t *init)
+{
+    char options[96];
+    made->kernel = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    CHECK(made->kernel >= 0);
+    (void)snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0",
+                   made->kernel);
+    if (mount("dlfs", made->path, "fuse.dlfs", MS_RDONLY | MS_NOSUID | MS_NODEV, options) != 0) {
+        CHECK_EQ(close(made->kernel), 0);
+        return -1;
+    }
+    ssize_t got = read(made->kernel, init, INIT_BYTES_MAX);
+    CHECK(got > 0);
+    return got;
+}
+
 static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint32_t flags,
                         uint32_t busy_poll_us)
 {
@@ -56,9 +76,12 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
         .number = DATASET, .volume = mount->nested ? VOLUME : 0, .version = 9, .modified_ns = 1000};
     const uint32_t numbers[] = {DATASET, VOLUME};
     const uint8_t names[] = "data\0pets";
+    uint8_t init[INIT_BYTES_MAX];
+    ssize_t init_bytes = mount_file_system(mount, init);
+    if (init_bytes < 0) {
+        return false;
+    }
     const dlfs_fuse_config config = {
-        .mountpoint = mount->path,
-        .options = "ro,fsname=dlfs,subtype=dlfs",
         .uid = getuid(),
         .gid = getgid(),
         .file_mode = 0444,
@@ -66,13 +89,13 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
         .root_timeout_ms = 10,
         .flags = flags,
         .busy_poll_us = busy_poll_us,
-        .kernel = -1,
+        .kernel = mount->kernel,
+        .init = init,
+        .init_bytes = (uint64_t)init_bytes,
     };
     mount->ending = false;
     mount->reader = reader_over(dataset, 1 << 20, 8);
-    if (dlfs_fuse_mount(&config, &mount->fuse) < 0) {
-        return false;
-    }
+    CHECK_EQ(dlfs_fuse_create(&config, &mount->fuse), 0);
     CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &info), 0);
     if (mount->nested) {
         CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &volume), 0);
@@ -94,7 +117,9 @@ static void mount_end(struct mount *mount)
     CHECK_EQ(pthread_join(mount->runner, NULL), 0);
     owner_end(&mount->owner);
     CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, DATASET), 0);
+    CHECK_EQ(umount2(mount->path, MNT_DETACH), 0);
     dlfs_fuse_destroy(mount->fuse);
+    CHECK_EQ(close(mount->kernel), 0);
     CHECK_EQ(dlfs_reader_destroy(mount->reader), 0);
 }
 
@@ -394,21 +419,25 @@ static void test_uring(struct mount *mount, const struct dataset *dataset)
     CHECK_EQ(status, 0);
 }
 
-/* A mount of the owner needs DLFS_FUSE_NO_URING and a whole INIT request. */
-static void test_refused_connections(void)
+/* A server of a kept mount needs DLFS_FUSE_NO_URING, and every one a whole INIT request. */
+static void test_refused_configurations(void)
 {
     const uint8_t init[64] = {0};
     dlfs_fuse *fuse = NULL;
-    dlfs_fuse_config config = {.mountpoint = "/",
-                               .options = "ro",
+    dlfs_fuse_config config = {.flags = DLFS_FUSE_KEPT,
                                .threads_max = 1,
                                .kernel = 0,
                                .init = init,
                                .init_bytes = sizeof init};
-    CHECK_EQ(dlfs_fuse_mount(&config, &fuse), -EINVAL);
-    config.flags = DLFS_FUSE_NO_URING;
+    CHECK_EQ(dlfs_fuse_create(&config, &fuse), -EINVAL);
+    config.flags = DLFS_FUSE_RESUME | DLFS_FUSE_NO_URING;
+    CHECK_EQ(dlfs_fuse_create(&config, &fuse), -EINVAL);
+    config.flags = 0;
     config.init_bytes = 8;
-    CHECK_EQ(dlfs_fuse_mount(&config, &fuse), -EINVAL);
+    CHECK_EQ(dlfs_fuse_create(&config, &fuse), -EINVAL);
+    config.init_bytes = sizeof init;
+    config.kernel = -1;
+    CHECK_EQ(dlfs_fuse_create(&config, &fuse), -EINVAL);
 }
 
 int main(void)
@@ -420,14 +449,13 @@ int main(void)
     if (access("/dev/fuse", R_OK | W_OK) != 0 || geteuid() != 0) {
         return SKIPPED;
     }
-    test_refused_connections();
+    test_refused_configurations();
     CHECK(mkdtemp(mount.path) != NULL);
     dataset_create(&dataset, &faults);
     CHECK_EQ(dlfs_directory_attach_names(dataset.directory, dataset.names, dataset.names_bytes), 0);
     const uint32_t device = DLFS_FUSE_NO_URING;
     bool able = mount_begin(&mount, &dataset, device, 0);
     if (able) {
-        CHECK(dlfs_fuse_uring(mount.fuse) < 0);
         mount_end(&mount);
         test_reading(&mount, &dataset, device, 0);
         test_reading(&mount, &dataset, device | DLFS_FUSE_OPEN_REQUESTS, 0);
@@ -438,8 +466,6 @@ int main(void)
         test_early_read(&mount, &dataset, device);
         test_volume(&mount, &dataset, device);
         test_uring(&mount, &dataset);
-    } else {
-        CHECK_EQ(dlfs_reader_destroy(mount.reader), 0);
     }
     dataset_destroy(&dataset);
     CHECK_EQ(rmdir(mount.path), 0);
