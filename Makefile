@@ -37,9 +37,9 @@ JOBS ?= $(shell nproc)
 
 # Packages of Debian or Ubuntu, each behind a program or header that shows that it is installed.
 APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
-	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev /usr/include/fuse3/fuse.h:libfuse3-dev \
+	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev \
 	/usr/include/openssl/ssl.h:libssl-dev
-APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
+APT_TEST := /usr/include/fuse3/fuse.h:libfuse3-dev clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
 # Packages for make bench, which lists the missing ones and does not install them.

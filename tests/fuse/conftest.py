@@ -31,7 +31,7 @@ def server(request: pytest.FixtureRequest) -> str:
     """Each server in turn, all of which know the same rules: `uring` is native over io_uring."""
     name: str = request.param
     if name != "pyfuse3" and not is_built():
-        pytest.skip("built without libfuse3 (package libfuse3-dev)")
+        pytest.skip("built without the native server")
     reason = lacks_uring() if name == "uring" else None
     if reason is not None:
         pytest.skip(reason)

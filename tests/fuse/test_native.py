@@ -37,7 +37,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.fuse,
-    pytest.mark.skipif(not is_built(), reason="built without libfuse3 (package libfuse3-dev)"),
+    pytest.mark.skipif(not is_built(), reason="built without the native server"),
 ]
 
 
@@ -184,12 +184,11 @@ def test_without_the_library(own_volume: Path, tmp_path: Path, monkeypatch) -> N
     (tmp_path / "mnt").mkdir()
     done = run_cli("mount", "--fuse", "native", own_volume, tmp_path / "mnt")
     assert done.returncode
-    assert "libfuse3-dev" in done.stderr
     assert "--fuse=pyfuse3" in done.stderr
     from dlfs._native import fuse
 
     fuse.fuse_library.cache_clear()
-    with pytest.raises(NativeError, match="without libfuse3"):
+    with pytest.raises(NativeError, match="built without it"):
         fuse.fuse_library()
     assert choose_server(MountOptions()) == "pyfuse3"
     (tmp_path / "none.so").write_bytes(b"no library")

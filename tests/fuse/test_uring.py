@@ -36,7 +36,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.fuse,
-    pytest.mark.skipif(not is_built(), reason="built without libfuse3 (package libfuse3-dev)"),
+    pytest.mark.skipif(not is_built(), reason="built without the native server"),
     pytest.mark.skipif(lacks_uring() is not None, reason=str(lacks_uring())),
 ]
 

@@ -21,7 +21,7 @@ FuseOption = Annotated[
     typer.Option(
         "--fuse",
         metavar="SERVER",
-        help="Server of the sealed datasets: 'native' (several threads of C; needs libfuse3), "
+        help="Server of the sealed datasets: 'native' (several threads of C), "
         "'pyfuse3' (the reference), or 'auto': native if possible.",
     ),
 ]

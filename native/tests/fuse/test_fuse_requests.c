@@ -66,7 +66,7 @@ static void begin(struct served *served, uint32_t minor)
                  .init = {.major = FUSE_KERNEL_VERSION,
                           .minor = minor,
                           .max_readahead = 1 << 17,
-                          .flags = ~(uint32_t)FUSE_INIT_RESERVED}};
+                          .flags = 0x7fffffff}};
     const dlfs_fuse_dataset info = {.number = DATASET, .version = 1};
     int ends[2];
     CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);

@@ -47,7 +47,8 @@ def test_structures_and_constants_are_those_of_c(tmp_path: Path) -> None:
     declared = set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE))
     assert declared == set(structures_of(fuse))
     expected, body = layout(structures_of(fuse))
-    for name in ("VERSION", "DATASET_MAX", "NAME_BYTES_MAX", "OPEN_REQUESTS", "UPCALL_LOOKUP",
+    for name in ("VERSION", "DATASET_MAX", "NAME_BYTES_MAX", "OPEN_REQUESTS", "RESUME", "NO_URING",
+                 "KEPT", "UPCALL_LOOKUP",
                  "UPCALL_TIME", "UPCALL_LIST", "UPCALL_STATFS", "UPCALL_OPEN_DATASET",
                  "UPCALL_REPORT_FAILURE"):  # fmt: skip
         expected.append(f"{name} {getattr(fuse, name)}")
@@ -58,7 +59,7 @@ def test_structures_and_constants_are_those_of_c(tmp_path: Path) -> None:
 def test_exports_are_the_header() -> None:
     nm = shutil.which("nm")
     if nm is None or not fuse.is_built():
-        pytest.skip("no nm (package binutils), or built without libfuse3 (package libfuse3-dev)")
+        pytest.skip("no nm (package binutils), or built without the native server")
     command = [nm, "-D", "--defined-only", fuse.fuse_library()._name]
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     symbols = {line.split()[2].split("@")[0] for line in listing.splitlines() if " T " in line}
