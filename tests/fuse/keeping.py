@@ -30,9 +30,7 @@ from tests.fuse.mounting import Mount, add_dataset, wait_for_exit
 
 NEEDS_KEEPER = [
     pytest.mark.fuse,
-    pytest.mark.skipif(
-        not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9"
-    ),
+    pytest.mark.skipif(not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9"),
 ]
 """Marks of the tests whose mounts have keepers."""
 

@@ -380,9 +380,7 @@ def test_rule_52_a_volume_taken_by_force_is_stale(
 # ---- servers that follow each other --------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9"
-)
+@pytest.mark.skipif(not can_keep(MountOptions(uring=False)), reason="needs Linux 6.9")
 def test_rule_27_a_mount_of_several_volumes(volumes: list[Path], tmp_path: Path) -> None:
     first, *more = volumes
     options = served_by("native")
