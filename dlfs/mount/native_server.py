@@ -23,6 +23,7 @@ import errno
 import functools
 import logging
 import os
+import select
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
@@ -202,6 +203,12 @@ class NativeMount:
             self._kernel, os.read(self._kernel, REQUEST_BYTES_MAX), kept=False, resumed=False
         )
 
+    def _is_connected(self) -> bool:
+        """Return True unless the kernel has ended the connection."""
+        poll = select.poll()
+        poll.register(self._kernel, 0)
+        return not any(events & select.POLLERR for _, events in poll.poll(0))
+
     async def _answer_kernel(self, on_ready: OnReady) -> None:
         """Answer until the mount is unmounted; unmount it when cancelled."""
         failed = False
@@ -233,8 +240,10 @@ class NativeMount:
             raise
         finally:
             if mountpoints.device_of(self._path) == self._device:
-                if self._kept is None or not (failed and self._answered):
-                    mountpoints.detach(self._path)  # otherwise the keeper starts another server
+                # An aborted mount stays, and fails; a keeper starts another server after a failure.
+                alone = self._kept is None
+                if self._is_connected() if alone else not (failed and self._answered):
+                    mountpoints.detach(self._path)
             elif self._kept is None and self._record is not None:
                 mountpoints.detach_moved(self._record)  # the keeper does it otherwise
             self._fuse.close()

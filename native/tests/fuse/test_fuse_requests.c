@@ -191,7 +191,8 @@ static void test_random_bytes(struct served *served)
             message.body[at] = (uint8_t)next_random(&state);
         }
         uint64_t node = next_random(&state) << 31 ^ next_random(&state);
-        struct tree_node known = {(uint32_t)(next_random(&state) % 3), next_random(&state) % (2 * COUNT)};
+        uint32_t depth = (uint32_t)(next_random(&state) % 3);
+        struct tree_node known = {depth, next_random(&state) % (2 * COUNT)};
         size_t body = next_random(&state) % 64;
         uint32_t opcode = (uint32_t)(next_random(&state) % OPCODES);
         message.header =
