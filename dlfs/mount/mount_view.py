@@ -17,8 +17,7 @@ Threads: one, the FUSE loop (trio).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
@@ -36,7 +35,6 @@ from dlfs.mount.view import (
     ShownDataset,
     ShownVolume,
     VolumeView,
-    created_ns,
 )
 from dlfs.store.info import DatasetInfo
 
@@ -61,11 +59,8 @@ class Space(NamedTuple):
 class ViewServer(Protocol):
     """The server of a mount, which follows the changes of its view; its own tasks call it."""
 
-    def on_removed(self, dataset: ShownDataset) -> None:
-        """Stop using a dataset that was removed from its volume, once no open file needs it."""
-
     async def withdraw(self, shown: Shown) -> None:
-        """Stop using a dataset or a directory of a volume that was removed from the mount."""
+        """Stop using a dataset or a volume's directory that was removed from volume or mount."""
 
 
 class MountView:
@@ -142,7 +137,7 @@ class MountView:
             await self._forget()
         await volume.remove()
         for shown in self.shown_of(volume):
-            await self._in_nursery(functools.partial(_withdraw, shown))
+            await self._withdraw(shown)
 
     def shown_of(self, volume: VolumeView) -> list[Shown]:
         """Return the directory of a volume and its datasets that this server has shown."""
@@ -303,8 +298,7 @@ class MountView:
                 self._shown.append(volumes[uuid])
             elif uuid in infos:
                 volume, info = infos[uuid]
-                dataset = ShownDataset(number, volume, info, created_ns(info))
-                volume.by_uuid[uuid] = dataset
+                volume.by_uuid[uuid] = dataset = ShownDataset(volume, info, number)
                 self._shown.append(dataset)
             else:
                 self._shown.append(None)
@@ -382,37 +376,29 @@ class MountView:
         return [volume]
 
     def _number_volume(self, volume: VolumeView) -> None:
-        def enter(number: int) -> VolumeView:
-            volume.number = number
-            return volume
-
-        self._append(
-            f"volume {volume.name.decode('utf-8', 'replace')!r}", volume.volume.uuid, enter
-        )
+        name = volume.name.decode("utf-8", "replace")
+        self._number(volume, volume.volume.uuid, f"volume {name!r}")
 
     def _numbered(self, volume: VolumeView, info: DatasetInfo) -> ShownDataset:
         """Return the dataset with its number; the first time, give it the next free number."""
         dataset = volume.by_uuid.get(info.uuid)
         if dataset is None:
-            self._append(
-                f"dataset {info.name!r}",
-                info.uuid,
-                lambda number: ShownDataset(number, volume, info, created_ns(info)),
-            )
-            dataset = volume.by_uuid[info.uuid] = self.shown(len(self._shown))
+            dataset = ShownDataset(volume, info)
+            self._number(dataset, info.uuid, f"dataset {info.name!r}")
+            volume.by_uuid[info.uuid] = dataset
         return dataset
 
-    def _append(self, what: str, uuid: UUID, make: Callable[[int], Shown]) -> None:
+    def _number(self, shown: Shown, uuid: UUID, label: str) -> None:
         """Show something by the next free number."""
         if len(self._shown) == DATASET_MAX:
             raise LimitError(
-                f"show {what}: expected at most {DATASET_MAX} datasets in the life of a mount; "
+                f"show {label}: expected at most {DATASET_MAX} datasets in the life of a mount; "
                 "mount the volume anew"
             )
-        number = len(self._shown) + 1
-        self._shown.append(make(number))
+        self._shown.append(shown)
+        shown.number = len(self._shown)
         if self._numbers is not None:
-            self._numbers.set(number, uuid)
+            self._numbers.set(shown.number, uuid)
 
     def _start_refresh(self, volume: VolumeView, nursery: trio.Nursery) -> trio.Event:
         """Have a task read a volume's list, unless one does; return the event of its end."""
@@ -434,19 +420,19 @@ class MountView:
             self._refreshes.pop(volume).set()
 
     def _on_removed(self, dataset: ShownDataset) -> None:
-        if self.server is not None:
-            self.server.on_removed(dataset)
+        if self.server is not None and self.nursery is not None:
+            self.nursery.start_soon(self.server.withdraw, dataset)
 
     async def _forget(self) -> None:
         """Return when the kernel has forgotten what was in the root, or missing there, before."""
         if self.nursery is not None:
             await trio.sleep(EXPIRY_SECONDS)
 
-    async def _in_nursery(self, call: Callable[[ViewServer], Awaitable[None]]) -> None:
-        """Have the server do something, if there is one, and wait for it; the server outlives it.
+    async def _withdraw(self, shown: Shown) -> None:
+        """Have a task of the server stop using something removed, and wait: the server outlives it.
 
         Raises:
-            DlfsError: as the call.
+            DlfsError: the server could not stop using it.
         """
         server, nursery = self.server, self.nursery
         if server is None or nursery is None:
@@ -454,19 +440,15 @@ class MountView:
         ended = trio.Event()
         errors: list[DlfsError] = []
 
-        async def run(server: ViewServer) -> None:
+        async def run() -> None:
             try:
-                await call(server)
+                await server.withdraw(shown)
             except DlfsError as error:
                 errors.append(error)
             finally:
                 ended.set()
 
-        nursery.start_soon(run, server)
+        nursery.start_soon(run)
         await ended.wait()
         if errors:
             raise errors[0]
-
-
-async def _withdraw(shown: Shown, server: ViewServer) -> None:
-    await server.withdraw(shown)

@@ -250,10 +250,6 @@ class NativeMount:
             if self._kernel >= 0:
                 os.close(self._kernel)
 
-    def expire_root(self) -> None:
-        """Have the next request for the root read the list of datasets again."""
-        self._view.expire()
-
     async def _report_ready(self, on_ready: OnReady) -> None:
         await trio.to_thread.run_sync(
             widen_read_ahead, self._path, self._device, abandon_on_cancel=True
@@ -440,11 +436,6 @@ class NativeMount:
         dataset.pin()  # until it is withdrawn
         if self._kept is not None:
             self._kept.numbers.set_loaded(dataset.number)
-
-    def on_removed(self, dataset: ShownDataset) -> None:
-        """Stop using a dataset that was removed from its volume."""
-        if self._nursery is not None:
-            self._nursery.start_soon(self.withdraw, dataset)
 
     async def withdraw(self, shown: Shown) -> None:
         """Stop using a dataset or a directory of a volume that was removed."""

@@ -69,6 +69,7 @@ def serve(
     directory: str | os.PathLike[str],
     options: MountOptions,
     on_ready: OnReady,
+    kept: KeptMount | None = None,
 ) -> None:
     """Mount volumes and serve them until the mount is unmounted.
 
@@ -77,6 +78,7 @@ def serve(
         directory: mount point: an empty directory, or the mount of a dead server.
         options: options of the mount.
         on_ready: called with the path and the transport when the mount answers.
+        kept: the mount, if a keeper makes it.
 
     Raises:
         NotFoundError: the directory, the volume or a member does not exist.
@@ -89,37 +91,12 @@ def serve(
 
     Threads: the main thread, which receives signals; one mount per process at a time.
     """
-    path = mountpoints.prepare(directory)
+    path = mountpoints.prepare(directory) if kept is None else kept.path
     with _opened(volume_uris, options.cache_bytes) as volumes:
-        view = MountView(volumes, nested=options.nested)
-        sealing = _sealing(volumes[0], options)
-        run_until_signal(serve_view, view, path, options, on_ready, sealing)
-
-
-def serve_kept(
-    volume_uris: Sequence[str],
-    path: str,
-    options: MountOptions,
-    kept: KeptMount,
-    on_ready: OnReady,
-) -> None:
-    """Serve volumes on a mount that a keeper makes, until it is unmounted.
-
-    Args:
-        volume_uris: URI or path of each volume, as for ``dlfs.open``; several only if nested.
-        path: the mount point, as ``mountpoint.prepare`` returned it.
-        options: options of the mount.
-        kept: the mount.
-        on_ready: called with the path and the transport when the mount answers.
-
-    Raises:
-        DlfsError: as ``serve``.
-
-    Threads: the main thread, which receives signals; one mount per process at a time.
-    """
-    with _opened(volume_uris, options.cache_bytes) as volumes:
-        view = MountView(volumes, nested=options.nested, numbers=kept.numbers)
-        sealing = _sealing(volumes[0], options)
+        numbers = None if kept is None else kept.numbers
+        view = MountView(volumes, nested=options.nested, numbers=numbers)
+        incoming = options.incoming
+        sealing = None if incoming is None else SealServer(volumes[0], incoming)
         run_until_signal(serve_view, view, path, options, on_ready, sealing, kept)
 
 
@@ -135,11 +112,6 @@ def _opened(volume_uris: Sequence[str], memory_bytes: int) -> Iterator[list[Volu
             raise UsageError(f"mount {', '.join(volume_uris)}: a volume is given twice")
         _log.info("memory for samples: %s", describe_memory(memory_bytes))
         yield volumes
-
-
-def _sealing(volume: Volume, options: MountOptions) -> SealServer | None:
-    """Return the server of the options' staging area, not yet running; None if they have none."""
-    return None if options.incoming is None else SealServer(volume, options.incoming)
 
 
 async def serve_view(

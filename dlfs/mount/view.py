@@ -91,11 +91,10 @@ class LoadedDataset(NamedTuple):
 class ShownDataset:
     """One version of a dataset in this mount."""
 
-    number: int
     volume: VolumeView
     info: DatasetInfo
-    modified_ns: int
-    """Creation time of the dataset, in nanoseconds since 1970."""
+    number: int = 0
+    """Number in the mount; 0: it has none yet."""
     loaded: LoadedDataset | None = None
     removed: bool = False
     pin_count: int = 0
@@ -106,6 +105,11 @@ class ShownDataset:
     def generation(self) -> int:
         """Number that distinguishes it from a dataset of the same number in another mount."""
         return _generation(self.info.uuid)
+
+    @cached_property
+    def modified_ns(self) -> int:
+        """Creation time of the dataset, in nanoseconds since 1970."""
+        return created_ns(self.info)
 
     def check(self) -> None:
         """Check that the dataset was not removed.

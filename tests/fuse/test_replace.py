@@ -180,7 +180,7 @@ def test_the_server_is_of_the_version_that_replaces(mount: Mount, tmp_path: Path
 
 
 def test_the_present_server_goes_on_if_the_new_one_is_broken(mount: Mount, tmp_path: Path) -> None:
-    broken = "def serve_kept(", "raise RuntimeError('not finished')\n\n\ndef serve_kept("
+    broken = "def serve(", "raise RuntimeError('not finished')\n\n\ndef serve("
     output = run_copy(tmp_path, "mount/server.py", *broken, "mount", "--replace", mount.directory)
     assert "RuntimeError: not finished" in output
     volume = mount.volume.rename(tmp_path / "elsewhere")
@@ -346,14 +346,15 @@ def test_a_mount_that_is_moved_while_it_is_replaced(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     opening = "    with _opened(volume_uris, options.cache_bytes) as volumes:\n"
-    opening += "        view = MountView(volumes, nested=options.nested, numbers"
+    opening += "        numbers = None if kept is None else kept.numbers"
     move = f"""
-    import subprocess, sys
-    os.rename({str(before)!r}, {str(after)!r})
-    os.makedirs({str(before / "mnt")!r})
-    words = ["mount", {str(volume)!r}, {str(before / "mnt")!r}, "--no-restart", "--json"]
-    words += ["--log", {str(tmp_path / "log2")!r}]
-    subprocess.run([sys.executable, "-m", "dlfs.cli", *words], check=True)
+    if kept is not None:  # not in the mount that is made below
+        import subprocess, sys
+        os.rename({str(before)!r}, {str(after)!r})
+        os.makedirs({str(before / "mnt")!r})
+        words = ["mount", {str(volume)!r}, {str(before / "mnt")!r}, "--no-restart", "--json"]
+        words += ["--log", {str(tmp_path / "log2")!r}]
+        subprocess.run([sys.executable, "-m", "dlfs.cli", *words], check=True)
 """
     with mounted(volume, before / "mnt", tmp_path / "log", fuse="native") as mount:
         try:

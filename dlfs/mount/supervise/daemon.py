@@ -26,7 +26,7 @@ from dlfs.base.threads import start_thread
 from dlfs.errors import DlfsError, NotFoundError, UsageError, write_error
 from dlfs.mount.mountpoint import find_dlfs, find_given, prepare, unmount
 from dlfs.mount.options import OnReady
-from dlfs.mount.server import serve, serve_kept
+from dlfs.mount.server import serve
 from dlfs.mount.supervise.background import (
     KEEP,
     REPLACE,
@@ -117,7 +117,7 @@ def _keep(
                 on_first_ready(path, transport)
 
         with _reported_errors(again=True):
-            serve_kept(request.volume_uris, kept.path, request.options, kept, ready)
+            serve(request.volume_uris, kept.path, request.options, ready, kept)
 
     Keeper(request, run_server, leave_streams, predecessor).run()
 

@@ -97,7 +97,7 @@ def test_a_failure_is_answered_while_the_dataset_is_removed() -> None:
     info: Any = SimpleNamespace(name="d", version=1, uuid="u")
     view = MountView([None])  # type: ignore[list-item]
     (volume,) = view.volumes
-    dataset = ShownDataset(1, volume, info, 0, loaded=SimpleNamespace(close=int))  # type: ignore[arg-type]
+    dataset = ShownDataset(volume, info, 1, loaded=SimpleNamespace(close=int))  # type: ignore[arg-type]
     dataset.pin()
     view._shown, volume.by_uuid = [dataset], {"u": dataset}  # type: ignore[dict-item]
     view.server, mount._view, mount._fuse = mount, view, fuse
@@ -115,7 +115,7 @@ def test_a_failure_is_answered_while_the_dataset_is_removed() -> None:
     upcall: Any = SimpleNamespace(dataset=1, reader=0, failure=SimpleNamespace(member=0))
 
     async def answer() -> None:
-        async with trio.open_nursery() as mount._nursery:
+        async with trio.open_nursery() as view.nursery:
             try:
                 with trio.fail_after(50), pytest.raises(StaleError, match="removed"):
                     await mount._report_failure(upcall)
