@@ -211,13 +211,13 @@ class KernelConnection:
     Attributes:
         descriptor: file descriptor of ``/dev/fuse``; stays open after the server has ended.
         init: the kernel's INIT request, which it sends once: as read from the descriptor.
-        kept: another process has the file system, too, and may start another server after this one.
+        keeper: another process has the file system, too, and may start another server later.
         resumed: an earlier server has answered INIT; its unanswered requests are sent again.
     """
 
     descriptor: int
     init: bytes
-    kept: bool
+    keeper: bool
     resumed: bool
 
 
@@ -258,7 +258,7 @@ class NativeFuse:
 
     def __init__(self, connection: KernelConnection, options: FuseOptions) -> None:
         flags = OPEN_REQUESTS if options.open_requests else 0
-        flags |= KEPT if connection.kept else 0
+        flags |= KEPT if connection.keeper else 0
         flags |= RESUME if connection.resumed else 0
         flags |= 0 if options.uring else NO_URING
         config = CConfig(

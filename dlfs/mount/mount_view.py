@@ -27,7 +27,7 @@ from dlfs.base.wording import quote
 from dlfs.errors import DlfsError, LimitError, NotFoundError, StaleError
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.inode_numbers import DATASET_MAX
-from dlfs.mount.supervise.kept import DatasetNumbers
+from dlfs.mount.supervise.inherited import DatasetNumbers
 from dlfs.mount.view import (
     IDLE_SECONDS,
     ROOT_SECONDS,

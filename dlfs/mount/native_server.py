@@ -41,7 +41,7 @@ from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.mount_view import MountView, Shown
 from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
-from dlfs.mount.supervise.kept import KeptMount
+from dlfs.mount.supervise.inherited import InheritedMount
 from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset, VolumeView
 from dlfs.reader import MovedError, SampleReader
 
@@ -87,7 +87,7 @@ class NativeMount:
         path: the mount point, as ``mountpoint.prepare`` returned it.
         options: options of the mount. Busy polling is off on a single processor, where it would
             delay the client.
-        kept: the mount, if a keeper makes it.
+        inherited: the mount, if a keeper makes it.
 
     Threads: the trio loop.
     """
@@ -100,16 +100,16 @@ class NativeMount:
         view: MountView,
         path: str,
         options: MountOptions,
-        kept: KeptMount | None = None,
+        inherited: InheritedMount | None = None,
     ) -> None:
         self._view = view
         self._path = path
         self._has_incoming = options.incoming is not None
         self._options = options
         self._started_ns = time.time_ns()
-        self._kept = kept
+        self._inherited = inherited
         self._kernel = -1  # descriptor of /dev/fuse, if no keeper has it
-        self._answered = kept is not None and kept.resumed  # by this server or one before
+        self._answered = inherited is not None and inherited.resumed  # by this server or one before
         self._ended = trio.Event()
         self._listing_lock = trio.Lock()
         self._listings: dict[int, tuple[list[bytes], list[int]]] = {}  # by directory, as set last
@@ -147,9 +147,9 @@ class NativeMount:
 
         Datasets that the server to be replaced has loaded are loaded here, while it answers.
         """
-        if self._kept is None or not self._kept.resumed:
+        if self._inherited is None or not self._inherited.resumed:
             return
-        loaded = self._kept.numbers.loaded() if self._kept.replaces else set()
+        loaded = self._inherited.numbers.loaded() if self._inherited.replaces else set()
         async with trio.open_nursery() as nursery:
             for shown in await self._view.restore():
                 if isinstance(shown, ShownDataset) and shown.number in loaded:
@@ -163,20 +163,20 @@ class NativeMount:
 
     async def _mount(self) -> None:
         """Mount the file system, or take over the one that the keeper has mounted."""
-        kept = self._kept
+        inherited = self._inherited
         native.fuse_library()  # before anything is mounted
-        connect = self._connect if kept is None else kept.connect
-        connection = await trio.to_thread.run_sync(connect, abandon_on_cancel=kept is not None)
+        connect = self._connect if inherited is None else inherited.connect
+        connection = await trio.to_thread.run_sync(connect, abandon_on_cancel=inherited is not None)
         try:
             self._create(connection)
         except BaseException:
-            if kept is None:
+            if inherited is None:
                 mountpoints.detach(self._path)
                 os.close(self._kernel)
             raise
 
     def _create(self, connection: native.KernelConnection) -> None:
-        kept, options = self._kept, self._options
+        inherited, options = self._inherited, self._options
         self._fuse = native.NativeFuse(
             connection,
             native.FuseOptions(
@@ -187,11 +187,11 @@ class NativeMount:
                 root_seconds=ROOT_SECONDS,
                 busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
                 open_requests=options.open_requests,
-                uring=options.uring and kept is None,
+                uring=options.uring and inherited is None,
                 incoming_link=options.incoming,
             ),
         )
-        self._record = kept.record if kept is not None else None
+        self._record = inherited.record if inherited is not None else None
         if self._record is None:
             self._record = mountpoints.record_of(self._path)
         self._device = None if self._record is None else self._record.device
@@ -200,7 +200,7 @@ class NativeMount:
         """Mount the file system."""
         self._kernel = mountpoints.mount_file_system(self._path, self._options.for_kernel())
         return native.KernelConnection(
-            self._kernel, os.read(self._kernel, REQUEST_BYTES_MAX), kept=False, resumed=False
+            self._kernel, os.read(self._kernel, REQUEST_BYTES_MAX), keeper=False, resumed=False
         )
 
     def _is_connected(self) -> bool:
@@ -241,10 +241,10 @@ class NativeMount:
         finally:
             if mountpoints.device_of(self._path) == self._device:
                 # An aborted mount stays, and fails; a keeper starts another server after a failure.
-                alone = self._kept is None
+                alone = self._inherited is None
                 if self._is_connected() if alone else not (failed and self._answered):
                     mountpoints.detach(self._path)
-            elif self._kept is None and self._record is not None:
+            elif self._inherited is None and self._record is not None:
                 mountpoints.detach_moved(self._record)  # the keeper does it otherwise
             self._fuse.close()
             if self._kernel >= 0:
@@ -353,7 +353,7 @@ class NativeMount:
             before, last_ns = self._listings.get(directory), self._times.get(directory, 0)
             self._listings[directory] = names, numbers
             own_ns = self._own_time(directory)
-            if before is None and self._kept is not None and self._kept.resumed:
+            if before is None and self._inherited is not None and self._inherited.resumed:
                 own_ns = max(own_ns, self._started_ns)
             if before not in (None, (names, numbers)) and own_ns <= last_ns:
                 own_ns = time.time_ns()
@@ -434,8 +434,8 @@ class NativeMount:
         self._fuse.open_dataset(dataset.number, directory, _native_reader(reader))
         self._readers[dataset.number] = reader
         dataset.pin()  # until it is withdrawn
-        if self._kept is not None:
-            self._kept.numbers.set_loaded(dataset.number)
+        if self._inherited is not None:
+            self._inherited.numbers.set_loaded(dataset.number)
 
     async def withdraw(self, shown: Shown) -> None:
         """Stop using a dataset or a directory of a volume that was removed."""

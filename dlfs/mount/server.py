@@ -26,7 +26,7 @@ from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.mount_view import MountView
 from dlfs.mount.options import MountOptions, OnReady
 from dlfs.mount.signals import first_error, run_until_signal
-from dlfs.mount.supervise.kept import KeptMount
+from dlfs.mount.supervise.inherited import InheritedMount
 from dlfs.staging.server import SealServer
 from dlfs.volume.volume import Volume
 from dlfs.volume.volume import open as open_volume
@@ -69,7 +69,7 @@ def serve(
     directory: str | os.PathLike[str],
     options: MountOptions,
     on_ready: OnReady,
-    kept: KeptMount | None = None,
+    inherited: InheritedMount | None = None,
 ) -> None:
     """Mount volumes and serve them until the mount is unmounted.
 
@@ -78,7 +78,7 @@ def serve(
         directory: mount point: an empty directory, or the mount of a dead server.
         options: options of the mount.
         on_ready: called with the path and the transport when the mount answers.
-        kept: the mount, if a keeper makes it.
+        inherited: the mount, if a keeper makes it.
 
     Raises:
         NotFoundError: the directory, the volume or a member does not exist.
@@ -91,13 +91,13 @@ def serve(
 
     Threads: the main thread, which receives signals; one mount per process at a time.
     """
-    path = mountpoints.prepare(directory) if kept is None else kept.path
+    path = mountpoints.prepare(directory) if inherited is None else inherited.path
     with _opened(volume_uris, options.cache_bytes) as volumes:
-        numbers = None if kept is None else kept.numbers
+        numbers = None if inherited is None else inherited.numbers
         view = MountView(volumes, nested=options.nested, numbers=numbers)
         incoming = options.incoming
         sealing = None if incoming is None else SealServer(volumes[0], incoming)
-        run_until_signal(serve_view, view, path, options, on_ready, sealing, kept)
+        run_until_signal(serve_view, view, path, options, on_ready, sealing, inherited)
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ async def serve_view(
     options: MountOptions,
     on_ready: OnReady,
     sealing: SealServer | None = None,
-    kept: KeptMount | None = None,
+    inherited: InheritedMount | None = None,
 ) -> None:
     """Mount what a view shows and answer until it is unmounted; unmount it when cancelled.
 
@@ -130,7 +130,7 @@ async def serve_view(
         options: options of the mount.
         on_ready: called with the path and the transport when the mount answers.
         sealing: the server of the staging area, if the options have one.
-        kept: the mount, if a keeper makes it; only for the native server.
+        inherited: the mount, if a keeper makes it; only for the native server.
 
     Raises:
         NativeError: the options demand the native server, and it is not available.
@@ -141,7 +141,7 @@ async def serve_view(
     if choose_server(options) == "native":
         from dlfs.mount.native_server import NativeMount
 
-        serve = NativeMount(view, path, options, kept).serve
+        serve = NativeMount(view, path, options, inherited).serve
     else:  # imported here, because only this server needs pyfuse3
         from dlfs.mount.pyfuse3_server import serve_by_pyfuse3
 
@@ -150,7 +150,7 @@ async def serve_view(
         await serve(on_ready)
         return
     sealing.on_sealed = view.expire
-    resumed = kept is not None and kept.resumed
+    resumed = inherited is not None and inherited.resumed
     try:
         await _serve_both(serve, sealing, path, on_ready, resumed=resumed)
     except ExceptionGroup as group:

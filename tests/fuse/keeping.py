@@ -23,8 +23,8 @@ from dlfs.errors import DlfsError
 from dlfs.mount.mountpoint import detach, find_dlfs, find_mount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.supervise.background import MountRequest
+from dlfs.mount.supervise.inherited import InheritedMount
 from dlfs.mount.supervise.keeper import Keeper, Server, can_keep
-from dlfs.mount.supervise.kept import KeptMount
 from dlfs.mount.supervise.replacement import Predecessor
 from tests.fuse.mounting import Mount, add_dataset, wait_for_exit
 
@@ -110,7 +110,7 @@ def running_programs(mount: Mount) -> Iterator[None]:
 def unmounting(directory: Path) -> Server:
     """Return a server that answers, and ends because the mount is detached."""
 
-    def server(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def server(kept: InheritedMount, ready: Callable[[], None]) -> None:
         kept.connect()
         ready()
         detach(str(directory))
@@ -141,7 +141,7 @@ def kept(directory: Path, servers: list[Server]) -> Iterator[int]:
     directory.mkdir()
     started = os.memfd_create("started")
 
-    def server(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def server(kept: InheritedMount, ready: Callable[[], None]) -> None:
         number = os.fstat(started).st_size
         os.pwrite(started, b".", number)
         servers[number](kept, ready)

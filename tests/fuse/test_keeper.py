@@ -38,8 +38,8 @@ from dlfs.mount.mountpoint import detach, find_mount, is_dead, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.supervise import keeper as keepers
 from dlfs.mount.supervise.background import replace_server
+from dlfs.mount.supervise.inherited import InheritedMount
 from dlfs.mount.supervise.keeper import YOUNG_SECONDS, Server
-from dlfs.mount.supervise.kept import KeptMount
 from dlfs.mount.supervise.processes import is_dying
 from tests.fuse.keeping import (
     FILES,
@@ -232,18 +232,18 @@ def test_without_a_keeper(mount: Mount, tmp_path: Path) -> None:
         assert errno_of(lambda: os.listdir(plain.directory)) == errno.ENOTCONN
 
 
-def die(kept: KeptMount, _ready: Callable[[], None]) -> None:
+def die(kept: InheritedMount, _ready: Callable[[], None]) -> None:
     kept.connect()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def answer_and_die(kept: KeptMount, ready: Callable[[], None]) -> None:
+def answer_and_die(kept: InheritedMount, ready: Callable[[], None]) -> None:
     kept.connect()
     ready()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail(_kept: KeptMount, _ready: Callable[[], None]) -> None:
+def fail(_kept: InheritedMount, _ready: Callable[[], None]) -> None:
     raise DeviceError("a device of the volume is away")
 
 
@@ -272,7 +272,7 @@ def test_servers_that_die_again_and_again_are_given_up(
     monkeypatch.setattr(keepers, "FAILING_SECONDS_MAX", 0.5)
     started, starts = os.pipe()
 
-    def count(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def count(kept: InheritedMount, ready: Callable[[], None]) -> None:
         os.write(starts, b".")
         then(kept, ready)
 
@@ -317,7 +317,7 @@ def test_a_pause_ends_with_the_mount(
     monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", keepers.PAUSE_SECONDS_MAX)
     started, starts = os.pipe()
 
-    def answer(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def answer(kept: InheritedMount, ready: Callable[[], None]) -> None:
         os.write(starts, b".")
         answer_and_die(kept, ready)
 
@@ -343,7 +343,7 @@ def test_a_mount_that_never_answered_is_detached(tmp_path: Path) -> None:
 def test_sigterm_while_a_server_starts_unmounts(tmp_path: Path) -> None:
     starts, says = os.pipe()
 
-    def start(_kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def start(_kept: InheritedMount, _ready: Callable[[], None]) -> None:
         os.write(says, b".")
         signal.pause()
 
@@ -357,7 +357,7 @@ def test_sigterm_while_a_server_starts_unmounts(tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_before_it_takes_the_mount_is_replaced(tmp_path: Path) -> None:
-    def die_unread(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def die_unread(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         def await_message(link: socket.socket, *_sizes: int) -> None:
             select.select([link], [], [])
             os.kill(os.getpid(), signal.SIGKILL)
@@ -375,14 +375,14 @@ def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
     """Its first thread ends, as when it is killed while another waits for the next server."""
     starts, says = os.pipe()
 
-    def leave_thread(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def leave_thread(kept: InheritedMount, ready: Callable[[], None]) -> None:
         threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
         os.write(says, b"%d\n" % os.getpid())
         kept.connect()
         ready()
         ctypes.CDLL(None).pthread_exit(None)
 
-    def unmounts(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def unmounts(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         kept.connect()
         detach(str(tmp_path / "mnt"))
 
@@ -429,7 +429,7 @@ def test_what_a_dying_thread_has_taken_is_sent_again(tmp_path: Path) -> None:
     """A thread of a dead server takes a request after the next server has answered."""
     starts, says = os.pipe()
 
-    def leave_thread(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def leave_thread(kept: InheritedMount, ready: Callable[[], None]) -> None:
         connection = kept.connect()
         unique = connection.init[8:16]
         answer = struct.pack("=4I2H2I", 7, 31, 4096, 0, 16, 16, 4096, 1)
@@ -445,7 +445,7 @@ def test_what_a_dying_thread_has_taken_is_sent_again(tmp_path: Path) -> None:
         ready()
         ctypes.CDLL(None).pthread_exit(None)
 
-    def await_request(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def await_request(kept: InheritedMount, ready: Callable[[], None]) -> None:
         connection = kept.connect()
         ready()
         subprocess.Popen(["stat", tmp_path / "mnt"], stderr=subprocess.DEVNULL)
@@ -639,7 +639,7 @@ def test_a_keeper_leaves_the_next_mount_on_its_path(tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
     records = tmp_path / "records"
 
-    def be_followed(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def be_followed(kept: InheritedMount, ready: Callable[[], None]) -> None:
         kept.connect()
         ready()
         before = find_mount(directory)
@@ -668,7 +668,7 @@ def test_a_mount_that_does_not_answer_is_reported(
     monkeypatch.setattr(mountpoints, "_ANSWER_TIMEOUT_S", 0.2)
     directory = tmp_path / "mnt"
 
-    def be_silent(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def be_silent(kept: InheritedMount, ready: Callable[[], None]) -> None:
         kept.connect()
         ready()
         signal.pause()

@@ -30,7 +30,7 @@ from dlfs.mount.mountpoint import detach, device_of, find_dlfs, find_mount
 from dlfs.mount.supervise import keeper as keepers
 from dlfs.mount.supervise import replacement
 from dlfs.mount.supervise.background import replace_server
-from dlfs.mount.supervise.kept import KeptMount
+from dlfs.mount.supervise.inherited import InheritedMount
 from dlfs.mount.supervise.replacement import Predecessor
 from tests.fuse.keeping import (
     FILES,
@@ -245,22 +245,22 @@ def test_a_mount_with_incoming(mount: Mount, tmp_path: Path) -> None:
 # ---- replacements that are interrupted -----------------------------------------------------------
 
 
-def answer(kept: KeptMount, ready: Callable[[], None]) -> None:
+def answer(kept: InheritedMount, ready: Callable[[], None]) -> None:
     kept.connect()
     ready()
     signal.pause()
 
 
-def die_unprepared(_kept: KeptMount, _ready: Callable[[], None]) -> None:
+def die_unprepared(_kept: InheritedMount, _ready: Callable[[], None]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_connected(kept: KeptMount, _ready: Callable[[], None]) -> None:
+def die_connected(kept: InheritedMount, _ready: Callable[[], None]) -> None:
     kept.connect()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end_keeper(number: int, kept: KeptMount, ready: Callable[[], None]) -> None:
+def end_keeper(number: int, kept: InheritedMount, ready: Callable[[], None]) -> None:
     keeper = os.getppid()
     kept.connect()
     os.kill(keeper, number)
@@ -300,7 +300,7 @@ def test_a_dying_server_of_the_new_keeper_holds_nothing_up(tmp_path: Path) -> No
         wait_for(lambda: is_listening(directory), "the keeper")
         ended, ends = os.pipe()
 
-        def die_held(kept: KeptMount, _ready: Callable[[], None]) -> None:
+        def die_held(kept: InheritedMount, _ready: Callable[[], None]) -> None:
             kept.connect()
             server = os.getpid()
             if os.fork():
@@ -327,7 +327,7 @@ def test_a_server_that_is_stopped_is_replaced(mount: Mount) -> None:
 def test_sigterm_of_the_present_keeper_unmounts(tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
 
-    def end_present(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def end_present(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         kept.connect()
         os.kill(present, signal.SIGTERM)
         wait_for(lambda: find_mount(directory) is None, "the end of the mount")
@@ -346,9 +346,9 @@ def test_a_mount_that_is_moved_while_it_is_replaced(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     opening = "    with _opened(volume_uris, options.cache_bytes) as volumes:\n"
-    opening += "        numbers = None if kept is None else kept.numbers"
+    opening += "        numbers = None if inherited is None else inherited.numbers"
     move = f"""
-    if kept is not None:  # not in the mount that is made below
+    if inherited is not None:  # not in the mount that is made below
         import subprocess, sys
         os.rename({str(before)!r}, {str(after)!r})
         os.makedirs({str(before / "mnt")!r})
@@ -450,7 +450,7 @@ def test_a_keeper_that_is_stopped_amid_a_replacement_keeps_its_server(
     monkeypatch.setattr(replacement, "ANSWER_SECONDS", 0.2)
     directory = tmp_path / "mnt"
 
-    def stop_present(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def stop_present(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         stop_process(present)
         kept.connect()
 
@@ -475,7 +475,7 @@ def test_a_new_keeper_that_is_stopped_is_ended(
     directory = tmp_path / "mnt"
     pids, says = os.pipe()
 
-    def stop_keeper(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def stop_keeper(kept: InheritedMount, ready: Callable[[], None]) -> None:
         say_pid(says)
         kept.connect()
         stop_process(os.getppid())
@@ -502,7 +502,7 @@ def test_a_new_server_that_is_stopped_is_ended(
     directory = tmp_path / "mnt"
     pids, says = os.pipe()
 
-    def stop(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def stop(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         say_pid(says)
         kept.connect()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -523,7 +523,7 @@ def test_others_are_refused_while_a_replacement_hangs(tmp_path: Path, connected:
     directory = tmp_path / "mnt"
     pids, says = os.pipe()
 
-    def hang(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def hang(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         if connected:
             kept.connect()
         say_pid(says)
@@ -555,7 +555,7 @@ def test_a_replacement_that_takes_too_long_loses_its_place(
     directory = tmp_path / "mnt"
     pids, says = os.pipe()
 
-    def stop_early(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def stop_early(kept: InheritedMount, ready: Callable[[], None]) -> None:
         say_pid(says)
         os.kill(os.getppid() if stops == "keeper" else os.getpid(), signal.SIGSTOP)
         answer(kept, ready)
@@ -585,12 +585,12 @@ def test_a_server_that_is_stopped_before_it_answers_is_replaced(tmp_path: Path) 
     """It follows one that was killed, and programs wait for it."""
     directory = tmp_path / "mnt"
 
-    def answer_and_die(kept: KeptMount, ready: Callable[[], None]) -> None:
+    def answer_and_die(kept: InheritedMount, ready: Callable[[], None]) -> None:
         kept.connect()
         ready()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def stop(_kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def stop(_kept: InheritedMount, _ready: Callable[[], None]) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     with kept(directory, [answer_and_die, stop]) as present:
@@ -610,7 +610,7 @@ def test_a_new_server_that_is_stopped_is_ended_by_the_present_keeper(
     directory = tmp_path / "mnt"
     pids, says = os.pipe()
 
-    def stop(kept: KeptMount, _ready: Callable[[], None]) -> None:
+    def stop(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         kept.connect()
         say_pid(says)
         if ends:

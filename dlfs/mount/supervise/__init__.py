@@ -3,8 +3,8 @@
 ``background`` is the caller's side: it starts ``daemon``, a new interpreter, and waits until the
 mount answers. ``keeper`` is what that interpreter becomes where the system permits it: the process
 that holds ``/dev/fuse`` and starts servers, one after the other. ``replacement`` passes a mount on
-to the keeper of another version. ``kept`` has what outlives a server, and ``processes`` what is
-asked of the system about processes.
+to the keeper of another version. ``inherited`` has what outlives a server, and ``processes`` what
+is asked of the system about processes.
 
 The keeper's mount has one state at a time::
 

@@ -34,8 +34,8 @@ from dlfs.mount.supervise.background import (
     MountRequest,
     ReplaceRequest,
 )
+from dlfs.mount.supervise.inherited import InheritedMount
 from dlfs.mount.supervise.keeper import Keeper, can_keep
-from dlfs.mount.supervise.kept import KeptMount
 from dlfs.mount.supervise.processes import leave_streams
 from dlfs.mount.supervise.replacement import Predecessor, dlfs_version
 
@@ -108,16 +108,16 @@ def _keep(
 ) -> None:
     """Mount the requested volume, or take its mount over, and keep servers running."""
 
-    def run_server(kept: KeptMount, tell_keeper: Callable[[], None]) -> None:
+    def run_server(inherited: InheritedMount, tell_keeper: Callable[[], None]) -> None:
         def ready(path: str, transport: str) -> None:
             tell_keeper()
-            if kept.resumed and not kept.replaces:
+            if inherited.resumed and not inherited.replaces:
                 _log.info("%s: another server answers", path)
             else:
                 on_first_ready(path, transport)
 
         with _reported_errors(again=True):
-            serve(request.volume_uris, kept.path, request.options, ready, kept)
+            serve(request.volume_uris, inherited.path, request.options, ready, inherited)
 
     Keeper(request, run_server, leave_streams, predecessor).run()
 

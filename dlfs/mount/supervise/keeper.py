@@ -55,7 +55,7 @@ from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.options import MountOptions
 from dlfs.mount.server import choose_server
 from dlfs.mount.supervise.background import MountRequest
-from dlfs.mount.supervise.kept import DatasetNumbers, KeptMount
+from dlfs.mount.supervise.inherited import DatasetNumbers, InheritedMount
 from dlfs.mount.supervise.processes import is_dying
 from dlfs.mount.supervise.replacement import (
     PROTOCOL,
@@ -118,7 +118,7 @@ _OPENED, _READY = b"o", b"r"
 
 _log = logging.getLogger(__name__)
 
-Server = Callable[[KeptMount, Callable[[], None]], None]
+Server = Callable[[InheritedMount, Callable[[], None]], None]
 """Opens a volume, connects to the mount, and calls the second argument when it answers."""
 
 
@@ -535,7 +535,7 @@ class Keeper:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            kept = KeptMount(
+            inherited = InheritedMount(
                 self._path,
                 self._record,
                 lambda: self._connect(link),
@@ -543,7 +543,7 @@ class Keeper:
                 resumed=self._kernel >= 0,
                 replaces=self._predecessor is not None,
             )
-            self._server(kept, lambda: link.sendall(_READY))
+            self._server(inherited, lambda: link.sendall(_READY))
             code = 0
         except (DlfsError, OSError):
             pass  # reported by the server
@@ -563,4 +563,4 @@ class Keeper:
         if not descriptors:
             raise DeviceError(f"mount on {self._path}: the keeper has ended")
         resumed = bool(message[0])
-        return KernelConnection(descriptors[0], message[1:], kept=True, resumed=resumed)
+        return KernelConnection(descriptors[0], message[1:], keeper=True, resumed=resumed)

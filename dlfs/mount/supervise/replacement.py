@@ -48,7 +48,7 @@ from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, NotFoundError, UsageError
 from dlfs.mount.mountpoint import find_again, record_of
 from dlfs.mount.supervise.background import MountRequest
-from dlfs.mount.supervise.kept import DatasetNumbers
+from dlfs.mount.supervise.inherited import DatasetNumbers
 from dlfs.mount.supervise.processes import is_stopped, parent_of
 
 PROTOCOL = 2

@@ -12,7 +12,7 @@ import dlfs
 from dlfs.errors import DeviceLostError, NotFoundError, StaleError
 from dlfs.mount import mount_view, view
 from dlfs.mount.mount_view import MountView
-from dlfs.mount.supervise.kept import DatasetNumbers
+from dlfs.mount.supervise.inherited import DatasetNumbers
 from dlfs.mount.view import ShownDataset, VolumeView
 from dlfs.volume.volume import Volume
 

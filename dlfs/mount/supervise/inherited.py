@@ -58,7 +58,7 @@ class DatasetNumbers:
 
 
 @dataclass(frozen=True)
-class KeptMount:
+class InheritedMount:
     """A file system that a keeper has mounted or will mount, for one server.
 
     Attributes:

@@ -10,7 +10,7 @@ import trio
 import dlfs
 from dlfs.base.units import MIB
 from dlfs.mount.mount_view import MountView
-from dlfs.mount.supervise.kept import DatasetNumbers
+from dlfs.mount.supervise.inherited import DatasetNumbers
 from tests.fuse.mounting import add_dataset
 
 
