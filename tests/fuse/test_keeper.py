@@ -511,7 +511,7 @@ def is_dumping(pid: int) -> bool:
 def made_mount(directory: Path) -> Iterator[int]:
     """Mount as a node plugin does; yield the descriptor of /dev/fuse."""
     directory.mkdir(exist_ok=True)
-    kernel = os.open("/dev/fuse", os.O_RDWR)
+    kernel = os.open("/dev/fuse", os.O_RDWR | os.O_NONBLOCK)
     try:
         data = f"fd={kernel},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other"
         mount_call("dlfs", str(directory), "fuse.dlfs", 1, data)

@@ -509,6 +509,7 @@ class Keeper:
             check_given(given, self._path)
             self._kernel = given
             os.set_inheritable(given, False)
+            os.set_blocking(given, True)
             self._request = replace(self._request, fuse_fd=None)
         self._record = mountpoints.record_of(self._path)
         if self._record is not None:
