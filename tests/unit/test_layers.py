@@ -15,7 +15,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "dlfs").r
 C_FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native").rglob("*.[ch]"))
 
 FUNCTION_LINES_MAX = 70
-FILE_LINES_MAX = 600
+FILE_LINES_MAX = 800
 LONG_FILES: dict[str, int] = {}  # a file above the limit, with its own limit
 COLUMNS_MAX = 100
 

@@ -154,16 +154,13 @@ def mount(
     memory_bytes = parse_size(memory)
     if replace is not None:
         _check_replace(ctx)
-        replaced = replace_server(
-            replace,
-            cache_bytes=memory_bytes if _is_given(ctx, "memory") else None,
-            busy_poll_us=busy_poll if _is_given(ctx, "busy_poll") else None,
-            log=log,
-        )
-        _report(replaced, json=json)
+        changed = {"cache_bytes": memory_bytes if _is_given(ctx, "memory") else None}
+        changed["busy_poll_us"] = busy_poll if _is_given(ctx, "busy_poll") else None
+        _report(replace_server(replace, **changed, log=log), json=json)
         return
     if not volumes or directory is None:
         raise UsageError("mount: expected VOLUME and DIR, or --replace DIR")
+    _check_fuse_fd(fuse_fd, foreground=foreground)
     defaults = MountOptions()
     options = MountOptions(
         uid=defaults.uid if uid is None else uid,
@@ -179,8 +176,6 @@ def mount(
         nested=nested or len(volumes) > 1,
     )
     choose_server(options)  # fails before anything is started
-    if fuse_fd is not None and foreground:
-        raise UsageError("mount: --fuse-fd is for a mount in the background; leave one of both out")
     if foreground:
         log_events()
         serve(volumes, directory, options, lambda path, _: note(f"mounted on {path}"))
@@ -190,6 +185,12 @@ def mount(
         first, directory, options, more_volume_uris=more, log=log, fuse_fd=fuse_fd
     )
     _report(mounted, json=json)
+
+
+def _check_fuse_fd(fuse_fd: int | None, *, foreground: bool) -> None:
+    """Check that a descriptor is given only to a mount that has a keeper."""
+    if foreground and fuse_fd is not None:
+        raise UsageError("mount: expected one of --fuse-fd and --foreground, got both")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
