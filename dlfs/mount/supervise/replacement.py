@@ -302,10 +302,11 @@ class ReplacementPort:
             is_ending: returns True if this process is to end.
 
         Returns:
-            True if the new keeper has the mount. Otherwise it and its server are dead.
+            True if the new keeper has the mount. Otherwise its server is dead.
         """
         assert self._new is not None
-        new, message = self._new, b""
+        new = self._new
+        message: bytes | None = None  # empty once the new keeper has given up
         deadline = time.monotonic() + PASS_SECONDS
         with contextlib.suppress(OSError):
             new.link.sendall(_STOPPED)
@@ -317,7 +318,7 @@ class ReplacementPort:
                     message = _receive(new.link)
                 if found:
                     break
-        if message != _DONE:
+        if message is None:
             _log.error("the new keeper, process %d, or its server fails: killing both", new.pid)
             new.kill()
         self._drop()
