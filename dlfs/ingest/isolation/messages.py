@@ -1,68 +1,172 @@
-"""The messages of the process that reads a source: pickles of plain values and numpy arrays.
+"""The messages of the process that reads a source: MessagePack, of which each part has a type.
 
-A message is a tuple that begins with ``facts``, ``block`` or ``error``. The libraries in that
-process read strangers' files, so the other process trusts no message: ``load`` refuses a pickle
-that names anything but what makes arrays, and so runs no code.
+The libraries in that process read strangers' files, so the other process trusts no message: it
+decodes plain values and arrays of plain elements, and nothing that could run code, as pickles can.
+Texts are bytes, because names of files may be no UTF-8.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 import dlfs.errors
 from dlfs.errors import DeviceError, DlfsError, FormatError
-from dlfs.ingest.source import Source
-
-FACTS = (
-    "name", "sample_count", "sample_bytes", "gives_shuffled", "skipped", "left_out",
-    "empty_directories", "buffer_bytes",
-)  # fmt: skip
-"""Attributes of a source that are sent when it was opened, and when all of it was read."""
-
-_ARRAY_MAKERS = frozenset(["_reconstruct", "_frombuffer", "scalar", "ndarray", "dtype"])
-"""Functions and types that pickles of numpy's arrays and scalars name."""
+from dlfs.ingest.source import SampleBlock, Source
 
 
-class _Loader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] == "numpy" and name in _ARRAY_MAKERS:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"expected plain values and arrays, got {module}.{name}")
+class Array(msgspec.Struct, frozen=True):
+    """An array: the bytes of its elements, or its texts if the dtype is ``O``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | list[bytes]
+
+    @classmethod
+    def of(cls, array: Any) -> Array:
+        """Return the message of a numpy array of numbers, times or texts."""
+        if array.dtype.hasobject:
+            return cls("O", array.shape, [to_bytes(text) for text in array.reshape(-1).tolist()])
+        return cls(array.dtype.str, array.shape, array.tobytes())
+
+    def array(self) -> Any:
+        """Return the numpy array.
+
+        Raises:
+            ValueError: the data is not what dtype and shape say.
+        """
+        import numpy as np
+
+        if isinstance(self.data, list):
+            return np.array([to_text(text) for text in self.data], object).reshape(self.shape)
+        return np.frombuffer(self.data, np.dtype(self.dtype)).reshape(self.shape).copy()
 
 
-def load(data: bytes) -> Any:
-    """Return the values in a message.
+class Facts(msgspec.Struct, frozen=True, tag=True):
+    """Attributes of a source: when it was opened, and when all of it was read."""
+
+    name: bytes
+    sample_count: int | None
+    sample_bytes: int | None
+    gives_shuffled: bool
+    skipped: dict[bytes, int]
+    left_out: int
+    empty_directories: list[bytes]
+    buffer_bytes: int
+
+    @classmethod
+    def of(cls, source: Source) -> Facts:
+        """Return the attributes of a source."""
+        count, size = source.sample_count, source.sample_bytes
+        return cls(
+            to_bytes(source.name),
+            None if count is None else int(count),
+            None if size is None else int(size),
+            bool(source.gives_shuffled),
+            {to_bytes(reason): int(number) for reason, number in source.skipped.items()},
+            int(source.left_out),
+            list(source.empty_directories),
+            int(source.buffer_bytes),
+        )
+
+    def take(self, source: Source) -> None:
+        """Give a source these attributes."""
+        for name in self.__struct_fields__:
+            setattr(source, name, getattr(self, name))
+        source.name = to_text(self.name)
+        source.skipped = {to_text(reason): number for reason, number in self.skipped.items()}
+
+
+class Block(msgspec.Struct, frozen=True, tag=True):
+    """A block of samples, whose data is in a shared buffer."""
+
+    buffer: int
+    size_bytes: int
+    paths: list[bytes]
+    offsets: Array
+    lengths: Array
+    attributes: dict[bytes, Array]
+
+    def columns(self) -> dict[str, Any]:
+        """Return the array of each attribute."""
+        return {to_text(name): values.array() for name, values in self.attributes.items()}
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """The end of the blocks."""
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """An error: its class in ``dlfs.errors``, its text, its errno and its notes."""
+
+    kind: str
+    text: bytes
+    code: int | None
+    notes: list[bytes]
+
+    @classmethod
+    def of(cls, error: Exception, where: str) -> Failure:
+        """Return the message of an error; any that is not ours is an error of the file."""
+        if not isinstance(error, DlfsError):
+            kind = type(error).__name__
+            text = f"{where}: expected a readable file, got {kind}: {' '.join(str(error).split())}"
+            return cls(FormatError.__name__, to_bytes(text), None, [])
+        code = error.errno if isinstance(error, DeviceError) else None
+        notes = [to_bytes(note) for note in getattr(error, "__notes__", [])]
+        return cls(type(error).__name__, to_bytes(str(error)), code, notes)
+
+    def error(self) -> DlfsError:
+        """Return the error."""
+        found: Any = getattr(dlfs.errors, self.kind, None)
+        kind: Any = (
+            found if isinstance(found, type) and issubclass(found, DlfsError) else FormatError
+        )
+        text = to_text(self.text)
+        error: DlfsError = kind(text, self.code) if issubclass(kind, DeviceError) else kind(text)
+        for note in self.notes:
+            error.add_note(to_text(note))
+        return error
+
+
+Message = Facts | Block | End | Failure
+
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Return the bytes of a message."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Return a message.
 
     Raises:
-        Exception: the bytes are no pickle, or one of other values; pickle raises what it likes.
+        msgspec.MsgspecError: the bytes are none.
     """
-    return _Loader(io.BytesIO(data)).load()
+    return _decoder.decode(data)
 
 
-def facts_of(source: Source) -> tuple[str, dict[str, Any]]:
-    """Return the message of the attributes of a source."""
-    facts = {name: getattr(source, name) for name in FACTS}
-    return "facts", facts | {"skipped": dict(source.skipped)}
+def block_message(number: int, size_bytes: int, offsets: Any, block: SampleBlock) -> Block:
+    """Return the message of a block whose data was copied into a buffer."""
+    columns: Mapping[str, Any] = block.attributes
+    return Block(
+        number,
+        size_bytes,
+        block.paths,
+        Array.of(offsets),
+        Array.of(block.lengths),
+        {to_bytes(name): Array.of(values) for name, values in columns.items()},
+    )
 
 
-def failure_of(error: Exception, where: str) -> tuple[Any, ...]:
-    """Return the message of an error; any that is not ours is an error of the file."""
-    if not isinstance(error, DlfsError):
-        kind = type(error).__name__
-        text = f"{where}: expected a readable file, got {kind}: {' '.join(str(error).split())}"
-        error = FormatError(text)
-    code = (error.errno,) if isinstance(error, DeviceError) else ()
-    return "error", type(error).__name__, (str(error), *code), getattr(error, "__notes__", [])
+def to_bytes(text: str) -> bytes:
+    """Return a text as bytes, also one with halves of surrogate pairs."""
+    return text.encode("utf-8", "surrogatepass")
 
 
-def error_of(kind: str, arguments: tuple[Any, ...], notes: list[str]) -> DlfsError:
-    """Return the error of the parts of a message: its class, arguments and notes."""
-    found: Any = getattr(dlfs.errors, kind, None)
-    if not (isinstance(found, type) and issubclass(found, DlfsError)):
-        found, arguments = FormatError, arguments[:1]
-    error: DlfsError = found(*arguments)
-    for note in notes:
-        error.add_note(note)
-    return error
+def to_text(data: bytes) -> str:
+    """Return the text that ``to_bytes`` encoded."""
+    return data.decode("utf-8", "surrogatepass")

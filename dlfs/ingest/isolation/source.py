@@ -18,11 +18,14 @@ import signal
 import time
 from collections.abc import Generator, Sequence
 from multiprocessing.connection import wait
+from typing import TypeVar
+
+import msgspec
 
 from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.ingest.isolation.confines import read_note
-from dlfs.ingest.isolation.messages import FACTS, error_of, load
+from dlfs.ingest.isolation.messages import Block, End, Facts, Failure, decode
 from dlfs.ingest.isolation.process import take_process
 from dlfs.ingest.registry import FormatOptions
 from dlfs.ingest.source import SampleBlock, Source
@@ -31,6 +34,7 @@ ANSWER_SECONDS = 300
 """Longest time without progress, in seconds. ADIOS2 waits forever for data that was cut off."""
 
 _POLL_SECONDS = 1.0
+_T = TypeVar("_T")
 
 
 class IsolatedSource(Source):
@@ -51,7 +55,7 @@ class IsolatedSource(Source):
         self._connection, self._process = self._reader.connection, self._reader.process
         try:
             self._send(options, list(paths))
-            self._receive()
+            self._receive(Facts).take(self)
         except BaseException:
             self.close()
             raise
@@ -64,16 +68,26 @@ class IsolatedSource(Source):
         """
         self._send(layout, seed, self.buffer_bytes)
         try:
-            while (block := self._receive()) is not None:
-                yield block
-                self._send(self._filled)
+            while isinstance(got := self._receive(Block, End), Block):
+                yield self._block(got)
+                self._send(got.buffer)
         except GeneratorExit:
             self._process.kill()  # nobody takes the blocks that it makes
             raise
+        self._receive(Facts).take(self)
 
     def close(self) -> None:
         """End the process; closing the source again does nothing."""
         self._reader.end()
+
+    def _block(self, got: Block) -> SampleBlock:
+        """Return the block that a message describes."""
+        try:
+            data = self._buffers[got.buffer].array(got.size_bytes)
+            offsets, lengths = got.offsets.array(), got.lengths.array()
+            return SampleBlock(got.paths, data, offsets, lengths, got.columns())
+        except (ValueError, TypeError, IndexError, SyntaxError) as error:
+            raise self._not_ours(error) from error
 
     def _send(self, *message: object) -> None:
         try:
@@ -81,32 +95,22 @@ class IsolatedSource(Source):
         except OSError as error:
             raise self._ended() from error
 
-    def _receive(self) -> SampleBlock | None:
-        """Return the next block; None after the source's attributes, which this object takes."""
+    def _receive(self, *kinds: type[_T]) -> _T:
+        """Return the next message of the process, or raise the error in it."""
         try:
             self._wait()
-            data = self._connection.recv_bytes()
+            message = decode(self._connection.recv_bytes())
+        except msgspec.MsgspecError as error:
+            raise self._not_ours(error) from error
         except (EOFError, OSError) as failure:
             if isinstance(failure, DlfsError):
                 raise
             raise self._ended() from failure
-        try:
-            match load(data):
-                case "block", number, size_bytes, paths, *arrays:
-                    self._filled = number
-                    memory = self._buffers[number].array(size_bytes)
-                    return SampleBlock(paths, memory, *arrays)
-                case "facts", facts:
-                    for name in FACTS:
-                        setattr(self, name, facts[name])
-                    return None
-                case "error", *parts:
-                    found = error_of(*parts)
-                case other:
-                    raise TypeError(f"{other!r}")
-        except Exception as error:
-            raise self._not_ours(error) from error
-        raise found
+        if isinstance(message, Failure):
+            raise message.error()
+        if not isinstance(message, kinds):
+            raise self._not_ours(TypeError(type(message).__name__))
+        return message
 
     def _not_ours(self, error: Exception) -> FormatError:
         """Return the error for a message that a sound process does not send."""

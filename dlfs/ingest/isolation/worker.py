@@ -1,15 +1,14 @@
 """Reads a source in a process of its own, for ``IsolatedSource`` in the process that started it.
 
 The messages to the other process (``messages``) are, in turn: the attributes of the opened source;
-each block, whose data is in a shared buffer; and the attributes that reading changed; or an error.
-The other process sends what its caller gave: the options and paths; layout, seed and buffer size;
-and the number of each buffer that may be filled again.
+each block, whose data is in a shared buffer; the end; and the attributes that reading changed; or
+an error. The other process sends pickles, of what its caller gave: the options and paths; layout,
+seed and buffer size; and the number of each buffer that may be filled again.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,11 +16,16 @@ from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
 from dlfs.ingest.isolation.confines import confine, read_note
 from dlfs.ingest.isolation.memory import SharedMemory
-from dlfs.ingest.isolation.messages import facts_of, failure_of
+from dlfs.ingest.isolation.messages import (
+    End,
+    Facts,
+    Failure,
+    Message,
+    block_message,
+    encode,
+)
 from dlfs.ingest.source import SampleBlock
 
 
@@ -31,8 +35,8 @@ class _Peer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def send(self, *message: Any) -> None:
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    def send(self, message: Message) -> None:
+        data = encode(message)
         try:
             self._connection.send_bytes(data)
         except OSError:
@@ -50,15 +54,16 @@ def serve(peer: _Peer, note: SharedMemory, buffers: Sequence[SharedMemory]) -> N
     options, paths = peer.receive()
     try:
         with closing(options.open(paths)) as source:
-            peer.send(*facts_of(source))
+            peer.send(Facts.of(source))
             while True:
                 layout, seed, source.buffer_bytes = peer.receive()
                 with closing(source.blocks(layout=layout, seed=seed)) as blocks:
                     _send_blocks(peer, buffers, blocks)
-                peer.send(*facts_of(source))
+                peer.send(End())
+                peer.send(Facts.of(source))
     except Exception as error:  # noqa: BLE001 - of any library
         where = read_note(note.view())[1] or f"import {paths[0]}"
-        peer.send(*failure_of(error, where))
+        peer.send(Failure.of(error, where))
         while True:  # the other process closes the socket when it has read the error
             peer.receive()
 
@@ -75,8 +80,7 @@ def _send_blocks(
         buffers[number].grow(size_bytes)
         buffers[number].array(size_bytes)[:] = block.data[first : first + size_bytes]
         offsets = (block.offsets - first).clip(0, size_bytes)  # of an empty sample, any
-        columns = {name: np.asarray(values) for name, values in block.attributes.items()}
-        peer.send("block", number, size_bytes, block.paths, offsets, block.lengths, columns)
+        peer.send(block_message(number, size_bytes, offsets, block))
     while len(free) < len(buffers):
         free += peer.receive()
 
