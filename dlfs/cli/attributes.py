@@ -2,61 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from dlfs.errors import UsageError
 
 if TYPE_CHECKING:
     from dlfs.ingest.source import Source
-
-LabelFromPathOption = Annotated[
-    bool,
-    typer.Option("--label-from-path", help="Attribute 'label': the folder that each sample is in."),
-]
-AttributeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--attribute",
-        "-a",
-        metavar="NAME[:TYPE]=PATTERN",
-        help="Take an attribute from each path: the number of a component (0 first, -1 last), or a "
-        "regular expression (its group NAME, first group or whole match). TYPE: str, int, float. "
-        "Repeatable.",
-    ),
-]
-AttributesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--attributes",
-        metavar="FILE",
-        help="Attributes from a CSV, Parquet or Arrow file with a row for each sample, by its "
-        "column 'path' or 'file_name'. Repeatable.",
-    ),
-]
-DefaultOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--default",
-        metavar="NAME[:TYPE]=VALUE",
-        help="Value of an attribute for samples without one, which are an error otherwise. With "
-        "--append, also for those of the earlier version. TYPE: str, int, float. Repeatable.",
-    ),
-]
-PathColumnOption = Annotated[
-    str | None,
-    typer.Option("--path-column", metavar="NAME", help="Column of the paths in --attributes."),
-]
-ArrayDtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--array-dtype", metavar="DTYPE", help="Samples are arrays of this numpy type: f4, uint8."
-    ),
-]
-ArrayShapeOption = Annotated[
-    str | None, typer.Option("--array-shape", metavar="N,N", help="Shape of these arrays.")
-]
 
 
 def parse_defaults(texts: list[str] | None) -> dict[str, int | float | str]:

@@ -2,12 +2,17 @@
 
 The layout fits terminals of 52 columns and more. It depends neither on the version of typer nor on
 rich, which takes longer to load than the rest of ``dlfs --help``.
+
+All that the help of a verb says is in the docstring of its function: the sections ``Args`` and
+``Examples`` follow the description. Options that several verbs share are described where they are
+declared.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+import re
+import textwrap
 from enum import Enum
 from typing import Any
 
@@ -17,6 +22,20 @@ TERM_COLUMNS_MAX = 28
 """Largest width of a term, in characters; a longer one has a line above its description."""
 
 Rows = list[tuple[str, str]]
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
+    """Split the docstring of a verb.
+
+    Returns:
+        The description; that of each parameter, by its name; the examples, one a line.
+    """
+    text, _, examples = text.partition("\n\nExamples:\n")
+    description, _, listed = text.partition("\n\nArgs:\n")
+    _, *found = re.split(r"^    (\w+): ", listed, flags=re.MULTILINE)
+    pairs = zip(found[::2], found[1::2], strict=True)
+    helps = {name: " ".join(words.split()) for name, words in pairs}
+    return description, helps, textwrap.dedent(examples)
 
 
 def write_usage(command: Any, ctx: Any, formatter: Any) -> None:
@@ -51,11 +70,10 @@ def write_verbs(command: Any, formatter: Any) -> None:
         write_rows(formatter, panel, rows)
 
 
-def write_examples(formatter: Any, examples: Iterable[str]) -> None:
+def write_examples(formatter: Any, examples: str) -> None:
     """Write commands as a user types them, one a line."""
     with formatter.section("Examples"):
-        for example in examples:
-            formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        formatter.write(textwrap.indent(examples, " " * formatter.current_indent) + "\n")
 
 
 def write_rows(formatter: Any, title: str, rows: Rows) -> None:

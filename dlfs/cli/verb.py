@@ -12,7 +12,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from dlfs.cli import help as layout
 from dlfs.cli.environment import complete_arguments
-from dlfs.cli.examples import EXAMPLES
 from dlfs.cli.options import GIVEN
 from dlfs.cli.output import Verbosity, set_verbosity
 from dlfs.errors import UsageError
@@ -59,7 +58,14 @@ def add_verb(
 
 
 class Verb(TyperCommand):
-    """A verb: its --help, and VOLUME from the environment."""
+    """A verb: its --help from the docstring of its function, and VOLUME from the environment."""
+
+    def __init__(self, name: str | None, **named: Any) -> None:
+        super().__init__(name, **named)
+        self.help, helps, self.examples = layout.read_docstring(self.help or "")
+        parameters: list[Any] = self.params
+        for each in parameters:
+            each.help = helps.get(each.name, each.help)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; the environment may give VOLUME."""
@@ -74,7 +80,7 @@ class Verb(TyperCommand):
         """Write --help."""
         layout.write_usage(self, ctx, formatter)
         layout.write_parameters(self, ctx, formatter)
-        layout.write_examples(formatter, EXAMPLES[ctx.command_path.removeprefix("dlfs ")])
+        layout.write_examples(formatter, self.examples)
 
 
 class VerbGroup(TyperGroup):

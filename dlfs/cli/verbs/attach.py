@@ -16,13 +16,17 @@ ServiceArgument = Annotated[
 
 def attach(
     service: ServiceArgument,
-    volume: Annotated[
-        str,
-        typer.Argument(metavar="VOLUME", help="The volume: its members, joined by commas."),
-    ],
+    volume: Annotated[str, typer.Argument(metavar="VOLUME")],
     json: JsonOption = False,
 ) -> None:
-    """Have a running service serve one more volume, until it is detached or the service ends."""
+    """Have a running service serve one more volume, until it is detached or the service ends.
+
+    Args:
+        volume: The volume: its members, joined by commas.
+
+    Examples:
+        dlfs attach unix:/run/dlfs/photos.sock b.img
+    """
     from dlfs.service.client import attach as attach_volume
 
     done = attach_volume(service, volume)
@@ -36,13 +40,20 @@ def attach(
 
 def detach(
     service: ServiceArgument,
-    volume: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of the volume.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Take it from the processes that read it.")
-    ] = False,
+    volume: Annotated[str, typer.Argument(metavar="NAME")],
+    force: Annotated[bool, typer.Option("--force")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Have a running service stop serving a volume, and close its devices."""
+    """Have a running service stop serving a volume, and close its devices.
+
+    Args:
+        volume: Label or UUID of the volume.
+        force: Take it from the processes that read it.
+
+    Examples:
+        dlfs detach unix:/run/dlfs/photos.sock photos
+        dlfs detach unix:dlfs.sock photos --force
+    """
     from dlfs.service.client import detach as detach_volume
 
     done = detach_volume(service, volume, force=force)

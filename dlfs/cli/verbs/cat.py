@@ -25,6 +25,10 @@ def cat(
     A sample of up to 64 MiB is verified before its first byte is written. A larger sample is
     written as it is read, in a few MiB of memory. If its checksum is wrong, cat leaves out its last
     bytes and fails: use the output only if the exit code is 0.
+
+    Examples:
+        dlfs cat photos.img photos dog/0001.jpg >dog.jpg
+        dlfs cat photos.img photos --index 0 --index 1
     """
     if not paths and not index:
         raise UsageError("cat: expected the paths or indices of samples, got none")

@@ -44,34 +44,34 @@ def compose() -> None:
 
 def create(
     name: NameArgument,
-    size: Annotated[str, typer.Option("--size", "-s", metavar="SIZE", help="Such as 64GiB.")],
-    store: Annotated[
-        str,
-        typer.Option(
-            metavar="STORE", help="Folder of the storage node; on SPDK, an lvol store's name."
-        ),
-    ],
+    size: Annotated[str, typer.Option("--size", "-s")],
+    store: Annotated[str, typer.Option()],
     address: AddressOption,
     allow: AllowOption,
     target: TargetOption = "nvmet",
     nqn: NqnOption = "",
     port: PortOption = 4420,
     discovery_port: DiscoveryPortOption = 8009,
-    dhchap_key: Annotated[
-        str, typer.Option(metavar="NAME", help="Key that hosts must prove to have.")
-    ] = "",
-    dhchap_ctrl_key: Annotated[
-        str, typer.Option(metavar="NAME", help="Key that the target proves to have.")
-    ] = "",
-    tls_psk: Annotated[
-        str, typer.Option(metavar="NAME", help="Key that encrypts connections; SPDK only.")
-    ] = "",
+    dhchap_key: Annotated[str, typer.Option(metavar="NAME")] = "",
+    dhchap_ctrl_key: Annotated[str, typer.Option(metavar="NAME")] = "",
+    tls_psk: Annotated[str, typer.Option(metavar="NAME")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Create a namespace and export it, and print its URI.
+    r"""Create a namespace and export it, and print its URI.
 
     If it exists already, its hosts become those of --allow. After a restart of the storage node,
     the same command exports it again, with its bytes.
+
+    Args:
+        size: Such as 64GiB.
+        store: Folder of the storage node; on SPDK, an lvol store's name.
+        dhchap_key: Key that hosts must prove to have.
+        dhchap_ctrl_key: Key that the target proves to have.
+        tls_psk: Key that encrypts connections; SPDK only.
+
+    Examples:
+        dlfs compose create a --size 64GiB --store /srv/nvme \
+            -a 10.0.0.11 --allow nqn.2024-01.org.example:trainer
     """
     from dlfs.fabric.composing import NamespaceRequest, open_target
 
@@ -99,7 +99,12 @@ def create(
 
 
 def ls(target: TargetOption = "nvmet", json: JsonOption = False) -> None:
-    """List the namespaces that were composed on a target."""
+    """List the namespaces that were composed on a target.
+
+    Examples:
+        dlfs compose ls
+        dlfs compose ls -t nvmet+ssh://root@10.0.0.11 --json
+    """
     from dlfs.fabric.composing import open_target
 
     with open_target(target) as opened:
@@ -117,14 +122,20 @@ def ls(target: TargetOption = "nvmet", json: JsonOption = False) -> None:
 
 def resize(
     name: NameArgument,
-    size: Annotated[str, typer.Argument(metavar="SIZE", help="New size, such as 128GiB.")],
+    size: Annotated[str, typer.Argument(metavar="SIZE")],
     target: TargetOption = "nvmet",
-    shrink: Annotated[
-        bool, typer.Option("--shrink", help="Allow a smaller size: the bytes behind it are lost.")
-    ] = False,
+    shrink: Annotated[bool, typer.Option("--shrink")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Change the size of a composed namespace while hosts use it."""
+    """Change the size of a composed namespace while hosts use it.
+
+    Args:
+        size: New size, such as 128GiB.
+        shrink: Allow a smaller size: the bytes behind it are lost.
+
+    Examples:
+        dlfs compose resize a 128GiB -t spdk
+    """
     from dlfs.fabric.composing import open_target
 
     with open_target(target) as opened:
@@ -135,16 +146,25 @@ def resize(
 
 
 def withdraw(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="Names of namespaces.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...")] = None,
     target: TargetOption = "nvmet",
-    all_: Annotated[bool, typer.Option("--all", help="All that were composed.")] = False,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete their bytes, too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    all_: Annotated[bool, typer.Option("--all")] = False,
+    delete: Annotated[bool, typer.Option("--delete")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
     json: JsonOption = False,
 ) -> None:
-    """End the export of composed namespaces: their hosts lose them at once."""
+    """End the export of composed namespaces: their hosts lose them at once.
+
+    Args:
+        names: Names of namespaces.
+        all_: All that were composed.
+        delete: Delete their bytes, too.
+        yes: Do not ask.
+
+    Examples:
+        dlfs compose withdraw a
+        dlfs compose withdraw --all --delete -t spdk
+    """
     from dlfs.fabric.composing import open_target
 
     if bool(names) == all_:

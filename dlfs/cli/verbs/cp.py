@@ -16,17 +16,22 @@ from dlfs.cli.progress import progress_bar
 def cp(
     volume: VolumeArgument,
     dataset: DatasetArgument,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The volume to copy to.")],
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Name of the copy, by default that of the dataset."),
-    ] = None,
+    target: Annotated[str, typer.Argument(metavar="TARGET")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
     json: JsonOption = False,
 ) -> None:
     """Copy a dataset with its attributes and fields, completely or not at all.
 
     Every sample is verified while it is read. VOLUME may be a service's socket; TARGET may be
     VOLUME. An existing name gets a new version.
+
+    Args:
+        target: The volume to copy to.
+        name: Name of the copy, by default that of the dataset.
+
+    Examples:
+        dlfs cp photos.img photos copy.img
+        dlfs cp unix:dlfs.sock photos@2 a.img,b.img pets
     """
     from dlfs.ingest.copying import copy_dataset
 

@@ -37,39 +37,29 @@ MARKS = {"added": b"+", "removed": b"-", "changed": b"~", "attributes": b"@"}
 _Item = tuple[bytes, str, int | None, int | None]
 """A path, the kind of its difference, and its length in both datasets, in bytes."""
 
-OtherOption = Annotated[
-    str | None,
-    typer.Option("--other", metavar="VOLUME", help="The volume of B, if it is another."),
-]
-
 
 def diff(
     volume: VolumeArgument,
-    a: Annotated[
-        str,
-        typer.Argument(metavar="A", help="NAME, or NAME@VERSION.", autocompletion=complete_dataset),
-    ],
-    b: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", help="The dataset to compare with A.", autocompletion=complete_dataset
-        ),
-    ],
-    other: OtherOption = None,
-    long: Annotated[
-        bool,
-        typer.Option(
-            "--long",
-            "-l",
-            help="List paths: + added, - removed, ~ changed, @ only attributes changed.",
-        ),
-    ] = False,
+    a: Annotated[str, typer.Argument(metavar="A", autocompletion=complete_dataset)],
+    b: Annotated[str, typer.Argument(metavar="B", autocompletion=complete_dataset)],
+    other: Annotated[str | None, typer.Option(metavar="VOLUME")] = None,
+    long: Annotated[bool, typer.Option("--long", "-l")] = False,
     json: JsonOption = False,
 ) -> None:
     """Show what B has, and A has not: samples by path, and attributes.
 
     Samples are the same if path, length and stored CRC32C are equal; no sample is read. The exit
     code is 1 if the datasets differ.
+
+    Args:
+        a: NAME, or NAME@VERSION.
+        b: The dataset to compare with A.
+        other: The volume of B, if it is another.
+        long: List paths: + added, - removed, ~ changed, @ only attributes changed.
+
+    Examples:
+        dlfs diff photos.img photos@1 photos@2
+        dlfs diff photos.img photos photos --other copy.img --long
     """
     from dlfs.volume.comparison import diff as compare
 

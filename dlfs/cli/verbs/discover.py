@@ -16,36 +16,29 @@ if TYPE_CHECKING:
 
 
 def discover(
-    host: Annotated[
-        str,
-        typer.Argument(
-            metavar="HOST[:PORT]", help="Address of its discovery controller; IPv6 in brackets."
-        ),
-    ],
-    hostnqn: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NQN", help="Host NQN to connect with, which the target may filter by."
-        ),
-    ] = None,
-    dhchap_key: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Key with which this host authenticates.")
-    ] = None,
-    dhchap_ctrl_key: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Key that the node must prove to have.")
-    ] = None,
-    tls_psk: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Key with which connections are encrypted.")
-    ] = None,
-    concat: Annotated[
-        bool,
-        typer.Option(
-            "--concat", help="Encrypt connections with a key that authentication generates."
-        ),
-    ] = False,
+    host: Annotated[str, typer.Argument(metavar="HOST[:PORT]")],
+    hostnqn: Annotated[str | None, typer.Option(metavar="NQN")] = None,
+    dhchap_key: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    dhchap_ctrl_key: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    tls_psk: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    concat: Annotated[bool, typer.Option("--concat")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the subsystems and namespaces of a storage node, and the volumes they belong to."""
+    """List the subsystems and namespaces of a storage node, and the volumes they belong to.
+
+    Args:
+        host: Address of its discovery controller; IPv6 in brackets.
+        hostnqn: Host NQN to connect with, which the target may filter by.
+        dhchap_key: Key with which this host authenticates.
+        dhchap_ctrl_key: Key that the node must prove to have.
+        tls_psk: Key with which connections are encrypted.
+        concat: Encrypt connections with a key that authentication generates.
+
+    Examples:
+        dlfs discover 10.0.0.11
+        dlfs discover storage-a:8009 --json
+        dlfs discover storage-a --tls-psk psk
+    """
     from dlfs.block import NvmeTcpDiscoverUri, parse_uri
     from dlfs.fabric import discovery
     from dlfs.store.discovered import find_namespaces

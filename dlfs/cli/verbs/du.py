@@ -28,6 +28,10 @@ def du(
     'bytes' are those of the samples; 'stored' are whole chunks, with directory and attributes; 'on
     media' counts every copy; 'freed' is free once that version alone is removed. A total counts
     chunks that versions share once. A removed dataset takes no space, even while it is read.
+
+    Examples:
+        dlfs du photos.img
+        dlfs du photos.img photos --json
     """
     with open_volume(volume) as opened:
         usage = opened.usage(dataset)

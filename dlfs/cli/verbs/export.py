@@ -36,36 +36,28 @@ class Kind(StrEnum):
 def export(
     volume: VolumeArgument,
     dataset: DatasetArgument,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="A folder, an archive (.tar, .tar.gz, .tar.zst, ..., .zip) or a table (.arrow, "
-            ".parquet), as its suffix says; a folder whatever its suffix with a slash at its end; "
-            "'-' writes a tar archive to standard output.",
-        ),
-    ],
-    to: Annotated[
-        Kind | None,
-        typer.Option(
-            "--to",
-            metavar="folder|tar|zip|arrow|parquet",
-            help="What to write; by default as TARGET's name says.",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Write over what is there.")] = False,
-    skip_bad: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad",
-            help="Leave out samples that cannot be read, name each, and exit with 4 at the end.",
-        ),
-    ] = False,
+    target: Annotated[str, typer.Argument(metavar="TARGET")],
+    to: Annotated[Kind | None, typer.Option(metavar="folder|tar|zip|arrow|parquet")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad")] = False,
     json: JsonOption = False,
 ) -> None:
     """Write a dataset's samples to files, an archive or a table, byte for byte.
 
     Only Arrow and Parquet files store attributes.
+
+    Args:
+        target: A folder, an archive (.tar, .tar.gz, .tar.zst, ..., .zip) or a table (.arrow,
+            .parquet), as its suffix says; a folder whatever its suffix with a slash at its end; '-'
+            writes a tar archive to standard output.
+        to: What to write; by default as TARGET's name says.
+        force: Write over what is there.
+        skip_bad: Leave out samples that cannot be read, name each, and exit with 4 at the end.
+
+    Examples:
+        dlfs export photos.img photos copy
+        dlfs export photos.img photos photos.tar.zst
+        dlfs export photos.img photos@2 photos.arrow --force
     """
     kind = _kind(target, to, json=json)
     on_bad = (lambda error: note(f"left out: {error}")) if skip_bad else None

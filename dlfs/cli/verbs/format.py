@@ -14,39 +14,31 @@ from dlfs.cli.output import human_size, note, print_json
 
 
 def format_volume(
-    members: Annotated[
-        str,
-        typer.Argument(
-            metavar="VOLUME",
-            help="The members, joined by commas. With --size, missing files are made.",
-        ),
-    ],
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--size", "-s", metavar="SIZE", help="Size of each file to make, such as 64MiB."
-        ),
-    ] = None,
-    chunk: Annotated[
-        str, typer.Option(metavar="SIZE", help="The unit of layout: 4KiB to 64MiB.")
-    ] = "256KiB",
-    block: Annotated[
-        str, typer.Option(metavar="SIZE", help="The unit of I/O: 512 to 64KiB.")
-    ] = "4KiB",
-    label: Annotated[str, typer.Option(help="Human-readable name, at most 64 bytes.")] = "",
-    replicas: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Replicas of each chunk, on different members: with 2, one may be lost.",
-        ),
-    ] = 1,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Overwrite a volume or other data.")
-    ] = False,
+    members: Annotated[str, typer.Argument(metavar="VOLUME")],
+    size: Annotated[str | None, typer.Option("--size", "-s")] = None,
+    chunk: Annotated[str, typer.Option(metavar="SIZE")] = "256KiB",
+    block: Annotated[str, typer.Option(metavar="SIZE")] = "4KiB",
+    label: str = "",
+    replicas: Annotated[int, typer.Option(metavar="N")] = 1,
+    force: Annotated[bool, typer.Option("--force", "-f")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a volume of one or more devices. All data on them is lost."""
+    """Make a volume of one or more devices. All data on them is lost.
+
+    Args:
+        members: The members, joined by commas. With --size, missing files are made.
+        size: Size of each file to make, such as 64MiB.
+        chunk: The unit of layout: 4KiB to 64MiB.
+        block: The unit of I/O: 512 to 64KiB.
+        label: Human-readable name, at most 64 bytes.
+        replicas: Replicas of each chunk, on different members: with 2, one may be lost.
+        force: Overwrite a volume or other data.
+
+    Examples:
+        dlfs format photos.img --size 64GiB
+        dlfs format /dev/nvme0n1,/dev/nvme1n1 --label photos
+        dlfs format a.img,b.img --size 8GiB --replicas 2
+    """
     info = dlfs.format_volume(
         members,
         size_bytes=parse_size(size),

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import dlfs
-from dlfs.cli.attributes import (
-    ArrayDtypeOption,
-    ArrayShapeOption,
-    AttributeOption,
-    AttributesOption,
-    DefaultOption,
-    LabelFromPathOption,
-    PathColumnOption,
-    parse_defaults,
-    with_attributes,
-)
+from dlfs.cli.attributes import parse_defaults, with_attributes
 from dlfs.cli.options import (
     JsonOption,
     Layout,
@@ -93,114 +83,78 @@ def _default(value: object) -> str:
     return "yes" if value is True else "no" if value is False else str(value)
 
 
-SourcesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SOURCE... VOLUME",
-        help="A folder, tar archives (.tar, .tar.gz, .tar.zst; "
-        "'train-{000000..000099}.tar') or files of another format, or URLs of these "
-        "(s3://, gs://, az://, hf://, https://); or several folders and files, whose names begin "
-        "the paths; '-' reads a tar archive from standard input, with --format list the names of "
-        "files; then the volume.",
-    ),
-]
-FormatOption = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        "-f",
-        metavar="FORMAT",
-        help="Format of the source; by default it is recognised. --formats lists all.",
-    ),
-]
-SettingsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        "-o",
-        metavar="NAME=VALUE",
-        help="Option of the format; repeatable. --formats lists all.",
-    ),
-]
-LinksOption = Annotated[
-    Links | None,
-    typer.Option(
-        metavar="follow|skip|error",
-        help="Symbolic links: follow (the default), leave out, or refuse.",
-    ),
-]
-LayoutOption = Annotated[
-    Layout | None,
-    typer.Option(
-        metavar="shuffled|path",
-        help="Pack in an order drawn from the seed (the default), or in path order. With --append "
-        "the default is the layout of the newest version.",
-    ),
-]
-SpoolOption = Annotated[
-    str | None,
-    typer.Option(
-        "--spool",
-        metavar="DIR",
-        help="Directory for local copies of what URLs name, until the dataset is sealed; an "
-        "interrupted import goes on with them. By default in the user's cache directory.",
-    ),
-]
-AppendOption = Annotated[
-    bool,
-    typer.Option(
-        "--append",
-        help="Append to the dataset's newest version: the new version has its samples as well, "
-        "without a copy. A path that it has already is an error.",
-    ),
-]
-SkipExistingOption = Annotated[
-    bool,
-    typer.Option(
-        "--skip-existing",
-        help="With --append: leave out samples whose path the dataset has. Without new samples "
-        "there is no new version.",
-    ),
-]
-AllowEmptyOption = Annotated[
-    bool, typer.Option("--allow-empty", help="Make an empty dataset of a source without samples.")
-]
-
-
 def import_dataset(
-    arguments: SourcesArgument,
-    name: Annotated[str, typer.Option("--name", "-n", help="Name of the dataset.")],
-    layout: LayoutOption = None,
+    arguments: Annotated[list[str], typer.Argument(metavar="SOURCE... VOLUME")],
+    name: Annotated[str, typer.Option("--name", "-n")],
+    layout: Annotated[Layout | None, typer.Option(metavar="shuffled|path")] = None,
     seed: SeedOption = 0,
-    format_name: FormatOption = AUTO,
-    settings: SettingsOption = None,
-    links: LinksOption = None,
-    prefix_shards: Annotated[
-        bool, typer.Option("--prefix-shards", help="Begin paths with the archive's name.")
-    ] = False,
+    format_name: Annotated[str, typer.Option("--format", "-f", metavar="FORMAT")] = AUTO,
+    settings: Annotated[
+        list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE")
+    ] = None,
+    links: Annotated[Links | None, typer.Option(metavar="follow|skip|error")] = None,
+    prefix_shards: Annotated[bool, typer.Option("--prefix-shards")] = False,
     formats: Annotated[  # noqa: ARG001 - show_formats sees to it
-        bool,
-        typer.Option(
-            "--formats",
-            is_eager=True,
-            callback=show_formats,
-            help="List the formats with their options, and exit.",
-        ),
+        bool, typer.Option("--formats", is_eager=True, callback=show_formats)
     ] = False,
-    label_from_path: LabelFromPathOption = False,
-    attribute: AttributeOption = None,
-    attributes: AttributesOption = None,
-    default: DefaultOption = None,
-    path_column: PathColumnOption = None,
-    array_dtype: ArrayDtypeOption = None,
-    array_shape: ArrayShapeOption = None,
-    allow_empty: AllowEmptyOption = False,
-    append: AppendOption = False,
-    skip_existing: SkipExistingOption = False,
-    spool: SpoolOption = None,
+    label_from_path: Annotated[bool, typer.Option("--label-from-path")] = False,
+    attribute: Annotated[
+        list[str] | None, typer.Option("--attribute", "-a", metavar="NAME[:TYPE]=PATTERN")
+    ] = None,
+    attributes: Annotated[list[str] | None, typer.Option(metavar="FILE")] = None,
+    default: Annotated[list[str] | None, typer.Option(metavar="NAME[:TYPE]=VALUE")] = None,
+    path_column: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    array_dtype: Annotated[str | None, typer.Option(metavar="DTYPE")] = None,
+    array_shape: Annotated[str | None, typer.Option(metavar="N,N")] = None,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty")] = False,
+    append: Annotated[bool, typer.Option("--append")] = False,
+    skip_existing: Annotated[bool, typer.Option("--skip-existing")] = False,
+    spool: Annotated[str | None, typer.Option(metavar="DIR")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Import files as a dataset, completely or not at all. An existing name gets a new version."""
+    """Import files as a dataset, completely or not at all. An existing name gets a new version.
+
+    Args:
+        arguments: A folder, tar archives (.tar, .tar.gz, .tar.zst; 'train-{000000..000099}.tar') or
+            files of another format, or URLs of these (s3://, gs://, az://, hf://, https://); or
+            several folders and files, whose names begin the paths; '-' reads a tar archive from
+            standard input, with --format list the names of files; then the volume.
+        name: Name of the dataset.
+        layout: Pack in an order drawn from the seed (the default), or in path order. With --append
+            the default is the layout of the newest version.
+        format_name: Format of the source; by default it is recognised. --formats lists all.
+        settings: Option of the format; repeatable. --formats lists all.
+        links: Symbolic links: follow (the default), leave out, or refuse.
+        prefix_shards: Begin paths with the archive's name.
+        formats: List the formats with their options, and exit.
+        label_from_path: Attribute 'label': the folder that each sample is in.
+        attribute: Take an attribute from each path: the number of a component (0 first, -1 last),
+            or a regular expression (its group NAME, first group or whole match). TYPE: str, int,
+            float. Repeatable.
+        attributes: Attributes from a CSV, Parquet or Arrow file with a row for each sample, by its
+            column 'path' or 'file_name'. Repeatable.
+        default: Value of an attribute for samples without one, which are an error otherwise. With
+            --append, also for those of the earlier version. TYPE: str, int, float. Repeatable.
+        path_column: Column of the paths in --attributes.
+        array_dtype: Samples are arrays of this numpy type: f4, uint8.
+        array_shape: Shape of these arrays.
+        allow_empty: Make an empty dataset of a source without samples.
+        append: Append to the dataset's newest version: the new version has its samples as well,
+            without a copy. A path that it has already is an error.
+        skip_existing: With --append: leave out samples whose path the dataset has. Without new
+            samples there is no new version.
+        spool: Directory for local copies of what URLs name, until the dataset is sealed; an
+            interrupted import goes on with them. By default in the user's cache directory.
+
+    Examples:
+        dlfs import photos photos.img --name photos
+        dlfs import 'train-{000..099}.tar' photos.img -n train
+        dlfs import cats dogs photos.img -n pets
+        dlfs import new photos.img -n photos --append
+        tar c photos | dlfs import - photos.img -n photos
+        dlfs import x.h5 photos.img -n x --option select=x
+        dlfs import --formats
+    """
     options = parse_settings(settings or [])
     options |= {} if links is None else {"links": links.value}
     options |= {"prefix_shards": True} if prefix_shards else {}

@@ -24,12 +24,18 @@ from dlfs.cli.staging import TargetArgument, connect_incoming
 
 def incoming(
     target: TargetArgument,
-    discard: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Delete this directory, with all its files.")
-    ] = None,
+    discard: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the data in DIR/incoming, which is lost unless it is sealed."""
+    """List the data in DIR/incoming, which is lost unless it is sealed.
+
+    Args:
+        discard: Delete this directory, with all its files.
+
+    Examples:
+        dlfs incoming mnt
+        dlfs incoming mnt --discard pets
+    """
     from dlfs.format.names import INCOMING, dataset_name_bytes
     from dlfs.staging import client
 

@@ -36,6 +36,11 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
     """Show a volume: geometry, members, superblocks, space, datasets.
 
     A volume that is readable although members are missing is shown, with exit code 0.
+
+    Examples:
+        dlfs info photos.img
+        dlfs info a.img,b.img --json
+        dlfs info unix:/run/dlfs/photos.sock
     """
     with open_volume(volume) as opened:
         described, datasets = opened.info(), opened.datasets()

@@ -30,16 +30,20 @@ def key() -> None:
 
 def generate(
     name: _NameArgument,
-    hash_id: Annotated[
-        int,
-        typer.Option(
-            "--hash", metavar="1|2|3", help="SHA-256, -384 or -512: a key of 32, 48 or 64 bytes."
-        ),
-    ] = 1,
-    tls: Annotated[bool, typer.Option("--tls", help="A pre-shared key for TLS.")] = False,
+    hash_id: Annotated[int, typer.Option("--hash", metavar="1|2|3")] = 1,
+    tls: Annotated[bool, typer.Option("--tls")] = False,
     replace: _ReplaceOption = False,
 ) -> None:
-    """Make a random key; its file is printed, the key is not."""
+    """Make a random key; its file is printed, the key is not.
+
+    Args:
+        hash_id: SHA-256, -384 or -512: a key of 32, 48 or 64 bytes.
+        tls: A pre-shared key for TLS.
+
+    Examples:
+        dlfs key generate trainer
+        dlfs key generate trainer --replace
+    """
     from dlfs.fabric.keys import KeyKind, generate_key, write_key
 
     kind = KeyKind.TLS if tls else KeyKind.DHCHAP
@@ -51,12 +55,17 @@ def generate(
 
 def import_(
     name: _NameArgument,
-    file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="File with the key; -: standard input.")
-    ] = "-",
+    file: Annotated[str, typer.Argument(metavar="[FILE]")] = "-",
     replace: _ReplaceOption = False,
 ) -> None:
-    """Import a key, such as one of 'nvme gen-dhchap-key', from standard input or a file."""
+    """Import a key, such as one of 'nvme gen-dhchap-key', from standard input or a file.
+
+    Args:
+        file: File with the key; -: standard input.
+
+    Examples:
+        dlfs key import node1 </media/keys/node1
+    """
     from dlfs.errors import DeviceError, UsageError
     from dlfs.fabric.keys import TEXT_BYTES_MAX, KeyKind, write_key
 
@@ -85,6 +94,10 @@ def list_(json: JsonOption = False) -> None:
     """List the keys of this user: their names, kinds and ages, and what is wrong with a file.
 
     These are the keys of files; credentials of a service and nvme-cli's file are not listed.
+
+    Examples:
+        dlfs key list
+        dlfs key list --json
     """
     from dlfs.fabric.keys import key_directory, list_keys
 
@@ -126,16 +139,19 @@ def list_(json: JsonOption = False) -> None:
 
 def identity(
     name: _NameArgument,
-    subsystem: Annotated[
-        str, typer.Option("--subsystem", "-n", metavar="NQN", help="NQN of the subsystem.")
-    ],
-    hostnqn: Annotated[
-        str | None, typer.Option(metavar="NQN", help="NQN of the host; by default this one's.")
-    ] = None,
+    subsystem: Annotated[str, typer.Option("--subsystem", "-n", metavar="NQN")],
+    hostnqn: Annotated[str | None, typer.Option(metavar="NQN")] = None,
 ) -> None:
     """Print the identities that name a TLS key in a handshake; they are no secret.
 
     libdlfs offers them in this order. A keyring that is filled by hand needs the first.
+
+    Args:
+        subsystem: NQN of the subsystem.
+        hostnqn: NQN of the host; by default this one's.
+
+    Examples:
+        dlfs key identity psk -n nqn.2024-01.org.example:a
     """
     from dlfs.block.host import host_nqn
     from dlfs.fabric.keys import read_key

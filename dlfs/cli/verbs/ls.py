@@ -58,20 +58,27 @@ class _Item:
 def ls(
     volume: VolumeArgument,
     dataset: OptionalDatasetArgument = None,
-    prefix: Annotated[
-        str, typer.Argument(metavar="[PREFIX]", help="A directory, or one sample.")
-    ] = "",
-    long: Annotated[bool, typer.Option("--long", "-l", help="Sizes, indices, dates too.")] = False,
-    recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", "-R", help="Every sample below, by its whole path.")
-    ] = False,
-    exact: Annotated[bool, typer.Option("--bytes", "-b", help="Sizes in bytes, with -l.")] = False,
-    null: Annotated[
-        bool, typer.Option("--null", "-0", help="End names with NUL instead of a line break.")
-    ] = False,
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]")] = "",
+    long: Annotated[bool, typer.Option("--long", "-l")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", "-R")] = False,
+    exact: Annotated[bool, typer.Option("--bytes", "-b")] = False,
+    null: Annotated[bool, typer.Option("--null", "-0")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List datasets, or the samples of one."""
+    """List datasets, or the samples of one.
+
+    Args:
+        prefix: A directory, or one sample.
+        long: Sizes, indices, dates too.
+        recursive: Every sample below, by its whole path.
+        exact: Sizes in bytes, with -l.
+        null: End names with NUL instead of a line break.
+
+    Examples:
+        dlfs ls photos.img
+        dlfs ls -l photos.img photos dog
+        dlfs ls -R -0 photos.img photos | xargs -0 -n 1 echo
+    """
     if dataset is None:
         _list_datasets(volume, long=long, json=json)
         return

@@ -25,83 +25,8 @@ FuseOption = Annotated[
         "'pyfuse3' (the reference), or 'auto': native if possible.",
     ),
 ]
-BusyPollOption = Annotated[
-    int,
-    typer.Option(
-        "--busy-poll-us",
-        metavar="US",
-        help="How long the native server polls for the next request before it sleeps, while one "
-        "program reads. Files come sooner, for more processor time. 0: no polling.",
-    ),
-]
-NoRestartOption = Annotated[
-    bool,
-    typer.Option(
-        "--no-restart",
-        help="Start no other server when the native server in the background dies.",
-    ),
-]
-MemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        envvar=MEMORY_VARIABLE,
-        help="Memory for samples of all datasets, open files included "
-        "[$DLFS_MEMORY, or 1GiB, at most an 8th of what the process may use]. A dataset that "
-        "fits is read from the devices once.",
-    ),
-]
-
-NoUringOption = Annotated[
-    bool,
-    typer.Option(
-        "--no-uring",
-        help="Have the native server read its requests from /dev/fuse. By default they come "
-        "over io_uring, which is faster, where the kernel offers it: Linux 6.14 or newer, with "
-        "the parameter fuse.enable_uring on. A mount over io_uring is not restarted.",
-    ),
-]
-IncomingOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="STAGING",
-        help="Make DIR/incoming a link to STAGING, a directory on a local disk, in which programs "
-        "write what 'dlfs seal' makes a dataset.",
-    ),
-]
-
-
-VolumesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="VOLUME...",
-        help="The volume: its members' device URIs, joined by commas. "
-        "Several: DIR/LABEL shows each.",
-    ),
-]
 NestedOption = Annotated[
     bool, typer.Option("--nested", help="Show the volume at DIR/LABEL also if it is the only one.")
-]
-ReplaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--replace",
-        metavar="DIR",
-        help="Instead of mounting, have this version of dlfs serve the mount on DIR from now on. "
-        "What programs have open goes on. The volumes and the options stay, except --memory, "
-        "--busy-poll-us and --log where given. For mounts in the background by the native server, "
-        "not over io_uring (Linux 6.9 or newer).",
-    ),
-]
-FuseFdOption = Annotated[
-    int | None,
-    typer.Option(
-        "--fuse-fd",
-        metavar="N",
-        help="Serve a mount that the caller has made: N is its descriptor of /dev/fuse, mounted on "
-        "DIR with the type fuse.dlfs, of which the caller may keep a copy. For containers that may "
-        "not mount. Not with --foreground, nor over io_uring.",
-    ),
 ]
 _WITH_REPLACE = ("replace", "memory", "busy_poll", "log", "json", "quiet", "verbose")
 """Parameters that --replace takes."""
@@ -116,36 +41,63 @@ def _parse_mode(text: str) -> int:
 
 def mount(
     ctx: typer.Context,
-    volumes: VolumesArgument = None,
-    directory: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="An empty directory.")
-    ] = None,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", "-f", help="Serve until Ctrl-C or an unmount.")
-    ] = False,
-    allow_other: Annotated[
-        bool, typer.Option("--allow-other", help="Give other users access, as the mode permits.")
-    ] = False,
-    uid: Annotated[int | None, typer.Option(help="Owner of the files; you by default.")] = None,
-    gid: Annotated[int | None, typer.Option(help="Group of the files; yours by default.")] = None,
-    mode: Annotated[
-        str, typer.Option(help="Permissions of files, octal; directories add x to r.")
-    ] = "444",
-    memory: MemoryOption = None,
+    volumes: Annotated[list[str] | None, typer.Argument(metavar="VOLUME...")] = None,
+    directory: Annotated[str | None, typer.Argument(metavar="DIR")] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", "-f")] = False,
+    allow_other: Annotated[bool, typer.Option("--allow-other")] = False,
+    uid: int | None = None,
+    gid: int | None = None,
+    mode: str = "444",
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", envvar=MEMORY_VARIABLE)] = None,
     nested: NestedOption = False,
-    incoming: IncomingOption = None,
+    incoming: Annotated[str | None, typer.Option(metavar="STAGING")] = None,
     fuse: FuseOption = "auto",
-    busy_poll: BusyPollOption = 200,
-    no_restart: NoRestartOption = False,
-    no_uring: NoUringOption = False,
-    replace: ReplaceOption = None,
-    fuse_fd: FuseFdOption = None,
-    log: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Log file of the background server.")
-    ] = None,
+    busy_poll: Annotated[int, typer.Option("--busy-poll-us", metavar="US")] = 200,
+    no_restart: Annotated[bool, typer.Option("--no-restart")] = False,
+    no_uring: Annotated[bool, typer.Option("--no-uring")] = False,
+    replace: Annotated[str | None, typer.Option(metavar="DIR")] = None,
+    fuse_fd: Annotated[int | None, typer.Option(metavar="N")] = None,
+    log: Annotated[str | None, typer.Option(metavar="FILE")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Mount volumes: any program can read DIR/DATASET/PATH; of several, DIR/LABEL/DATASET/PATH."""
+    """Mount volumes: any program can read DIR/DATASET/PATH; of several, DIR/LABEL/DATASET/PATH.
+
+    Args:
+        volumes: The volume: its members' device URIs, joined by commas. Several: DIR/LABEL shows
+            each.
+        directory: An empty directory.
+        foreground: Serve until Ctrl-C or an unmount.
+        allow_other: Give other users access, as the mode permits.
+        uid: Owner of the files; you by default.
+        gid: Group of the files; yours by default.
+        mode: Permissions of files, octal; directories add x to r.
+        memory: Memory for samples of all datasets, open files included [$DLFS_MEMORY, or 1GiB, at
+            most an 8th of what the process may use]. A dataset that fits is read from the devices
+            once.
+        incoming: Make DIR/incoming a link to STAGING, a directory on a local disk, in which
+            programs write what 'dlfs seal' makes a dataset.
+        busy_poll: How long the native server polls for the next request before it sleeps, while one
+            program reads. Files come sooner, for more processor time. 0: no polling.
+        no_restart: Start no other server when the native server in the background dies.
+        no_uring: Have the native server read its requests from /dev/fuse. By default they come over
+            io_uring, which is faster, where the kernel offers it: Linux 6.14 or newer, with the
+            parameter fuse.enable_uring on. A mount over io_uring is not restarted.
+        replace: Instead of mounting, have this version of dlfs serve the mount on DIR from now on.
+            What programs have open goes on. The volumes and the options stay, except --memory,
+            --busy-poll-us and --log where given. For mounts in the background by the native server,
+            not over io_uring (Linux 6.9 or newer).
+        fuse_fd: Serve a mount that the caller has made: N is its descriptor of /dev/fuse, mounted
+            on DIR with the type fuse.dlfs, of which the caller may keep a copy. For containers that
+            may not mount. Not with --foreground, nor over io_uring.
+        log: Log file of the background server.
+
+    Examples:
+        dlfs mount photos.img /mnt/photos
+        dlfs mount photos.img mnt --incoming staging
+        dlfs mount photos.img sounds.img /mnt/data
+        dlfs mount unix:/run/dlfs/photos.sock mnt --foreground
+        dlfs mount --replace /mnt/photos
+    """
     require_trio("mount", "mount")
     from dlfs.mount.options import MountOptions
     from dlfs.mount.server import choose_server, serve

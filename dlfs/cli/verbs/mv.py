@@ -14,15 +14,20 @@ from dlfs.cli.output import note, print_json
 def mv(
     volume: VolumeArgument,
     dataset: DatasetArgument,
-    new_name: Annotated[
-        str, typer.Argument(metavar="NEW", help="The new name, which no dataset has.")
-    ],
+    new_name: Annotated[str, typer.Argument(metavar="NEW")],
     json: JsonOption = False,
 ) -> None:
     """Rename a dataset with all its versions, or one version as a dataset of its own.
 
     Programs that are reading it read on. Versions keep their numbers, unless the new name had such
     a number before.
+
+    Args:
+        new_name: The new name, which no dataset has.
+
+    Examples:
+        dlfs mv photos.img photos pets
+        dlfs mv photos.img photos@1 photos-2025
     """
     with open_devices(volume, "rename in") as opened:
         before = opened.versions(dataset)

@@ -19,13 +19,20 @@ if TYPE_CHECKING:
 def rm(
     volume: VolumeArgument,
     dataset: DatasetArgument,
-    all_versions: Annotated[
-        bool, typer.Option("--all-versions", help="Remove every version.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    all_versions: Annotated[bool, typer.Option("--all-versions")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove a dataset. A program that is reading it gets an error, never wrong bytes."""
+    """Remove a dataset. A program that is reading it gets an error, never wrong bytes.
+
+    Args:
+        all_versions: Remove every version.
+        yes: Do not ask.
+
+    Examples:
+        dlfs rm photos.img photos@1
+        dlfs rm photos.img photos --all-versions --yes
+    """
     with open_devices(volume, "remove from") as opened:
         doomed = _choose(opened, dataset, all_versions=all_versions)
         if not yes:
@@ -55,15 +62,21 @@ def _choose(volume: Volume, wanted: str, *, all_versions: bool) -> list[DatasetI
 def prune(
     volume: VolumeArgument,
     dataset: DatasetArgument,
-    keep: Annotated[
-        int, typer.Option("--keep", "-k", metavar="N", min=1, help="Newest versions that stay.")
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    keep: Annotated[int, typer.Option("--keep", "-k", metavar="N", min=1)],
+    yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
     json: JsonOption = False,
 ) -> None:
     """Remove the older versions of a dataset, all at once.
 
     A program that is reading one of them gets an error, never wrong bytes.
+
+    Args:
+        keep: Newest versions that stay.
+        yes: Do not ask.
+
+    Examples:
+        dlfs prune photos.img photos --keep 3
+        dlfs prune photos.img photos --keep 1 --yes
     """
     with open_devices(volume, "prune in") as opened:
         doomed = opened.versions(dataset)[:-keep]

@@ -18,32 +18,26 @@ from dlfs.errors import UsageError
 
 def repair(
     volume: VolumeArgument,
-    member: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="The lost member's number; 'dlfs info' shows it."),
-    ] = None,
-    replacement: Annotated[
-        str | None,
-        typer.Option(
-            "--with", metavar="URI", help="Device that replaces it. A missing file is made."
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Overwrite data on that device.")
-    ] = False,
-    assume_newest: Annotated[
-        bool,
-        typer.Option(
-            "--assume-newest",
-            help="Do not ask if the given members may be an older state.",
-        ),
-    ] = False,
+    member: Annotated[int | None, typer.Option(metavar="N")] = None,
+    replacement: Annotated[str | None, typer.Option("--with", metavar="URI")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f")] = False,
+    assume_newest: Annotated[bool, typer.Option("--assume-newest")] = False,
     json: JsonOption = False,
 ) -> None:
     """Rewrite damaged, stale and lost replicas from the good ones.
 
     A lost member may be left out of VOLUME. In a volume without replicas only superblocks are
     repaired; a member without any gets them if its data proves which member it is.
+
+    Args:
+        member: The lost member's number; 'dlfs info' shows it.
+        replacement: Device that replaces it. A missing file is made.
+        force: Overwrite data on that device.
+        assume_newest: Do not ask if the given members may be an older state.
+
+    Examples:
+        dlfs repair a.img,b.img
+        dlfs repair a.img --member 1 --with new.img
     """
     if (member is None) != (replacement is None):
         raise UsageError("repair: expected both --member and --with, or neither")

@@ -15,25 +15,24 @@ from dlfs.cli.progress import progress_bar
 
 def grow(
     volume: VolumeArgument,
-    devices: Annotated[
-        list[str],
-        typer.Argument(metavar="URI...", help="The new devices, at least one for each replica."),
-    ],
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--size", "-s", metavar="SIZE", help="Size of each file to make, such as 64MiB."
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Overwrite data on the new devices.")
-    ] = False,
+    devices: Annotated[list[str], typer.Argument(metavar="URI...")],
+    size: Annotated[str | None, typer.Option("--size", "-s")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f")] = False,
     json: JsonOption = False,
 ) -> None:
     """Add devices to a volume, while its readers go on. No data is moved.
 
     New datasets use the space of all members. Programs that name only the earlier members find the
     new ones by their URIs, which the volume records.
+
+    Args:
+        devices: The new devices, at least one for each replica.
+        size: Size of each file to make, such as 64MiB.
+        force: Overwrite data on the new devices.
+
+    Examples:
+        dlfs grow photos.img more.img --size 64GiB
+        dlfs grow a.img,b.img /dev/nvme2n1 /dev/nvme3n1
     """
     with open_devices(volume, "grow") as opened:
         before = opened.capacity_bytes
@@ -46,18 +45,20 @@ def grow(
 
 def shrink(
     volume: VolumeArgument,
-    members: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MEMBER...", help="Numbers or URIs of members; 'dlfs info' shows them."
-        ),
-    ],
+    members: Annotated[list[str], typer.Argument(metavar="MEMBER...")],
     json: JsonOption = False,
 ) -> None:
     """Move all data off some members, and remove them from the volume.
 
     Members leave as they came, all devices of one 'grow' together. Readers go on. If this is
     interrupted, the volume stays readable and writable, and the same command continues.
+
+    Args:
+        members: Numbers or URIs of members; 'dlfs info' shows them.
+
+    Examples:
+        dlfs shrink photos.img,more.img photos.img
+        dlfs shrink a.img,b.img,c.img 2 --json
     """
     chosen: list[int | str] = [int(text) if text.isdecimal() else text for text in members]
     with open_devices(volume, "shrink") as opened, progress_bar("move") as bar:
@@ -74,6 +75,10 @@ def rebalance(volume: VolumeArgument, json: JsonOption = False) -> None:
 
     Readers go on. If this is interrupted, the volume stays readable and writable, and the same
     command continues.
+
+    Examples:
+        dlfs rebalance photos.img
+        dlfs rebalance a.img,b.img --json
     """
     with open_devices(volume, "rebalance") as opened, progress_bar("move") as bar:
         report = opened.rebalance(progress=bar.update)

@@ -17,19 +17,24 @@ if TYPE_CHECKING:
 
 def seal(
     target: TargetArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The directory in the staging area.")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     layout: LayoutOption = Layout.shuffled,
     seed: SeedOption = 0,
-    skip_links: Annotated[
-        bool, typer.Option("--skip-links", help="Leave symbolic links out instead of refusing.")
-    ] = False,
-    allow_empty: Annotated[
-        bool,
-        typer.Option("--allow-empty", help="Make an empty dataset of a directory without files."),
-    ] = False,
+    skip_links: Annotated[bool, typer.Option("--skip-links")] = False,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Seal DIR/incoming/NAME as the dataset DIR/NAME, which is read-only from then on."""
+    """Seal DIR/incoming/NAME as the dataset DIR/NAME, which is read-only from then on.
+
+    Args:
+        name: The directory in the staging area.
+        skip_links: Leave symbolic links out instead of refusing.
+        allow_empty: Make an empty dataset of a directory without files.
+
+    Examples:
+        dlfs seal mnt pets
+        dlfs seal mnt pets --layout path --skip-links
+    """
     from dlfs.format.names import dataset_name_bytes
     from dlfs.mount.incoming_client import await_dataset
     from dlfs.staging import client

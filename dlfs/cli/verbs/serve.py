@@ -16,79 +16,41 @@ from dlfs.cli.verbs.mount import FuseOption, NestedOption
 READY_PREFIX = "serving on "
 
 
-VolumesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="VOLUME", help="Volumes: each its members' device URIs, joined by commas."
-    ),
-]
-MountOption = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="Also mount there; several volumes, each at DIR/LABEL."),
-]
-IncomingOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="STAGING",
-        help="Make DIR/incoming of the mount a link to STAGING; see 'dlfs mount'.",
-    ),
-]
-SocketOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH",
-        help="Socket to listen on, with mode 660; by default /run/dlfs/LABEL.sock, or below "
-        "$XDG_RUNTIME_DIR if you are not root.",
-    ),
-]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Serve metrics to Prometheus there, at /metrics. Port 0: a free one.",
-    ),
-]
-CacheOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Sample memory of all datasets together [4GiB, at most a quarter of what the process "
-        "may use]. The datasets that are read share it, by need.",
-    ),
-]
-UserOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="USER",
-        help="User that may connect, in addition to root and you; repeatable. The socket then has "
-        "mode 666, and this list decides.",
-    ),
-]
-GroupOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="GROUP",
-        help="Group that may connect, and that owns the socket; repeatable.",
-    ),
-]
-DepthOption = Annotated[int, typer.Option(help="Operations in flight per member and thread.")]
-
-
 def serve(
-    volumes: VolumesArgument,
-    mount: MountOption = None,
+    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME")],
+    mount: Annotated[str | None, typer.Option(metavar="DIR")] = None,
     nested: NestedOption = False,
-    incoming: IncomingOption = None,
+    incoming: Annotated[str | None, typer.Option(metavar="STAGING")] = None,
     fuse: FuseOption = "auto",
-    socket: SocketOption = None,
-    metrics: MetricsOption = None,
-    cache: CacheOption = None,
-    allow_user: UserOption = None,
-    allow_group: GroupOption = None,
-    depth: DepthOption = 128,
+    socket: Annotated[str | None, typer.Option(metavar="PATH")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None,
+    cache: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
+    allow_user: Annotated[list[str] | None, typer.Option(metavar="USER")] = None,
+    allow_group: Annotated[list[str] | None, typer.Option(metavar="GROUP")] = None,
+    depth: int = 128,
     json: JsonOption = False,
 ) -> None:
-    """Serve volumes to the training processes of this node, until Ctrl-C: see dlfs.connect."""
+    """Serve volumes to the training processes of this node, until Ctrl-C: see dlfs.connect.
+
+    Args:
+        volumes: Volumes: each its members' device URIs, joined by commas.
+        mount: Also mount there; several volumes, each at DIR/LABEL.
+        incoming: Make DIR/incoming of the mount a link to STAGING; see 'dlfs mount'.
+        socket: Socket to listen on, with mode 660; by default /run/dlfs/LABEL.sock, or below
+            $XDG_RUNTIME_DIR if you are not root.
+        metrics: Serve metrics to Prometheus there, at /metrics. Port 0: a free one.
+        cache: Sample memory of all datasets together [4GiB, at most a quarter of what the process
+            may use]. The datasets that are read share it, by need.
+        allow_user: User that may connect, in addition to root and you; repeatable. The socket then
+            has mode 666, and this list decides.
+        allow_group: Group that may connect, and that owns the socket; repeatable.
+        depth: Operations in flight per member and thread.
+
+    Examples:
+        dlfs serve photos.img --socket dlfs.sock
+        dlfs serve photos.img --cache 16GiB --mount mnt
+        dlfs serve a.img b.img --metrics localhost:9100
+    """
     require_trio("serve", "service")
     from dlfs.base.memory_limit import default_service_bytes
     from dlfs.base.units import parse_bytes

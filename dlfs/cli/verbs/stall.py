@@ -86,25 +86,29 @@ class _Run:
 def stall(
     volume: VolumeArgument,
     dataset: DatasetArgument,
-    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 256,
-    seconds: Annotated[float, typer.Option(help="Seconds to read.", min=0.1)] = 10.0,
-    step_ms: Annotated[
-        float,
-        typer.Option(help="Time that training takes for a batch, in ms; stall sleeps.", min=0),
-    ] = 0.0,
-    shuffle: Annotated[
-        Shuffle, typer.Option(metavar="global|chunk|none", help="Order of the epoch.")
-    ] = Shuffle.uniform,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Sample memory [$DLFS_MEMORY, or 256MiB].")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw the result as FILE: .png, .svg or .pdf."),
-    ] = None,
+    batch: Annotated[int, typer.Option(min=1)] = 256,
+    seconds: Annotated[float, typer.Option(min=0.1)] = 10.0,
+    step_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    shuffle: Annotated[Shuffle, typer.Option(metavar="global|chunk|none")] = Shuffle.uniform,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Read epochs as training would; show where time goes: device, processor or consumer."""
+    """Read epochs as training would; show where time goes: device, processor or consumer.
+
+    Args:
+        batch: Samples in a batch.
+        seconds: Seconds to read.
+        step_ms: Time that training takes for a batch, in ms; stall sleeps.
+        shuffle: Order of the epoch.
+        memory: Sample memory [$DLFS_MEMORY, or 256MiB].
+        plot: Draw the result as FILE: .png, .svg or .pdf.
+
+    Examples:
+        dlfs stall photos.img photos
+        dlfs stall photos.img photos --batch 64 --step-ms 50
+        dlfs stall photos.img photos --plot stall.png
+    """
     from dlfs.service.statistics import verdict
 
     if plot is not None:

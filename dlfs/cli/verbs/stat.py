@@ -40,7 +40,13 @@ def stat(
     index: IndexOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a sample's index, size, checksum, location and attributes, or describe the dataset."""
+    """Show a sample's index, size, checksum, location and attributes, or describe the dataset.
+
+    Examples:
+        dlfs stat photos.img photos
+        dlfs stat photos.img photos dog/0001.jpg
+        dlfs stat photos.img photos@1 --index -1 --json
+    """
     with open_dataset(volume, dataset) as (_, found):
         if not paths and not index:
             _show_dataset(found, json=json)

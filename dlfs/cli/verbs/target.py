@@ -53,34 +53,28 @@ def target() -> None:
 
 
 def recipe(
-    device: Annotated[
-        str,
-        typer.Argument(metavar="DEVICE", help="Disk or file on the storage node, absolute path."),
-    ],
+    device: Annotated[str, typer.Argument(metavar="DEVICE")],
     address: AddressOption,
     allow: AllowOption,
-    kind: Annotated[
-        Kind,
-        typer.Option(
-            "--kind",
-            "-k",
-            metavar="nvmet|nvmetcli|spdk",
-            help="The target: Linux's (script, JSON) or SPDK's.",
-        ),
-    ] = Kind.NVMET,
+    kind: Annotated[Kind, typer.Option("--kind", "-k", metavar="nvmet|nvmetcli|spdk")] = Kind.NVMET,
     nqn: NqnOption = "",
     port: PortOption = 4420,
     discovery_port: DiscoveryPortOption = 8009,
-    auth: Annotated[
-        bool,
-        typer.Option("--auth", help="Demand keys; /etc/dlfs/keys on the storage node has them."),
-    ] = False,
-    tls: Annotated[
-        bool,
-        typer.Option("--tls", help="Encrypt; /etc/dlfs/keys on the storage node has the keys."),
-    ] = False,
+    auth: Annotated[bool, typer.Option("--auth")] = False,
+    tls: Annotated[bool, typer.Option("--tls")] = False,
 ) -> None:
-    """Print how to export DEVICE from a storage node: start, verify, undo."""
+    r"""Print how to export DEVICE from a storage node: start, verify, undo.
+
+    Args:
+        device: Disk or file on the storage node, absolute path.
+        kind: The target: Linux's (script, JSON) or SPDK's.
+        auth: Demand keys; /etc/dlfs/keys on the storage node has them.
+        tls: Encrypt; /etc/dlfs/keys on the storage node has the keys.
+
+    Examples:
+        dlfs target recipe /dev/nvme1n1 -a 10.0.0.11 \
+            --allow nqn.2024-01.org.example:trainer >export.sh
+    """
     from dlfs.fabric.recipes import RECIPES, Export
 
     export = Export(
@@ -98,7 +92,11 @@ def recipe(
 
 
 def hostnqn() -> None:
-    """Print the NQN of this machine, which a storage node must allow."""
+    """Print the NQN of this machine, which a storage node must allow.
+
+    Examples:
+        dlfs target hostnqn
+    """
     from dlfs.block.host import host_nqn
 
     print(host_nqn())

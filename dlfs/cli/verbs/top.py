@@ -35,24 +35,24 @@ _PROCESSES = ("process", "processes")
 
 
 def top(
-    service: Annotated[
-        str, typer.Argument(metavar="SERVICE", help="unix:PATH, as dlfs serve prints it.")
-    ],
-    interval: Annotated[
-        float, typer.Option("--interval", "-i", help="Seconds between two snapshots.", min=0.1)
-    ] = 1.0,
-    count: Annotated[
-        int,
-        typer.Option(
-            "--count", "-n", help="Number of snapshots, then end; 0: until Ctrl-C.", min=0
-        ),
-    ] = 0,
+    service: Annotated[str, typer.Argument(metavar="SERVICE")],
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.1)] = 1.0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0)] = 0,
     json: JsonOption = False,
 ) -> None:
     """Show the activity of a service: datasets, members and clients, with rates and latencies.
 
     A low terminal shows the busiest rows and counts the others. If stdout is no terminal, one
     snapshot is printed; --json prints the service's statistics.
+
+    Args:
+        service: unix:PATH, as dlfs serve prints it.
+        interval: Seconds between two snapshots.
+        count: Number of snapshots, then end; 0: until Ctrl-C.
+
+    Examples:
+        dlfs top unix:/run/dlfs/photos.sock
+        dlfs top unix:dlfs.sock --count 1 --json
     """
     from dlfs.service.client import get_statistics
 

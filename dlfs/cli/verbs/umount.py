@@ -10,12 +10,19 @@ from dlfs.cli.output import note
 
 
 def umount(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="Mount point.")],
-    lazy: Annotated[
-        bool, typer.Option("--lazy", "-z", help="Unmount even while files are open.")
-    ] = False,
+    directory: Annotated[str, typer.Argument(metavar="DIR")],
+    lazy: Annotated[bool, typer.Option("--lazy", "-z")] = False,
 ) -> None:
-    """Unmount a directory that 'dlfs mount' mounted."""
+    """Unmount a directory that 'dlfs mount' mounted.
+
+    Args:
+        directory: Mount point.
+        lazy: Unmount even while files are open.
+
+    Examples:
+        dlfs umount /mnt/photos
+        dlfs umount --lazy /mnt/photos
+    """
     from dlfs.mount.mountpoint import unmount
 
     path, holders = unmount(directory, lazy=lazy)

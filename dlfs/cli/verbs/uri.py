@@ -13,12 +13,18 @@ from dlfs.cli.output import print_json, print_text
 
 
 def uri(
-    text: Annotated[
-        str | None, typer.Argument(metavar="[URI]", help="Explain this URI instead.")
-    ] = None,
+    text: Annotated[str | None, typer.Argument(metavar="[URI]")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain device URIs: the parts of VOLUME arguments."""
+    """Explain device URIs: the parts of VOLUME arguments.
+
+    Args:
+        text: Explain this URI instead.
+
+    Examples:
+        dlfs uri
+        dlfs uri nvme-tcp://10.0.0.5/nqn.2024-01.org.example:a
+    """
     if text is None:
         _explain_all(json)
     else:

@@ -57,7 +57,12 @@ _WHY = "this reads the devices themselves"
 def verify(
     volume: VolumeArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
 ) -> None:
-    """Check superblocks, catalog, directories and every sample; report all damage."""
+    """Check superblocks, catalog, directories and every sample; report all damage.
+
+    Examples:
+        dlfs verify photos.img
+        dlfs verify photos.img photos@2 --json
+    """
     with open_devices(volume, "verify", why=_WHY) as opened, progress_bar("verify") as bar:
         checked = _Checked(bar)
         findings = checked.count(opened.verify(dataset, progress=checked.progress))

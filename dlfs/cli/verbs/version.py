@@ -10,7 +10,12 @@ from dlfs.cli.output import print_json
 
 
 def version(json: JsonOption = False) -> None:
-    """Show the versions of DLFS, its library, Python and the kernel."""
+    """Show the versions of DLFS, its library, Python and the kernel.
+
+    Examples:
+        dlfs version
+        dlfs version --json
+    """
     from dlfs._native.library import library  # numpy and libdlfs are slow to load
 
     number = library().dlfs_version()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-import typer
 
 import dlfs
 from dlfs.base.memory_limit import MEMORY_VARIABLE, default_memory_bytes
 from dlfs.base.units import format_bytes
-from dlfs.cli.commands import _PANELS, app
+from dlfs.cli.commands import _PANELS
 from dlfs.cli.environment import complete_arguments
-from dlfs.cli.examples import EXAMPLES
 from dlfs.cli.verb import Verb
-
-COMMAND = typer.main.get_command(app)
+from tests.unit.cli.commands import COMMAND, VERBS
 
 
 def find(words: list[str]) -> tuple[Verb, list[str]]:
@@ -33,17 +31,20 @@ def find(words: list[str]) -> tuple[Verb, list[str]]:
 # ---- --help --------------------------------------------------------------------------------------
 
 
-def test_every_verb_has_examples() -> None:
-    verbs = {name for panel in _PANELS.values() for name in panel}
-    for name, group in COMMAND.commands.items():
-        verbs |= {f"{name} {verb}" for verb in getattr(group, "commands", ())}
-    assert set(EXAMPLES) == verbs
-    assert all(examples for examples in EXAMPLES.values())
+@pytest.mark.parametrize("verb", VERBS)
+def test_everything_is_described(verb: str) -> None:
+    assert VERBS[verb].help
+    assert all(parameter.help for parameter in VERBS[verb].params)
+    described = inspect.getdoc(VERBS[verb].callback).partition("Args:\n")[2]
+    names = re.findall(r"^    (\w+): ", described.partition("Examples:\n")[0], re.MULTILINE)
+    assert set(names) <= {parameter.name for parameter in VERBS[verb].params}
 
 
-@pytest.mark.parametrize("verb", EXAMPLES)
+@pytest.mark.parametrize("verb", VERBS)
 def test_examples_parse(verb: str) -> None:
-    for example in " ".join(EXAMPLES[verb]).replace("\\ ", "").split("dlfs ")[1:]:
+    examples = VERBS[verb].examples
+    assert examples
+    for example in examples.replace("\\\n", "").replace("\n", " ").split("dlfs ")[1:]:
         words = shlex.split(example.split(" | ")[0].split(" >")[0])
         command, arguments = find(words)
         assert words[: len(verb.split())] == verb.split()

@@ -21,11 +21,11 @@ import pytest
 from rich.cells import cell_len
 
 import dlfs
-from dlfs.cli.examples import EXAMPLES
 from dlfs.cli.verbs.target import Kind
 from dlfs.fabric.recipes import RECIPES, Export
 from tests.fuse.mounting import wait_for_exit
 from tests.support.nvme import DiscoveryRecord, ScriptedTarget
+from tests.unit.cli import commands
 from tests.unit.cli.terminal import Terminal
 from tests.unit.store.nodes import OddRecord, empty, nqn, serve, subsystem
 
@@ -265,7 +265,7 @@ def test_large_statistics(terminal: Terminal, snapshot, name: str) -> None:
     assert collage(pictures) == snapshot
 
 
-@pytest.mark.parametrize("verb", ["", "target", *EXAMPLES])
+@pytest.mark.parametrize("verb", ["", "target", *commands.VERBS])
 def test_help(terminal: Terminal, snapshot, verb: str) -> None:
     pictures = {width: terminal.run(*verb.split(), "--help", columns=width) for width in WIDTHS}
     check(pictures)
