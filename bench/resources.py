@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,20 +28,31 @@ class Stopwatch:
     cpu_seconds: float = 0.0
 
 
-@contextmanager
-def timed() -> Iterator[Stopwatch]:
-    """Time the block, with the CPU time of all threads of this process."""
-    watch = Stopwatch()
-    cpu, start = cpu_seconds(), time.perf_counter()
-    yield watch
-    watch.seconds = time.perf_counter() - start
-    watch.cpu_seconds = cpu_seconds() - cpu
+def cpu_seconds() -> float:
+    """Return the CPU time of all threads of this process."""
+    return _used(resource.RUSAGE_SELF)
 
 
-def cpu_seconds(who: int = resource.RUSAGE_SELF) -> float:
-    """Return the CPU time of this process, or of its children that have ended."""
+def cpu_seconds_of_children() -> float:
+    """Return the CPU time of this process's children that have ended."""
+    return _used(resource.RUSAGE_CHILDREN)
+
+
+def _used(who: int) -> float:
     usage = resource.getrusage(who)
     return usage.ru_utime + usage.ru_stime
+
+
+@contextmanager
+def timed(
+    cpu: Callable[[], float] = cpu_seconds, *, servers: Iterable[int] = ()
+) -> Iterator[Stopwatch]:
+    """Time the block, with the CPU time that ``cpu`` returns and that of other processes."""
+    watch = Stopwatch()
+    used, start = cpu() + cpu_seconds_of_all(servers), time.perf_counter()
+    yield watch
+    watch.seconds = time.perf_counter() - start
+    watch.cpu_seconds = cpu() + cpu_seconds_of_all(servers) - used
 
 
 def cpu_seconds_of(pid: int) -> float:
@@ -62,7 +73,7 @@ def cpu_seconds_of_all(pids: Iterable[int]) -> float:
 
 def tree_cpu_seconds() -> float:
     """Return the CPU time of this process and all processes below it, ended or running."""
-    ended = cpu_seconds() + cpu_seconds(resource.RUSAGE_CHILDREN)
+    ended = cpu_seconds() + cpu_seconds_of_children()
     return ended + cpu_seconds_of_all(descendants(os.getpid()))
 
 

@@ -23,6 +23,9 @@ from dlfs.mount.supervise.keeper import ENABLE_URING
 READY_SECONDS = 30.0
 """Most time until a file system is mounted."""
 
+MEMORY_BYTES = 256 * MIB
+"""Memory of a mount, unless the contender says otherwise."""
+
 SQUASHFUSE = "squashfuse_ll"
 """squashfuse on libfuse's low-level interface, which is faster than ``squashfuse``."""
 
@@ -44,6 +47,11 @@ class Mounted:
 
     files: Path
     pid: int
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """ID of the process that serves the files, if one does."""
+        return (self.pid,) if self.pid else ()
 
 
 @contextmanager
@@ -107,7 +115,7 @@ def mount_dlfs(
     point: Path,
     log: Path,
     server: str = "auto",
-    memory_bytes: int = 256 * MIB,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> Iterator[Mounted]:
     """Mount a volume by the native server.
 

@@ -5,7 +5,6 @@ A volume of so many datasets is made by as many imports, once for all rounds.
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 import dlfs
 from bench.errors import WrongBytesError
 from bench.measurement import Environment, Measurement
-from bench.resources import cpu_seconds, timed
+from bench.resources import cpu_seconds_of_children, timed
 from dlfs.base.units import KIB, MIB
 
 CHUNK_BYTES = 16 * KIB
@@ -92,11 +91,9 @@ class ListDatasets:
         count = environment.limits.datasets
         path = _lay_volume(environment.scene.folder, count)
         if self.program:
-            before = cpu_seconds(resource.RUSAGE_CHILDREN)
-            with timed() as watch:
+            with timed(cpu_seconds_of_children) as watch:
                 command = [sys.executable, "-m", "dlfs.cli", "ls", path]
                 names = subprocess.run(command, check=True, capture_output=True).stdout.split()
-            watch.cpu_seconds = cpu_seconds(resource.RUSAGE_CHILDREN) - before
             found = len(names)
         else:
             with timed() as watch, dlfs.open(path) as volume:

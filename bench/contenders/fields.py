@@ -58,12 +58,11 @@ def _measure(
     if not cold:
         for _ in start(0):
             pass
-    tally, cpu = Tally(), tree_cpu_seconds()
-    with timed() as watch:
+    tally = Tally()
+    with timed(tree_cpu_seconds) as watch:
         for batch in start(0 if cold else 1):
             indices, data = take(batch)
             tally.add(indices, int(scene.source.lengths[indices].sum()), data)
-    watch.cpu_seconds = tree_cpu_seconds() - cpu
     return tally.result(scene.source, watch)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from bench.contenders.bare import run_bare
 from bench.datasets import Source
 from bench.measurement import CHECKED, Environment, Measurement, check_bytes
-from bench.resources import cpu_seconds, timed
+from bench.resources import cpu_seconds_of_children, timed
 
 CLOCK_EVERY = 64
 """Files between two looks at the clock."""
@@ -100,18 +99,18 @@ class FileList:
             count, total, found = self.read(seconds, slice(number, None, programs))
             results.put((count, total, found, begun, time.perf_counter()))
 
-        before = cpu_seconds(resource.RUSAGE_CHILDREN)
         children = [context.Process(target=run, args=(number,)) for number in range(programs)]
-        for child in children:
-            child.start()
-        parts = [results.get() for _ in children]
-        for child in children:
-            child.join()
-        used = cpu_seconds(resource.RUSAGE_CHILDREN) - before
+        with timed(cpu_seconds_of_children) as watch:
+            for child in children:
+                child.start()
+            parts = [results.get() for _ in children]
+            for child in children:
+                child.join()
         found = {index: data for part in parts for index, data in part[2].items()}
         elapsed = max(part[4] for part in parts) - min(part[3] for part in parts)
         count, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        return Measurement(count, total, elapsed, used, check_bytes(self._source, found))
+        checked = check_bytes(self._source, found)
+        return Measurement(count, total, elapsed, watch.cpu_seconds, checked)
 
 
 @dataclass(frozen=True)

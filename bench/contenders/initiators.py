@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from bench.datasets import DATASET
 from bench.errors import Unavailable
 from bench.measurement import Environment, Measurement, Tally, check_bytes
 from bench.process import bound_to, find_program, output_of
-from bench.resources import cpu_seconds, timed
+from bench.resources import cpu_seconds_of_children, timed
 from bench.targets import uri_of
 from dlfs.base.units import KIB
 from dlfs.block import NvmeTcpUri, SpdkUri, open_device, parse_uri
@@ -119,14 +118,13 @@ class SpdkPerf:
         options += ["-c", hex(1 << environment.machine.core)]
         options += ["-r", transport_id(environment.scene.uris)]
         options += tls_options(environment.scene.uris)
-        before = cpu_seconds(resource.RUSAGE_CHILDREN)
-        text = output_of(program, *options)
-        cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - before
+        with timed(cpu_seconds_of_children) as watch:
+            text = output_of(program, *options)
         total = re.search(r"^Total\s*:\s*([0-9.]+)", text, re.MULTILINE)
         if total is None:
             raise Unavailable("spdk_nvme_perf printed no total")
         reads = round(float(total[1]) * seconds)
-        return Measurement(reads, reads * self.block_bytes, seconds, cpu)
+        return Measurement(reads, reads * self.block_bytes, seconds, watch.cpu_seconds)
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,23 @@ The file systems are DLFS's mount, and an image of the same files served by squa
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.contenders.files import FileList, programs_label
+from bench.datasets import Scene
 from bench.measurement import Environment, Measurement
 from bench.process import find_program, output_of
 from bench.resources import cpu_seconds_of
-from bench.serving import SQUASHFUSE, Mounted, check_fuse, mount_dlfs, mount_squashfuse
+from bench.serving import (
+    MEMORY_BYTES,
+    SQUASHFUSE,
+    Mounted,
+    check_fuse,
+    mount_dlfs,
+    mount_squashfuse,
+)
 
 WARM_UP_SECONDS = 600.0
 """Most time of the first pass over the files, which is not timed."""
@@ -30,6 +38,16 @@ SERVERS = {
 
 STATES = {"cold": "cold", "served": "from its memory", "warm": "warm"}
 """States of the caches before a run, and their names in tables."""
+
+
+def open_tree(
+    scene: Scene, server: str, *, memory_bytes: int = MEMORY_BYTES
+) -> AbstractContextManager[Mounted]:
+    """Return a scene's files: through a mount by a server of DLFS, or plain if it is empty."""
+    if not server:
+        return nullcontext(Mounted(scene.files, 0))
+    point, log = scene.folder / "mnt", scene.folder / "mount.log"
+    return mount_dlfs(str(scene.volume), point, log, server, memory_bytes)
 
 
 def _mount_image(environment: Environment, point: Path) -> AbstractContextManager[Mounted]:
@@ -86,5 +104,4 @@ class MountFiles:
     def _mounted(self, environment: Environment, point: Path) -> AbstractContextManager[Mounted]:
         if self.server == "squashfuse":
             return _mount_image(environment, point)
-        volume, log = str(environment.scene.volume), environment.scene.folder / "mount.log"
-        return mount_dlfs(volume, point, log, self.server)
+        return open_tree(environment.scene, self.server)

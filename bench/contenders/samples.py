@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import dlfs
 from bench.datasets import DATASET, Scene
 from bench.measurement import CHECKED, Environment, Measurement, Tally
-from bench.resources import cpu_seconds_of_all, timed
+from bench.resources import timed
 
 DEPTH = 128
 """Operations in flight, the same for fio and the bare reader."""
@@ -94,8 +94,7 @@ def measure_epoch(
     """
     scene, tally = environment.scene, Tally()
     seconds = UNLIMITED_SECONDS if whole else environment.limits.seconds
-    cpu = cpu_seconds_of_all(servers)
-    with timed() as watch:
+    with timed(servers=servers) as watch:
         until = time.perf_counter() + seconds
         epoch = dataset.batches(
             scene.spec.batch,
@@ -110,7 +109,6 @@ def measure_epoch(
                 if time.perf_counter() > until:
                     break
             plan = epoch.plan if tally.samples < len(scene) else ""
-    watch.cpu_seconds += cpu_seconds_of_all(servers) - cpu
     stats = dataset.stats()
     if not plan:  # the epoch has ended; another one has the same plan
         with dataset.batches(scene.spec.batch, shuffle=shuffle) as other:
@@ -152,10 +150,8 @@ def measure_batches(
     """
     scene = environment.scene
     order = scene.file_order(environment.round)
-    cpu = cpu_seconds_of_all(servers)
-    with timed() as watch:
+    with timed(servers=servers) as watch:
         tally = read_batches(dataset, order, scene.spec.batch, environment.limits.seconds)
-    watch.cpu_seconds += cpu_seconds_of_all(servers) - cpu
     return tally.result(scene.source, watch, stats=dataset.stats())
 
 
@@ -206,10 +202,8 @@ def measure_cached(
     fill_memory(dataset, size)
     read_batches(dataset, order, size, UNLIMITED_SECONDS)
     before = dataset.stats()["reads"]
-    cpu = cpu_seconds_of_all(servers)
-    with timed() as watch:
+    with timed(servers=servers) as watch:
         tally = read_batches(dataset, order, size, environment.limits.seconds, again=True)
-    watch.cpu_seconds += cpu_seconds_of_all(servers) - cpu
     return tally.result(scene.source, watch, reads=dataset.stats()["reads"] - before)
 
 

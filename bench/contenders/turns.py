@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.contenders.mounts import SERVERS
+from bench.contenders.mounts import SERVERS, open_tree
 from bench.measurement import Environment, Measurement, check_bytes
-from bench.resources import cpu_seconds_of, timed
-from bench.serving import Mounted, mount_dlfs
+from bench.resources import timed
 from dlfs.base.units import KIB, MIB
 
 PIECE_BYTES = 256 * KIB
@@ -37,39 +36,30 @@ class FilesInTurns:
         scene = environment.scene
         indices = scene.file_indices.tolist()
         found = {index: bytearray() for index in indices}
-        with self._tree(environment) as tree, ExitStack() as opened:
+        with (
+            open_tree(scene, self.server, memory_bytes=MEMORY_BYTES) as tree,
+            ExitStack() as opened,
+        ):
             files = {}
             for index in indices:
                 path = Path(tree.files) / os.fsdecode(scene.source.path(index))
                 files[index] = opened.enter_context(path.open("rb", buffering=0))
             environment.machine.require_cold()
-            before, read_before = _used(tree)
-            with timed() as watch:
+            read_before = sum(map(_read_bytes, tree.servers))
+            with timed(servers=tree.servers) as watch:
                 for _ in range(0, int(scene.source.lengths.max()), PIECE_BYTES):
                     for index, file in files.items():
                         found[index] += file.read(PIECE_BYTES)
-            after, read_after = _used(tree)
+            read = sum(map(_read_bytes, tree.servers)) - read_before
         total = sum(map(len, found.values()))
         checked = check_bytes(scene.source, {index: bytes(data) for index, data in found.items()})
-        used = watch.cpu_seconds + after - before
-        measured = Measurement(len(indices), total, watch.seconds, used, checked)
-        if tree.pid:
-            measured.notes["bytes_from_device_per_byte"] = (read_after - read_before) / total
+        measured = Measurement(len(indices), total, watch.seconds, watch.cpu_seconds, checked)
+        if tree.servers:
+            measured.notes["bytes_from_device_per_byte"] = read / total
         return measured
 
-    def _tree(self, environment: Environment) -> AbstractContextManager[Mounted]:
-        scene = environment.scene
-        if not self.server:
-            return nullcontext(Mounted(scene.files, 0))
-        point, log = scene.folder / "mnt", scene.folder / "mount.log"
-        return mount_dlfs(str(scene.volume), point, log, self.server, memory_bytes=MEMORY_BYTES)
 
-
-def _used(tree: Mounted) -> tuple[float, int]:
-    """Return the CPU time of the tree's server, and the bytes that it has read from devices."""
-    if not tree.pid:
-        return 0.0, 0
-    fields = dict(
-        line.split(": ") for line in Path(f"/proc/{tree.pid}/io").read_text().splitlines()
-    )
-    return cpu_seconds_of(tree.pid), int(fields["read_bytes"])
+def _read_bytes(pid: int) -> int:
+    """Return the bytes that a process has read from devices."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])

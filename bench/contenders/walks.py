@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from bench.contenders.files import FileList
+from bench.contenders.mounts import open_tree
 from bench.errors import BenchmarkError
 from bench.measurement import CHECKED, Environment, Measurement
-from bench.resources import cpu_seconds, cpu_seconds_of, timed
-from bench.serving import Mounted, mount_dlfs
+from bench.resources import cpu_seconds_of_children, timed
 
 COMMANDS = {
     # To a pipe, because tar reads no files for an archive in /dev/null.
@@ -43,12 +41,10 @@ class Walk:
 
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene
-        with self._tree(environment) as tree:
+        with open_tree(scene, "native" if self.mounted else "") as tree:
             environment.machine.require_cold()
-            before = _cpu_seconds(tree)
-            with timed() as watch:
+            with timed(cpu_seconds_of_children, servers=tree.servers) as watch:
                 ended = subprocess.run(["sh", "-c", COMMANDS[self.program], "walk", tree.files])
-            used = _cpu_seconds(tree) - before
             if ended.returncode:
                 raise BenchmarkError(f"{self.program} {tree.files}: exit code {ended.returncode}")
             order = scene.file_order(environment.round)[:CHECKED]
@@ -56,18 +52,5 @@ class Walk:
         lengths = scene.source.lengths
         if not self.mounted:
             lengths = lengths[scene.file_indices]
-        return Measurement(len(lengths), int(lengths.sum()), watch.seconds, used, checked)
-
-    def _tree(self, environment: Environment) -> AbstractContextManager[Mounted]:
-        scene = environment.scene
-        if not self.mounted:
-            return nullcontext(Mounted(scene.files, 0))
-        return mount_dlfs(
-            str(scene.volume), scene.folder / "mnt", scene.folder / "mount.log", "native"
-        )
-
-
-def _cpu_seconds(tree: Mounted) -> float:
-    """Return the CPU time of the children that have ended and of the tree's server."""
-    children = cpu_seconds(resource.RUSAGE_CHILDREN)
-    return children + (cpu_seconds_of(tree.pid) if tree.pid else 0.0)
+        total = int(lengths.sum())
+        return Measurement(len(lengths), total, watch.seconds, watch.cpu_seconds, checked)
