@@ -153,8 +153,8 @@ def script(template: str, settings: Mapping[str, str]) -> str:
         settings: values of the shell's variables, by name.
     """
     lines = (f"{name}={shlex.quote(value)}" for name, value in settings.items())
-    text = _template(template).replace("@FUNCTIONS@\n", _template("nvmet_functions.sh"))
-    text = text.replace("@KEY_FUNCTIONS@\n", _template("key_functions.sh"))
+    text = _template(template).replace("@NVMET_FUNCTIONS@\n", _template("nvmet_functions.sh"))
+    text = text.replace("@EXPORT_FUNCTIONS@\n", _template("export_functions.sh"))
     imports = "import base64, hashlib, hmac, subprocess, sys, zlib\n"
     tls_identity = "\n".join([imports, inspect.getsource(expand), inspect.getsource(derive)])
     text = text.replace("@TLS_IDENTITY@", tls_identity)

@@ -14,22 +14,8 @@ set -eu
 @SETTINGS@
 # ------------------------------------------------------------------------------------------------
 
-discovery=nqn.2014-08.org.nvmexpress.discovery
-
-@FUNCTIONS@
-fail() {
-    printf 'export.sh: %s\n' "$*" >&2
-    exit 1
-}
-
-# in_use NAME: true if a block device is mounted, swap, or part of another one.
-in_use() {
-    cut -d' ' -f3 /proc/self/mountinfo | grep -qxF "$(cat "/sys/class/block/$1/dev")" ||
-        cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF "/dev/$1" ||
-        [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
-}
-
-@KEY_FUNCTIONS@
+@NVMET_FUNCTIONS@
+@EXPORT_FUNCTIONS@
 # set_keys HOST: connections of the host need its key from now on; open ones stay.
 set_keys() {
     [ -n "$keys" ] || return 0
@@ -99,15 +85,6 @@ check_tls() {
     pidof tlshd >/dev/null || fail "TLS needs tlshd, which is not running (ktls-utils)"
 }
 
-check_device() {
-    [ -b "$device" ] || [ -f "$device" ] || fail "$device: there is no such block device or file"
-    [ -b "$device" ] || return 0
-    disk=$(basename "$(readlink -f "$device")")
-    for part in "/sys/class/block/$disk" "/sys/class/block/$disk/$disk"*; do
-        [ ! -d "$part" ] || ! in_use "${part##*/}" || fail "$device: this machine uses ${part##*/}"
-    done
-}
-
 start() {
     check_device
     check_tls
@@ -117,20 +94,11 @@ start() {
     mkdir "$subsystem"
     echo 0 >"$subsystem/attr_allow_any_host"
     for host in $allowed_hosts; do
-        [ -d "$nvmet/hosts/$host" ] || mkdir "$nvmet/hosts/$host"
-        ln -s "$nvmet/hosts/$host" "$subsystem/allowed_hosts/$host"
-        set_keys "$host" # before a port leads to the subsystem
+        add_host "$host"
         set_tls_key "$host"
     done
-    mkdir "$namespace"
-    printf '%s\n' "$device" >"$namespace/device_path"
-    echo "$uuid" >"$namespace/device_uuid"
-    # From Linux 6.13 on: with reservations, the target refuses the writes of a second host.
-    [ ! -f "$namespace/resv_enable" ] || echo 1 >"$namespace/resv_enable"
-    echo 1 >"$namespace/enable"
-    for number in $ports; do
-        add_port "$number"
-    done
+    add_namespace "$device"
+    add_ports
     trap - EXIT
     verify
 }
@@ -169,7 +137,4 @@ undo() {
     done
 }
 
-case ${1-} in
-start | verify | rotate | undo) "$1" ;;
-*) fail "expected start, verify, rotate or undo" ;;
-esac
+run "$@"

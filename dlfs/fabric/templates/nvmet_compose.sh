@@ -5,7 +5,7 @@ umask 077
 
 @SETTINGS@
 
-@FUNCTIONS@
+@NVMET_FUNCTIONS@
 
 fail() {
     printf '%s\n' "$*" >&2
@@ -81,10 +81,7 @@ create() {
     [ "$(cat "$subsystem/attr_model")" = "$model" ] || printf '%s' "$model" >"$subsystem/attr_model"
     echo 0 >"$subsystem/attr_allow_any_host"
     for host in $allowed_hosts; do
-        [ -d "$nvmet/hosts/$host" ] || mkdir "$nvmet/hosts/$host"
-        set_keys "$host" # before a port leads to the subsystem
-        [ -L "$subsystem/allowed_hosts/$host" ] || \
-            ln -s "$nvmet/hosts/$host" "$subsystem/allowed_hosts/$host"
+        add_host "$host"
     done
     for host in $(ls "$subsystem/allowed_hosts"); do
         case " $allowed_hosts " in
@@ -92,17 +89,8 @@ create() {
         *) rm "$subsystem/allowed_hosts/$host" && { rmdir "$nvmet/hosts/$host" 2>/dev/null || true; } ;;
         esac
     done
-    [ -d "$namespace" ] || mkdir "$namespace"
-    if [ "$(cat "$namespace/enable")" != 1 ]; then
-        printf '%s\n' "$file" >"$namespace/device_path"
-        echo "$uuid" >"$namespace/device_uuid"
-        # From Linux 6.13 on: with reservations, the target refuses the writes of a second host.
-        [ ! -f "$namespace/resv_enable" ] || echo 1 >"$namespace/resv_enable"
-        echo 1 >"$namespace/enable"
-    fi
-    for number in $ports; do
-        add_port "$number"
-    done
+    add_namespace "$file"
+    add_ports
     trap - EXIT
 }
 

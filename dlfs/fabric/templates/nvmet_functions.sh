@@ -14,6 +14,30 @@ is_encrypted() {
     [ "$(cat "$1/addr_tsas" 2>/dev/null)" = tls1.3 ]
 }
 
+# add_host HOST: the host may connect, with its key (the script's set_keys) from the beginning.
+add_host() {
+    [ -d "$nvmet/hosts/$1" ] || mkdir "$nvmet/hosts/$1"
+    set_keys "$1" # before a port leads to the subsystem
+    [ -L "$subsystem/allowed_hosts/$1" ] || ln -s "$nvmet/hosts/$1" "$subsystem/allowed_hosts/$1"
+}
+
+# add_namespace DEVICE: export a device or file, unless that was done before.
+add_namespace() {
+    [ -d "$namespace" ] || mkdir "$namespace"
+    [ "$(cat "$namespace/enable")" != 1 ] || return 0
+    printf '%s\n' "$1" >"$namespace/device_path"
+    echo "$uuid" >"$namespace/device_uuid"
+    # From Linux 6.13 on: with reservations, the target refuses the writes of a second host.
+    [ ! -f "$namespace/resv_enable" ] || echo 1 >"$namespace/resv_enable"
+    echo 1 >"$namespace/enable"
+}
+
+add_ports() {
+    for number in $ports; do
+        add_port "$number"
+    done
+}
+
 # add_port NUMBER: the kernel listens on a port when the first subsystem is linked to it.
 add_port() {
     port_folder=$nvmet/ports/$1
@@ -54,7 +78,7 @@ remove_export() {
         rm "$subsystem/allowed_hosts/$host"
     done
     rmdir "$subsystem"
-    for host in $hosts; do
+    for host in $hosts ${allowed_hosts-}; do
         rmdir "$nvmet/hosts/$host" 2>/dev/null || true # it stays if another export allows it
     done
 }

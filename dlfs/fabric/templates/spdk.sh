@@ -11,8 +11,7 @@
 # Several exports may share one nvmf_tgt; each needs a different NQN. nvmf_tgt loses all exports when
 # it ends: start them again then. With --tls, start nvmf_tgt with --wait-for-rpc: the script sets what
 # can be set only then, and lets it go on. The kernel drives the device, through its asynchronous
-# I/O; for an
-# NVMe drive that SPDK drives itself, see bdev_nvme_attach_controller in SPDK's guide.
+# I/O; for an NVMe drive that SPDK drives itself, see bdev_nvme_attach_controller in SPDK's guide.
 set -eu
 
 # ---- settings ----------------------------------------------------------------------------------
@@ -20,27 +19,14 @@ set -eu
 # ------------------------------------------------------------------------------------------------
 
 socket=${SPDK_RPC_SOCKET:-/var/tmp/spdk.sock}
-discovery=nqn.2014-08.org.nvmexpress.discovery
 tls_buffer_bytes=2097152
 transfer_bytes_max=1048576 # SPDK's default, 128 KiB, would split the reads of whole chunks
 
+@EXPORT_FUNCTIONS@
 rpc() {
     spdk-rpc -s "$socket" "$@"
 }
 
-fail() {
-    printf 'export.sh: %s\n' "$*" >&2
-    exit 1
-}
-
-# in_use NAME: true if a block device is mounted, swap, or part of another one.
-in_use() {
-    cut -d' ' -f3 /proc/self/mountinfo | grep -qxF "$(cat "/sys/class/block/$1/dev")" ||
-        cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF "/dev/$1" ||
-        [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
-}
-
-@KEY_FUNCTIONS@
 # add_key FILE KIND OPTION: make a key known to nvmf_tgt; adds OPTION with its name to $key_options.
 # The name is new each time, since nvmf_tgt keeps what it has read.
 add_key() {
@@ -72,15 +58,6 @@ print(*(key["name"] for key in json.load(sys.stdin) if key["name"].startswith(sy
         *" $name "*) ;;
         *) rpc keyring_file_remove_key "$name" >/dev/null ;;
         esac
-    done
-}
-
-check_device() {
-    [ -b "$device" ] || [ -f "$device" ] || fail "$device: there is no such block device or file"
-    [ -b "$device" ] || return 0
-    disk=$(basename "$(readlink -f "$device")")
-    for part in "/sys/class/block/$disk" "/sys/class/block/$disk/$disk"*; do
-        [ ! -d "$part" ] || ! in_use "${part##*/}" || fail "$device: this machine uses ${part##*/}"
     done
 }
 
@@ -207,7 +184,4 @@ undo() {
     ! rpc bdev_get_bdevs -b "$bdev" >/dev/null 2>&1 || rpc bdev_aio_delete "$bdev"
 }
 
-case ${1-} in
-start | verify | rotate | undo) "$1" ;;
-*) fail "expected start, verify, rotate or undo" ;;
-esac
+run "$@"
