@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -32,8 +32,9 @@ from dlfs.attributes.arrow import arrow_type, column_to_arrow
 from dlfs.base.arguments import check_integer
 from dlfs.base.units import MIB
 from dlfs.base.wording import quote, show_value
-from dlfs.epoch.options import EpochOptions
+from dlfs.epoch.options import EpochOptions, make_options
 from dlfs.errors import UsageError
+from dlfs.fields import FieldType
 from dlfs.ingest.registry import load_package
 
 if TYPE_CHECKING:
@@ -49,11 +50,19 @@ TABLE_BYTES = 16 * MIB
 TABLE_ROWS = 1 << 16
 """Rows of a table for which no sample is read."""
 
-_BFLOAT16 = "bfloat16"
 _RESERVED = "dlfs:"  # begins the names of columns that users do not see
 
 ArrayMaker = Callable[[Any, Any], Any]
 """Makes an Arrow array of arrays, ``dtype[n, ...]`` or a list of n, of an Arrow type."""
+
+
+class TableKeywords(TypedDict, total=False):
+    """Keywords of the samples in tables and of their order, which is storage order by default."""
+
+    where: ArrayLike | None
+    shuffle: Shuffle | None
+    seed: int
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -138,17 +147,16 @@ class TableFormat:
 
     def _array_type(self, pyarrow: Any, name: str, kind: str) -> Any:
         """Return the Arrow type of a field such as ``<f4[?,3]``: nested lists."""
-        element, _, lengths = kind.removesuffix("]").partition("[")
-        element = "<u2" if element == _BFLOAT16 else element  # as numpy has it
+        form = FieldType.parse(kind)
         try:
-            made = pyarrow.from_numpy_dtype(np.dtype(element).newbyteorder("="))
+            made = pyarrow.from_numpy_dtype(form.dtype.newbyteorder("="))
         except (TypeError, NotImplementedError, pyarrow.ArrowException) as error:
             raise UsageError(
                 f"read tables of dataset {quote(self.dataset.name)}: expected fields of types that "
                 f"Arrow has, got {quote(name)} of type {kind}; leave it out of columns"
             ) from error
-        for length in reversed([one for one in lengths.split(",") if one]):
-            made = pyarrow.list_(made) if length == "?" else pyarrow.list_(made, int(length))
+        for length in reversed(form.shape):
+            made = pyarrow.list_(made) if length is None else pyarrow.list_(made, length)
         return made
 
     def make(
@@ -259,7 +267,7 @@ class Part:
         mean_bytes = max(1, int(dataset.lengths(indices).sum()) // len(indices))
         size = max(1, min(TABLE_BYTES // mean_bytes, len(indices)))
         fields = self.format.fields or None
-        options = EpochOptions(batch_size=size, order=indices, fields=fields)
+        options = EpochOptions(batch_size=size, order=indices, fields=fields, rank=0, world_size=1)
         with dataset.start_epoch(options) as epoch:
             yield from epoch
 
@@ -268,26 +276,21 @@ def tables(
     dataset: Dataset | DatasetView,
     *,
     columns: Sequence[str] | None = None,
-    where: ArrayLike | None = None,
-    shuffle: Shuffle | None = None,
-    seed: int = 0,
-    epoch: int = 0,
+    **order: Unpack[TableKeywords],
 ) -> Iterator[pyarrow.Table]:
     """Read a dataset as tables of about 16 MiB, which are read ahead.
 
     Args:
         dataset: dataset to read from, or a view.
         columns: names of the columns; by default all.
-        where: samples to take, as ``bool[n_samples]`` or indices.
-        shuffle: order of the samples, as for ``Dataset.batches``; storage order by default.
-        seed: seed of the order.
-        epoch: number of the epoch.
+        order: ``where``, ``shuffle``, ``seed`` and ``epoch``, as for ``Dataset.batches``; all
+            samples in storage order by default.
 
     Raises:
         UsageError: an argument is out of range, there is no such column, or pyarrow is missing.
         DlfsError: a sample cannot be read.
     """
-    parts = divide(TableFormat.of(dataset, columns), order_of(where, shuffle, seed, epoch), 1)
+    parts = divide(TableFormat.of(dataset, columns), order_of(tables, order), 1)
     return chain.from_iterable(part.tables() for part in parts)
 
 
@@ -320,15 +323,17 @@ def divide(table_format: TableFormat, options: EpochOptions, count: int) -> list
     ]
 
 
-def order_of(
-    where: ArrayLike | None, shuffle: Shuffle | None, seed: int, epoch: int
-) -> EpochOptions:
+def order_of(function: Callable[..., Any], order: TableKeywords) -> EpochOptions:
     """Return the options of an epoch of which the adapters read parts.
+
+    Args:
+        function: class or function that was called.
+        order: keywords of the call.
 
     Raises:
         UsageError: an argument is out of range.
     """
-    return EpochOptions(where=where, shuffle=shuffle, seed=seed, epoch=epoch).with_copies()
+    return make_options(function, TableKeywords, {"shuffle": None, **order}).with_copies()
 
 
 def nest(values: Any, kind: Any) -> Any:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlfs import Dataset, DatasetView
-from dlfs.adapters.arrow import INDEX, Part, TableFormat, divide, order_of
+from dlfs.adapters.arrow import INDEX, Part, TableFormat, divide
+from dlfs.adapters.grain import as_bytes
 from dlfs.epoch.options import EpochOptions
 from dlfs.ingest.registry import load_package
 
@@ -37,11 +38,6 @@ if TYPE_CHECKING:
 
 PARTITIONS = 32
 """Partitions by default."""
-
-
-def as_bytes(_index: int, sample: memoryview) -> bytes:
-    """Return the bytes of a sample: the element of a bag without ``decode``."""
-    return bytes(sample)
 
 
 def bag(
@@ -65,9 +61,9 @@ def bag(
     package = load_package("dask.bag", extra="dask", what="make a Dask bag")
     delayed = load_package("dask", extra="dask", what="make a Dask bag").delayed
     whole = TableFormat(dataset, ())
-    parts = divide(whole, order_of(where, None, 0, 0), npartitions)
+    parts = divide(whole, EpochOptions(where=where, shuffle=None).with_copies(), npartitions)
     read = delayed(_elements, pure=False)
-    empty = Part(whole, order_of([], None, 0, 0), 0, 0)
+    empty = Part(whole, EpochOptions(where=[], shuffle=None), 0, 0)
     return package.from_delayed([read(part, decode) for part in parts or [empty]])
 
 

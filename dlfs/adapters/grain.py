@@ -28,35 +28,33 @@ This module does not import Grain. Threads: any at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar, Unpack
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 import dlfs
-from dlfs.epoch.options import EpochOptions
-
-if TYPE_CHECKING:
-    from dlfs.epoch.options import Weights
+from dlfs.epoch.options import EpochOptions, SelectionKeywords, make_options
 
 T = TypeVar("T")
 
 
 def as_bytes(_index: int, sample: memoryview) -> bytes:
-    """Return the bytes of a sample: the element of a source without ``decode``."""
+    """Return the bytes of a sample: an element without ``decode``."""
     return bytes(sample)
 
 
 class Source(Generic[T]):
     """The samples of a dataset by position: all of them by index, or the chosen ones.
 
-    The arguments that are not listed are those of ``Dataset.batches``.
-
     Args:
         dataset: dataset to read from, or a view; it is not closed. ``decode`` gets its indices.
         decode: makes an element from the index and the bytes of a sample. It must not keep the
             bytes, whose memory is reused. It must be picklable if Grain has worker processes.
-        where: samples to take, each once, in index order, as ``bool[n_samples]`` or indices.
+        seed: seed of the draws.
+        epoch: epoch of the draws.
+        choice: ``where``, ``weights``, ``draws`` and ``order``, as ``Dataset.batches`` takes them;
+            the samples of ``where`` are in index order.
 
     Raises:
         UsageError: an argument is out of range, or excludes another one.
@@ -69,23 +67,18 @@ class Source(Generic[T]):
         dataset: dlfs.Dataset | dlfs.DatasetView,
         decode: Callable[[int, memoryview], T] | None = None,
         *,
-        where: ArrayLike | None = None,
-        weights: Weights | None = None,
-        draws: int | None = None,
-        order: ArrayLike | None = None,
         seed: int = 0,
         epoch: int = 0,
+        **choice: Unpack[SelectionKeywords],
     ) -> None:
         self.dataset = dataset
         self._decode: Callable[[int, memoryview], Any] = decode or as_bytes
         self._order: NDArray[np.uint64] | None = None
         self._selection_text = ""
-        options = EpochOptions(
-            seed=seed, epoch=epoch, where=where, weights=weights, draws=draws, order=order
-        )
+        options = make_options(Source, SelectionKeywords, choice, seed=seed, epoch=epoch)
         if options.has_choice:
             chosen = dataset.order_epoch(options).indices()
-            in_index_order = order is None and weights is None
+            in_index_order = options.order is None and options.weights is None
             self._order = np.sort(chosen) if in_index_order else chosen
             state = dataset.start_epoch(EpochOptions(order=self._order)).state()
             self._selection_text = f", selection {state['selection']}"

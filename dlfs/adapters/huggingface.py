@@ -21,16 +21,15 @@ Needs the packages of the extra ``huggingface``. Threads: one at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from dlfs import Dataset, DatasetView, Shuffle
-from dlfs.adapters.arrow import Part, TableFormat, divide, order_of
+from dlfs import Dataset, DatasetView
+from dlfs.adapters.arrow import Part, TableFormat, TableKeywords, divide, order_of
 from dlfs.ingest.registry import load_package
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow
-    from numpy.typing import ArrayLike
 
 SHARDS = 64
 """Shards of a stream by default; a common multiple of most numbers of workers and ranks."""
@@ -40,22 +39,16 @@ def stream(
     dataset: Dataset | DatasetView,
     *,
     columns: Sequence[str] | None = None,
-    where: ArrayLike | None = None,
-    shuffle: Shuffle | None = None,
-    seed: int = 0,
-    epoch: int = 0,
     shards: int = SHARDS,
+    **order: Unpack[TableKeywords],
 ) -> datasets.IterableDataset:
     """Return the samples of an epoch as a stream of rows.
 
     Args:
         dataset: dataset to read from, or a view; it must stay open while rows are read.
         columns: names of the columns, as ``dlfs.adapters.arrow`` describes them; by default all.
-        where: samples to take, as ``bool[n_samples]`` or indices.
-        shuffle: order of the samples, as for ``Dataset.batches``; storage order by default.
-        seed: seed of the order.
-        epoch: number of the epoch.
         shards: number of shards; fewer if there are fewer samples.
+        order: samples and their order, as for ``dlfs.adapters.arrow.tables``.
 
     Raises:
         UsageError: ``datasets`` is not installed, an argument is out of range, or there is no such
@@ -64,7 +57,7 @@ def stream(
     package = load_package("datasets", extra="huggingface", what="stream rows")
     module = load_package("datasets.iterable_dataset", extra="huggingface", what="stream rows")
     table_format = TableFormat.of(dataset, columns, is_copied=True)
-    parts = divide(table_format, order_of(where, shuffle, seed, epoch), shards)
+    parts = divide(table_format, order_of(stream, order), shards)
     features = package.Features.from_arrow_schema(table_format.schema())
     info = package.DatasetInfo(features=features)
     source = module.ArrowExamplesIterable(_tables, {"parts": parts})

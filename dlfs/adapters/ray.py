@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from dlfs import Dataset, DatasetView, Shuffle
-from dlfs.adapters.arrow import Part, TableFormat, as_native, divide, order_of
+from dlfs import Dataset, DatasetView
+from dlfs.adapters.arrow import Part, TableFormat, TableKeywords, as_native, divide, order_of
 from dlfs.base.extras import install_command
 from dlfs.errors import UsageError
 
@@ -38,7 +38,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     import pyarrow
-    from numpy.typing import ArrayLike
 
 
 class Source(Datasource):
@@ -47,11 +46,8 @@ class Source(Datasource):
     Args:
         dataset: dataset to read from, or a view.
         columns: names of the columns; by default all.
-        where: samples to take, as ``bool[n_samples]`` or indices.
-        shuffle: order of the samples, as for ``Dataset.batches``; storage order by default, which
-            is read sequentially.
-        seed: seed of the order.
-        epoch: number of the epoch.
+        order: samples and their order, as for ``dlfs.adapters.arrow.tables``; storage order, the
+            default, is read sequentially.
 
     Raises:
         UsageError: an argument is out of range, or there is no such column.
@@ -62,14 +58,11 @@ class Source(Datasource):
         dataset: Dataset | DatasetView,
         *,
         columns: Sequence[str] | None = None,
-        where: ArrayLike | None = None,
-        shuffle: Shuffle | None = None,
-        seed: int = 0,
-        epoch: int = 0,
+        **order: Unpack[TableKeywords],
     ) -> None:
         super().__init__()
         self._format = TableFormat.of(dataset, columns, is_copied=True)
-        self._options = order_of(where, shuffle, seed, epoch)
+        self._options = order_of(Source, order)
 
     def get_name(self) -> str:
         """Return the name that Ray shows."""

@@ -31,46 +31,32 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 import dlfs
-from dlfs.epoch.options import WINDOW_CHUNKS, EpochOptions, EpochState
+from dlfs.epoch.options import EpochOptions, EpochState, ReadKeywords, make_options
 
 if TYPE_CHECKING:
     import tensorflow
-    from numpy.typing import ArrayLike, DTypeLike
-
-    from dlfs.epoch.options import Weights
+    from numpy.typing import DTypeLike
 
 
-def batches(  # noqa: D417  EpochOptions describes the others
+def batches(
     dataset: dlfs.Dataset,
     batch_size: int,
     *,
     dtype: DTypeLike | None = None,
     shape: tuple[int, ...] = (),
-    seed: int = 0,
     epoch: int = 0,
-    rank: int | None = None,
-    world_size: int | None = None,
-    shuffle: dlfs.Shuffle | None = "global",
-    window_chunks: int = WINDOW_CHUNKS,
-    where: ArrayLike | None = None,
-    weights: Weights | None = None,
-    draws: int | None = None,
-    order: ArrayLike | None = None,
-    drop_last: bool = False,
-    on_error: dlfs.OnError = "raise",
-    plan: dlfs.ReadPlan = "auto",
     state: dict[str, Any] | None = None,
     with_state: bool = False,
+    **keywords: Unpack[ReadKeywords],
 ) -> tensorflow.data.Dataset:
     """Return one rank's batches of an epoch.
 
-    The arguments that are not listed are those of ``Dataset.batches``. With
-    ``drop_last``, all batches have one shape.
+    With ``drop_last``, all batches have one shape.
 
     Args:
         dataset: dataset to read from; it must stay open during iterations.
@@ -82,6 +68,9 @@ def batches(  # noqa: D417  EpochOptions describes the others
             ``seed``, ``epoch``, ``shuffle`` and ``window_chunks``.
         with_state: give the state behind each batch as a third component, a scalar string of JSON:
             ``json.loads(value.numpy())`` is a ``state``.
+        keywords: seed, order, share and policy, as ``Dataset.batches`` takes them: ``seed``,
+            ``shuffle``, ``window_chunks``, ``where``, ``weights``, ``draws``, ``order``, ``rank``,
+            ``world_size``, ``drop_last``, ``on_error`` and ``plan``.
 
     Returns:
         Pairs of the samples' indices, ``int64[n]``, and the samples, ``dtype[n, *shape]`` or
@@ -92,22 +81,8 @@ def batches(  # noqa: D417  EpochOptions describes the others
             another dataset or selection.
     """
     tf = _load("read with tf.data")
-    options = EpochOptions(
-        batch_size=batch_size,
-        seed=seed,
-        epoch=epoch,
-        rank=rank,
-        world_size=world_size,
-        shuffle=shuffle,
-        window_chunks=window_chunks,
-        where=where,
-        weights=weights,
-        draws=draws,
-        order=order,
-        drop_last=drop_last,
-        on_error=on_error,
-        plan=plan,
-    ).with_copies()  # the caller may change its arrays before a later epoch
+    options = make_options(batches, ReadKeywords, keywords, batch_size=batch_size, epoch=epoch)
+    options = options.with_copies()  # the caller may change its arrays before a later epoch
     start_epoch = _epoch_starter(dataset, options, state)
 
     def generate() -> Iterator[tuple[Any, ...]]:
@@ -118,7 +93,7 @@ def batches(  # noqa: D417  EpochOptions describes the others
 
     with _epoch_starter(dataset, options, state)() as first:  # raises for wrong arguments
         batch_count = len(first)
-    count = batch_size if drop_last and on_error != "skip" else None
+    count = batch_size if options.drop_last and options.on_error != "skip" else None
     kind = tf.string if dtype is None else tf.as_dtype(np.dtype(dtype))
     signature: tuple[Any, ...] = (
         tf.TensorSpec((count,), tf.int64),

@@ -1,16 +1,18 @@
 """The types of options with a fixed set of values, and the checks of arguments.
 
 The literal types are for annotations, here and in users' code: ``shuffle: dlfs.Shuffle | None``.
-Every check raises a ``UsageError`` that names the option, the allowed values and the given value.
+A check of a value raises a ``UsageError`` that names the option, the allowed values and the given
+value.
 
 Threads: any; no state.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Sequence
-from typing import Literal, SupportsIndex, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, SupportsIndex, get_args
 
 from dlfs.base.wording import close_matches, join_words, show_value
 from dlfs.errors import UsageError
@@ -102,6 +104,27 @@ def check_integer(
             f"{action}: expected {option} as an integer {span}, got {show_value(value)}"
         )
     return number
+
+
+def check_keywords(function: Callable[..., Any], taken: type, keywords: Iterable[str]) -> None:
+    """Refuse a keyword that a function with ``**options: Unpack[...]`` does not take.
+
+    Args:
+        function: class or function that was called.
+        taken: ``TypedDict`` of the keywords that it takes besides its parameters.
+        keywords: names of the keywords of the call.
+
+    Raises:
+        TypeError: there is no such keyword; the message names the nearest one.
+    """
+    for name in keywords:
+        if name not in taken.__annotations__:
+            known = [*inspect.signature(function).parameters, *taken.__annotations__]
+            close = close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(
+                f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}"
+            )
 
 
 def as_integer(value: object) -> int | None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs.attributes import AttributeTable
-from dlfs.base.arguments import OnError, ReadPlan, Shuffle, as_integer
+from dlfs.base.arguments import OnError, as_integer
 from dlfs.base.closing import Closing
 from dlfs.base.forks import Lock, OwnerProcess
 from dlfs.base.units import format_bytes, format_count
@@ -29,32 +29,38 @@ from dlfs.directory import (
     Entry,
     FrozenDirectory,
     as_array,
+    check_indices,
     check_position,
     find_outside,
     near_paths,
 )
-from dlfs.epoch.options import WINDOW_CHUNKS, EpochOptions, Weights
+from dlfs.epoch.options import EpochKeywords, EpochOptions, OrderKeywords, make_options
 from dlfs.epoch.order import Sequence as EpochSequence
 from dlfs.epoch.selection import select
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
+from dlfs.fields import find_fields, measure_field
+from dlfs.fields.batch_fields import name_types
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
-from dlfs.reader import Batch, ColumnAccess, Epoch, follow, pick_fields, read_into, read_pieces
+from dlfs.reader import Batch, Epoch, follow, pick_fields, read_into, read_pieces
 from dlfs.store.info import DatasetInfo, SampleInfo, describe_dataset
 from dlfs.store.records import find_record
 
 if TYPE_CHECKING:
+    import pyarrow
     from typing_extensions import Buffer
 
 T = TypeVar("T")
 
 
-class Dataset(ColumnAccess, Closing):
+class Dataset(Closing):
     """One version of a dataset, open for reading.
 
     Args:
         connection: opens the sessions of this dataset.
         identity: UUID, name and version of the dataset.
+        shared: open dataset whose session this one uses in this process, as long as it is open.
+        release: called once by ``close``, instead of closing the shared session.
 
     Attributes:
         uuid: UUID of this version.
@@ -64,13 +70,21 @@ class Dataset(ColumnAccess, Closing):
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(self, connection: Connection, identity: DatasetIdentity) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        identity: DatasetIdentity,
+        *,
+        shared: Dataset | None = None,
+        release: Callable[[], None] | None = None,
+    ) -> None:
         self._connection = connection
         self._identity = identity
         self._closed = False
         self._mutex = Lock()
         self._owner = OwnerProcess()
-        self._session: DatasetSession | None = None
+        self._shared, self._release = shared, release
+        self._session: DatasetSession | None = None if shared is None else shared.session
         self._inherited: list[DatasetSession] = []
         self.uuid: UUID = identity.uuid
         self.name = identity.name
@@ -85,6 +99,12 @@ class Dataset(ColumnAccess, Closing):
         record = self._session.record
         count = format_count(record.sample_count, "sample")
         return f"<Dataset {where}: {count}, {format_bytes(record.sample_bytes)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows: thumbnails of some samples, and the columns."""
+        from dlfs.notebook import show_dataset
+
+        return show_dataset(self, lambda: self.attributes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Dataset, (self._connection, self._identity)
@@ -104,6 +124,8 @@ class Dataset(ColumnAccess, Closing):
         return self
 
     def _opened(self) -> DatasetSession:
+        if self._shared is not None and not self._closed and self._owner.is_current():
+            self._session = self._shared.session  # another one once the dataset was moved
         session = self.present_session
         if session is not None:
             return session
@@ -164,7 +186,10 @@ class Dataset(ColumnAccess, Closing):
         """
         self._closed = True
         session, self._session = self._session, None
-        if session is not None and self._owner.is_current():
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+        elif session is not None and self._shared is None and self._owner.is_current():
             session.close(with_directory=not self._inherited)
 
     # ---- properties ------------------------------------------------------------------------------
@@ -353,27 +378,51 @@ class Dataset(ColumnAccess, Closing):
         """
         return read_pieces(lambda: self._opened().reader, self._position(index))
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-        worker: int = 0,
-        workers: int = 1,
-        shuffle: Shuffle | None = "global",
-        window_chunks: int = WINDOW_CHUNKS,
-        where: ArrayLike | None = None,
-        weights: Weights | None = None,
-        draws: int | None = None,
-        order: ArrayLike | None = None,
-        drop_last: bool = False,
-        on_error: OnError = "raise",
-        plan: ReadPlan = "auto",
-        fields: Sequence[str] | None = None,
-    ) -> Epoch:
+    # ---- arrays ----------------------------------------------------------------------------------
+
+    @overload
+    def read_arrays(self, indices: ArrayLike, *, stack: Literal[True] = True) -> NDArray[Any]: ...
+
+    @overload
+    def read_arrays(self, indices: ArrayLike, *, stack: Literal[False]) -> list[NDArray[Any]]: ...
+
+    def read_arrays(
+        self, indices: ArrayLike, *, stack: bool = True
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        """Read samples as the arrays that they contain; see ``Batch.arrays``.
+
+        Args:
+            indices: integers 0..N-1, one dimension.
+            stack: True to copy them to one array, which requires one dtype and shape; False for a
+                list.
+
+        Returns:
+            ``dtype[n, *shape]``, or with ``stack=False`` a list of read-only views.
+
+        Raises:
+            UsageError: a sample is no array or has a wrong length, or the forms differ and are to
+                be stacked; the message names the sample.
+            DlfsError: as ``read`` and ``column``.
+        """
+        batch = self.read(indices)
+        return batch.arrays() if stack else batch.arrays(stack=False)
+
+    def array(self, index: int) -> NDArray[Any]:
+        """Read one sample as the array that it contains, read-only.
+
+        Args:
+            index: index of the sample; negative indices count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: the index is no integer; or as ``read_arrays``.
+            DlfsError: as ``read_arrays``.
+        """
+        return self.read([self._position(index)]).arrays(stack=False)[0]
+
+    # ---- epochs ----------------------------------------------------------------------------------
+
+    def batches(self, batch_size: int, **options: Unpack[EpochKeywords]) -> Epoch:
         """Return one rank's batches of one epoch, which are read ahead.
 
         Args:
@@ -404,25 +453,7 @@ class Dataset(ColumnAccess, Closing):
             UsageError: an argument is out of range.
         """
         return self.start_epoch(
-            EpochOptions(
-                batch_size=batch_size,
-                seed=seed,
-                epoch=epoch,
-                rank=rank,
-                world_size=world_size,
-                worker=worker,
-                workers=workers,
-                shuffle=shuffle,
-                window_chunks=window_chunks,
-                where=where,
-                weights=weights,
-                draws=draws,
-                order=order,
-                drop_last=drop_last,
-                on_error=on_error,
-                plan=plan,
-                fields=fields,
-            )
+            make_options(Dataset.batches, EpochKeywords, options, batch_size=batch_size)
         )
 
     def start_epoch(self, options: EpochOptions) -> Epoch:
@@ -452,18 +483,7 @@ class Dataset(ColumnAccess, Closing):
         other = None if record is None else DatasetIdentity.of(record)
         return self._identity.other_checkpoint(uuid, other, self._connection.uri)
 
-    def sequence(
-        self,
-        *,
-        shuffle: Shuffle | None = "global",
-        seed: int = 0,
-        epoch: int = 0,
-        window_chunks: int = WINDOW_CHUNKS,
-        where: ArrayLike | None = None,
-        weights: Weights | None = None,
-        draws: int | None = None,
-        order: ArrayLike | None = None,
-    ) -> EpochSequence:
+    def sequence(self, *, epoch: int = 0, **options: Unpack[OrderKeywords]) -> EpochSequence:
         """Return the order of the epoch that ``batches`` reads with the same arguments.
 
         No sample is read. The arguments are described at ``batches``.
@@ -471,18 +491,7 @@ class Dataset(ColumnAccess, Closing):
         Raises:
             UsageError: an argument is out of range.
         """
-        return self.order_epoch(
-            EpochOptions(
-                shuffle=shuffle,
-                seed=seed,
-                epoch=epoch,
-                window_chunks=window_chunks,
-                where=where,
-                weights=weights,
-                draws=draws,
-                order=order,
-            )
-        )
+        return self.order_epoch(make_options(Dataset.sequence, OrderKeywords, options, epoch=epoch))
 
     def order_epoch(self, options: EpochOptions) -> EpochSequence:
         """Return the order of an epoch, as ``sequence``; for callers that keep the options.
@@ -497,6 +506,88 @@ class Dataset(ColumnAccess, Closing):
             chunk_bytes=reader.chunk_bytes,
             selection=select(self.directory, self.column, options),
         )
+
+    # ---- columns and fields ----------------------------------------------------------------------
+
+    @property
+    def columns(self) -> dict[str, np.dtype[Any]]:
+        """Dtype of each column of attributes, by name, as ``column`` returns it."""
+        return self.attributes.dtypes
+
+    def column(self, name: str, indices: ArrayLike | None = None) -> NDArray[Any]:
+        """Return a column of attributes: one value for each sample.
+
+        Args:
+            name: name of the column.
+            indices: indices of the samples; by default all in index order.
+
+        Returns:
+            ``dtype[n]``, read-only. A whole column of numbers or bools is not copied. Strings are
+            an ``object`` array of ``str``.
+
+        Raises:
+            NotFoundError: there is no such column.
+            UsageError: an index is out of range.
+            FormatError: the column is damaged (ChecksumError).
+            StaleError: the dataset was removed.
+            DeviceError: it cannot be read.
+        """
+        return follow(lambda: self.attributes, lambda table: table.column(name, indices))
+
+    def attributes_to_arrow(self) -> pyarrow.Table:
+        """Return all columns as an Arrow table, in index order; only bools are copied.
+
+        Raises:
+            UsageError: pyarrow is not installed.
+            DlfsError: as ``column``.
+        """
+        return follow(lambda: self.attributes, lambda table: table.to_arrow())
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Type of each field of the samples by name, as ``Volume.writer`` takes them; or empty.
+
+        All samples have the same fields. A batch checks this for its samples.
+
+        Raises:
+            FormatError: the column of the fields is malformed.
+            DlfsError: as ``column``.
+        """
+        none = np.empty(0, np.uint64)
+        found = follow(lambda: self.attributes, lambda table: find_fields(table, none, self.name))
+        return name_types(found)
+
+    def field_lengths(self, name: str, indices: ArrayLike) -> NDArray[np.int64]:
+        """Return the length of a field of some samples in bytes, ``int64[n_samples]``.
+
+        Raises:
+            UsageError: there is no such field, or an index is out of range.
+            FormatError: the columns of the fields are malformed.
+            DlfsError: as ``column``.
+        """
+
+        def measure(table: AttributeTable) -> NDArray[np.int64]:
+            fields = find_fields(table, np.empty(0, np.uint64), self.name)
+            pick_fields(fields, (name,), self.name)
+            action = f"read fields of dataset {self.name!r}"
+            chosen = check_indices(indices, len(table), option="indices", action=action)
+            return measure_field(table, name, fields[name], chosen, self.name)[0]
+
+        return follow(lambda: self.attributes, measure)
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """Read the fields of one sample: ``memoryview``, ``str`` or read-only array by name.
+
+        Args:
+            index: index of the sample; negative indices count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: the index is no integer, or the samples have no fields.
+            FormatError: the columns of the fields, or a text, are malformed.
+            DlfsError: as ``read`` and ``column``.
+        """
+        return self.read([self._position(index)]).sample(0)
 
     # ---- paths and indices -----------------------------------------------------------------------
 

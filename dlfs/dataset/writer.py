@@ -27,8 +27,7 @@ Threads: one. Memory: the stage, the windows, the columns, and the directory wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -70,26 +69,16 @@ _NO_ATTRIBUTES: Attributes = {}
 _NO_NAMES: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetDescription:
-    """The name, version and packing of a new dataset."""
+class WriterKeywords(TypedDict, total=False):
+    """Keywords of ``Volume.writer``, which describes them, and of ``Volume.append``."""
 
-    name: bytes
-    version: int
-    layout: Layout = "shuffled"
-    seed: int = 0
-    source_shuffled: bool = False
-    """True if samples arrive in a shuffled order and are packed in it."""
-
-    def __post_init__(self) -> None:
-        action = f"write {display(self.name)!r}"
-        check_choice(self.layout, LAYOUTS, option="layout", action=action)
-        check_integer(self.seed, 0, SEED_MAX, option="seed", action=action)
-
-    @property
-    def shuffles(self) -> bool:
-        """True if the writer itself permutes the samples."""
-        return self.layout == "shuffled" and not self.source_shuffled
+    seed: int
+    source_shuffled: bool
+    expected_bytes: int
+    expected_samples: int
+    stage_bytes: int | None
+    defaults: Mapping[str, Any] | None
+    uuid: UUID | None
 
 
 class DatasetWriter:
@@ -97,7 +86,11 @@ class DatasetWriter:
 
     Args:
         transaction: transaction with the lock on the volume; the writer ends it.
-        description: name, version and packing of the new dataset.
+        name: name of the new dataset.
+        version: version of the new dataset.
+        layout: order in which samples are packed.
+        seed: seed of the shuffled order, 64 bits.
+        source_shuffled: True if samples arrive in a shuffled order and are packed in it.
         expected_bytes: sum of the samples' lengths, if known: free space is checked first.
         expected_samples: number of samples, if known: free space is checked first.
         stage_bytes: size of the stage; by default it depends on the layout.
@@ -108,6 +101,7 @@ class DatasetWriter:
         on_end: called once with the new generation, or with None after an abort.
 
     Attributes:
+        layout: order in which samples are packed.
         previous: samples of an earlier version that the new one has as well; None without.
 
     Raises:
@@ -120,31 +114,42 @@ class DatasetWriter:
     def __init__(
         self,
         transaction: Transaction,
-        description: DatasetDescription,
+        name: bytes,
+        version: int,
         *,
+        layout: Layout = "shuffled",
+        seed: int = 0,
+        source_shuffled: bool = False,
         expected_bytes: int = 0,
         expected_samples: int = 0,
         stage_bytes: int | None = None,
         fields: Mapping[str, str] | None = None,
-        defaults: Mapping[str, Any] = _NO_ATTRIBUTES,
+        defaults: Mapping[str, Any] | None = None,
         previous: PreviousVersion | None = None,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
         self._transaction = transaction
         self._on_end = on_end
-        self.description = description
+        self._name = name
+        action = f"write {display(name)!r}"
+        check_choice(layout, LAYOUTS, option="layout", action=action)
+        self._seed = check_integer(seed, 0, SEED_MAX, option="seed", action=action)
+        self._version = version
+        self.layout = layout
+        self._shuffles = layout == "shuffled" and not source_shuffled
         self.uuid: UUID = uuid or uuid4()
         if transaction.base.catalog.has_uuid(self.uuid):
-            name = display(description.name)
-            raise ExistsError(f"write the dataset {name!r}: a dataset has the UUID {self.uuid}")
+            raise ExistsError(
+                f"write the dataset {display(name)!r}: a dataset has the UUID {self.uuid}"
+            )
         self.previous = previous
         self._encoder = None if fields is None else self._declare(fields)
         self._has_bytes = False  # samples of bytes were added
         self._directory = DirectoryBuilder()
         self._attributes = AttributesBuilder()
-        self._names = AttributeNames(defaults)
-        default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED
+        self._names = AttributeNames(defaults or {})
+        default = STAGE_BYTES_SHUFFLED if self._shuffles else STAGE_BYTES_ORDERED
         self._stage = SampleBuffer(default if stage_bytes is None else stage_bytes)
         self._stage_number = 0
         self._path_bytes = 0
@@ -165,7 +170,7 @@ class DatasetWriter:
         self._check_space(expected_bytes, expected_samples)
 
     def __repr__(self) -> str:
-        name, version = display(self.description.name), self.description.version
+        name, version = display(self._name), self._version
         size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
         return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
 
@@ -224,7 +229,7 @@ class DatasetWriter:
             self._check_bytes_allowed(raw)
             if has_reserved(attributes):
                 given = {name: [value] for name, value in attributes.items()}
-                check_reserved(given, np.array([array.size]), display(self.description.name))
+                check_reserved(given, np.array([array.size]), display(self._name))
         if array.size > SAMPLE_BYTES_MAX:
             raise LimitError(
                 f"add the sample {display(raw)!r}: expected at most {SAMPLE_BYTES_MAX} bytes, "
@@ -259,7 +264,7 @@ class DatasetWriter:
         try:
             return FieldEncoder(fields)
         except UsageError as error:
-            name = display(self.description.name)
+            name = display(self._name)
             raise UsageError(f"write the dataset {name!r}: {error}") from error
 
     def _encode_fields(
@@ -323,9 +328,9 @@ class DatasetWriter:
             self._check_fields_allowed(paths[0], np.asarray(attributes[FIELDS_COLUMN]).tolist())
         elif len(paths):
             self._check_bytes_allowed(paths[0])
-        check_reserved(attributes, sizes, display(self.description.name))
+        check_reserved(attributes, sizes, display(self._name))
         self._note(paths, int(sizes.sum()), attributes)
-        if not self.description.shuffles:
+        if not self._shuffles:
             self._drain_stage()
             self._pack(list(paths), source, starts, sizes, None)
             return
@@ -385,9 +390,8 @@ class DatasetWriter:
             return
         source, offsets, lengths = stage.contents()
         order = None
-        if self.description.shuffles:
-            seed = self.description.seed
-            order = packing_permutation(len(stage), seed, self._stage_number).map()
+        if self._shuffles:
+            order = packing_permutation(len(stage), self._seed, self._stage_number).map()
         self._pack(stage.paths, source, offsets, lengths, order)
         self._stage_number += 1
         stage.clear()
@@ -405,7 +409,7 @@ class DatasetWriter:
         A failure leaves a part of the samples packed, so it aborts the writer.
         """
         try:
-            if self.description.layout == "shuffled":
+            if self.layout == "shuffled":
                 order = np.arange(len(paths), dtype=np.uint64) if order is None else order
                 self._packer.fill_chunks(lengths, order)
             locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)
@@ -512,14 +516,14 @@ class DatasetWriter:
     def _record(self, extent: AttributeExtent | None, parts: FrozenParts) -> DatasetRecord:
         chunks = self._open_chunks()
         return DatasetRecord(
-            name=self.description.name,
-            version=self.description.version,
+            name=self._name,
+            version=self._version,
             uuid=self.uuid,
             created_ns=now_ns(),
             sample_count=self.sample_count,
             sample_bytes=self.sample_bytes,
-            layout=self.description.layout,
-            seed=self.description.seed,
+            layout=self.layout,
+            seed=self._seed,
             data_runs=tuple(chunks.runs),
             data_bytes=chunks.chunk_count * self._transaction.geometry.chunk_bytes,
             directory_runs=self._transaction.write_segment([parts.entries, parts.names]),
@@ -546,7 +550,7 @@ class DatasetWriter:
 
     def _check_open(self) -> None:
         if self._state != "open":
-            name = display(self.description.name)
+            name = display(self._name)
             raise ClosedError(f"write the dataset {name!r}: the writer is {self._state}")
 
     # ---- space -----------------------------------------------------------------------------------
@@ -574,7 +578,7 @@ class DatasetWriter:
         if needed > free:
             self.abort()
             raise SpaceError(
-                f"write the dataset {display(self.description.name)!r}: expected "
+                f"write the dataset {display(self._name)!r}: expected "
                 f"{format_bytes(needed * chunk_bytes)} of free space, got "
                 f"{format_bytes(free * chunk_bytes)}"
             )

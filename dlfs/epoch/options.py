@@ -4,6 +4,11 @@
 layers: ``Dataset`` makes it, ``selection`` and ``order`` take the order from it, ``Epoch`` the
 share of one rank and worker, and the adapters keep it and replace the seed, epoch, rank or worker.
 
+Datasets, views, loaders and samplers take these options as keywords: ``**options:
+Unpack[EpochKeywords]``, or another of the ``TypedDict`` classes here, which tell type checkers and
+editors the names and types. ``make_options`` makes the object of them. The docstring of
+``Dataset.batches`` describes each keyword, for all of them.
+
 ``EpochState`` is the position of an epoch in its order. It names the dataset and the order, and no
 rank and no batch size, so that an epoch is resumed at another world size.
 
@@ -13,9 +18,9 @@ Threads: any; both are immutable. The arrays in the options belong to the caller
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 from uuid import UUID
 
 import numpy as np
@@ -30,6 +35,7 @@ from dlfs.base.arguments import (
     as_integer,
     check_choice,
     check_integer,
+    check_keywords,
     check_on_error,
 )
 from dlfs.base.wording import join_words, show_value
@@ -57,9 +63,6 @@ WINDOW_CHUNKS_MAX = 1 << 20
 STATE_VERSION = 1
 """Version of the dictionary that ``EpochState.to_dict`` makes."""
 
-FOUND_RANK: dict[str, Any] = {"rank": None, "world_size": None}
-"""Options of an epoch that finds the rank of its process when it begins."""
-
 _UINT64_MAX = (1 << 64) - 1
 
 _ORDER_RANGES = (
@@ -79,8 +82,9 @@ class EpochOptions:
         batch_size: samples of this rank in a batch, >= 1.
         seed: seed of the order, 0..2^64-1.
         epoch: number of the epoch, 0..2^64-1.
-        rank: rank of this process, 0..world_size-1; None to find it when the epoch begins.
-        world_size: number of ranks that share the samples of the epoch, >= 1; None with ``rank``.
+        rank: rank of this process, 0..world_size-1; None, like ``world_size``, to find it when the
+            epoch begins.
+        world_size: number of ranks that share the samples of the epoch, >= 1.
         worker: number of this consumer within its rank, 0..workers-1.
         workers: consumers that share the batches of a rank, >= 1.
         shuffle: ``global``, ``chunk``, or None for storage order.
@@ -103,8 +107,8 @@ class EpochOptions:
     batch_size: int = 1
     seed: int = 0
     epoch: int = 0
-    rank: int | None = 0
-    world_size: int | None = 1
+    rank: int | None = None
+    world_size: int | None = None
     worker: int = 0
     workers: int = 1
     shuffle: Shuffle | None = "global"
@@ -222,6 +226,61 @@ class EpochOptions:
             position,
             selection=selection,
         )
+
+
+class SelectionKeywords(TypedDict, total=False):
+    """Keywords that choose the samples of an epoch."""
+
+    where: ArrayLike | None
+    weights: Weights | None
+    draws: int | None
+    order: ArrayLike | None
+
+
+class OrderKeywords(SelectionKeywords, total=False):
+    """Keywords that determine the order of any epoch."""
+
+    seed: int
+    shuffle: Shuffle | None
+    window_chunks: int
+
+
+class ReadKeywords(OrderKeywords, total=False):
+    """Keywords of what reads one epoch after the other, of whole samples."""
+
+    rank: int | None
+    world_size: int | None
+    drop_last: bool
+    on_error: OnError
+    plan: ReadPlan
+
+
+class EpochKeywords(ReadKeywords, total=False):
+    """Keywords of what reads one epoch: those of ``Dataset.batches``."""
+
+    epoch: int
+    worker: int
+    workers: int
+    fields: Sequence[str] | None
+
+
+def make_options(
+    function: Callable[..., Any], taken: type, keywords: Mapping[str, object], **others: Any
+) -> EpochOptions:
+    """Make the options of an epoch from the keywords of a call.
+
+    Args:
+        function: class or function that was called.
+        taken: ``TypedDict`` of the keywords that it takes.
+        keywords: keywords of the call.
+        others: options that have parameters of their own.
+
+    Raises:
+        TypeError: the function has no such keyword.
+        UsageError: a value is out of range.
+    """
+    check_keywords(function, taken, keywords)
+    return EpochOptions(**{**keywords, **others})
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ def import_dataset(
         labels = {} if previous is None else _class_labels(previous.columns)
         known = source.leave_out(paths.__contains__) if paths else 0
         meter = Meter(progress, source.sample_count, source.sample_bytes)
-        layout = writer.description.layout
+        layout = writer.layout
         with closing(source.blocks(layout=layout, seed=seed)) as blocks:
             for block in blocks:
                 _check_labels(block, labels, source.name)

@@ -10,7 +10,6 @@ that could not be read, and ``parts`` reads samples that are too large for a bat
 from dlfs.fields.batch_fields import pick_fields
 from dlfs.reader.batch import Batch
 from dlfs.reader.budget import MemoryBudget
-from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch, EpochReader, EpochStream
 from dlfs.reader.failures import SampleFailure, Where
 from dlfs.reader.field_readers import FieldReaders
@@ -28,7 +27,6 @@ __all__ = [
     "DEPTH_MAX",
     "MOVES_MAX",
     "Batch",
-    "ColumnAccess",
     "Epoch",
     "EpochReader",
     "EpochStream",

@@ -27,7 +27,7 @@ from dlfs.base.closing import Closing
 from dlfs.base.forks import OwnerProcess
 from dlfs.base.units import format_count
 from dlfs.base.wording import quote
-from dlfs.epoch.options import FOUND_RANK, EpochOptions, EpochState
+from dlfs.epoch.options import EpochOptions, EpochState
 from dlfs.epoch.order import shard_count
 from dlfs.epoch.ranks import Placement, check_same_placement, find_placement, process_group
 from dlfs.epoch.selection import Selection
@@ -288,7 +288,7 @@ class Epoch(Closing, Iterator[Batch]):
         if self._choose is not None and self._selection is not None and self._selection.by_epoch:
             self._selection = self._choose(self._options)
         if self._began is not None:
-            self._options = replace(self._options, **FOUND_RANK)
+            self._options = replace(self._options, rank=None, world_size=None)
             self._began, self._watches_rank = None, True
         self._ended = False
         self._total = total

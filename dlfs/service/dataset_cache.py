@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -240,41 +240,6 @@ class CachedDataset(Dataset):
             self.directory.load_names()  # else devices stay open for them
 
 
-class AcquiredDataset(Dataset):
-    """One use of a dataset of the cache, which ``close`` releases.
-
-    Args:
-        dataset: the dataset of the cache.
-        connection: connection that opens the dataset again, elsewhere.
-        identity: identity of the dataset.
-        release: releases the dataset; called once, by ``close``.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        connection: LocalConnection,
-        identity: DatasetIdentity,
-        release: Callable[[], None],
-    ) -> None:
-        super().__init__(connection, identity)
-        self._shared = dataset
-        self._session = dataset.session
-        self._release: Callable[[], None] | None = release
-
-    def _opened(self) -> DatasetSession:
-        if not self._closed and self._owner.is_current():
-            self._session = self._shared.session  # another one once the dataset was moved
-        return super()._opened()
-
-    def close(self) -> None:
-        """Release the dataset. Idempotent."""
-        self._closed, self._session = True, None
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-
 class ServedVolume(Closing):
     """A volume that the service serves.
 
@@ -363,8 +328,11 @@ class ServedVolume(Closing):
             raise StaleError(f"open dataset {uuid} of volume {self.uuid}: it was removed")
         dataset = self._cache.acquire(self, record)
         identity = DatasetIdentity.of(record, self.uuid)
-        return AcquiredDataset(
-            dataset, self.connection, identity, lambda: self._cache.release(record.uuid)
+        return Dataset(
+            self.connection,
+            identity,
+            shared=dataset,
+            release=lambda: self._cache.release(record.uuid),
         )
 
     def dataset(self, name: str | bytes, version: int, /) -> Dataset:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID, uuid5
 
 import numpy as np
@@ -26,7 +26,7 @@ from dlfs._native.permutation import Permutation
 from dlfs._native.reader import StreamOptions
 from dlfs.base.arguments import OnError, check_integer
 from dlfs.base.wording import quote
-from dlfs.epoch.options import FOUND_RANK, EpochOptions
+from dlfs.epoch.options import EpochKeywords, EpochOptions, make_options
 from dlfs.epoch.selection import Selection
 from dlfs.errors import UsageError
 from dlfs.reader import Epoch, EpochReader
@@ -190,7 +190,7 @@ def length_batches(
     token_bytes: int = 1,
     max_samples: int | None = None,
     window_samples: int = WINDOW_SAMPLES,
-    **options: Any,
+    **options: Unpack[EpochKeywords],
 ) -> Epoch:
     """Return one rank's batches of an epoch, each of samples of similar lengths, read ahead.
 
@@ -221,7 +221,7 @@ def length_batches(
         "samples_max": check(max_samples or SAMPLES_MAX, 1, SAMPLES_MAX, option="max_samples"),
         "window_samples": check(window_samples, 1, None, option="window_samples"),
     }
-    made = EpochOptions(batch_size=1, **FOUND_RANK | options).with_copies()
+    made = make_options(length_batches, EpochKeywords, options, batch_size=1).with_copies()
     plans = _Plans(dataset, limits, made.fields)
     return Epoch(
         plans.open_reader,

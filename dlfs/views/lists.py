@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from dlfs.dataset.dataset import Dataset
 from dlfs.epoch.options import EpochOptions
 from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError
-from dlfs.reader import EpochReader, EpochStream
-from dlfs.views.reading import AHEAD_SAMPLES, SEGMENT_SAMPLES
+from dlfs.reader import EpochReader
+from dlfs.views.reading import SEGMENT_SAMPLES, Segment, Segments
 from dlfs.views.view import DatasetView
 
 Readable = Dataset | DatasetView
@@ -46,20 +46,14 @@ def describe_order(dataset: Readable, options: EpochOptions) -> str:
     return f"{dataset.uuid} {state.get('selection')}"
 
 
-@dataclass
-class _Segment:
-    """Lists of samples that one stream reads.
+@dataclass(eq=False)
+class _ListSegment(Segment):
+    """Lists of samples that one stream reads; ``counts`` has the length of each that is left."""
 
-    Attributes:
-        stream: the stream; None if all lists are empty.
-        counts: number of samples of each list that is left.
-    """
-
-    stream: EpochStream | None
-    counts: deque[int] = field(default_factory=deque)
+    counts: deque[int]
 
 
-class ListStream:
+class ListStream(Segments[_ListSegment]):
     """Reads one list of samples after the other, ahead of the caller.
 
     Args:
@@ -73,34 +67,18 @@ class ListStream:
     def __init__(
         self, reader: EpochReader, lists: Iterator[NDArray[np.uint64]], plan: str = "auto"
     ) -> None:
-        self._reader = reader
-        self._lists = lists
-        self._plan = plan
-        self._segments: deque[_Segment] = deque()
-        self._start_segment()
+        def start() -> Iterator[_ListSegment]:
+            while listed := _take_lists(lists):
+                indices = np.ascontiguousarray(np.concatenate(listed))
+                streams = {}
+                if len(indices):
+                    part = StreamOptions(first=0, stride=1, count=len(indices), plan=plan)
+                    selection = Selection("list", indices)
+                    streams[0] = reader.stream(EpochOptions(), selection, part)
+                counts = deque(map(len, listed))
+                yield _ListSegment(len(indices) + len(listed), streams, counts)
 
-    @property
-    def plan(self) -> str:
-        """Plan by which samples are read ahead."""
-        stream = self._segments[0].stream if self._segments else None
-        return "direct" if stream is None else stream.plan
-
-    def _start_segment(self) -> None:
-        lists: list[NDArray[np.uint64]] = []
-        samples = 0
-        for indices in self._lists:
-            lists.append(indices)
-            samples += len(indices)
-            if samples >= SEGMENT_SAMPLES or len(lists) == SEGMENT_LISTS:
-                break
-        if not lists:
-            return
-        segment = _Segment(None, deque(map(len, lists)))
-        if samples:
-            selection = Selection("list", np.ascontiguousarray(np.concatenate(lists)))
-            part = StreamOptions(first=0, stride=1, count=samples, plan=self._plan)
-            segment.stream = self._reader.stream(EpochOptions(), selection, part)
-        self._segments.append(segment)
+        super().__init__(start())
 
     def next_list(self) -> Any:
         """Return the samples of the next list, for ``build_batch``; None for an empty one.
@@ -108,25 +86,24 @@ class ListStream:
         Raises:
             ClosedError: the reader was closed.
         """
-        segment = self._segments[0]
+        segment = self.present()
+        assert segment is not None
         count = segment.counts.popleft()
-        native = None
-        if count:
-            assert segment.stream is not None
-            native = segment.stream.next(count)
-            if native is None:
-                raise ClosedError("take the next batch: the epoch's stream ended early")
-        if len(self._segments) == 1 and sum(segment.counts) <= AHEAD_SAMPLES:
-            self._start_segment()
-        if not segment.counts:
-            self._segments.popleft()
-            if segment.stream is not None:
-                segment.stream.close()
+        native = segment.streams[0].next(count) if count else None
+        if count and native is None:
+            raise ClosedError("take the next batch: the epoch's stream ended early")
+        segment.left -= count + 1
+        self.advance()
         return native
 
-    def close(self) -> None:
-        """Stop reading ahead. Idempotent."""
-        while self._segments:
-            stream = self._segments.popleft().stream
-            if stream is not None:
-                stream.close()
+
+def _take_lists(lists: Iterator[NDArray[np.uint64]]) -> list[NDArray[np.uint64]]:
+    """Return the lists of the next segment; none behind the last one."""
+    taken: list[NDArray[np.uint64]] = []
+    samples = 0
+    for indices in lists:
+        taken.append(indices)
+        samples += len(indices)
+        if samples >= SEGMENT_SAMPLES or len(taken) == SEGMENT_LISTS:
+            break
+    return taken

@@ -133,8 +133,7 @@ class ViewOrder:
         self._behind = division.counts(self._begin + total)
         self._block = lru_cache(maxsize=2)(self._fill_block)
         orders = 2 * len(sources.sizes) + 1
-        self._pass = lru_cache(maxsize=orders)(self._order_pass)
-        self._circle = lru_cache(maxsize=orders)(self._order_circle)
+        self._pass = lru_cache(maxsize=2 * orders)(self._order_source)
         self._run = lru_cache(maxsize=orders)(self._fill_run)
 
     def __len__(self) -> int:
@@ -239,7 +238,7 @@ class ViewOrder:
             number = int(Permutation(whole, key).map(number, 1)[0])
         count = min(length, left - number * length)
         first = (begin + number * length) % size
-        circle = self._circle(source)
+        circle = self._pass(source, None)
         ahead = min(count, size - first)
         found = np.concatenate([circle.indices(first, ahead), circle.indices(0, count - ahead)])
         if is_shuffled:
@@ -250,15 +249,15 @@ class ViewOrder:
                 found[at : at + local] = part[Permutation(len(part), key, stream).map()]
         return found
 
-    def _order_pass(self, source: int, number: int) -> EpochSequence:
-        """Return the order of one pass over a source; its indices are the dataset's."""
-        return self._order_source(source, hash_numbers(self._key, source), number)
+    def _order_source(self, source: int, number: int | None) -> EpochSequence:
+        """Return the order of one pass over a source, by the dataset's indices.
 
-    def _order_circle(self, source: int) -> EpochSequence:
-        """Return the order in which the rests of all epochs go round a source."""
-        return self._order_source(source, hash_numbers(hash_numbers(self._key, source), 0), 0)
-
-    def _order_source(self, source: int, seed: int, epoch: int) -> EpochSequence:
+        Args:
+            source: number of the source.
+            number: number of the pass; None for the circle, round which the rests of all epochs go.
+        """
+        seed = hash_numbers(self._key, source)
+        seed, epoch = (hash_numbers(seed, 0), 0) if number is None else (seed, number)
         found, shuffle = self._sources.sources[source], self._options.shuffle
         options = EpochOptions(
             seed=seed,

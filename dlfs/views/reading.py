@@ -1,6 +1,6 @@
 """Reads the epochs and batches of a view: each source by its own reader, merged in order.
 
-A ``ViewStream`` computes the positions of one consumer in segments. Each source of a segment is
+A ``ViewStream`` computes the positions of one consumer in ``Segments``. Each source of a segment is
 read ahead as a list of indices, and the next segment starts before the present one ends.
 ``merge_batches`` copies the sources' batches to one piece of memory, so that a batch of a view has
 all methods of a dataset's.
@@ -11,8 +11,11 @@ Threads: one at a time for a stream; any for a reader. Memory: each dataset's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +28,7 @@ from dlfs.epoch.options import EpochOptions
 from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError
 from dlfs.fields import FieldSpan
-from dlfs.reader import Batch, SampleReader
-from dlfs.reader.backend import StreamBackend
+from dlfs.reader import Batch, EpochStream, SampleReader
 from dlfs.views.order import ViewOrder
 from dlfs.views.sources import Part, Sources, ViewColumns
 
@@ -118,52 +120,109 @@ Pieces = list[tuple[Part, NativeBatch]]
 """The samples of one batch by source: their places in the batch, and the samples."""
 
 
-class _Segment:
-    """Some samples of an epoch, each source's read ahead by a stream of its own."""
+@dataclass(eq=False)
+class Segment:
+    """Some samples of an epoch, which are read ahead.
 
-    def __init__(
-        self,
+    Attributes:
+        left: number of samples and lists of samples that were not taken yet.
+        streams: streams that read them, by number of the source.
+    """
+
+    left: int
+    streams: Mapping[int, EpochStream]
+
+    @property
+    def plan(self) -> str:
+        """Plan by which samples are read ahead, of a view those of its first dataset."""
+        return next((stream.plan for stream in self.streams.values()), "direct")
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        for stream in self.streams.values():
+            stream.close()
+
+
+S = TypeVar("S", bound=Segment)
+
+
+class Segments(Generic[S]):
+    """The segments of an epoch one after the other; the next one is started before its turn.
+
+    Args:
+        starting: starts the segments.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, starting: Iterator[S]) -> None:
+        self._starting = starting
+        self._started = deque(islice(starting, 1))
+
+    def present(self) -> S | None:
+        """Return the segment of the next samples; None behind the last one."""
+        return self._started[0] if self._started else None
+
+    def advance(self) -> None:
+        """Start the next segment near the end of the present one, and close one that is taken."""
+        if self._started[0].left <= AHEAD_SAMPLES and len(self._started) == 1:
+            self._started.extend(islice(self._starting, 1))
+        if not self._started[0].left:
+            self._started.popleft().close()
+
+    @property
+    def plan(self) -> str:
+        """Plan by which samples are read ahead."""
+        return self._started[0].plan if self._started else "direct"
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent."""
+        while self._started:
+            self._started.popleft().close()
+
+
+@dataclass(eq=False)
+class _ViewSegment(Segment):
+    """A segment of a view; ``owners`` has the number of each sample's source, ``int64[n]``."""
+
+    owners: NDArray[np.int64]
+
+    @classmethod
+    def start(
+        cls,
         readers: Sequence[SampleReader],
         sources: Sources,
         indices: NDArray[np.uint64],
         plan: str,
-    ) -> None:
-        self.left = len(indices)
-        self._owners = np.empty(len(indices), np.int64)
-        self._streams: dict[int, StreamBackend] = {}
+    ) -> Self:
+        owners = np.empty(len(indices), np.int64)
+        streams = {}
         for part in sources.split(indices):
-            self._owners[part.places] = part.source
+            owners[part.places] = part.source
             reader = readers[part.source]
             order = NativeSequence.choose(
                 reader.directory.native, kind="list", indices=np.ascontiguousarray(part.indices)
             )
             share = StreamOptions(first=0, stride=1, count=len(part.indices), plan=plan)
-            self._streams[part.source] = reader.native.stream(order, share)
-
-    @property
-    def plan(self) -> str:
-        return next(iter(self._streams.values())).plan
+            streams[part.source] = reader.native.stream(order, share)
+        return cls(len(indices), streams, owners)
 
     def next(self, count: int, at: int) -> Pieces:
         """Return the next samples, at most ``left``; the first one has position ``at``."""
-        first = len(self._owners) - self.left
-        owners = self._owners[first : first + count]
+        first = len(self.owners) - self.left
+        owners = self.owners[first : first + count]
         pieces: Pieces = []
         for source in find_distinct(owners).tolist():
             places = np.flatnonzero(owners == source) + at
-            native = self._streams[source].next(len(places))
+            native = self.streams[source].next(len(places))
             if native is None or len(native.indices) != len(places):
                 raise ClosedError("take the next batch: the stream of a dataset ended early")
             pieces.append((Part(source, places, native.indices), native))
         self.left -= count
         return pieces
 
-    def close(self) -> None:
-        for stream in self._streams.values():
-            stream.close()
 
-
-class ViewStream:
+class ViewStream(Segments[_ViewSegment]):
     """One consumer's part of an epoch of a view, read ahead.
 
     Args:
@@ -182,49 +241,24 @@ class ViewStream:
         order: ViewOrder,
         part: StreamOptions,
     ) -> None:
-        self._readers = readers
-        self._sources = sources
-        self._order = order
-        self._part = part
-        self._started = 0
-        self._segments: list[_Segment] = []
-        self._start_segment()
+        def start() -> Iterator[_ViewSegment]:
+            for first in range(0, part.count, SEGMENT_SAMPLES):
+                count = min(SEGMENT_SAMPLES, part.count - first)
+                indices = order.at(part.positions(first, count))
+                yield _ViewSegment.start(readers, sources, indices, part.plan)
 
-    @property
-    def plan(self) -> str:
-        """Plan by which the first source's samples are read ahead."""
-        return self._segments[0].plan if self._segments else "direct"
-
-    def _start_segment(self) -> None:
-        part = self._part
-        count = min(SEGMENT_SAMPLES, part.count - self._started)
-        if not count:
-            return
-        indices = self._order.at(part.positions(self._started, count))
-        self._segments.append(_Segment(self._readers, self._sources, indices, part.plan))
-        self._started += count
+        super().__init__(start())
 
     def next(self, count: int) -> Pieces | None:
         """Return the next samples, fewer at the end; None if no sample is left."""
         pieces: Pieces = []
         taken = 0
-        while taken < count and self._segments:
-            segment = self._segments[0]
+        while taken < count and (segment := self.present()) is not None:
             some = min(count - taken, segment.left)
             pieces += segment.next(some, taken)
             taken += some
-            if segment.left <= AHEAD_SAMPLES and len(self._segments) == 1:
-                self._start_segment()
-            if not segment.left:
-                segment.close()
-                del self._segments[0]
+            self.advance()
         return pieces or None
-
-    def close(self) -> None:
-        """Stop reading ahead. Idempotent."""
-        segments, self._segments = self._segments, []
-        for segment in segments:
-            segment.close()
 
 
 class ViewReader:

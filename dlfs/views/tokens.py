@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID, uuid5
 
 import numpy as np
@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from dlfs._native.reader import StreamOptions
 from dlfs.base.arguments import OnError, check_integer
 from dlfs.base.wording import quote, show_value
-from dlfs.epoch.options import FOUND_RANK, EpochOptions
+from dlfs.epoch.options import EpochKeywords, EpochOptions, make_options
 from dlfs.epoch.selection import Selection
 from dlfs.errors import UsageError
 from dlfs.fields import FieldType
@@ -328,10 +328,10 @@ class TokenSequences:
             "documents": f"{np.dtype(np.int32).str}[{length}]",
         }
 
-    def batches(self, batch_size: int, **options: Any) -> Epoch:
+    def batches(self, batch_size: int, **options: Unpack[EpochKeywords]) -> Epoch:
         """Return one rank's batches of an epoch; see ``token_batches``."""
-        made = EpochOptions(batch_size=batch_size, **FOUND_RANK | options)
-        return self.start_epoch(made.with_copies())
+        kept = make_options(TokenSequences.batches, EpochKeywords, options, batch_size=batch_size)
+        return self.start_epoch(kept.with_copies())
 
     def start_epoch(self, options: EpochOptions) -> Epoch:
         """Return the batches of an epoch, as ``batches``; for callers that keep the options.
@@ -391,7 +391,7 @@ def token_batches(
     dtype: DTypeLike | None = None,
     field: str | None = None,
     separator: int | None = None,
-    **options: Any,
+    **options: Unpack[EpochKeywords],
 ) -> Epoch:
     """Pack documents of tokens into sequences of one length; return one rank's batches of them.
 

@@ -6,7 +6,7 @@ Threads: any at once. A view is immutable and picklable; its datasets belong to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID, uuid5
 
 import numpy as np
@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from dlfs.base.arguments import OnError
 from dlfs.base.forks import cached_property
 from dlfs.base.units import format_count
+from dlfs.dataset.dataset import Dataset
 from dlfs.directory import check_indices, check_position
-from dlfs.epoch.options import FOUND_RANK, EpochOptions
+from dlfs.epoch.options import EpochKeywords, EpochOptions, make_options
 from dlfs.epoch.selection import Selection, select
 from dlfs.errors import UsageError
 from dlfs.reader import Batch, Epoch, follow, pick_fields
@@ -125,8 +126,8 @@ class DatasetView:
             UsageError: the index is no integer.
             DlfsError: as ``Dataset.read``.
         """
-        part = next(self.sources.split(np.array([self._position(index)], np.uint64)))
-        return self.sources.sources[part.source].dataset[int(part.indices[0])]
+        dataset, inner = self._locate(index)
+        return dataset[inner]
 
     def path(self, index: int) -> bytes:
         """Return the path of a sample in its dataset; negative indices count from the end.
@@ -135,8 +136,8 @@ class DatasetView:
             IndexError: there is no such sample.
             UsageError: the index is no integer.
         """
-        part = next(self.sources.split(np.array([self._position(index)], np.uint64)))
-        return self.sources.sources[part.source].dataset.path(int(part.indices[0]))
+        dataset, inner = self._locate(index)
+        return dataset.path(inner)
 
     def paths_of(self, indices: ArrayLike) -> list[bytes]:
         """Return the paths of samples in their datasets, by the view's indices in any order.
@@ -144,8 +145,10 @@ class DatasetView:
         Raises:
             UsageError: an index is out of range.
         """
-        found = self.sources.gather(self._check(indices), _paths, object)
-        return found.tolist()  # type: ignore[no-any-return]
+        found: list[bytes] = self.sources.gather(
+            self._check(indices), Dataset.paths_of, object
+        ).tolist()
+        return found
 
     def lengths(self, indices: ArrayLike | None = None) -> NDArray[np.int64]:
         """Return the lengths of some or all samples in bytes, ``int64[n_samples]``.
@@ -153,7 +156,7 @@ class DatasetView:
         Raises:
             UsageError: an index is out of range.
         """
-        return self.sources.gather(self._check(indices), _lengths, np.int64)
+        return self.sources.gather(self._check(indices), Dataset.lengths, np.int64)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -175,8 +178,8 @@ class DatasetView:
             UsageError: the index is no integer, or the samples have no fields.
             DlfsError: as ``Dataset.sample``.
         """
-        part = next(self.sources.split(np.array([self._position(index)], np.uint64)))
-        return self.sources.sources[part.source].dataset.sample(int(part.indices[0]))
+        dataset, inner = self._locate(index)
+        return dataset.sample(inner)
 
     def field_lengths(self, name: str, indices: ArrayLike) -> NDArray[np.int64]:
         """Return the length of a field of some samples in bytes; as ``Dataset.field_lengths``."""
@@ -219,12 +222,20 @@ class DatasetView:
         action = f"read samples of {self.name}"
         return check_indices(indices, len(self), option="indices", action=action)
 
-    def _position(self, index: object) -> int:
-        return check_position(index, len(self), where=self.name)
+    def _locate(self, index: object) -> tuple[Dataset, int]:
+        """Return the dataset of a sample, and its index there; negative indices count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: the index is no integer.
+        """
+        position = check_position(index, len(self), where=self.name)
+        part = next(self.sources.split(np.array([position], np.uint64)))
+        return self.sources.sources[part.source].dataset, int(part.indices[0])
 
     # ---- epochs ----------------------------------------------------------------------------------
 
-    def batches(self, batch_size: int, **options: Any) -> Epoch:
+    def batches(self, batch_size: int, **options: Unpack[EpochKeywords]) -> Epoch:
         """Return one rank's batches of one epoch, which are read ahead.
 
         Args:
@@ -236,7 +247,9 @@ class DatasetView:
         Raises:
             UsageError: an argument is out of range.
         """
-        return self.start_epoch(EpochOptions(batch_size=batch_size, **FOUND_RANK | options))
+        return self.start_epoch(
+            make_options(DatasetView.batches, EpochKeywords, options, batch_size=batch_size)
+        )
 
     def start_epoch(self, options: EpochOptions) -> Epoch:
         """Return the batches of an epoch, as ``batches``; for callers that keep the options.
@@ -323,13 +336,3 @@ class DatasetView:
         """Close the datasets. Batches given out stay valid. Idempotent."""
         for source in self.sources.sources:
             source.dataset.close()
-
-
-def _paths(dataset: Any, indices: NDArray[np.uint64]) -> list[bytes]:
-    paths: list[bytes] = dataset.paths_of(indices)
-    return paths
-
-
-def _lengths(dataset: Any, indices: NDArray[np.uint64]) -> NDArray[np.int64]:
-    lengths: NDArray[np.int64] = dataset.lengths(indices)
-    return lengths

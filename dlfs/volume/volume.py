@@ -9,17 +9,24 @@ Threads: any at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Unpack, cast
 from uuid import UUID
 
-from dlfs.base.arguments import ENGINES, Engine, Layout, check_choice
+from dlfs.base.arguments import (
+    ENGINES,
+    Engine,
+    Layout,
+    check_choice,
+    check_integer,
+    check_keywords,
+)
 from dlfs.base.closing import Closing
 from dlfs.base.forks import Lock, OwnerProcess
 from dlfs.base.memory_limit import opened_memory_bytes
-from dlfs.base.wording import list_names
+from dlfs.base.wording import list_names, quote
 from dlfs.block import open_device
 from dlfs.connection.connection import (
     Connection,
@@ -29,13 +36,15 @@ from dlfs.connection.connection import (
     VolumeSession,
 )
 from dlfs.connection.identity import DatasetIdentity
-from dlfs.connection.previous_version import PreviousVersion, load_previous_version
+from dlfs.connection.previous_version import load_previous_version
 from dlfs.dataset.dataset import Dataset
-from dlfs.dataset.writer import DatasetDescription, DatasetWriter
-from dlfs.errors import ClosedError, NotFoundError, UsageError
+from dlfs.dataset.writer import DatasetWriter, WriterKeywords
+from dlfs.errors import ClosedError, NotFoundError, StaleError, UsageError
 from dlfs.format.catalog import Records
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
+from dlfs.store.balancing import RebalanceReport, rebalance_volume
+from dlfs.store.growing import grow_volume
 from dlfs.store.info import (
     DatasetInfo,
     MemberInfo,
@@ -45,10 +54,10 @@ from dlfs.store.info import (
 )
 from dlfs.store.members import Members, split_uris
 from dlfs.store.records import NO_DATASETS, no_such_dataset
+from dlfs.store.renaming import rename_records
+from dlfs.store.shrinking import ShrinkReport, shrink_volume
 from dlfs.store.transaction import Generation, Transaction, after_commit, check_writable
 from dlfs.store.usage import VolumeUsage, measure_usage
-from dlfs.volume.catalog_changes import CatalogChanges
-from dlfs.volume.member_changes import MemberChanges
 from dlfs.volume.verification import Finding, verify_volume
 
 
@@ -71,7 +80,8 @@ def open(
             cached, read ahead and pinned by batches; at least four chunks. The workers of a
             ``DataLoader`` have equal parts of it. By default the environment variable DLFS_MEMORY,
             such as ``1GiB``; or 1 GiB, but at most an eighth of what the process may use (its
-            control group's limit, or the machine's memory). ``Volume`` describes how it is shared.
+            control group's limit, or the machine's memory). docs/performance.md says how it is
+            shared.
         depth: operations in flight per member and thread, 1..4096.
         engine: engine for file devices: ``auto`` (io_uring if the kernel allows it), ``uring``,
             ``threads``.
@@ -90,48 +100,12 @@ def open(
     return Volume(LocalConnection(split_uris(members), options))
 
 
-class Volume(CatalogChanges, MemberChanges, Closing):
+class Volume(Closing):
     """An open volume. A context manager; ``dlfs.open`` makes one.
 
-    Memory: the datasets of the volume, their choices of fields and their views share
-    ``memory_bytes`` of sample memory in each process. The memory is allocated as it fills and freed
-    with the last open dataset. Those that are read have equal shares of it, but none more than it
-    needs; the others keep what is left. The workers of a ``DataLoader`` have equal parts of
-    ``memory_bytes``; a training process that reads as well has ``memory_bytes`` more, and so has
-    any other process. Batches that pin more than a share get memory of their own. Processes of one
-    machine share the sample directories, which are not part of the sample memory. With
-    ``dlfs.connect``, all clients share the memory of the service (``dlfs serve --cache``).
-
-    Samples that an epoch has read stay in that memory for later epochs of ``Dataset.batches``:
-    single samples, or whole chunks if the epoch needs whole chunks. For an epoch of n bytes (of all
-    ranks together, each sample once):
-
-    - With memory for all of it, later epochs read nothing. Of 64 MiB and more, the kernel may be
-      slow to provide the memory. The first epoch does not wait for that, but reads samples by
-      themselves, and the next one reads their chunks. A cached sample takes 12 bytes in
-      addition to its own and up to 43 in an index (at least 16 KiB). At most one sample in 33 is
-      lost at the ends of the memory blocks in which samples are packed, or five in small memories.
-      Each stream, one for every ``batches`` in progress, needs four chunks and two of its largest
-      samples in addition.
-    - With less memory, each later epoch reads less by the share (memory - reserve) / n of what it
-      would read without. The reserve of a stream is its need above, and space for the batches and
-      reads in progress of samples that are not cached: as many batches as the consumer has at a
-      time (at least two), or reads for twice ``depth``, at most an eighth of the memory. With
-      ``shuffle="chunk"`` it is the chunks of the window that are not cached, and chunks read ahead
-      (8 MiB, or an eighth of the memory). In the second epoch and later, more memory never reads
-      more, within a few chunks. The first epoch may read up to a quarter more if the memory holds
-      the whole dataset, because it then reads whole chunks.
-    - Two samples nearer than 16 KiB are read by one request, with the bytes between them, which
-      count as part of the epoch.
-    - Samples below 2 KiB in a global order of the whole dataset are read by whole chunks if that
-      costs less than one request each. With memory for a share s of the data, an epoch then reads
-      several times the data: up to 1.6 / s times below s = 0.5, up to 9 * (1 - s) times above
-      (measured with 512 bytes). This falls with memory, too, but exceeds (1 - s).
-    - Draws with ``weights`` differ from epoch to epoch, and so do the samples of a rank if each
-      rank has a memory of its own. With memory for all samples that any rank may draw, each is read
-      once.
-    - After another ``where``, the new selection replaces the old one in the memory within about
-      three epochs. Memory of which three quarters are still in use is not replaced.
+    The datasets of the volume, their choices of fields and their views share ``memory_bytes`` of
+    sample memory in each process; with ``dlfs.connect``, all clients share the memory of the
+    service. docs/performance.md says what stays in it from epoch to epoch.
 
     Args:
         connection: opens the sessions of this volume.
@@ -350,14 +324,8 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         name: str | bytes,
         *,
         layout: Layout = "shuffled",
-        seed: int = 0,
-        source_shuffled: bool = False,
-        expected_bytes: int = 0,
-        expected_samples: int = 0,
-        stage_bytes: int | None = None,
         fields: Mapping[str, str] | None = None,
-        defaults: Mapping[str, Any] | None = None,
-        uuid: UUID | None = None,
+        **options: Unpack[WriterKeywords],
     ) -> DatasetWriter:
         """Start a new version of a dataset. The volume is locked until the writer ends.
 
@@ -389,20 +357,17 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             UsageError: the name or another argument is not allowed.
             DeviceError: a device cannot be written.
         """
+        check_keywords(Volume.writer, WriterKeywords, options)
         raw = new_dataset_name(name)
         with self._writing(f"dlfs writing dataset {display(raw)!r}") as transaction:
-            return self._make_writer(
+            return DatasetWriter(
                 transaction,
                 raw,
+                transaction.next_version(raw),
                 layout=layout,
-                seed=seed,
-                source_shuffled=source_shuffled,
-                expected_bytes=expected_bytes,
-                expected_samples=expected_samples,
-                stage_bytes=stage_bytes,
                 fields=fields,
-                defaults=defaults,
-                uuid=uuid,
+                on_end=self._written,
+                **options,
             )
 
     def append(
@@ -410,13 +375,7 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         name: str | bytes,
         *,
         layout: Layout | None = None,
-        seed: int = 0,
-        source_shuffled: bool = False,
-        expected_bytes: int = 0,
-        expected_samples: int = 0,
-        stage_bytes: int | None = None,
-        defaults: Mapping[str, Any] | None = None,
-        uuid: UUID | None = None,
+        **options: Unpack[WriterKeywords],
     ) -> DatasetWriter:
         """Start a new version of a dataset that has all samples of an earlier version as well.
 
@@ -426,13 +385,9 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         Args:
             name: name of the dataset, to append to its newest version, or ``NAME@VERSION``.
             layout: as in ``writer``, for the new samples; by default that of the earlier version.
-            seed: as in ``writer``.
-            source_shuffled: as in ``writer``.
-            expected_bytes: sum of the new samples' lengths, if known.
-            expected_samples: number of new samples, if known.
-            stage_bytes: as in ``writer``.
-            defaults: as in ``writer``, also for new attributes of the earlier samples.
-            uuid: as in ``writer``.
+            options: as in ``writer``: ``seed``, ``source_shuffled``, ``expected_bytes``,
+                ``expected_samples`` and ``stage_bytes`` for the new samples, ``defaults`` also for
+                new attributes of the earlier samples, and ``uuid``.
 
         Returns:
             A writer. New samples have the fields of the earlier ones; ``add`` raises ExistsError
@@ -443,63 +398,20 @@ class Volume(CatalogChanges, MemberChanges, Closing):
             FormatError: the directory or the attributes of the earlier version are damaged.
             LockedError, SpaceError, UsageError, DeviceError: as ``writer``.
         """
+        check_keywords(Volume.append, WriterKeywords, options)
         requested = self._parsed(name)
         raw = new_dataset_name(requested.name)
         with self._writing(f"dlfs appending to dataset {display(raw)!r}") as transaction:
-            base = transaction.base
-            records = base.catalog.find(requested.name, requested.version)
-            if not records:
-                raise no_such_dataset(base.catalog, raw, requested.version, where=self.uri)
-            return self._make_writer(
+            record = self._choose(transaction, requested)[-1]
+            return DatasetWriter(
                 transaction,
                 raw,
-                layout=layout or cast(Layout, records[-1].layout),
-                seed=seed,
-                source_shuffled=source_shuffled,
-                expected_bytes=expected_bytes,
-                expected_samples=expected_samples,
-                stage_bytes=stage_bytes,
-                defaults=defaults,
-                previous=load_previous_version(base, records[-1]),
-                uuid=uuid,
+                transaction.next_version(raw),
+                layout=layout or cast(Layout, record.layout),
+                previous=load_previous_version(transaction.base, record),
+                on_end=self._written,
+                **options,
             )
-
-    def _make_writer(
-        self,
-        transaction: Transaction,
-        raw: bytes,
-        *,
-        layout: Layout,
-        seed: int,
-        source_shuffled: bool,
-        expected_bytes: int,
-        expected_samples: int,
-        stage_bytes: int | None,
-        uuid: UUID | None,
-        defaults: Mapping[str, Any] | None,
-        fields: Mapping[str, str] | None = None,
-        previous: PreviousVersion | None = None,
-    ) -> DatasetWriter:
-        """Return a writer of the next version of a dataset, which ends the transaction."""
-        description = DatasetDescription(
-            name=raw,
-            version=transaction.next_version(raw),
-            layout=layout,
-            seed=seed,
-            source_shuffled=source_shuffled,
-        )
-        return DatasetWriter(
-            transaction,
-            description,
-            expected_bytes=expected_bytes,
-            expected_samples=expected_samples,
-            stage_bytes=stage_bytes,
-            fields=fields,
-            defaults=defaults or {},
-            previous=previous,
-            uuid=uuid,
-            on_end=self._written,
-        )
 
     @contextmanager
     def _writing(self, holder: str) -> Iterator[Transaction]:
@@ -510,6 +422,210 @@ class Volume(CatalogChanges, MemberChanges, Closing):
         except BaseException:
             transaction.close()
             raise
+
+    def remove(self, name: str | bytes, version: int | None = None) -> None:
+        """Remove a dataset. Its space becomes free for writers; its readers then get StaleError.
+
+        Args:
+            name: name of the dataset, or ``NAME@VERSION``.
+            version: version to remove; all by default.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+            LockedError: a writer has locked the volume; the message names it.
+            DeviceError: a device failed.
+        """
+        requested = self._request(name, version)
+        with self._transaction(f"dlfs removing dataset {requested}") as transaction:
+            committed = transaction.commit(removed=self._choose(transaction, requested))
+        self._refresh_after(committed)
+
+    def prune(
+        self, name: str | bytes, *, keep: int, expected: Collection[UUID] | None = None
+    ) -> list[DatasetInfo]:
+        """Remove the older versions of a dataset, all in one commit.
+
+        Args:
+            name: name of the dataset.
+            keep: number of newest versions that stay, >= 1.
+            expected: UUIDs of the versions that the caller expects to be removed; if others would
+                be, nothing is removed. By default any versions.
+
+        Returns:
+            The removed versions, by number; none if there are at most ``keep``.
+
+        Raises:
+            UsageError: ``keep`` is below 1, or the name is ``NAME@VERSION``.
+            StaleError: other versions than the expected ones would be removed.
+            NotFoundError, LockedError, DeviceError: as ``remove``.
+        """
+        action = f"prune dataset {quote(name)}"
+        count = check_integer(keep, 1, None, option="keep", action=action)
+        requested = self._request(name)
+        if requested.version is not None:
+            raise UsageError(f"{action}: expected the name of a dataset without a version")
+        with self._transaction(f"dlfs pruning dataset {requested}") as transaction:
+            committed = None
+            doomed = self._choose(transaction, requested)[:-count]
+            uuids = {record.uuid for record in doomed}
+            if expected is not None and uuids != set(expected):
+                versions = ", ".join(str(record.version) for record in doomed) or "none"
+                raise StaleError(
+                    f"{action}: its versions changed meanwhile: expected to remove others than "
+                    f"these now: {versions}; nothing was removed"
+                )
+            if doomed:
+                committed = transaction.commit(removed=doomed)
+        self._refresh_after(committed)
+        return describe_datasets(doomed, transaction.geometry)
+
+    def rename(self, name: str | bytes, new_name: str | bytes) -> list[DatasetInfo]:
+        """Give a dataset another name, atomically. Programs that have it open read on.
+
+        Its versions keep their numbers, unless the new name had such a number before: then all are
+        raised, because ``NAME@VERSION`` never means other samples.
+
+        Args:
+            name: name of the dataset with all its versions; ``NAME@VERSION`` renames that one.
+            new_name: the new name, which no dataset has; the rules are those of ``writer``.
+
+        Returns:
+            The renamed versions, by number.
+
+        Raises:
+            ExistsError: a dataset has the new name.
+            UsageError: the new name is not allowed.
+            NotFoundError, LockedError, DeviceError: as ``remove``.
+        """
+        raw = new_dataset_name(new_name)
+        requested = self._request(name)
+        with self._transaction(f"dlfs renaming dataset {requested}") as transaction:
+            base = transaction.base
+            chosen = self._choose(transaction, requested)
+            renamed = rename_records(base.catalog, base.superblock, chosen, raw)
+            committed = transaction.commit(removed=chosen, added=renamed)
+        self._refresh_after(committed)
+        return self.versions(raw)
+
+    def grow(
+        self, members: Members, *, size_bytes: int | None = None, force: bool = False
+    ) -> VolumeInfo:
+        """Add devices to the volume, whose space new datasets then use. No data is moved.
+
+        ``rebalance`` spreads the existing datasets over all devices.
+
+        The devices become one group of members. Their URIs are recorded on the volume, so programs
+        that are given only its earlier members find the new ones.
+
+        Args:
+            members: URIs of the new devices, at least as many as the volume has replicas, or one
+                text with commas.
+            size_bytes: size of each that is a new or empty file.
+            force: True to overwrite data on the devices.
+
+        Returns:
+            The grown volume.
+
+        Raises:
+            ExistsError: a device holds data, and ``force`` was not given.
+            UsageError: a device is a member already, or there are too few, or they are too small.
+            LimitError: the volume would have more than 64 members or 20 groups of them.
+            LockedError: a writer has locked the volume or a device.
+            SpaceError: the volume has no room for another catalog.
+            DeviceError: a device failed.
+        """
+        options = self._local("change").options
+        with self._transaction("dlfs grow") as transaction:
+            grow_volume(
+                transaction,
+                members,
+                size_bytes=size_bytes,
+                force=force,
+                opener=options.opener,
+            )
+        self.refresh()
+        return self.info()
+
+    def rebalance(
+        self, *, progress: Callable[[int, int], None] = lambda _done, _total: None
+    ) -> RebalanceReport:
+        """Move data so that each dataset lies on all devices. Readers go on.
+
+        If this is interrupted, the volume can be read and written, and rebalancing it again
+        continues. On a volume that is balanced it moves nothing.
+
+        Args:
+            progress: called with the bytes moved and the total bytes.
+
+        Returns:
+            The number of bytes that were moved.
+
+        Raises:
+            SpaceError: the devices that should get data are full; nothing was changed.
+            LockedError: a writer has locked the volume.
+            DeviceError: a device failed.
+        """
+        self._local("change")
+        with self._transaction("dlfs rebalance") as transaction:
+            report = rebalance_volume(transaction, progress)
+        self.refresh()
+        return report
+
+    def shrink(
+        self,
+        members: Sequence[int | str],
+        *,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> ShrinkReport:
+        """Move all data off some members, and remove them from the volume. Readers go on.
+
+        Members leave as they came: all devices of one ``grow`` together. If this is interrupted,
+        the volume can be read and written, and shrinking it again continues. Two seconds after it
+        has returned, the removed devices may be detached: programs have opened the others.
+
+        Args:
+            members: numbers or URIs of members; all members of their groups are removed.
+            progress: called with the bytes moved and the total bytes.
+
+        Returns:
+            The removed devices, which no longer belong to a volume.
+
+        Raises:
+            UsageError: there is no such member, or no member would be left.
+            SpaceError: the data does not fit on the other members; nothing was changed.
+            LockedError: a writer has locked the volume.
+            DeviceError: a device failed.
+        """
+        chosen = [
+            member if isinstance(member, int) else split_uris(member)[0] for member in members
+        ]
+        self._local("change")
+        with self._transaction("dlfs shrink") as transaction:
+            report = shrink_volume(transaction, chosen, progress)
+        self.refresh()
+        return report
+
+    def _request(self, name: str | bytes, version: int | None = None) -> DatasetName:
+        """Parse the name of a dataset that is to be changed, and look for the newest generation.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+        """
+        self.refresh()
+        self._find(name, version)
+        return self._parse_request(name, version)
+
+    def _choose(self, transaction: Transaction, requested: DatasetName) -> Records:
+        """Return the records that a name refers to in the locked volume; at least one.
+
+        Raises:
+            NotFoundError: another writer removed or renamed them before the volume was locked.
+        """
+        catalog = transaction.base.catalog
+        chosen = catalog.find(requested.name, requested.version)
+        if not chosen:
+            raise no_such_dataset(catalog, requested.name, requested.version, where=self.uri)
+        return chosen
 
     def _written(self, generation: Generation | None) -> None:
         if generation is not None and not self._closed:

@@ -73,7 +73,7 @@ def gather_fields(batch: Batch, collate: object, memory: HostMemory) -> dict[str
             found[name] = memory.views(batch[name])
         elif kind == "text":
             found[name] = batch[name]
-        elif not varies(kind):
+        elif not FieldType.parse(kind).varies:
             found[name] = _stack_field(batch, name, kind, memory)
         elif collate == "jagged" and is_ragged(kind):
             values, offsets = batch.ragged(name)
@@ -129,7 +129,7 @@ def collate_fields(samples: list[FieldSample], **_options: Any) -> dict[str, Any
     found: dict[str, Any] = {}
     for name, kind in samples[0].types.items():
         values = [sample[name] for sample in samples]
-        fixed = kind not in ("bytes", "text") and not varies(kind)
+        fixed = not FieldType.parse(kind).varies
         if fixed and isinstance(values[0], torch.Tensor):
             found[name] = torch.stack(values)
         elif kind == "text" or not isinstance(values[0], torch.Tensor):
@@ -149,15 +149,10 @@ def _each(values: Any) -> Sequence[npt.NDArray[Any]]:
     return [values[at, ...] for at in range(len(values))]
 
 
-def varies(kind: str) -> bool:
-    """Return True if an array type has a dimension that varies."""
-    return "?" in kind
-
-
 def is_ragged(kind: str) -> bool:
     """Return True if only the first dimension of an array type varies."""
-    lengths = kind.rpartition("[")[2].rstrip("]").split(",")
-    return lengths[0] == "?" and "?" not in lengths[1:]
+    shape = FieldType.parse(kind).shape
+    return shape[:1] == (None,) and None not in shape[1:]
 
 
 def join_arrays(items: list[Any], collate: object) -> Any:

@@ -23,14 +23,13 @@ from dataclasses import replace
 from functools import partial
 from traceback import clear_frames
 from types import GeneratorType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from dlfs import Batch, Epoch, OnError, ReadPlan, Shuffle, TokenSequences
+from dlfs import Batch, Epoch, TokenSequences
 from dlfs.adapters.torch.context import make_contexts
 from dlfs.adapters.torch.cursor import Cursor, start_cursor
 from dlfs.adapters.torch.device import check_device, has_accelerator, open_memory
@@ -53,7 +52,7 @@ from dlfs.adapters.torch.tensors import RankBatch, TensorBatch, pair_of
 from dlfs.adapters.torch.worker_process import as_it_is, ignore_interrupts
 from dlfs.base.arguments import check_integer
 from dlfs.base.units import format_count
-from dlfs.epoch.options import FOUND_RANK, WINDOW_CHUNKS, EpochOptions, EpochState, Weights
+from dlfs.epoch.options import EpochOptions, EpochState, ReadKeywords, make_options
 from dlfs.errors import ClosedError, UsageError
 
 
@@ -68,31 +67,7 @@ class Loader(IterableDataset[Any]):
     always the number of batches of a whole epoch. One iteration reads at a time: a new one ends the
     previous one.
 
-    With ``num_workers`` it runs worker processes itself. It may also be the dataset of a caller's
-    ``DataLoader`` or of torchdata's ``StatefulDataLoader``, with ``batch_size=None`` and any number
-    of workers. Each iteration of the ``DataLoader`` is then the next epoch; the first one after
-    ``load_state_dict`` is the rest of an epoch. With workers, batches that this object gave before,
-    for example to inspect one, are given again. The state then comes from ``TensorBatch.state`` or
-    from ``StatefulDataLoader``: this object does not know which batches were given, and returns the
-    epoch of the next iteration. A ``StatefulDataLoader`` with workers whose state is behind the
-    last batch of an epoch first gives an iteration without batches, as over any dataset, because
-    its workers do not know that the loop has ended. ``load_state_dict`` of this object with the
-    same state continues with the next epoch instead.
-
-    Frameworks accept a loader as it is. Lightning's ``fit`` stores its state in checkpoints and
-    begins each of its epochs with ``set_epoch`` (pass the loader itself, not a ``DataLoader`` over
-    it). For Accelerate's ``prepare``, add ``register_for_checkpointing``. The ``Trainer`` of
-    Transformers takes it from ``get_train_dataloader``; to resume, it needs
-    ``ignore_data_skip=True`` and a loader whose state the caller has stored and loaded. ``Trainer``
-    and Accelerate's ``skip_first_batches`` also resume by reading the batches that they skip, from
-    ``accelerator.prepare(DataLoader(loader, batch_size=None))``. With several processes, that needs
-    a loader of all samples (``rank=0, world_size=1``), which the first process reads for all.
-    Accelerate calls its ``set_epoch`` with a count that begins at 0: after ``load_state_dict`` call
-    ``prepared.set_epoch(loader.epoch)``.
-
-    The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
-    ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
-    index order. ``Dataset.batches`` describes the arguments that are not listed here.
+    docs/pytorch.md says how it goes with a ``DataLoader`` of the caller, and with frameworks.
 
     Args:
         dataset: dataset to read from, a view of several, or ``TokenSequences``.
@@ -105,10 +80,7 @@ class Loader(IterableDataset[Any]):
             each other in each step, as under DistributedDataParallel, then hang or fail. By default
             ``pad`` if torch.distributed is initialised with several ranks, or a launcher such as
             torchrun has set their number, else ``leave``.
-        rank: rank of this process. By default each epoch finds it when it begins:
-            torch.distributed's if it is initialised, else the environment's, which torchrun,
-            Lightning, Slurm or MPI have set. So the loader may be made before the ranks.
-        world_size: number of ranks; by default from the same source.
+        fields: names of the fields that batches have and that are read; all by default.
         transform: called with the bytes of each sample, a read-only ``memoryview``, with a tensor
             if it is an array, or with a dictionary of its fields; in threads.
         with_context: True to call ``transform(sample, context)``, with a ``SampleContext``: index,
@@ -138,6 +110,10 @@ class Loader(IterableDataset[Any]):
         as_pairs: True to give ``(samples, labels)``, as loops over torchvision's datasets expect,
             instead of a ``TensorBatch``; labels may be None. The state is then that of
             ``state_dict``.
+        options: order and share, as ``Dataset.batches`` takes and describes them: ``seed``,
+            ``shuffle``, ``window_chunks``, ``where``, ``weights``, ``draws``, ``order``,
+            ``drop_last``, ``on_error``, ``plan``, ``rank`` and ``world_size``. Each epoch finds the
+            rank when it begins, so the loader may be made before the ranks.
 
     Raises:
         UsageError: an argument is out of range.
@@ -169,20 +145,8 @@ class Loader(IterableDataset[Any]):
         dataset: Source,
         batch_size: int,
         *,
-        shuffle: Shuffle | None = "global",
-        seed: int = 0,
-        window_chunks: int = WINDOW_CHUNKS,
-        where: npt.ArrayLike | None = None,
-        weights: Weights | None = None,
-        draws: int | None = None,
-        order: npt.ArrayLike | None = None,
-        drop_last: bool = False,
         uneven: Uneven | None = None,
-        on_error: OnError = "raise",
-        plan: ReadPlan = "auto",
         fields: Sequence[str] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
         transform: Transform | None = None,
         with_context: bool = False,
         labels: Labels | None = None,
@@ -197,11 +161,12 @@ class Loader(IterableDataset[Any]):
         device: str | int | torch.device | None = None,
         pin_memory: bool = False,
         as_pairs: bool = False,
+        **options: Unpack[ReadKeywords],
     ) -> None:
         check = partial(check_integer, action="make a loader")
         self.dataset = dataset
         self.batch_size = check(batch_size, 1, option="batch_size")
-        self._finder = PlacementFinder(rank, world_size)
+        self._finder = PlacementFinder(options.get("rank"), options.get("world_size"))
         self._recipe = Recipe(
             transform=transform,
             with_context=with_context,
@@ -213,20 +178,14 @@ class Loader(IterableDataset[Any]):
             fields=bool(dataset.fields),
             threads=threads,
         )
-        self._options = EpochOptions(
+        self._options = make_options(
+            Loader,
+            ReadKeywords,
+            options,
             batch_size=self.batch_size,
-            seed=seed,
-            **FOUND_RANK,
-            shuffle=shuffle,
-            window_chunks=window_chunks,
-            where=where,
-            weights=weights,
-            draws=draws,
-            order=order,
-            drop_last=drop_last,
-            on_error=on_error,
-            plan=plan,
             fields=fields,
+            rank=None,
+            world_size=None,
         ).with_copies()
         self._uneven = check_uneven(uneven)
         self._lookahead = check(lookahead, 0, option="lookahead")

@@ -5,17 +5,14 @@ take every ``num_replicas``-th index, as with PyTorch's ``DistributedSampler``. 
 not full is completed by the same rule, with the first indices of the epoch, or left out. All ranks
 therefore have the same number of indices. The rank is found when an iteration begins
 (``placement``), so that a sampler may be made before the ranks.
-
-``Dataset.batches`` describes the arguments of the order that the samplers do
-not list: ``seed``, ``window_chunks``, ``where``, ``weights``, ``draws`` and ``order``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, islice
-from typing import Any
+from itertools import islice
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +26,7 @@ from dlfs.adapters.torch.placement import PlacementFinder, refuse_second_shardin
 from dlfs.adapters.torch.shares import Share
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.base.arguments import check_choice
-from dlfs.epoch.options import WINDOW_CHUNKS, EpochOptions, EpochState, Weights
-from dlfs.epoch.ranks import Placement
+from dlfs.epoch.options import WINDOW_CHUNKS, EpochState, SelectionKeywords, make_options
 from dlfs.errors import UsageError
 
 BLOCK_POSITIONS = 4096
@@ -44,81 +40,104 @@ _SHUFFLES: dict[bool | str, Shuffle | None] = {
 }
 
 
-class _Order:
-    """One rank's part of an epoch, the common implementation of both samplers."""
+class _RankSampler(Sampler[Any]):
+    """One rank's batches of indices of the epochs of a dataset, which both samplers have."""
 
     def __init__(
         self,
         dataset: Dataset | DatasetView | SampleDataset,
-        options: EpochOptions,
-        finder: PlacementFinder,
+        batch_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool | Shuffle = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        window_chunks: int = WINDOW_CHUNKS,
+        **choice: Unpack[SelectionKeywords],
     ) -> None:
-        self.finder = finder
-        self.dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
+        check_choice(shuffle, [*_SHUFFLES], option="shuffle", action="order samples")
+        options = make_options(
+            type(self),
+            SelectionKeywords,
+            choice,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=_SHUFFLES[shuffle],
+            window_chunks=window_chunks,
+            drop_last=drop_last,
+        )
+        self._finder = PlacementFinder(rank, num_replicas)
+        self._dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
         if options.shuffle is None and options.where is not None and options.weights is None:
-            chosen = np.sort(self.dataset.order_epoch(options).indices())
+            chosen = np.sort(self._dataset.order_epoch(options).indices())
             options = replace(options, where=None, order=chosen)
-        self.options = options.with_copies()
-        whole = self.dataset.start_epoch(self.options.whole())  # also checks the options
-        self.total = len(whole)
-        self.state = whole.state()
+        self._options = options.with_copies()
+        whole = self._dataset.start_epoch(self._options.whole())  # also checks the options
+        self._total = len(whole)
+        self._begin = self._given = whole.state()
+        """State of the begin of the next iteration, and behind the last batch."""
 
-    def blocks(
-        self, state: State, first: int, end: int, placement: Placement
-    ) -> Iterator[list[int]]:
-        """Yield one rank's indices at positions first..end-1, a block at a time.
+    def _share(self, first: int) -> Share:
+        """Return this rank's share, as of now, of an epoch from a position on."""
+        placement = self._finder.find()
+        return Share(
+            total=self._total,
+            first=first,
+            batch_size=self._options.batch_size,
+            rank=placement.rank,
+            world_size=placement.world_size,
+            uneven="pad",
+            drop_last=self._options.drop_last,
+        )
 
-        Args:
-            state: state of the epoch.
-            first: first position.
-            end: position behind the last one; positions behind the epoch's end continue at 0.
-            placement: share of the rank.
+    def __len__(self) -> int:
+        return self._share(0).batches
+
+    def _indices(self, state: State, share: Share) -> Iterator[int]:
+        """Yield the indices of a share of the epoch of a state, which are computed in blocks.
+
+        Positions behind the epoch's end continue at 0.
         """
         order = None
-        if not self.is_index_order(state):
-            options = self.options.at(EpochState.from_dict(state))
-            order = self.dataset.order_epoch(options)
-        ranks = placement.world_size
-        position = first + placement.rank
+        if not self._is_index_order(state):
+            options = self._options.at(EpochState.from_dict(state))
+            order = self._dataset.order_epoch(options)
+        ranks = share.world_size
+        position, end = share.first + share.rank, share.first + share.samples * ranks
         while position < end:
-            begin = position % self.total
+            first = position % self._total
             count = min(
-                len(range(begin, self.total, ranks)),
+                len(range(first, self._total, ranks)),
                 len(range(position, end, ranks)),
                 BLOCK_POSITIONS,
             )
             if order is not None:
-                block: npt.NDArray[Any] = order.indices(begin, count, stride=ranks)
+                block: npt.NDArray[Any] = order.indices(first, count, stride=ranks)
             else:
-                block = begin + np.arange(count) * ranks
-            yield with_epoch(block.tolist(), state["epoch"])
+                block = first + np.arange(count) * ranks
+            yield from with_epoch(block.tolist(), state["epoch"])
             position += count * ranks
 
-    def is_index_order(self, state: State) -> bool:
+    def _is_index_order(self, state: State) -> bool:
         """Return True if an epoch of this state has all samples in index order."""
-        return state["shuffle"] is None and not self.options.has_choice
+        return state["shuffle"] is None and not self._options.has_choice
 
-    def set_epoch(self, epoch: int) -> bool:
-        """Go to the beginning of an epoch; return False if it is the current epoch already."""
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; no effect if it is the current epoch already.
+
+        Raises:
+            UsageError: it is negative, or Accelerate calls, which would share one rank's batches
+                out between all ranks.
+        """
+        refuse_second_sharding(self._finder, "a sampler")
         if epoch < 0:
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
-        if epoch == self.state["epoch"]:
-            return False
-        self.state = {**self.state, "epoch": epoch, "position": 0}
-        return True
+        if epoch != self._begin["epoch"]:
+            self._begin = self._given = {**self._begin, "epoch": epoch, "position": 0}
 
 
-def _shuffle(shuffle: bool | Shuffle) -> Shuffle | None:
-    """Return the shuffle of an epoch for a sampler's argument, as PyTorch's samplers take it.
-
-    Raises:
-        UsageError: it is no such argument.
-    """
-    check_choice(shuffle, [*_SHUFFLES], option="shuffle", action="order samples")
-    return _SHUFFLES[shuffle]
-
-
-class DistributedSampler(TorchSampler[int]):
+class DistributedSampler(_RankSampler, TorchSampler[int]):
     """The indices of one rank, in an epoch's order.
 
     Like PyTorch's, it stays in its epoch until ``set_epoch`` is called, and it has no state. It is
@@ -129,7 +148,10 @@ class DistributedSampler(TorchSampler[int]):
         num_replicas: number of ranks; by default each iteration finds it, as a ``Loader`` does.
         rank: rank of this process, 0..num_replicas-1; by default from the same source.
         shuffle: True or ``global``; ``chunk``; False for index order.
+        seed: seed of the order.
         drop_last: True to leave out a last round that is not full, instead of completing it.
+        window_chunks: window of ``chunk`` shuffle, as for ``Dataset.batches``.
+        choice: ``where``, ``weights``, ``draws`` and ``order``, as ``Dataset.batches`` takes them.
 
     Raises:
         UsageError: an argument is out of range.
@@ -148,34 +170,31 @@ class DistributedSampler(TorchSampler[int]):
         drop_last: bool = False,
         *,
         window_chunks: int = WINDOW_CHUNKS,
-        where: npt.ArrayLike | None = None,
-        weights: Weights | None = None,
-        draws: int | None = None,
-        order: npt.ArrayLike | None = None,
+        **choice: Unpack[SelectionKeywords],
     ) -> None:
-        options = EpochOptions(
-            seed=seed,
-            shuffle=_shuffle(shuffle),
+        super().__init__(
+            dataset,
+            1,
+            num_replicas,
+            rank,
+            shuffle,
+            seed,
+            drop_last,
             window_chunks=window_chunks,
-            where=where,
-            weights=weights,
-            draws=draws,
-            order=order,
-            drop_last=drop_last,
+            **choice,
         )
-        self._order = _Order(dataset, options, PlacementFinder(rank, num_replicas))
         self.dataset = dataset
-        self.shuffle, self.seed, self.drop_last = bool(options.shuffle), seed, drop_last
+        self.shuffle, self.seed, self.drop_last = bool(self._options.shuffle), seed, drop_last
 
     @property
     def rank(self) -> int:
         """Rank of this process, as of now."""
-        return self._order.finder.find().rank
+        return self._finder.find().rank
 
     @property
     def num_replicas(self) -> int:
         """Number of ranks, as of now."""
-        return self._order.finder.find().world_size
+        return self._finder.find().world_size
 
     @property
     def num_samples(self) -> int:
@@ -185,39 +204,18 @@ class DistributedSampler(TorchSampler[int]):
     @property
     def total_size(self) -> int:
         """Indices of all ranks in an epoch."""
-        placement = self._order.finder.find()
-        return self._rounds(placement) * placement.world_size
+        return len(self) * self.num_replicas
 
     @property
     def epoch(self) -> int:
         """Epoch whose order the next iteration has."""
-        return int(self._order.state["epoch"])
-
-    def _rounds(self, placement: Placement) -> int:
-        total, ranks = self._order.total, placement.world_size
-        return total // ranks if self.drop_last else -(-total // ranks)
-
-    def __len__(self) -> int:
-        return self._rounds(self._order.finder.find())
+        return int(self._begin["epoch"])
 
     def __iter__(self) -> Iterator[int]:
-        order, placement = self._order, self._order.finder.find()
-        end = self._rounds(placement) * placement.world_size
-        for block in order.blocks(order.state, 0, end, placement):
-            yield from block
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose order the next iterations have.
-
-        Raises:
-            UsageError: it is negative, or Accelerate calls, which would share one rank's batches
-                out between all ranks.
-        """
-        refuse_second_sharding(self._order.finder, "a sampler")
-        self._order.set_epoch(epoch)
+        return self._indices(self._begin, self._share(0))
 
 
-class DistributedBatchSampler(Sampler[list[int]]):
+class DistributedBatchSampler(_RankSampler):
     """Batches of indices of one rank, in an epoch's order, with a state to resume from.
 
     The batches are those of a ``Loader``: global batch k has the positions from k * B * W on. The
@@ -235,8 +233,11 @@ class DistributedBatchSampler(Sampler[list[int]]):
         num_replicas: number of ranks; by default each iteration finds it, as a ``Loader`` does.
         rank: rank of this process, 0..num_replicas-1; by default from the same source.
         shuffle: True or ``global``; ``chunk``; False for index order.
+        seed: seed of the order.
         drop_last: True to leave out a last global batch that is not full, instead of completing its
             last round.
+        window_chunks: window of ``chunk`` shuffle, as for ``Dataset.batches``.
+        choice: ``where``, ``weights``, ``draws`` and ``order``, as ``Dataset.batches`` takes them.
 
     Raises:
         UsageError: an argument is out of range.
@@ -245,91 +246,35 @@ class DistributedBatchSampler(Sampler[list[int]]):
     Threads: one at a time.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset | DatasetView | SampleDataset,
-        batch_size: int,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool | Shuffle = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        *,
-        window_chunks: int = WINDOW_CHUNKS,
-        where: npt.ArrayLike | None = None,
-        weights: Weights | None = None,
-        draws: int | None = None,
-        order: npt.ArrayLike | None = None,
-    ) -> None:
-        if batch_size < 1:
-            raise UsageError(f"sample batches: expected batch_size >= 1, got {batch_size}")
-        options = EpochOptions(
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=_shuffle(shuffle),
-            window_chunks=window_chunks,
-            where=where,
-            weights=weights,
-            draws=draws,
-            order=order,
-            drop_last=drop_last,
-        )
-        self._order = _Order(dataset, options, PlacementFinder(rank, num_replicas))
-        self.batch_size = batch_size
-        self._given = self._order.state  # the state of _order is the begin of the next iteration
-        self.is_resumed = False
-        """True if Lightning has loaded a state and has not begun to train yet."""
+    is_resumed = False
+    """True if Lightning has loaded a state and has not begun to train yet."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank in a batch."""
+        return self._options.batch_size
 
     @property
     def sampler(self) -> EpochSetter:
         """Object of which Lightning calls ``set_epoch`` with the epoch that begins."""
-        return EpochSetter(self, self._order.finder)
-
-    def _share(self, first: int) -> Share:
-        placement = self._order.finder.find()
-        return Share(
-            total=self._order.total,
-            first=first,
-            batch_size=self.batch_size,
-            rank=placement.rank,
-            world_size=placement.world_size,
-            uneven="pad",
-            drop_last=self._order.options.drop_last,
-        )
-
-    def __len__(self) -> int:
-        """Return the number of batches of this rank in a whole epoch."""
-        return self._share(0).batches
+        return EpochSetter(self, self._finder)
 
     def __iter__(self) -> Iterator[list[int]]:
-        begin = self._order.state
-        first = int(begin["position"])
-        share = self._share(first)
-        end = first + share.samples * share.world_size
-        placement = Placement(share.rank, share.world_size)
-        indices = chain.from_iterable(self._order.blocks(begin, first, end, placement))
+        begin = self._begin
+        share = self._share(int(begin["position"]))
+        indices = self._indices(begin, share)
         for number in range(share.batches):
             self._given = {**begin, "position": share.end(number)}
             if number + 1 == share.batches:
-                self._given = self._order.state = next_epoch(begin)
-            yield list(islice(indices, self.batch_size))
+                self._given = self._begin = next_epoch(begin)
+            yield list(islice(indices, share.batch_size))
         if not share.batches:
-            self._given = self._order.state = next_epoch(begin)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; no effect if it is the current epoch already.
-
-        Raises:
-            UsageError: as for ``DistributedSampler.set_epoch``.
-        """
-        refuse_second_sharding(self._order.finder, "a sampler")
-        if self._order.set_epoch(epoch):
-            self._given = self._order.state
+            self._given = self._begin = next_epoch(begin)
 
     def state_dict(self) -> State:
         """Return the state behind the last batch that was given: plain values."""
         state = {**self._given, "dataloader": {"step": self._share(0).step}}
-        return {**state, INDEX_ORDER: True} if self._order.is_index_order(state) else state
+        return {**state, INDEX_ORDER: True} if self._is_index_order(state) else state
 
     def load_state_dict(self, state: State) -> None:
         """Continue at a state, in its order.
@@ -342,16 +287,16 @@ class DistributedBatchSampler(Sampler[list[int]]):
             UsageError: it is neither, or of another dataset or selection, or of a ``Loader`` in
                 storage order (``shuffle=None``).
         """
-        plain = plain_state(state, self._order.total)
-        if not plain.pop(INDEX_ORDER, False) and self._order.is_index_order(plain):
+        plain = plain_state(state, self._total)
+        if not plain.pop(INDEX_ORDER, False) and self._is_index_order(plain):
             raise UsageError(
                 "resume an epoch: expected a state in an order that samplers have, got a Loader's "
                 "storage order (shuffle=None); load it into a Loader"
             )
-        epoch = self._order.dataset.start_epoch(self._order.options.whole())
+        epoch = self._dataset.start_epoch(self._options.whole())
         epoch.resume(plain).close()  # raises if the state does not fit
         left = self._share(plain["position"]).batches
         begin = next_epoch(plain) if plain["position"] > 0 and not left else plain
-        self._given = self._order.state = begin
+        self._given = self._begin = begin
         batches = len(self)
         self.is_resumed = count_batches(batches, left or batches, is_begun=begin["position"] > 0)

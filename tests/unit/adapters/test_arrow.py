@@ -9,8 +9,9 @@ import pyarrow
 import pytest
 
 import dlfs
-from dlfs.adapters.arrow import Part, TableFormat, divide, order_of, tables
+from dlfs.adapters.arrow import Part, TableFormat, divide, tables
 from dlfs.base.units import MIB
+from dlfs.epoch.options import EpochOptions
 from dlfs.errors import UsageError
 from tests.unit.adapters.conftest import COUNT
 
@@ -150,7 +151,7 @@ def test_what_arrow_cannot_express(tmp_path):
 @pytest.mark.parametrize("count", [1, 2, 7, 60, 100])
 @pytest.mark.parametrize("where", [None, [1, 2, 3, 5, 8, 13, 21, 34, 55]])
 def test_parts_are_the_whole_epoch(scenes, count, where):
-    options = order_of(where, "global", 7, 2)
+    options = EpochOptions(where=where, shuffle="global", seed=7, epoch=2)
     parts = divide(TableFormat.of(scenes, ["label"]), options, count)
     expected = scenes.order_epoch(options).indices().tolist()
     assert len(parts) == min(count, len(expected))

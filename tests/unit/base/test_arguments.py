@@ -119,6 +119,22 @@ def test_integers_of_numpy_are_integers(value):
     assert (type(found), found) == (int, 7)
 
 
+def test_an_unknown_keyword_names_the_nearest_one(dataset, tmp_path):
+    with pytest.raises(TypeError, match=r"Dataset\.batches\(\) got .* 'shufle'; .* 'shuffle'\?"):
+        dataset.batches(2, shufle=None)
+    with pytest.raises(TypeError, match=r"'fields'$"):
+        dataset.sequence(fields=None)
+    with pytest.raises(TypeError, match=r"length_batches\(\) got .*; did you mean 'max_samples'\?"):
+        dlfs.length_batches(dataset, 100, max_sample=3)
+    dlfs.format_volume(tmp_path / "volume.img", size_bytes=16 << 20)
+    with dlfs.open(tmp_path / "volume.img") as volume:
+        with pytest.raises(TypeError, match=r"Volume\.writer\(\) got .* mean 'layout'\?"):
+            volume.writer("a", layuot="path")
+        with pytest.raises(TypeError, match=r"Volume\.append\(\) got .* 'fields'$"):
+            volume.append("a", fields={})
+        volume.writer("a").abort()  # the volume is not locked
+
+
 USER_CODE = """
     from typing import assert_type
 

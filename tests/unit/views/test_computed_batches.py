@@ -12,7 +12,7 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import UsageError
-from dlfs.views import lists, tokens
+from dlfs.views import lists, reading, tokens
 
 COUNT = 600
 RANDOM = np.random.default_rng(5)
@@ -157,7 +157,7 @@ def test_the_document_of_each_token_is_given(dataset) -> None:
 @pytest.mark.parametrize(("world", "workers"), [(1, 1), (2, 1), (3, 2)])
 def test_ranks_share_sequences(dataset, monkeypatch, segment, blocks, world, workers) -> None:
     monkeypatch.setattr(lists, "SEGMENT_SAMPLES", segment)
-    monkeypatch.setattr(lists, "AHEAD_SAMPLES", 2)
+    monkeypatch.setattr(reading, "AHEAD_SAMPLES", 2)
     monkeypatch.setattr(tokens, "BLOCK_DOCUMENTS", blocks)
     expected = line(dataset, seed=9)
     whole = expected[: len(expected) // 128 * 128].reshape(-1, 128)

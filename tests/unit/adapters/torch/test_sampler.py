@@ -228,7 +228,7 @@ def test_wrong_arguments(samples, arguments):
         DistributedSampler(samples, **arguments)
     with pytest.raises(UsageError):
         DistributedBatchSampler(samples, 4, **arguments)
-    with pytest.raises(UsageError, match="batch_size >= 1"):
+    with pytest.raises(UsageError, match="batch_size as an integer >= 1"):
         DistributedBatchSampler(samples, 0)
     with pytest.raises(UsageError, match="expected 0 or more"):
         DistributedSampler(samples).set_epoch(-1)
