@@ -62,8 +62,7 @@ class Workload:
             "dataset.data_folder": folder,
             "dataset.format": self.format,
             "dataset.num_files_train": files,
-            # Nothing is evaluated, but DLIO lists valid/, and a sealed dataset has no empty
-            # directories. DLIO also divides by the number of files of each of its threads.
+            # Nothing is evaluated, but DLIO divides by the number of files of each of its threads.
             "dataset.num_files_eval": self.threads * ranks,
             "dataset.num_samples_per_file": self.samples_per_file,
             "dataset.record_length": self.record_bytes,

@@ -122,6 +122,37 @@ static bool takes_parts(struct dlfs_fuse *fuse, const struct dataset_entry *data
             (!is_whole(request, length) && !file_cache_has(&fuse->cache, key_of(dataset, index))));
 }
 
+/* A part on its way from the reader's memory to the kernel. */
+struct sent_part {
+    const struct reply_path *reply;
+    uint64_t bytes;
+    bool replied;
+    uint8_t *gathered; /* what has come so far of a part that does not come at once */
+    uint64_t gathered_bytes;
+};
+
+/* Replies with a part that comes at once; gathers one that does not. */
+static void send_pieces(void *argument, const struct iovec *pieces, uint32_t piece_count)
+{
+    struct sent_part *part = argument;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < piece_count; i++) {
+        bytes += pieces[i].iov_len;
+    }
+    if (bytes == part->bytes) {
+        part->replied = true;
+        (void)reply_pieces(part->reply, pieces, piece_count);
+        return;
+    }
+    if (part->gathered_bytes == 0) {
+        part->gathered = malloc(part->bytes);
+    }
+    for (uint32_t i = 0; i < piece_count && part->gathered != NULL; i++) {
+        memcpy(part->gathered + part->gathered_bytes, pieces[i].iov_base, pieces[i].iov_len);
+        part->gathered_bytes += pieces[i].iov_len;
+    }
+}
+
 /* Reads the requested part of a large sample. */
 static void read_part(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
                       const struct read_request *request)
@@ -130,27 +161,25 @@ static void read_part(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uin
     dlfs_part part = {.index = index,
                       .offset_bytes = request->offset,
                       .length_bytes = request->bytes < left ? request->bytes : left};
-    uint8_t *buffer = malloc(part.length_bytes);
-    if (buffer == NULL) {
-        reply_error(&request->reply, ENOMEM);
-        return;
-    }
+    struct sent_part sent = {.reply = &request->reply, .bytes = part.length_bytes};
     receivers_release(&fuse->receivers);
     uint32_t reader;
     dlfs_failure failure;
-    int code = dlfs_reader_read_part(dataset_take_reader(&fuse->datasets, dataset, &reader), &part,
-                                     buffer, &failure);
+    int code = dlfs_reader_send_part(dataset_take_reader(&fuse->datasets, dataset, &reader), &part,
+                                     send_pieces, &sent, &failure);
     dataset_return_reader(&fuse->datasets, dataset, reader);
-    if (code == 0) {
-        count(&fuse->counters.read_bytes, part.length_bytes);
-        (void)reply_data(&request->reply, buffer, part.length_bytes);
-    } else {
+    count(&fuse->counters.read_bytes, code == 0 ? part.length_bytes : 0);
+    if (code < 0) {
         failure.member = failure.code == 0 ? UINT32_MAX : failure.member; /* of the whole read */
         failure.code = code;
         int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, &failure);
         reply_failure(fuse, dataset, index, error, request);
+    } else if (!sent.replied && sent.gathered_bytes == part.length_bytes) {
+        (void)reply_data(&request->reply, sent.gathered, sent.gathered_bytes);
+    } else if (!sent.replied) {
+        reply_error(&request->reply, ENOMEM);
     }
-    free(buffer);
+    free(sent.gathered);
 }
 
 /*

@@ -6,15 +6,16 @@ bool send_to_device(const struct reply_path *path, const struct iovec *parts, in
     return writev(path->kernel, parts, part_count) >= 0;
 }
 
-static bool reply(const struct reply_path *path, int error, const void *data, size_t bytes)
+static bool reply(const struct reply_path *path, int error, const struct iovec *pieces,
+                  uint32_t count)
 {
-    struct fuse_out_header header = {
-        .len = (uint32_t)(sizeof header + bytes), .error = -error, .unique = path->unique};
-    const struct iovec parts[] = {
-        {.iov_base = &header, .iov_len = sizeof header},
-        {.iov_base = (void *)(uintptr_t)data, .iov_len = bytes},
-    };
-    return path->send(path, parts, bytes > 0 ? 2 : 1);
+    struct fuse_out_header header = {.len = sizeof header, .error = -error, .unique = path->unique};
+    struct iovec parts[1 + REPLY_PIECES_MAX] = {{.iov_base = &header, .iov_len = sizeof header}};
+    for (uint32_t i = 0; i < count; i++) {
+        parts[1 + i] = pieces[i];
+        header.len += (uint32_t)pieces[i].iov_len;
+    }
+    return path->send(path, parts, 1 + (int)count);
 }
 
 void reply_error(const struct reply_path *path, int error)
@@ -24,5 +25,11 @@ void reply_error(const struct reply_path *path, int error)
 
 bool reply_data(const struct reply_path *path, const void *data, size_t bytes)
 {
-    return reply(path, 0, data, bytes);
+    const struct iovec piece = {.iov_base = (void *)(uintptr_t)data, .iov_len = bytes};
+    return reply(path, 0, &piece, bytes > 0);
+}
+
+bool reply_pieces(const struct reply_path *path, const struct iovec *pieces, uint32_t count)
+{
+    return reply(path, 0, pieces, count);
 }

@@ -13,12 +13,14 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#define REPLY_PIECES_MAX 64u
+
 struct dlfs_fuse;
 struct entry;
 struct reply_path;
 
-/* Sends a reply: its header and, unless that has an error, up to one other part. Returns false if
- * the kernel does not take it. */
+/* Sends a reply: its header and, unless that has an error, other parts. Returns false if the kernel
+ * does not take it. */
 typedef bool send_reply(const struct reply_path *path, const struct iovec *parts, int part_count);
 
 /* Where the reply to a request goes. Any thread may reply, once. */
@@ -49,5 +51,7 @@ bool send_to_device(const struct reply_path *path, const struct iovec *parts, in
 void reply_error(const struct reply_path *path, int error);
 /* Replies with data. Returns false if the kernel does not take it: the request was interrupted. */
 bool reply_data(const struct reply_path *path, const void *data, size_t bytes);
+/* Replies with data that lies in up to REPLY_PIECES_MAX pieces. */
+bool reply_pieces(const struct reply_path *path, const struct iovec *pieces, uint32_t count);
 
 #endif

@@ -238,14 +238,16 @@ static bool send_to_entry(const struct reply_path *path, const struct iovec *par
     struct rings *rings = path->fuse->rings;
     struct entry *entry = path->entry;
     struct fuse_out_header header;
-    uint64_t bytes = part_count > 1 ? parts[1].iov_len : 0;
+    uint64_t bytes = 0;
     memcpy(&header, parts[0].iov_base, sizeof header);
-    if (bytes > rings->payload_bytes) {
-        header.error = -EIO;
-        bytes = 0;
-    }
-    if (bytes > 0) {
-        memcpy(entry->payload, parts[1].iov_base, bytes);
+    for (int i = 1; i < part_count && header.error == 0; i++) {
+        if (parts[i].iov_len > rings->payload_bytes - bytes) {
+            header.error = -EIO;
+            bytes = 0;
+        } else {
+            memcpy(entry->payload + bytes, parts[i].iov_base, parts[i].iov_len);
+            bytes += parts[i].iov_len;
+        }
     }
     set_reply(rings, entry, &header, bytes);
     return true;

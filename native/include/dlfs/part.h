@@ -1,12 +1,13 @@
 /*
- * Ranges of samples, copied into a buffer of the caller: for programs that have no memory for a
- * whole large sample. The conventions are those of dlfs.h.
+ * Ranges of samples, for programs that have no memory for a whole large sample. The conventions are
+ * those of dlfs.h.
  */
 #ifndef DLFS_PART_H
 #define DLFS_PART_H
 
 #include <dlfs/dlfs.h>
 #include <stdbool.h>
+#include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +33,17 @@ typedef struct dlfs_part {
  */
 DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
                                    dlfs_failure *failure);
+
+/* Takes the next bytes of a range, which lie in these pieces until it returns. */
+typedef void dlfs_part_sink(void *argument, const struct iovec *pieces, uint32_t piece_count);
+
+/*
+ * Reads a range of a sample like dlfs_reader_read_part, but gives its bytes to a function, from
+ * where they lie in the reader's memory: in one call if they fit there together, else in several
+ * calls in order, of which an error is the end. The function must not call the reader.
+ */
+DLFS_API int dlfs_reader_send_part(dlfs_reader *reader, const dlfs_part *part, dlfs_part_sink *sink,
+                                   void *argument, dlfs_failure *failure);
 
 /*
  * Brings a range of a sample into the reader's memory, for one that is needed soon, as

@@ -3,11 +3,13 @@
  * page when it is first touched. For an arena that takes a whole dataset that is as much work as
  * reading it, and many times as much on a virtual machine whose host provides memory page by page.
  *
- * One thread does this behind the first UNTOUCHED_BYTES, a huge page at a time, as
+ * A thread does this behind the first UNTOUCHED_BYTES, a huge page at a time, as
  * far as reads have asked for. Whole chunks, which stay in memory, are read into as many slots as
  * were touched. Until then, samples are read one by one, into a few slots that are used again and
  * again (the list of free slots begins with those that were released last). Where the memory comes
- * so fast that this is not worth it, a stream's thread helps instead.
+ * so fast that this is not worth it, a stream's thread helps instead. A read of a part of a large
+ * sample touches the step of its slot itself, or waits for the thread that does: used before it is
+ * touched, its pages would be collapsed while they hold data, which copies them.
  *
  * Huge pages. Private memory gets them at its first touch, where
  * /sys/kernel/mm/transparent_hugepage/enabled is "always" or "madvise". Shared memory does so where
@@ -39,8 +41,6 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
-
-enum { THREAD, HELPER }; /* indices of fill.busy */
 
 uint32_t fill_step_slots(const dlfs_arena *arena)
 {
@@ -79,25 +79,37 @@ static bool touch(const dlfs_arena *arena, uint32_t slot, bool *huge)
     return madvise(memory, bytes, MADV_POPULATE_WRITE) == 0;
 }
 
-/* Touches the next step. The lock is held, and released meanwhile. */
-static void touch_next(dlfs_arena *arena, uint32_t *busy)
+/* Returns where a thread that helps may note its step; NULL if as many touch memory as may. */
+static uint32_t *find_place(dlfs_arena *arena)
+{
+    uint32_t *place = arena->fill.busy + 1;
+    while (place < arena->fill.busy + FILL_THREADS_MAX && *place != SLOT_NONE) {
+        place++;
+    }
+    return place < arena->fill.busy + FILL_THREADS_MAX ? place : NULL;
+}
+
+/* Touches the next step, noted at a place. The lock is held, and released meanwhile. */
+static void touch_next(dlfs_arena *arena, uint32_t *place)
 {
     struct fill *fill = &arena->fill;
     uint32_t slot = fill->claimed;
     bool huge = fill->huge;
-    *busy = slot;
+    *place = slot;
     fill->claimed += fill_step_slots(arena);
     pthread_mutex_unlock(&arena->lock);
     uint64_t before = monotonic_ns();
     bool touched = touch(arena, slot, &huge);
     uint64_t step_ns = monotonic_ns() - before;
     pthread_mutex_lock(&arena->lock);
-    *busy = SLOT_NONE;
+    *place = SLOT_NONE;
     fill->failed |= !touched;
     fill->huge = fill->huge && huge;
     fill->step_ns = (fill->step_ns * (MEAN_STEPS - 1) + step_ns) / MEAN_STEPS;
-    uint32_t end = fill->busy[0] < fill->busy[1] ? fill->busy[0] : fill->busy[1];
-    end = end < fill->claimed ? end : fill->claimed;
+    uint32_t end = fill->claimed;
+    for (uint32_t i = 0; i < FILL_THREADS_MAX; i++) {
+        end = fill->busy[i] < end ? fill->busy[i] : end;
+    }
     fill->touched = fill->failed || end >= fill->needed ? arena->slot_count : end;
     arena_wake_all(arena);
 }
@@ -116,26 +128,40 @@ static void *fill_thread(void *argument)
     pthread_mutex_lock(&arena->lock);
     while (!fill->stop && !is_over(arena)) {
         if (has_step(arena)) {
-            touch_next(arena, &fill->busy[THREAD]);
+            touch_next(arena, &fill->busy[0]);
         } else if (fill->claimed < fill->needed) {
             pthread_cond_wait(&fill->work, &arena->lock);
         } else {
-            break; /* the helper touches the last step */
+            break; /* others touch the last steps */
         }
     }
     pthread_mutex_unlock(&arena->lock);
     return NULL;
 }
 
-bool fill_needs_help(const dlfs_arena *arena)
+bool fill_needs_help(dlfs_arena *arena)
 {
-    return arena->fill.busy[HELPER] == SLOT_NONE && has_step(arena);
+    return has_step(arena) && find_place(arena) != NULL;
 }
 
 void fill_help(dlfs_arena *arena)
 {
     if (fill_needs_help(arena)) {
-        touch_next(arena, &arena->fill.busy[HELPER]);
+        touch_next(arena, find_place(arena));
+    }
+}
+
+void fill_next_slot(dlfs_reader *reader)
+{
+    dlfs_arena *arena = reader->arena;
+    while (!is_over(arena) && arena->free_slots.count > 0 &&
+           arena->free_slots.first >= arena->fill.touched) {
+        uint32_t *place = find_place(arena);
+        if (arena->free_slots.first >= arena->fill.claimed && place != NULL) {
+            touch_next(arena, place);
+        } else {
+            pthread_cond_wait(&reader->released, &arena->lock);
+        }
     }
 }
 
@@ -150,7 +176,9 @@ void fill_begin(dlfs_reader *reader)
     fill->large = (uint32_t)(UNTOUCHED_BYTES >> arena->chunk_shift);
     fill->bounds = (reader->dataset_fits || !reader->owns_arena) && bytes > UNTOUCHED_BYTES;
     bool wanted = fill->bounds || (arena->shared && bytes >= STEP_BYTES);
-    fill->busy[THREAD] = fill->busy[HELPER] = SLOT_NONE;
+    for (uint32_t i = 0; i < FILL_THREADS_MAX; i++) {
+        fill->busy[i] = SLOT_NONE;
+    }
     fill->touched = wanted ? 0 : arena->slot_count;
     if (fill->bounds && !arena->shared) {
         fill->touched = fill->claimed = (uint32_t)(UNTOUCHED_BYTES >> arena->chunk_shift);

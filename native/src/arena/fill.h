@@ -8,6 +8,8 @@
 
 #include "dlfs/dlfs.h"
 
+#define FILL_THREADS_MAX 8u /* that touch memory at once */
+
 /* The progress of the threads that touch the arena, a step at a time, from its first slot on. */
 struct fill {
     pthread_t thread;
@@ -22,8 +24,8 @@ struct fill {
     uint32_t wanted;  /* slots that reads have asked for */
     uint32_t claimed; /* slots that were touched or are being touched */
     uint32_t touched; /* slots before every step in progress; all of the arena's at the end */
-    uint32_t busy[2]; /* first slot of the steps of the thread and of its helper; or SLOT_NONE */
-    uint64_t step_ns; /* mean time of the last steps */
+    uint32_t busy[FILL_THREADS_MAX]; /* first slots of the steps in progress; or SLOT_NONE */
+    uint64_t step_ns;                /* mean time of the last steps */
 };
 
 /* Decides whether a thread is to touch the new arena, given its first reader. The lock is held. */
@@ -35,9 +37,12 @@ void fill_want(dlfs_reader *reader, uint64_t slots);
 /* Has the thread touch no more for a reader until a read asks for it. The lock is held. */
 void fill_pause(dlfs_reader *reader);
 /* Returns true if another thread may touch a step, too. The lock is held. */
-bool fill_needs_help(const dlfs_arena *arena);
+bool fill_needs_help(dlfs_arena *arena);
 /* Touches a step if fill_needs_help. The lock is held, and released meanwhile. */
 void fill_help(dlfs_arena *arena);
+/* Has the next free slot touched, unless reads do that by themselves. The lock is held, and
+ * released meanwhile. */
+void fill_next_slot(dlfs_reader *reader);
 /* Returns true if chunks have to wait for slots that were touched. The lock is held. */
 bool fill_bounds_chunks(const dlfs_reader *reader);
 /* Returns how many slots chunks may be read into now. The lock is held. */

@@ -154,8 +154,9 @@ static int64_t serve_part(dlfs_channel *channel, struct completion *answer)
     if (!area_reserve(channel, 0, bytes) || !charge(channel, bytes)) {
         return DLFS_E_LIMIT;
     }
+    uint8_t *result = channel->memory.result;
     int code =
-        reader_read_part(channel->reader, &part, channel->memory.result, &channel->stop, &failure);
+        reader_read_part(channel->reader, &part, part_copy, &result, &channel->stop, &failure);
     discharge(channel, bytes);
     answer->failure_count = failure.code < 0;
     if (failure.code < 0) {

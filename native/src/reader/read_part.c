@@ -1,5 +1,5 @@
 /*
- * Reads a range of a sample into the caller's buffer, which need not be aligned for devices.
+ * Reads a range of a sample and gives its bytes to a function of the caller.
  *
  * A sample of up to a chunk is read as in a batch. A larger one has a checksum for each of its
  * parts, which are the chunks that it fills. The parts that the range touches are read into slots
@@ -43,6 +43,8 @@ struct part_read {
     dlfs_reader *reader;
     struct fetch *fetch;
     struct location location;
+    dlfs_part_sink *sink; /* that the bytes go to; NULL: they are only loaded */
+    void *argument;
     const uint32_t *checksums; /* of the data space's chunks */
     struct private_memory *private_memory;
     uint64_t first_chunk; /* of the window */
@@ -141,16 +143,30 @@ static int wait_for_part(struct part_read *read)
     return 0;
 }
 
+/* Has a slot touched for a part that is not in memory. */
+static void touch_slot(dlfs_reader *reader, uint64_t chunk)
+{
+    if (arena_find(reader, chunk) == SLOT_NONE) {
+        fill_next_slot(reader);
+    }
+}
+
 /* Finds the first parts in memory, or takes slots for them: as many as there are. */
 static int take_window(struct part_read *read, uint32_t count_max)
 {
     dlfs_reader *reader = read->reader;
     pthread_mutex_lock(&reader->arena->lock);
     int code = arena_attach(reader);
-    code = code < 0 ? code : wait_for_part(read);
+    if (code == 0) {
+        touch_slot(reader, read->first_chunk);
+        code = wait_for_part(read);
+    }
     read->count = 0;
     while (code == 0 && read->count < count_max) {
         uint64_t chunk = read->first_chunk + read->count;
+        if (read->count > 0) {
+            touch_slot(reader, chunk);
+        }
         struct window_part *part = &read->parts[read->count];
         *part = (struct window_part){.slot = SLOT_NONE};
         bool is_waited_for = read->count > 0 && find_load(reader, chunk) != NULL;
@@ -291,11 +307,11 @@ static int fetch_window(struct part_read *read)
 }
 
 /*
- * Reads the next window, of at most count_max parts, and copies its share of the range. Returns the
- * bytes of the range in the window, 0 if it is to be read again, or a code.
+ * Reads the next window, of at most count_max parts, and gives its share of the range to the sink.
+ * Returns the bytes of the range in the window, 0 if it is to be read again, or a code.
  */
 static int64_t read_window(struct part_read *read, uint32_t count_max, uint64_t address,
-                           uint64_t end, uint8_t *buffer, dlfs_failure *failure)
+                           uint64_t end, dlfs_failure *failure)
 {
     dlfs_reader *reader = read->reader;
     uint64_t start = read->first_chunk << reader->chunk_shift;
@@ -310,6 +326,8 @@ static int64_t read_window(struct part_read *read, uint32_t count_max, uint64_t 
         *failure = reader_failure(reader, failure->index, DLFS_E_TIMEOUT, 0, start);
     }
     end_loads(read);
+    struct iovec pieces[WINDOW_PARTS_MAX];
+    uint32_t piece_count = 0;
     uint64_t done = 0;
     for (uint32_t i = 0; result == 0 && i < read->count; i++) {
         const struct window_part *part = &read->parts[i];
@@ -325,18 +343,19 @@ static int64_t read_window(struct part_read *read, uint32_t count_max, uint64_t 
         uint64_t from = address > first ? address - first : 0;
         uint64_t last = first + part_length(read, read->first_chunk + i);
         uint64_t to = (end < last ? end : last) - first;
-        if (buffer != NULL) {
-            memcpy(buffer + done, part->bytes + from, to - from);
-        }
+        pieces[piece_count++] = (struct iovec){.iov_base = (void *)(uintptr_t)(part->bytes + from),
+                                               .iov_len = to - from};
         done += to - from;
+    }
+    if (read->sink != NULL && piece_count > 0) {
+        read->sink(read->argument, pieces, piece_count);
     }
     release_window(read);
     return result < 0 ? result : (int64_t)done;
 }
 
 /* Reads a range of a sample that is larger than a chunk. */
-static int read_large(struct part_read *read, const dlfs_part *range, uint8_t *buffer,
-                      dlfs_failure *failure)
+static int read_large(struct part_read *read, const dlfs_part *range, dlfs_failure *failure)
 {
     dlfs_reader *reader = read->reader;
     uint64_t window = WINDOW_BYTES >> reader->chunk_shift;
@@ -348,33 +367,35 @@ static int read_large(struct part_read *read, const dlfs_part *range, uint8_t *b
     while (address < end) {
         read->first_chunk = address >> reader->chunk_shift;
         uint64_t left = ((end - 1) >> reader->chunk_shift) - read->first_chunk + 1;
-        int64_t done = read_window(read, (uint32_t)(left < window ? left : window), address, end,
-                                   buffer, failure);
+        int64_t done =
+            read_window(read, (uint32_t)(left < window ? left : window), address, end, failure);
         if (done < 0) {
             return (int)done;
         }
         address += (uint64_t)done;
-        buffer = buffer != NULL ? buffer + done : NULL;
     }
     return 0;
 }
 
 /* Reads a range of a sample that has no parts. */
-static int read_small(dlfs_reader *reader, const dlfs_part *range, uint8_t *buffer,
+static int read_small(const struct part_read *read, const dlfs_part *range,
                       const _Atomic bool *stop, dlfs_failure *failure)
 {
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.stop = stop;
     dlfs_batch *batch;
-    int code = reader_read(reader, &range->index, 1, &terms, &batch);
+    int code = reader_read(read->reader, &range->index, 1, &terms, &batch);
     if (code < 0) {
         return code;
     }
     if (batch->failure_count > 0) {
         *failure = batch->failures[0];
         code = failure->code;
-    } else if (buffer != NULL) {
-        memcpy(buffer, batch->base + batch->offsets[0] + range->offset_bytes, range->length_bytes);
+    } else if (read->sink != NULL) {
+        const uint8_t *sample = batch->base + batch->offsets[0];
+        struct iovec piece = {.iov_base = (void *)(uintptr_t)(sample + range->offset_bytes),
+                              .iov_len = range->length_bytes};
+        read->sink(read->argument, &piece, 1);
     }
     dlfs_batch_release(batch);
     return code;
@@ -396,13 +417,22 @@ static int locate(const dlfs_reader *reader, const dlfs_part *range, struct loca
     return within ? 0 : -EINVAL;
 }
 
-int reader_read_part(dlfs_reader *reader, const dlfs_part *range, void *buffer,
-                     const _Atomic bool *stop, dlfs_failure *failure)
+void part_copy(void *next, const struct iovec *pieces, uint32_t piece_count)
+{
+    uint8_t **buffer = next;
+    for (uint32_t i = 0; i < piece_count; i++) {
+        memcpy(*buffer, pieces[i].iov_base, pieces[i].iov_len);
+        *buffer += pieces[i].iov_len;
+    }
+}
+
+int reader_read_part(dlfs_reader *reader, const dlfs_part *range, dlfs_part_sink *sink,
+                     void *argument, const _Atomic bool *stop, dlfs_failure *failure)
 {
     if (reader == NULL || range == NULL || failure == NULL) {
         return -EINVAL;
     }
-    struct part_read read = {.reader = reader};
+    struct part_read read = {.reader = reader, .sink = sink, .argument = argument};
     *failure = (dlfs_failure){.index = range->index};
     int code = locate(reader, range, &read.location);
     if (code == DLFS_E_FORMAT) {
@@ -413,7 +443,7 @@ int reader_read_part(dlfs_reader *reader, const dlfs_part *range, void *buffer,
     }
     read.checksums = reader_part_checksums(reader, &read.location);
     if (read.checksums == NULL) {
-        return read_small(reader, range, buffer, stop, failure);
+        return read_small(&read, range, stop, failure);
     }
     code = reader_take_fetch(reader, &read.fetch);
     if (code < 0) {
@@ -425,8 +455,8 @@ int reader_read_part(dlfs_reader *reader, const dlfs_part *range, void *buffer,
     fetch->slow_bytes = range->length_bytes;
     fetch->deadline_ns = fetch->now_ns + reader_timeout_ns(reader);
     fetch->redirected_ns = fetch->now_ns;
-    code = read_large(&read, range, buffer, failure);
-    if (code == 0 && buffer != NULL) {
+    code = read_large(&read, range, failure);
+    if (code == 0 && sink != NULL) {
         fetch->stats.sample_bytes += range->length_bytes;
         fetch->stats.samples += range->offset_bytes + range->length_bytes == read.location.length;
     }
@@ -437,7 +467,13 @@ int reader_read_part(dlfs_reader *reader, const dlfs_part *range, void *buffer,
 DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
                                    dlfs_failure *failure)
 {
-    return reader_read_part(reader, part, buffer, NULL, failure);
+    return reader_read_part(reader, part, part_copy, &buffer, NULL, failure);
+}
+
+DLFS_API int dlfs_reader_send_part(dlfs_reader *reader, const dlfs_part *part, dlfs_part_sink *sink,
+                                   void *argument, dlfs_failure *failure)
+{
+    return reader_read_part(reader, part, sink, argument, NULL, failure);
 }
 
 _Static_assert(sizeof(_Atomic bool) == sizeof(bool), "a caller's flag is read as an atomic one");
@@ -445,5 +481,5 @@ _Static_assert(sizeof(_Atomic bool) == sizeof(bool), "a caller's flag is read as
 DLFS_API int dlfs_reader_load_part(dlfs_reader *reader, const dlfs_part *part, const bool *stop,
                                    dlfs_failure *failure)
 {
-    return reader_read_part(reader, part, NULL, (const _Atomic bool *)stop, failure);
+    return reader_read_part(reader, part, NULL, NULL, (const _Atomic bool *)stop, failure);
 }

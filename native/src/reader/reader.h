@@ -78,10 +78,12 @@ int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
  * sample itself cannot be read. */
 int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
                    uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure);
-/* Reads a part of a sample as dlfs_reader_read_part, or loads it if buffer is NULL. Ends soon after
+/* Reads a part of a sample as dlfs_reader_send_part, or loads it if sink is NULL. Ends soon after
  * *stop is set. */
-int reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
-                     const _Atomic bool *stop, dlfs_failure *failure);
+int reader_read_part(dlfs_reader *reader, const dlfs_part *part, dlfs_part_sink *sink,
+                     void *argument, const _Atomic bool *stop, dlfs_failure *failure);
+/* Copies pieces to *next, a uint8_t *, and moves it behind them. */
+void part_copy(void *next, const struct iovec *pieces, uint32_t piece_count);
 
 #define PLAN_BYTES_PER_SAMPLE ((size_t)104) /* memory of the plan of a read */
 

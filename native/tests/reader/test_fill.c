@@ -137,6 +137,59 @@ static void with_help(void)
     arena_unreference(reader.arena);
 }
 
+static void *touch_next_slot(void *reader)
+{
+    dlfs_reader *own = reader;
+    pthread_mutex_lock(&own->arena->lock);
+    fill_next_slot(own);
+    pthread_mutex_unlock(&own->arena->lock);
+    return NULL;
+}
+
+/* Checks that a slot is touched once, as a step, before it is taken; also where others touch it. */
+static void before_it_is_taken(void)
+{
+    void *arena;
+    dlfs_reader reader;
+    pthread_t thread;
+    CHECK_EQ(dlfs_memory_map(STEPS * STEP, &arena, NULL), 0);
+    reader_over_memory(&reader, arena);
+    struct fill *fill = &reader.arena->fill;
+    CHECK(!is_touched(arena, STEP));
+    (void)touch_next_slot(&reader);
+    CHECK(is_touched(arena, STEP));
+    CHECK_EQ(fill->claimed, STEP_SLOTS);
+    (void)touch_next_slot(&reader);
+    CHECK_EQ(fill->claimed, STEP_SLOTS);
+
+    pthread_mutex_lock(&reader.arena->lock);
+    uint32_t taken[STEP_SLOTS];
+    for (uint32_t i = 0; i < STEP_SLOTS; i++) {
+        taken[i] = arena_take(&reader, 1, true);
+    }
+    fill->claimed += STEP_SLOTS; /* the thread is at the second step */
+    fill->busy[0] = STEP_SLOTS;
+    CHECK_EQ(pthread_create(&thread, NULL, touch_next_slot, &reader), 0);
+    pthread_mutex_unlock(&reader.arena->lock);
+    (void)usleep(20000);
+    pthread_mutex_lock(&reader.arena->lock);
+    CHECK_EQ(fill->claimed, 2 * STEP_SLOTS);
+    fill->busy[0] = SLOT_NONE;
+    fill->touched = 2 * STEP_SLOTS;
+    arena_wake_all(reader.arena);
+    pthread_mutex_unlock(&reader.arena->lock);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(fill->claimed, 2 * STEP_SLOTS);
+    CHECK(!is_touched((uint8_t *)arena + STEP, STEP));
+
+    pthread_mutex_lock(&reader.arena->lock);
+    for (uint32_t i = 0; i < STEP_SLOTS; i++) {
+        arena_release(&reader, taken[i]);
+    }
+    pthread_mutex_unlock(&reader.arena->lock);
+    arena_unreference(reader.arena);
+}
+
 /* Checks that chunks do not wait for the first bytes of a large dataset, which reads touch. */
 static void first_chunks_do_not_wait(void)
 {
@@ -446,6 +499,7 @@ int main(void)
     two_datasets_fit(true);
     as_far_as_asked();
     with_help();
+    before_it_is_taken();
     first_chunks_do_not_wait();
     cannot_be_touched();
     collapses(false);

@@ -129,6 +129,47 @@ static void parts_stay_cached(void)
     dataset_destroy(&dataset);
 }
 
+/* The calls of a sink, and what it was given. */
+struct given {
+    uint8_t *next;
+    uint32_t calls;
+};
+
+static void take_pieces(void *argument, const struct iovec *pieces, uint32_t piece_count)
+{
+    struct given *given = argument;
+    given->calls++;
+    for (uint32_t i = 0; i < piece_count; i++) {
+        memcpy(given->next, pieces[i].iov_base, pieces[i].iov_len);
+        given->next += pieces[i].iov_len;
+    }
+}
+
+/* Checks that a range that fits the memory comes in one call, another in several, in order. */
+static void sent(uint64_t slots, bool at_once)
+{
+    struct dataset dataset;
+    uint8_t expected[LENGTH_MAX];
+    uint8_t got[LENGTH_MAX];
+    dlfs_failure failure;
+    struct given given = {got, 0};
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, slots * CHUNK, 0);
+    dlfs_part part = {5, 1, sample_length(5) - 2};
+    CHECK_EQ(dlfs_reader_send_part(reader, &part, take_pieces, &given, &failure), 0);
+    CHECK_EQ(given.next - got, (int64_t)part.length_bytes);
+    CHECK_EQ(given.calls == 1, at_once);
+    sample_fill(5, expected);
+    CHECK(memcmp(got, expected + 1, part.length_bytes) == 0);
+    part.length_bytes++;
+    part.offset_bytes++;
+    given.calls = 0;
+    CHECK_EQ(dlfs_reader_send_part(reader, &part, take_pieces, &given, &failure), -EINVAL);
+    CHECK_EQ(given.calls, 0);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
 /* Checks that a range has to lie within its sample. */
 static void bounds(void)
 {
@@ -190,6 +231,8 @@ int main(void)
     many_at_once(600);
     pinned();
     parts_stay_cached();
+    sent(64, true);
+    sent(4, false);
     bounds();
     one_queue_pair();
     return 0;
