@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_uint8, c_uint32, c_uint64, create_string_buffer
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 from uuid import UUID
 
 from dlfs._native import abi
@@ -184,10 +185,29 @@ def run_command(
     io_queue: bool,
     to_device: bool,
 ) -> tuple[int, int]:
-    """Run one command and wait for its answer.
+    """Run one command on a device from ``open_nvme``; see ``run_through``."""
+    function = library().dlfs_nvme_run
+    return run_through(
+        function, device.handle, device.uri, words, data, io_queue=io_queue, to_device=to_device
+    )
+
+
+def run_through(
+    function: Any,
+    owner: object,
+    uri: str,
+    words: Sequence[int],
+    data: bytearray | None,
+    *,
+    io_queue: bool,
+    to_device: bool,
+) -> tuple[int, int]:
+    """Run one command by a function like ``dlfs_nvme_run``, and wait for its answer.
 
     Args:
-        device: from ``open_nvme``.
+        function: the function.
+        owner: its first argument.
+        uri: names the device in error messages.
         words: opcode, nsid, cdw10..cdw15.
         data: buffer of at most 4096 bytes, which the controller fills, or reads if ``to_device``.
         io_queue: use an I/O queue instead of the admin queue.
@@ -206,18 +226,17 @@ def run_command(
     buffer = (c_uint8 * size).from_buffer(data) if data else None
     direction = abi.NVME_DATA_OUT if to_device else abi.NVME_DATA_IN
     queue = abi.NVME_QUEUE_IO if io_queue else abi.NVME_QUEUE_ADMIN
-    command = abi.NvmeCommand(*words)
     result = abi.NvmeResult()
-    code = library().dlfs_nvme_run(
-        device.handle,
+    code = function(
+        owner,
         queue,
-        byref(command),
+        byref(abi.NvmeCommand(*words)),
         buffer,
         size,
         direction if size else abi.NVME_DATA_NONE,
         byref(result),
     )
-    check(code, f"run command 0x{words[0]:02x} on {device.uri}")
+    check(code, f"run command 0x{words[0]:02x} on {uri}")
     return result.status, result.value
 
 
@@ -275,36 +294,23 @@ def read_status(device: NativeDevice) -> NvmeStatus:
     found = abi.NvmeStatus()
     code = library().dlfs_nvme_get_status(device.handle, byref(found))
     check(code, f"read the status of {device.uri}")
-    return NvmeStatus(
-        connected=bool(found.connected),
-        path=found.path,
-        reconnects=found.reconnects,
-        retries=found.retries,
-        timeouts=found.timeouts,
-        digest_errors=found.digest_errors,
-        protocol_errors=found.protocol_errors,
-        transfer_bytes_max=found.transfer_bytes_max,
-        queue_count_max=found.queue_count_max,
-        write_cache=bool(found.write_cache),
-        controller_id=found.controller_id,
-        namespace_id=_format_id(found.id_kind, bytes(found.id)),
-        last_error=found.last_error.decode("utf-8", "replace"),
-        path_moves=found.path_moves,
-        events=found.events,
-        namespace_events=found.namespace_events,
-        ana_events=found.ana_events,
-        discovery_events=found.discovery_events,
-        health_events=found.health_events,
-        namespace_bytes=found.namespace_bytes,
-        write_protected=bool(found.write_protected),
-        ana_state=_ANA_NAMES.get(found.ana_state),
-        ana_group=found.ana_group,
-        health_warnings=found.health_warnings,
-        last_event=found.last_event.decode("ascii", "replace"),
-    )
+    values: dict[str, Any] = {
+        field.name: getattr(found, field.name, None) for field in fields(NvmeStatus)
+    }
+    values |= {
+        "connected": bool(found.connected),
+        "write_cache": bool(found.write_cache),
+        "namespace_id": format_namespace_id(found.id_kind, bytes(found.id)),
+        "last_error": found.last_error.decode("utf-8", "replace"),
+        "write_protected": bool(found.write_protected),
+        "ana_state": _ANA_NAMES.get(found.ana_state),
+        "last_event": found.last_event.decode("ascii", "replace"),
+    }
+    return NvmeStatus(**values)
 
 
-def _format_id(kind: int, value: bytes) -> str | None:
+def format_namespace_id(kind: int, value: bytes) -> str | None:
+    """Return an identifier of a namespace as text; None for an unknown kind (``NVME_ID_*``)."""
     name = _ID_NAMES.get(kind)
     if name is None:
         return None

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from ctypes import (
     POINTER,
     Structure,
@@ -27,26 +28,25 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from dlfs._native import abi
 from dlfs._native.abi import fields
 from dlfs._native.device import NativeDevice, device_handle
 from dlfs._native.handle import Handle
-from dlfs._native.library import bind, check, error_for, library
-from dlfs.errors import ClosedError, NativeError
+from dlfs._native.library import bind, error_for, library
+from dlfs._native.nvme import format_namespace_id, run_through
+from dlfs.errors import ClosedError, NativeError, UsageError
 
 _FILE_NAME = "libdlfs_spdk.so"
 _SIGACTION_BYTES = 256  # more than any struct sigaction has
 _MESSAGE_BYTES = 1024
 
-VERSION = 1
+VERSION = 2
 WRITE, BOUNCE = 1, 2
 UNSET = -1
-COMMAND_BYTES_MAX = 4096
-ADMIN, IO = 0, 1
 
 GUIDE = (
     "install SPDK as the Getting Started guide of its documentation says, so that pkg-config finds "
@@ -76,86 +76,32 @@ class Info(Structure):
         ("nguid", c_uint8 * 16),
         ("uuid", c_uint8 * 16),
         ("eui64", c_uint8 * 8),
-        ("model", c_char * 41),
         ("serial", c_char * 21),
-        ("firmware", c_char * 9),
         ("subsystem_nqn", c_char * 224),
-        ("reserved", c_uint8 * 1),
-    )
-
-
-class Command(Structure):
-    """``dlfs_spdk_command``."""
-
-    _fields_ = (
-        ("opcode", c_uint32),
-        ("nsid", c_uint32),
-        ("cdw", c_uint32 * 6),
-        ("to_device", c_uint32),
-        ("status", c_uint32),
-        ("value", c_uint64),
+        ("reserved", c_uint8 * 3),
     )
 
 
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_spdk_version": (c_uint32, ()),
-    "dlfs_spdk_build": (c_char_p, ()),
-    "dlfs_spdk_open": (c_int, (POINTER(Config), c_char_p, c_size_t, POINTER(c_void_p))),
+    "dlfs_spdk_open": (
+        c_int,
+        (POINTER(Config), c_char_p, c_size_t, POINTER(Info), POINTER(c_void_p)),
+    ),
     "dlfs_spdk_close": (None, (c_void_p,)),
-    "dlfs_spdk_describe": (None, (c_void_p, POINTER(Info))),
-    "dlfs_spdk_run": (c_int, (c_void_p, c_uint32, POINTER(Command), c_void_p, c_uint32)),
+    "dlfs_spdk_run": (
+        c_int,
+        (
+            c_void_p,
+            c_uint32,
+            POINTER(abi.NvmeCommand),
+            c_void_p,
+            c_uint32,
+            c_uint32,
+            POINTER(abi.NvmeResult),
+        ),
+    ),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpdkOptions:
-    """Options of opening a namespace.
-
-    Attributes:
-        transport_id: SPDK's transport ID, as text.
-        nsid: namespace ID.
-        host_nqn: NQN of this host.
-        host_id: ID of this host.
-        writable: True to open it for writing too.
-        bounce: copy all data through SPDK's memory.
-        timeout_ms: time limit of one command.
-        connect_ms: time limit of one attempt to connect.
-        reconnect_ms: time without a connection after which a controller is lost.
-        keepalive_ms: keep-alive timeout of the target; 0: no keep-alive.
-        memory_mib: memory of the environment, in MiB.
-        huge: use huge pages; None: if the transport needs them.
-        cores: CPUs of the environment, as ``0-3,8``; None: all that the process may use.
-        shm_id: ID by which SPDK processes share memory; None: private memory.
-    """
-
-    transport_id: str
-    nsid: int
-    host_nqn: str
-    host_id: UUID
-    writable: bool
-    bounce: bool
-    timeout_ms: int
-    connect_ms: int
-    reconnect_ms: int
-    keepalive_ms: int
-    memory_mib: int
-    huge: bool | None
-    cores: str | None
-    shm_id: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class SpdkInfo:
-    """The properties of a namespace; an identifier that it lacks is empty."""
-
-    max_transfer_bytes: int
-    nguid: bytes
-    uuid: bytes
-    eui64: bytes
-    model: str
-    serial: str
-    firmware: str
-    subsystem_nqn: str
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -191,27 +137,30 @@ def spdk_library() -> ctypes.CDLL:
     return loaded
 
 
-def _config(options: SpdkOptions) -> Config:
-    flags = {WRITE: options.writable, BOUNCE: options.bounce}
-    return Config(
-        transport_id=options.transport_id.encode(),
-        host_nqn=options.host_nqn.encode(),
-        host_id=(c_uint8 * 16)(*options.host_id.bytes),
-        cores=None if options.cores is None else options.cores.encode(),
-        nsid=options.nsid,
-        flags=sum(flag for flag, wanted in flags.items() if wanted),
-        timeout_ms=options.timeout_ms,
-        connect_ms=options.connect_ms,
-        reconnect_ms=options.reconnect_ms,
-        keepalive_ms=options.keepalive_ms,
-        memory_mib=options.memory_mib,
-        huge=UNSET if options.huge is None else int(options.huge),
-        shm_id=UNSET if options.shm_id is None else options.shm_id,
-    )
-
-
-def open_namespace(options: SpdkOptions, *, uri: str) -> tuple[NativeDevice, SpdkNamespace]:
+def open_namespace(
+    uri: str,
+    *,
+    transport_id: str,
+    nsid: int,
+    host_nqn: str,
+    host_id: UUID,
+    writable: bool,
+    cores: str | None,
+    numbers: Mapping[str, int],
+) -> tuple[NativeDevice, SpdkNamespace]:
     """Open a namespace as a native device and as a runner of single commands.
+
+    Args:
+        uri: names the device in error messages.
+        transport_id: SPDK's transport ID, as text.
+        nsid: namespace ID.
+        host_nqn: NQN of this host.
+        host_id: ID of this host.
+        writable: True to open it for writing too.
+        cores: CPUs of the environment, as ``0-3,8``; None: all that the process may use.
+        numbers: the other options, by their names in a URI (``dlfs.block.spdk``): the time limits
+            and ``memory_mib``; without ``huge``, huge pages are used if the transport needs them,
+            and without ``shm_id`` memory is private.
 
     Raises:
         NativeError: there is no libdlfs_spdk.
@@ -220,39 +169,33 @@ def open_namespace(options: SpdkOptions, *, uri: str) -> tuple[NativeDevice, Spd
         DeviceError: no connection, or SPDK cannot start; the message contains SPDK's.
         ClosedError: this process is a fork of one that uses SPDK.
     """
+    config = Config(
+        transport_id=transport_id.encode(),
+        host_nqn=host_nqn.encode(),
+        host_id=(c_uint8 * 16)(*host_id.bytes),
+        cores=None if cores is None else cores.encode(),
+        nsid=nsid,
+        flags=(WRITE if writable else 0) | (BOUNCE if numbers.get("bounce") else 0),
+        huge=UNSET,
+        shm_id=UNSET,
+    )
+    for name in numbers.keys() - {"bounce"}:
+        setattr(config, name, numbers[name])
     shim = spdk_library()
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     external = Handle(shim.dlfs_spdk_close)
-    config = _config(options)
-    code = shim.dlfs_spdk_open(byref(config), message, _MESSAGE_BYTES, byref(external))
+    info = Info()
+    code = shim.dlfs_spdk_open(byref(config), message, _MESSAGE_BYTES, byref(info), byref(external))
     if code < 0:
         said = message.value.decode("utf-8", "replace")
         raise error_for(code, f"open {uri}: {said}" if said else f"open {uri}")
-    info = Info()
-    shim.dlfs_spdk_describe(external, byref(info))
     namespace = c_void_p(external.value)
     handle = device_handle()
     code = library().dlfs_handle_adopt_external(byref(external), byref(handle))
     if code < 0:
         raise error_for(code, f"open {uri}")
-    device = NativeDevice(handle, uri, writable=options.writable)
-    return device, SpdkNamespace(namespace, device, _info(info))
-
-
-def _info(info: Info) -> SpdkInfo:
-    def identifier(field: Any) -> bytes:
-        return bytes(field) if any(field) else b""
-
-    return SpdkInfo(
-        info.max_transfer_bytes,
-        identifier(info.nguid),
-        identifier(info.uuid),
-        identifier(info.eui64),
-        info.model.decode(),
-        info.serial.decode(),
-        info.firmware.decode(),
-        info.subsystem_nqn.decode(),
-    )
+    device = NativeDevice(handle, uri, writable=writable)
+    return device, SpdkNamespace(namespace, device, info)
 
 
 class SpdkNamespace:
@@ -261,36 +204,44 @@ class SpdkNamespace:
     Threads: any at once, except the closing of its device.
     """
 
-    def __init__(self, external: c_void_p, device: NativeDevice, info: SpdkInfo) -> None:
+    def __init__(self, external: c_void_p, device: NativeDevice, info: Info) -> None:
         self._external = external
         self._device = device  # owns the external
         self.info = info
 
-    def run(
-        self, queue: int, command: Command, data: bytearray | None, *, to_device: bool
-    ) -> Command:
-        """Run one command and return it with its completion.
+    @property
+    def namespace_id(self) -> str | None:
+        """Globally unique identifier of the namespace, as in ``NvmeStatus``; None: it has none."""
+        for kind, value in (
+            (abi.NVME_ID_UUID, self.info.uuid),
+            (abi.NVME_ID_NGUID, self.info.nguid),
+            (abi.NVME_ID_EUI64, self.info.eui64),
+        ):
+            if any(value):
+                return format_namespace_id(kind, bytes(value))
+        return None
 
-        Args:
-            queue: ``ADMIN`` or ``IO``.
-            command: the command.
-            data: buffer that the controller fills, or reads if ``to_device``; at most 4096 bytes, a
-                multiple of 4.
-            to_device: True if ``data`` goes to the controller.
+    def run(
+        self, words: Sequence[int], data: bytearray | None, *, io_queue: bool, to_device: bool
+    ) -> tuple[int, int]:
+        """Run one command; see ``dlfs._native.nvme.run_through``.
 
         Raises:
-            DeviceLostError: the controller cannot be reached.
-            DeviceTimeoutError: the controller did not answer in time.
-            ClosedError: the device is closed, or the process forked.
+            UsageError: the data is no multiple of 4 bytes, or too long.
         """
         uri = self._device.uri
         if self._device.closed:
             raise ClosedError(f"run a command on {uri}: the device is closed")
+        if data is not None and (len(data) > abi.NVME_DATA_BYTES_MAX or len(data) % 4):
+            raise UsageError(
+                f"run an NVMe command: expected a multiple of 4 bytes of data, at most "
+                f"{abi.NVME_DATA_BYTES_MAX}, got {len(data)}"
+            )
         owner = self._device.handle  # another thread may close the device meanwhile
-        size = 0 if data is None else len(data)
-        memory = (c_uint8 * size).from_buffer(data) if data else None
-        command.to_device = int(to_device)
-        code = spdk_library().dlfs_spdk_run(self._external, queue, byref(command), memory, size)
-        del owner
-        check(code, f"run NVMe command {command.opcode:#04x} on {uri}")
-        return command
+        run = spdk_library().dlfs_spdk_run
+        try:
+            return run_through(
+                run, self._external, uri, words, data, io_queue=io_queue, to_device=to_device
+            )
+        finally:
+            del owner

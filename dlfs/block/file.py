@@ -19,10 +19,11 @@ import pwd
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlfs._native.device import NativeDevice
 from dlfs._native.handle import Descriptor, Handle
@@ -38,6 +39,8 @@ from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, wri
 
 if TYPE_CHECKING:
     from dlfs.block.device import BlockDevice
+
+T = TypeVar("T")
 
 SIZE_MULTIPLE_BYTES = 4096
 """Sizes of new files are rounded down to a multiple of this, which suits smaller blocks too."""
@@ -143,52 +146,42 @@ def _open_again(
     return native if same_size else None
 
 
-class _Opening:
-    """The opening of a file, which waits for its disk: libdlfs reads a block.
+def _open_in_time(
+    path: str, uri: str, *, writable: bool, engine: Engine, buffered: bool
+) -> tuple[NativeDevice, _OpenFile]:
+    """Open a file, which waits for its disk: libdlfs reads a block.
 
     Under a deadline, a thread opens the file, unless this process has it open. If the disk does not
     answer, the thread stays.
+
+    Raises:
+        DeviceTimeoutError: the disk does not answer in time.
+        DlfsError: as ``FileDevice``.
     """
+    opening = partial(_open, path, uri, writable=writable, engine=engine, buffered=buffered)
+    deadline = current_deadline()
+    file = None if writable else _open_files.get((path, engine, buffered))
+    if deadline is None or (file is not None and file.is_at_hand):
+        return opening()
+    action = f"open {uri}"
+    silence.check_answers(uri, action)
+    result: Future[tuple[NativeDevice, _OpenFile]] = Future()
+    thread = threading.Thread(target=_fill, args=[result, opening], name="dlfs-open", daemon=True)
+    limit_s = deadline.device_s
+    start_thread(thread).join(limit_s)
+    if thread.is_alive():
+        reopen = partial(FileDevice, path, buffered=buffered)
+        silence.note_silence(uri, reopen, waited_s=limit_s)
+        raise silence.timeout_error(action, limit_s)
+    return result.result()
 
-    def __init__(
-        self, path: str, uri: str, *, writable: bool, engine: Engine, buffered: bool
-    ) -> None:
-        self._uri = uri
-        self._open = partial(_open, path, uri, writable=writable, engine=engine, buffered=buffered)
-        file = None if writable else _open_files.get((path, engine, buffered))
-        self._at_hand = file is not None and file.is_at_hand
-        self._reopen = partial(FileDevice, path, buffered=buffered)
-        self._result: tuple[NativeDevice, _OpenFile] | None = None
-        self._failure: BaseException | None = None
 
-    def wait(self) -> tuple[NativeDevice, _OpenFile]:
-        """Return the device and its file.
-
-        Raises:
-            DeviceTimeoutError: the disk does not answer in time.
-            DlfsError: as ``FileDevice``.
-        """
-        deadline = current_deadline()
-        if deadline is None or self._at_hand:
-            return self._open()
-        action = f"open {self._uri}"
-        silence.check_answers(self._uri, action)
-        limit_s = deadline.device_s
-        thread = threading.Thread(target=self._run, name="dlfs-open", daemon=True)
-        start_thread(thread).join(limit_s)
-        if thread.is_alive():
-            silence.note_silence(self._uri, self._reopen, waited_s=limit_s)
-            raise silence.timeout_error(action, limit_s)
-        if self._failure is not None:
-            raise self._failure
-        assert self._result is not None
-        return self._result
-
-    def _run(self) -> None:
-        try:
-            self._result = self._open()
-        except BaseException as error:  # noqa: BLE001  raised by wait()
-            self._failure = error
+def _fill(result: Future[T], function: Callable[[], T]) -> None:
+    """Call a function, and keep what it returns or raises."""
+    try:
+        result.set_result(function())
+    except BaseException as error:  # noqa: BLE001  raised by result()
+        result.set_exception(error)
 
 
 class FileDevice(NativeBackedDevice):
@@ -217,8 +210,9 @@ class FileDevice(NativeBackedDevice):
         self.path = os.fsdecode(path)
         self._buffered = buffered
         uri = format_path(self.path)
-        opening = _Opening(self.path, uri, writable=writable, engine=engine, buffered=buffered)
-        native, file = opening.wait()
+        native, file = _open_in_time(
+            self.path, uri, writable=writable, engine=engine, buffered=buffered
+        )
         super().__init__(native, uri=uri, identity=_identity(file.status), writable=writable)
         self._file: _OpenFile | None = file
         self._lock_file = Descriptor()

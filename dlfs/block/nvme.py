@@ -11,7 +11,8 @@ Source: NVM Express Base Specification 2.0, sections 3.3.3 (submission queue ent
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 
@@ -75,3 +76,33 @@ class CommandRunner(Protocol):
         self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
     ) -> NvmeResult:
         """Run one command on an I/O queue, as ``run_admin`` does on the admin queue."""
+
+
+class NativeRunner:
+    """A ``CommandRunner`` by a native function.
+
+    Args:
+        function: takes the words of a command, its data, ``io_queue`` and ``to_device``, and
+            returns the status and the value.
+    """
+
+    def __init__(self, function: Callable[..., tuple[int, int]]) -> None:
+        self._function = function
+
+    def _run(
+        self, command: NvmeCommand, data: bytearray | None, *, io_queue: bool, to_device: bool
+    ) -> NvmeResult:
+        words = astuple(command)
+        return NvmeResult(*self._function(words, data, io_queue=io_queue, to_device=to_device))
+
+    def run_admin(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        """Run one admin command; see ``CommandRunner``."""
+        return self._run(command, data, io_queue=False, to_device=to_device)
+
+    def run_io(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        """Run one command on an I/O queue; see ``CommandRunner``."""
+        return self._run(command, data, io_queue=True, to_device=to_device)

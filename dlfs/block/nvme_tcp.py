@@ -7,8 +7,9 @@ connections, targets that do not answer, and several paths.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -25,7 +26,7 @@ from dlfs._native.nvme import (
 from dlfs.base.closing import Closing
 from dlfs.base.forks import Lock
 from dlfs.block.host import host_identity
-from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
+from dlfs.block.nvme import CommandRunner, NativeRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import PATHS_MAX, NvmeTcpOptions, NvmeTcpUri
 from dlfs.errors import (
@@ -79,26 +80,14 @@ def _open(
     writable: bool,
 ) -> NativeDevice:
     host_nqn, host_id = host_identity(options.host_nqn, options.host_id)
+    known = replace(options, host_nqn=host_nqn, host_id=host_id)
     return open_nvme(
         uri=uri,
         paths=paths,
         subsystem_nqn=subsystem_nqn,
         nsid=nsid,
-        host_nqn=host_nqn,
-        host_id=host_id,
-        header_digest=options.header_digest,
-        data_digest=options.data_digest,
-        timeout_ms=options.timeout_ms,
-        connect_ms=options.connect_ms,
-        keepalive_ms=options.keepalive_ms,
-        reconnect_ms=options.reconnect_ms,
-        busy_poll_us=options.busy_poll_us,
-        dhchap_key=options.dhchap_key,
-        dhchap_ctrl_key=options.dhchap_ctrl_key,
-        tls_psk=options.tls_psk,
-        reauth_s=options.reauth_s,
-        concat=options.concat,
         writable=writable,
+        **vars(known),
     )
 
 
@@ -111,32 +100,20 @@ def _too_few(native: NativeDevice, error: LimitError) -> LimitError:
     )
 
 
-class _Runner:
+class _Runner(NativeRunner):
     """Runs single commands through an open native device."""
 
     def __init__(self, native: NativeDevice) -> None:
+        super().__init__(partial(run_command, native))
         self._native = native
 
     def _run(
         self, command: NvmeCommand, data: bytearray | None, *, io_queue: bool, to_device: bool
     ) -> NvmeResult:
         try:
-            status, value = run_command(
-                self._native, astuple(command), data, io_queue=io_queue, to_device=to_device
-            )
+            return super()._run(command, data, io_queue=io_queue, to_device=to_device)
         except LimitError as error:
             raise _too_few(self._native, error) from error
-        return NvmeResult(status, value)
-
-    def run_admin(
-        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
-    ) -> NvmeResult:
-        return self._run(command, data, io_queue=False, to_device=to_device)
-
-    def run_io(
-        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
-    ) -> NvmeResult:
-        return self._run(command, data, io_queue=True, to_device=to_device)
 
 
 class NvmeTcpAssociation(_Runner, Closing):
@@ -316,43 +293,34 @@ class NvmeTcpDevice(SharedNamespaceDevice):
 
     # ---- errors with their causes --------------------------------------------------------------
 
-    def _explained(
-        self, error: DeviceError, errnos: Sequence[int] = _TARGET_ERRNOS
-    ) -> DeviceError | None:
-        """Return the error with the association's last error, if that explains it; else None."""
-        if type(error) not in _EXPLAINED or error.errno not in errnos:
-            return None
-        why = self.status().last_error
-        if not why or why in str(error):
-            return None
-        return type(error)(f"{error}; {why}", error.errno or 0)
+    @contextmanager
+    def _explained(self, *errnos: int) -> Iterator[None]:
+        """Add the association's last error to errors of these errnos and of the target."""
+        try:
+            yield
+        except DeviceError as error:
+            explains = type(error) in _EXPLAINED and error.errno in (*_TARGET_ERRNOS, *errnos)
+            why = self.status().last_error if explains else ""
+            if not why or why in str(error):
+                raise
+            raise type(error)(f"{error}; {why}", error.errno or 0) from error
 
     def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
-        try:
+        with self._explained():
             super()._transfer(kind, buffer, offset_bytes)
-        except DeviceError as error:
-            if (explained := self._explained(error)) is None:
-                raise
-            raise explained from error
 
     def queue_pair(self, depth: int) -> NativeQueue:
         """Create a queue pair with its own connection; see ``BlockDevice.queue_pair``."""
         try:
-            return super().queue_pair(depth)
+            with self._explained():
+                return super().queue_pair(depth)
         except LimitError as error:
             raise _too_few(self.native, error) from error
-        except DeviceError as error:
-            if (explained := self._explained(error)) is None:
-                raise
-            raise explained from error
 
     def flush(self) -> None:
         """Make every completed write durable; see ``BlockDevice.flush``."""
         try:
-            super().flush()
+            with self._explained(errno.EIO):
+                super().flush()
         except LimitError as error:
             raise _too_few(self.native, error) from error
-        except DeviceError as error:
-            if (explained := self._explained(error, (*_TARGET_ERRNOS, errno.EIO))) is None:
-                raise
-            raise explained from error

@@ -36,68 +36,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from dlfs._native.device import NativeDevice
-from dlfs._native.spdk import (
-    ADMIN,
-    COMMAND_BYTES_MAX,
-    IO,
-    Command,
-    SpdkInfo,
-    SpdkNamespace,
-    SpdkOptions,
-    open_namespace,
-)
+from dlfs._native.spdk import open_namespace
 from dlfs.base.forks import OwnerProcess
 from dlfs.block.host import host_identity
-from dlfs.block.nvme import NvmeCommand, NvmeResult
+from dlfs.block.nvme import NativeRunner
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import SpdkUri
-from dlfs.errors import ClosedError, UsageError
+from dlfs.errors import ClosedError
 
 if TYPE_CHECKING:
     from dlfs.block.device import BlockDevice
 
-TIMEOUT_MS = 10_000
-CONNECT_MS = 5_000
-RECONNECT_MS = 10_000
-KEEPALIVE_MS = 10_000
-MEMORY_MIB = 128
-
-
-def _options(uri: SpdkUri, *, writable: bool) -> SpdkOptions:
-    keys = dict(uri.transport_id)
-    numbers = {key: value for key, value in uri.options if isinstance(value, int)}
-    cores = dict(uri.options).get("cores")
-    nqn, host_id = host_identity(keys.pop("hostnqn", None), None)
-    return SpdkOptions(
-        transport_id=" ".join(f"{key}:{value}" for key, value in keys.items()),
-        nsid=uri.nsid,
-        host_nqn=nqn,
-        host_id=host_id,
-        writable=writable,
-        bounce=bool(numbers.get("bounce")),
-        timeout_ms=numbers.get("timeout_ms", TIMEOUT_MS),
-        connect_ms=numbers.get("connect_ms", CONNECT_MS),
-        reconnect_ms=numbers.get("reconnect_ms", RECONNECT_MS),
-        keepalive_ms=numbers.get("keepalive_ms", KEEPALIVE_MS),
-        memory_mib=numbers.get("memory_mib", MEMORY_MIB),
-        huge=bool(numbers["huge"]) if "huge" in numbers else None,
-        cores=None if cores is None else str(cores).replace("+", ","),
-        shm_id=numbers.get("shm_id"),
-    )
-
-
-def _identity(uri: SpdkUri, info: SpdkInfo) -> str:
-    """Return the namespace's identifier, the same over every path and for ``NvmeTcpDevice``."""
-    if info.uuid:
-        return f"nvme:uuid:{UUID(bytes=info.uuid)}"
-    if info.nguid:
-        return f"nvme:nguid:{info.nguid.hex()}"
-    if info.eui64:
-        return f"nvme:eui64:{info.eui64.hex()}"
-    return f"nvme:{info.subsystem_nqn or info.serial}:{uri.nsid}"
+DEFAULTS = {
+    "timeout_ms": 10_000,
+    "connect_ms": 5_000,
+    "reconnect_ms": 10_000,
+    "keepalive_ms": 10_000,
+    "memory_mib": 128,
+}
+"""The options that have a default."""
 
 
 class SpdkDevice(SharedNamespaceDevice):
@@ -116,17 +75,30 @@ class SpdkDevice(SharedNamespaceDevice):
     """
 
     def __init__(self, uri: SpdkUri, *, writable: bool = False) -> None:
-        options = _options(uri, writable=writable)
-        native, self._namespace = open_namespace(options, uri=str(uri))
+        keys = dict(uri.transport_id)
+        options = DEFAULTS | dict(uri.options)
+        cores = options.pop("cores", None)
+        nqn, host_id = host_identity(keys.pop("hostnqn", None), None)
+        numbers = {key: int(value) for key, value in options.items()}
+        native, self._namespace = open_namespace(
+            str(uri),
+            transport_id=" ".join(f"{key}:{value}" for key, value in keys.items()),
+            nsid=uri.nsid,
+            host_nqn=nqn,
+            host_id=host_id,
+            writable=writable,
+            cores=None if cores is None else str(cores).replace("+", ","),
+            numbers=numbers,
+        )
         self.info = self._namespace.info
         self._address = uri
-        self._nsid = uri.nsid
-        self._keep_alive_s = options.keepalive_ms / 1000
-        self._operation_timeout_ms = options.timeout_ms + options.reconnect_ms
+        self._numbers = numbers
         self._owner = OwnerProcess()
-        self._runner = _SpdkRunner(self._namespace)
-        identity = _identity(uri, self.info)
-        super().__init__(native, uri=str(uri), identity=identity, writable=writable)
+        self._runner = NativeRunner(self._namespace.run)
+        name = self._namespace.namespace_id
+        if name is None:
+            name = f"{(self.info.subsystem_nqn or self.info.serial).decode()}:{uri.nsid}"
+        super().__init__(native, uri=str(uri), identity=f"nvme:{name}", writable=writable)
 
     @property
     def native(self) -> NativeDevice:
@@ -143,58 +115,26 @@ class SpdkDevice(SharedNamespaceDevice):
         return super().native
 
     @property
-    def runner(self) -> _SpdkRunner:
+    def runner(self) -> NativeRunner:
         """Runner of single commands on the namespace's controller."""
         return self._runner
 
     @property
     def nsid(self) -> int:
         """Namespace ID."""
-        return self._nsid
+        return self._address.nsid
 
     @property
     def keep_alive_s(self) -> float:
         """Silence after which the target ends this host's connections, in seconds; 0: never."""
-        return self._keep_alive_s
+        return self._numbers["keepalive_ms"] / 1000
 
     @property
     def operation_timeout_ms(self) -> int:
         """Upper bound of one operation with its retries, in milliseconds."""
-        return self._operation_timeout_ms
+        return self._numbers["timeout_ms"] + self._numbers["reconnect_ms"]
 
     @property
     def reopener(self) -> Callable[[], BlockDevice] | None:
         """Function that opens the namespace again for reading."""
         return partial(SpdkDevice, self._address)
-
-
-class _SpdkRunner:
-    """A ``CommandRunner`` over SPDK's controller."""
-
-    def __init__(self, namespace: SpdkNamespace) -> None:
-        self._namespace = namespace
-
-    def _run(
-        self, queue: int, command: NvmeCommand, data: bytearray | None, to_device: bool
-    ) -> NvmeResult:
-        if data is not None and (len(data) > COMMAND_BYTES_MAX or len(data) % 4):
-            raise UsageError(
-                f"run an NVMe command: expected a multiple of 4 bytes of data, at most "
-                f"{COMMAND_BYTES_MAX}, got {len(data)}"
-            )
-        words = (command.cdw10, command.cdw11, command.cdw12, command.cdw13, command.cdw14)
-        encoded = Command(opcode=command.opcode, nsid=command.nsid, cdw=(*words, command.cdw15))
-        answer = self._namespace.run(queue, encoded, data, to_device=to_device)
-        return NvmeResult(answer.status, answer.value)
-
-    def run_admin(
-        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
-    ) -> NvmeResult:
-        """Run one admin command; see ``CommandRunner``."""
-        return self._run(ADMIN, command, data, to_device)
-
-    def run_io(
-        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
-    ) -> NvmeResult:
-        """Run one command on an I/O queue; see ``CommandRunner``."""
-        return self._run(IO, command, data, to_device)

@@ -37,23 +37,24 @@
 
 /* ---- commands -------------------------------------------------------------------------------- */
 
-void command_encode(const dlfs_spdk_command *command, struct spdk_nvme_cmd *out)
+void command_encode(const dlfs_nvme_command *command, struct spdk_nvme_cmd *out)
 {
     memset(out, 0, sizeof *out);
     out->opc = (uint16_t)(command->opcode & 0xffu);
     out->nsid = command->nsid;
-    out->cdw10 = command->cdw[0];
-    out->cdw11 = command->cdw[1];
-    out->cdw12 = command->cdw[2];
-    out->cdw13 = command->cdw[3];
-    out->cdw14 = command->cdw[4];
-    out->cdw15 = command->cdw[5];
+    out->cdw10 = command->cdw10;
+    out->cdw11 = command->cdw11;
+    out->cdw12 = command->cdw12;
+    out->cdw13 = command->cdw13;
+    out->cdw14 = command->cdw14;
+    out->cdw15 = command->cdw15;
 }
 
-void command_complete(dlfs_spdk_command *command, const struct spdk_nvme_cpl *completion)
+dlfs_nvme_result command_result(const struct spdk_nvme_cpl *completion)
 {
-    command->status = (uint32_t)completion->status.sct << 8 | completion->status.sc;
-    command->value = (uint64_t)completion->cdw1 << 32 | completion->cdw0;
+    return (dlfs_nvme_result){.value = (uint64_t)completion->cdw1 << 32 | completion->cdw0,
+                              .status =
+                                  (uint32_t)completion->status.sct << 8 | completion->status.sc};
 }
 
 /* One admin command in flight; freed by its caller, or by its completion if the caller gave up. */
@@ -109,7 +110,7 @@ static int wait_ready(struct controller *controller, uint32_t reconnect_ms)
     return 0;
 }
 
-static int admin_submit(struct controller *controller, const dlfs_spdk_command *command,
+static int admin_submit(struct controller *controller, const dlfs_nvme_command *command,
                         uint32_t data_bytes, struct admin_call *call)
 {
     struct spdk_nvme_cmd encoded;
@@ -146,7 +147,8 @@ static int admin_wait(struct controller *controller, uint32_t timeout_ms, struct
 }
 
 int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_t timeout_ms,
-                   dlfs_spdk_command *command, void *data, uint32_t data_bytes)
+                   const dlfs_nvme_command *command, void *data, uint32_t data_bytes,
+                   uint32_t direction, dlfs_nvme_result *result)
 {
     int code = wait_ready(controller, reconnect_ms);
     if (code < 0) {
@@ -160,7 +162,7 @@ int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_
         call->data = spdk_zmalloc(data_bytes, 4096, NULL, SPDK_ENV_NUMA_ID_ANY, SPDK_MALLOC_DMA);
         code = call->data == NULL ? -ENOMEM : 0;
     }
-    if (code == 0 && data_bytes > 0 && command->to_device) {
+    if (code == 0 && direction == DLFS_NVME_DATA_OUT) {
         memcpy(call->data, data, data_bytes);
     }
     if (code == 0) {
@@ -174,12 +176,12 @@ int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_
     if (code < 0) {
         return code;
     }
-    if (data_bytes > 0 && !command->to_device) {
+    if (direction == DLFS_NVME_DATA_IN) {
         memcpy(data, call->data, data_bytes);
     }
-    command_complete(command, &call->completion);
+    *result = command_result(&call->completion);
     admin_call_free(call);
-    return command->status == SPDK_NVME_SC_ABORTED_SQ_DELETION ? DLFS_E_LOST : 0;
+    return result->status == SPDK_NVME_SC_ABORTED_SQ_DELETION ? DLFS_E_LOST : 0;
 }
 
 /* ---- quiescing ------------------------------------------------------------------------------- */

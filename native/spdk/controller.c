@@ -5,10 +5,10 @@
  * Source: spdk/nvme.h; NVM Express Base Specification 2.1, section 5.1.13.2.1 (CQT, KAS).
  */
 #include "platform/clock.h"
+#include "platform/thread.h"
 #include "shim.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,17 +112,6 @@ static void controller_free(struct controller *controller)
     free(controller);
 }
 
-static int start_thread(struct controller *controller)
-{
-    sigset_t all;
-    sigset_t before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&controller->thread, NULL, controller_main, controller);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return -error;
-}
-
 /* Detaches SPDK's controller: by a shutdown if it answers in time, else without. */
 static void detach(struct controller *controller)
 {
@@ -170,7 +159,7 @@ static int connect_new(const dlfs_spdk_config *config,
     controller->heartbeat_ms = controller->fabrics ? config->keepalive_ms / 2 : 0;
     controller_read_quiesce(controller);
     spdk_nvme_ctrlr_set_remove_cb(controller->spdk, removed, controller);
-    code = start_thread(controller);
+    code = thread_start(&controller->thread, NULL, controller_main, controller);
     if (code < 0) {
         detach(controller);
         controller_free(controller);

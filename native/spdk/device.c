@@ -11,8 +11,6 @@
 
 #include "shim.h"
 
-#include <spdk/version.h>
-
 #define COMMAND_DEPTH 2u
 #define BLOCK_BYTES_MIN 512u
 #define BLOCK_BYTES_MAX 65536u
@@ -22,18 +20,13 @@ uint32_t dlfs_spdk_version(void)
     return DLFS_SPDK_VERSION;
 }
 
-const char *dlfs_spdk_build(void)
-{
-    return SPDK_VERSION_STRING;
-}
-
 /* ---- flushes and single commands ------------------------------------------------------------- */
 
 /* Creates the command queue and its data buffer on first use. With the command lock held. */
 static int ensure_command_queue(struct device *device)
 {
     if (device->command_data == NULL) {
-        device->command_data = spdk_zmalloc(DLFS_SPDK_COMMAND_BYTES_MAX, 4096, NULL,
+        device->command_data = spdk_zmalloc(DLFS_NVME_DATA_BYTES_MAX, 4096, NULL,
                                             SPDK_ENV_NUMA_ID_ANY, SPDK_MALLOC_DMA);
         if (device->command_data == NULL) {
             return -ENOMEM;
@@ -86,21 +79,22 @@ static int device_flush(void *argument)
     return nvme_durability_flush(&device->durability, flush_command, device, &lost);
 }
 
-static int run_io(struct device *device, dlfs_spdk_command *command, void *data,
-                  uint32_t data_bytes)
+static int run_io(struct device *device, const dlfs_nvme_command *command, void *data,
+                  uint32_t data_bytes, uint32_t direction, dlfs_nvme_result *result)
 {
     (void)pthread_mutex_lock(&device->command_lock);
     int code = ensure_command_queue(device);
     if (code == 0) {
         struct raw_command raw = {.command = command,
+                                  .result = result,
                                   .data = data_bytes > 0 ? device->command_data : NULL,
                                   .data_bytes = data_bytes};
         dlfs_operation operation = {.buffer = &raw, .length_bytes = 1, .kind = OP_COMMAND};
-        if (data_bytes > 0 && command->to_device) {
+        if (direction == DLFS_NVME_DATA_OUT) {
             memcpy(raw.data, data, data_bytes);
         }
         code = run_one(device, &operation);
-        if (code == 0 && data_bytes > 0 && !command->to_device) {
+        if (code == 0 && direction == DLFS_NVME_DATA_IN) {
             memcpy(data, raw.data, data_bytes);
         }
     }
@@ -108,23 +102,25 @@ static int run_io(struct device *device, dlfs_spdk_command *command, void *data,
     return code;
 }
 
-int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue, dlfs_spdk_command *command,
-                  void *data, uint32_t data_bytes)
+int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue, const dlfs_nvme_command *command,
+                  void *data, uint32_t data_bytes, uint32_t direction, dlfs_nvme_result *result)
 {
-    if (external == NULL || command == NULL || queue > DLFS_SPDK_IO || command->opcode > 0xff ||
-        data_bytes > DLFS_SPDK_COMMAND_BYTES_MAX || data_bytes % 4 != 0 ||
-        (data == NULL) != (data_bytes == 0)) {
+    bool has_data = direction != DLFS_NVME_DATA_NONE;
+    if (external == NULL || command == NULL || result == NULL || queue > DLFS_NVME_QUEUE_IO ||
+        direction > DLFS_NVME_DATA_OUT || command->opcode > 0xff ||
+        data_bytes > DLFS_NVME_DATA_BYTES_MAX || data_bytes % 4 != 0 ||
+        has_data != (data != NULL) || has_data != (data_bytes > 0)) {
         return -EINVAL;
     }
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
     struct device *device = (struct device *)external;
-    if (queue == DLFS_SPDK_IO) {
-        return run_io(device, command, data, data_bytes);
+    if (queue == DLFS_NVME_QUEUE_IO) {
+        return run_io(device, command, data, data_bytes, direction, result);
     }
     return controller_run(device->controller, device->reconnect_ms, device->timeout_ms, command,
-                          data, data_bytes);
+                          data, data_bytes, direction, result);
 }
 
 /* ---- leases ---------------------------------------------------------------------------------- */
@@ -218,9 +214,7 @@ static void describe(struct device *device, struct spdk_nvme_ns *ns)
         memcpy(info->uuid, uuid, sizeof info->uuid);
     }
     device->volatile_cache = data->vwc.present != 0;
-    copy_text(info->model, data->mn, sizeof data->mn);
     copy_text(info->serial, data->sn, sizeof data->sn);
-    copy_text(info->firmware, data->fr, sizeof data->fr);
     size_t nqn_bytes = strnlen((const char *)data->subnqn, sizeof info->subsystem_nqn - 1);
     copy_text(info->subsystem_nqn, data->subnqn, nqn_bytes);
 }
@@ -273,11 +267,11 @@ static int open_device(const dlfs_spdk_config *config, char *message, size_t mes
 }
 
 int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message_bytes,
-                   struct dlfs_external **out)
+                   dlfs_spdk_info *info, struct dlfs_external **out)
 {
     if (config == NULL || config->transport_id == NULL || config->host_nqn == NULL ||
-        message == NULL || message_bytes == 0 || out == NULL || config->timeout_ms == 0 ||
-        config->connect_ms == 0) {
+        message == NULL || message_bytes == 0 || info == NULL || out == NULL ||
+        config->timeout_ms == 0 || config->connect_ms == 0) {
         return -EINVAL;
     }
     message[0] = '\0';
@@ -305,6 +299,7 @@ int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message
         .block_bytes = device->info.block_bytes,
         .writable = (config->flags & DLFS_SPDK_WRITE) != 0,
     };
+    *info = device->info;
     *out = &device->external;
     return 0;
 }
@@ -314,9 +309,4 @@ void dlfs_spdk_close(struct dlfs_external *external)
     if (external != NULL) {
         device_destroy(external->device);
     }
-}
-
-void dlfs_spdk_describe(const struct dlfs_external *external, dlfs_spdk_info *info)
-{
-    *info = ((const struct device *)external)->info;
 }

@@ -18,13 +18,14 @@
 #include <stdint.h>
 
 #include "dlfs/external.h"
+#include "dlfs/nvme.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* Version of this header's structures and functions. */
-#define DLFS_SPDK_VERSION 1u
+#define DLFS_SPDK_VERSION 2u
 
 #define DLFS_SPDK_WRITE 1u /* else read-only */
 /* Copy all data through SPDK's memory, even if the transport does not need that. */
@@ -56,37 +57,19 @@ typedef struct dlfs_spdk_info {
     uint8_t nguid[16];           /* as in Identify; zeros if the namespace has none */
     uint8_t uuid[16];
     uint8_t eui64[8];
-    char model[41]; /* text of Identify Controller without trailing spaces */
-    char serial[21];
-    char firmware[9];
+    char serial[21]; /* text of Identify Controller without trailing spaces */
     char subsystem_nqn[224];
-    uint8_t reserved[1];
+    uint8_t reserved[3];
 } dlfs_spdk_info;
-
-/* A command to a controller and its completion. */
-typedef struct dlfs_spdk_command {
-    uint32_t opcode;
-    uint32_t nsid;
-    uint32_t cdw[6];    /* dwords 10 to 15 */
-    uint32_t to_device; /* 1: its data goes to the controller, 0: to the host */
-    uint32_t status;    /* out: status code type << 8 | status code */
-    uint64_t value;     /* out: dwords 0 and 1 of the completion */
-} dlfs_spdk_command;
-
-#define DLFS_SPDK_COMMAND_BYTES_MAX 4096u
-
-#define DLFS_SPDK_ADMIN 0u
-#define DLFS_SPDK_IO 1u
 
 /* DLFS_SPDK_VERSION of the loaded library. Any thread. */
 DLFS_API uint32_t dlfs_spdk_version(void);
-/* Returns SPDK's version, such as "SPDK v26.05". Static storage. Any thread. */
-DLFS_API const char *dlfs_spdk_build(void);
 
 /*
- * Opens a namespace. Connects to its controller unless this process is connected already. *out is
- * for dlfs_device_create_external, whose device then owns it; before that, dlfs_spdk_close frees
- * it. On failure message has SPDK's error messages; it always ends with a NUL.
+ * Opens a namespace, and describes it in *info. Connects to its controller unless this process is
+ * connected already. *out is for dlfs_device_create_external, whose device then owns it; before
+ * that, dlfs_spdk_close frees it. On failure message has SPDK's error messages; it always ends with
+ * a NUL.
  *
  * Errors: DLFS_E_LOST (no connection), DLFS_E_NOT_FOUND (no such namespace), DLFS_E_CLOSED (a
  * forked child), -EINVAL (the transport ID; a namespace with metadata or an unsupported block
@@ -94,19 +77,16 @@ DLFS_API const char *dlfs_spdk_build(void);
  * errors of starting the environment. Any threads at once.
  */
 DLFS_API int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message_bytes,
-                            struct dlfs_external **out);
+                            dlfs_spdk_info *info, struct dlfs_external **out);
 /* Closes a namespace that no dlfs_device owns. external may be NULL. */
 DLFS_API void dlfs_spdk_close(struct dlfs_external *external);
-/* Returns the properties of an open namespace. Any threads at once. */
-DLFS_API void dlfs_spdk_describe(const struct dlfs_external *external, dlfs_spdk_info *info);
 /*
- * Runs one command on the admin queue or on an I/O queue of the device and waits for its
- * completion. data: NULL, or a buffer of data_bytes (up to DLFS_SPDK_COMMAND_BYTES_MAX, a multiple
- * of 4), which the controller fills or reads. Errors:
- * -EINVAL, DLFS_E_LOST, DLFS_E_TIMEOUT, DLFS_E_CLOSED, -ENOMEM. Any threads at once.
+ * Runs one command as dlfs_nvme_run does. data_bytes: a multiple of 4. Errors: -EINVAL,
+ * DLFS_E_LOST, DLFS_E_TIMEOUT, DLFS_E_CLOSED, -ENOMEM. Any threads at once.
  */
 DLFS_API int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue,
-                           dlfs_spdk_command *command, void *data, uint32_t data_bytes);
+                           const dlfs_nvme_command *command, void *data, uint32_t data_bytes,
+                           uint32_t direction, dlfs_nvme_result *result);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,7 @@
  *
  * A short ring keeps SPDK's last error messages, for the messages of this library's errors.
  */
+#include "platform/thread.h"
 #include "shim.h"
 
 #include <errno.h>
@@ -149,21 +150,17 @@ static void *start_main(void *argument)
     return NULL;
 }
 
-/* Starts the environment in a separate thread; it and the threads it starts block all signals. */
+/* Starts the environment in a separate thread; the threads it starts inherit its blocked signals.
+ */
 static int start_in_thread(struct start *start)
 {
     pthread_t thread;
-    sigset_t all;
-    sigset_t before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&thread, NULL, start_main, start);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error != 0) {
-        return -error;
+    int code = thread_start(&thread, NULL, start_main, start);
+    if (code == 0) {
+        (void)pthread_join(thread, NULL);
+        code = start->code;
     }
-    (void)pthread_join(thread, NULL);
-    return start->code;
+    return code;
 }
 
 static int start(const dlfs_spdk_config *config, bool huge, bool pci)

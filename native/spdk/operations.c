@@ -14,6 +14,7 @@
  *
  * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1 (status codes).
  */
+#include "nvme/protocol/command.h"
 #include "platform/clock.h"
 #include "queue.h"
 
@@ -147,26 +148,9 @@ static bool was_aborted(const struct spdk_nvme_cpl *completion)
 
 static int code_of(const struct spdk_nvme_cpl *completion)
 {
-    if (completion->status.sct == SPDK_NVME_SCT_PATH) {
-        return DLFS_E_LOST;
-    }
-    if (completion->status.sct != SPDK_NVME_SCT_GENERIC) {
-        return -EIO;
-    }
-    switch (completion->status.sc) {
-    case SPDK_NVME_SC_LBA_OUT_OF_RANGE:
-        return DLFS_E_TRUNCATED;
-    case SPDK_NVME_SC_INVALID_NAMESPACE_OR_FORMAT:
-        return DLFS_E_LOST;
-    case SPDK_NVME_SC_CAPACITY_EXCEEDED:
-        return -ENOSPC;
-    case SPDK_NVME_SC_COMMAND_NAMESPACE_IS_PROTECTED:
-        return -EROFS;
-    case SPDK_NVME_SC_RESERVATION_CONFLICT:
-        return -EBADE;
-    default:
-        return -EIO;
-    }
+    return is_generic(completion, SPDK_NVME_SC_LBA_OUT_OF_RANGE)
+               ? DLFS_E_TRUNCATED
+               : nvme_status_code((uint16_t)command_result(completion).status);
 }
 
 static void request_free(struct queue *queue, struct request *request)
@@ -215,7 +199,7 @@ static void request_done(void *argument, const struct spdk_nvme_cpl *completion)
     uint32_t number = request->operation;
     if (operation->given.kind == OP_COMMAND) {
         struct raw_command *raw = operation->given.buffer;
-        command_complete(raw->command, completion);
+        *raw->result = command_result(completion);
         operation->code =
             was_aborted(completion) && operation->code == 0 ? DLFS_E_LOST : operation->code;
     } else if (spdk_likely(!spdk_nvme_cpl_is_error(completion))) {

@@ -126,10 +126,11 @@ void controller_reset(struct controller *controller, bool timed_out);
 void controller_read_quiesce(struct controller *controller);
 /* Runs an admin command as dlfs_spdk_run does; waits up to reconnect_ms for a connection. */
 int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_t timeout_ms,
-                   dlfs_spdk_command *command, void *data, uint32_t data_bytes);
+                   const dlfs_nvme_command *command, void *data, uint32_t data_bytes,
+                   uint32_t direction, dlfs_nvme_result *result);
 /* Converts a caller's command to SPDK's, and SPDK's completion to the caller's. */
-void command_encode(const dlfs_spdk_command *command, struct spdk_nvme_cmd *out);
-void command_complete(dlfs_spdk_command *command, const struct spdk_nvme_cpl *completion);
+void command_encode(const dlfs_nvme_command *command, struct spdk_nvme_cmd *out);
+dlfs_nvme_result command_result(const struct spdk_nvme_cpl *completion);
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -169,7 +170,8 @@ struct device {
 #define OP_COMMAND 101u /* the buffer is a struct raw_command */
 
 struct raw_command {
-    dlfs_spdk_command *command;
+    const dlfs_nvme_command *command;
+    dlfs_nvme_result *result;
     void *data;
     uint32_t data_bytes;
 };

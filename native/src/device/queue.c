@@ -196,90 +196,36 @@ int dlfs_queue_descriptor(dlfs_queue *queue)
     return queue->ops->descriptor == NULL ? -ENOTSUP : queue->ops->descriptor(queue);
 }
 
-/* The state of one whole transfer: the remaining range and the first error. */
-struct transfer {
-    dlfs_queue *queue;
-    uint8_t *buffer;
-    uint64_t offset_bytes;
-    uint64_t left_bytes;
-    uint32_t piece_bytes;
-    uint32_t kind;
-    int64_t error;
-    struct deadline deadline;
-};
-
-static uint32_t transfer_prepare(const struct transfer *transfer, dlfs_operation *operations)
-{
-    uint64_t done = 0;
-    uint32_t count = 0;
-    while (count < TRANSFER_BATCH && done < transfer->left_bytes) {
-        uint64_t length = transfer->left_bytes - done;
-        if (length > transfer->piece_bytes) {
-            length = transfer->piece_bytes;
-        }
-        operations[count++] = (dlfs_operation){.buffer = transfer->buffer + done,
-                                               .offset_bytes = transfer->offset_bytes + done,
-                                               .length_bytes = (uint32_t)length,
-                                               .kind = transfer->kind,
-                                               .tag = 0};
-        done += length;
-    }
-    return count;
-}
-
-static void transfer_submit(struct transfer *transfer)
-{
-    dlfs_operation operations[TRANSFER_BATCH];
-    uint32_t count = transfer_prepare(transfer, operations);
-    int accepted = dlfs_queue_submit(transfer->queue, operations, count);
-    if (accepted < 0) {
-        transfer->error = accepted;
-        return;
-    }
-    for (int i = 0; i < accepted; i++) {
-        transfer->buffer += operations[i].length_bytes;
-        transfer->offset_bytes += operations[i].length_bytes;
-        transfer->left_bytes -= operations[i].length_bytes;
-    }
-}
-
-/* Waits for at least one completion. Returns an error only if the queue pair itself failed, or the
- * time is over. */
-static int transfer_poll(struct transfer *transfer)
+/*
+ * Waits for at least one completion; *result gets the first error of one. Returns an error only if
+ * the queue pair itself failed, or the time is over.
+ */
+static int transfer_poll(dlfs_queue *queue, const struct deadline *deadline, int *result)
 {
     dlfs_completion completions[TRANSFER_BATCH];
     int timeout_ms = -1;
-    if (!transfer->deadline.never) {
-        uint64_t left_ms = deadline_left_ns(&transfer->deadline) / 1000000 + 1;
+    if (!deadline->never) {
+        uint64_t left_ms = deadline_left_ns(deadline) / 1000000 + 1;
         timeout_ms = left_ms < INT32_MAX ? (int)left_ms : INT32_MAX;
     }
-    int got = dlfs_queue_poll(transfer->queue, completions, TRANSFER_BATCH, timeout_ms);
-    if (got == 0 && deadline_left_ns(&transfer->deadline) == 0) {
+    int got = dlfs_queue_poll(queue, completions, TRANSFER_BATCH, timeout_ms);
+    if (got == 0 && deadline_left_ns(deadline) == 0) {
         return DLFS_E_TIMEOUT;
     }
     for (int i = 0; i < got; i++) {
-        if (completions[i].result < 0 && transfer->error == 0) {
-            transfer->error = completions[i].result;
+        if (completions[i].result < 0 && *result == 0) {
+            *result = (int)completions[i].result;
         }
     }
     return got < 0 ? got : 0;
 }
 
-static int transfer_check(const dlfs_queue *queue, const dlfs_operation *whole,
+/* Checks a transfer. first: its first operation. */
+static int transfer_check(const dlfs_queue *queue, const dlfs_operation *first,
                           uint64_t length_bytes)
 {
     uint32_t block_bytes = queue->device->block_bytes;
     uint64_t size_bytes = queue->device->size_bytes;
-    if (length_bytes % block_bytes != 0 || length_bytes > size_bytes ||
-        whole->offset_bytes > size_bytes - length_bytes || whole->length_bytes == 0) {
-        return -EINVAL;
-    }
-    return check_operation(queue->device, whole);
-}
-
-static int transfer_run(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
-                        uint64_t length_bytes, uint32_t piece_bytes, struct deadline deadline)
-{
     if (queue_is_foreign(queue)) {
         return DLFS_E_CLOSED;
     }
@@ -289,32 +235,38 @@ static int transfer_run(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t
     if (length_bytes == 0) {
         return 0;
     }
-    uint64_t first_bytes = length_bytes < piece_bytes ? length_bytes : piece_bytes;
-    dlfs_operation first = {.buffer = buffer,
-                            .offset_bytes = offset_bytes,
-                            .length_bytes = (uint32_t)first_bytes,
-                            .kind = kind,
-                            .tag = 0};
-    int error = transfer_check(queue, &first, length_bytes);
-    if (error < 0) {
-        return error;
+    if (length_bytes % block_bytes != 0 || length_bytes > size_bytes ||
+        first->offset_bytes > size_bytes - length_bytes || first->length_bytes == 0) {
+        return -EINVAL;
     }
-    struct transfer transfer = {.queue = queue,
-                                .buffer = buffer,
-                                .offset_bytes = offset_bytes,
-                                .left_bytes = length_bytes,
-                                .piece_bytes = piece_bytes,
-                                .kind = kind,
-                                .error = 0,
-                                .deadline = deadline};
+    return check_operation(queue->device, first);
+}
+
+/* Transfers a whole range. next: the first operation, without its length. */
+static int transfer_run(dlfs_queue *queue, dlfs_operation next, uint64_t left_bytes,
+                        uint32_t piece_bytes, struct deadline deadline)
+{
+    next.length_bytes = left_bytes < piece_bytes ? (uint32_t)left_bytes : piece_bytes;
+    int result = transfer_check(queue, &next, left_bytes);
+    if (result < 0) {
+        return result;
+    }
     for (;;) {
-        if (transfer.error == 0 && transfer.left_bytes > 0 && queue->in_flight < queue->depth) {
-            transfer_submit(&transfer);
+        while (result == 0 && left_bytes > 0 && queue->in_flight < queue->depth) {
+            int accepted = dlfs_queue_submit(queue, &next, 1);
+            if (accepted <= 0) {
+                result = accepted;
+                break;
+            }
+            next.buffer = (uint8_t *)next.buffer + next.length_bytes;
+            next.offset_bytes += next.length_bytes;
+            left_bytes -= next.length_bytes;
+            next.length_bytes = left_bytes < piece_bytes ? (uint32_t)left_bytes : piece_bytes;
         }
-        if (queue->in_flight == 0 && (transfer.error != 0 || transfer.left_bytes == 0)) {
-            return (int)transfer.error;
+        if (queue->in_flight == 0 && (result != 0 || left_bytes == 0)) {
+            return result;
         }
-        error = transfer_poll(&transfer);
+        int error = transfer_poll(queue, &deadline, &result);
         if (error < 0) {
             return error;
         }
@@ -324,13 +276,14 @@ static int transfer_run(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t
 int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
                         uint64_t length_bytes, uint32_t piece_bytes)
 {
-    return transfer_run(queue, kind, buffer, offset_bytes, length_bytes, piece_bytes,
-                        deadline_after(-1));
+    dlfs_operation first = {.buffer = buffer, .offset_bytes = offset_bytes, .kind = kind};
+    return transfer_run(queue, first, length_bytes, piece_bytes, deadline_after(-1));
 }
 
 int dlfs_queue_read_until(dlfs_queue *queue, void *buffer, uint64_t offset_bytes,
                           uint64_t length_bytes, uint32_t piece_bytes, uint64_t until_ns)
 {
-    return transfer_run(queue, DLFS_OP_READ, buffer, offset_bytes, length_bytes, piece_bytes,
+    dlfs_operation first = {.buffer = buffer, .offset_bytes = offset_bytes, .kind = DLFS_OP_READ};
+    return transfer_run(queue, first, length_bytes, piece_bytes,
                         (struct deadline){.at_ns = until_ns});
 }

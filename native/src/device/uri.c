@@ -53,15 +53,10 @@ static int parse_file(const struct uri_parser *parser, struct slice text)
 /* Returns the length of the scheme before the first colon; 0 if the text has none. */
 static size_t scheme_bytes(struct slice text)
 {
-    size_t bytes = 0;
-    if (text.bytes == 0 || !is_alpha(text.at[0])) {
-        return 0;
-    }
-    while (bytes < text.bytes && (is_alpha(text.at[bytes]) || is_digit(text.at[bytes]) ||
-                                  (text.at[bytes] && strchr("+.-", text.at[bytes]) != NULL))) {
-        bytes++;
-    }
-    return bytes < text.bytes && text.at[bytes] == ':' ? bytes : 0;
+    struct slice scheme;
+    struct slice after;
+    bool found = slice_cut(text, ':', &scheme, &after) && scheme.bytes > 0;
+    return found && is_alpha(text.at[0]) && slice_consists_of(scheme, "+.-") ? scheme.bytes : 0;
 }
 
 static bool is_printable(struct slice text)

@@ -80,20 +80,6 @@ static bool is_ipv6(struct slice address)
     return inet_pton(AF_INET6, text, &parsed) == 1;
 }
 
-static bool is_zone(struct slice zone)
-{
-    if (zone.bytes < 1 || zone.bytes > ZONE_BYTES_MAX) {
-        return false;
-    }
-    for (size_t i = 0; i < zone.bytes; i++) {
-        if (!is_alpha(zone.at[i]) && !is_digit(zone.at[i]) &&
-            (zone.at[i] == '\0' || strchr("._~-", zone.at[i]) == NULL)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /*
  * Cuts "[address%25zone]:port", or "[address%zone]:port" as commands take it. *zone is empty
  * without one; *port gets ":port", or nothing.
@@ -113,7 +99,8 @@ static int cut_ipv6(const struct uri_parser *parser, struct slice text, struct s
     if (!is_ipv6(*address)) {
         return uri_reject(parser, "an IPv6 address in brackets", host);
     }
-    if (zoned && !is_zone(*zone)) {
+    if (zoned &&
+        (zone->bytes < 1 || zone->bytes > ZONE_BYTES_MAX || !slice_consists_of(*zone, "._~-"))) {
         return uri_reject(parser, "an interface's name of at most 15 characters behind %25", host);
     }
     return 0;
@@ -207,151 +194,100 @@ bool uri_read_uuid(const char *text, size_t bytes, uint8_t out[16])
     return true;
 }
 
-/* The numeric options: their ranges, and the fields that they set. */
-static const struct number_option {
+#define FIELD(name) offsetof(dlfs_nvme_config, name)
+
+/* The options. */
+static const struct option {
     const char *key;
-    size_t field; /* offset in dlfs_nvme_config */
-    uint32_t low;
+    enum { FORM_NUMBER, FORM_FLAG, FORM_NQN, FORM_UUID, FORM_KEY } form;
+    size_t field;   /* offset in dlfs_nvme_config of what the option sets */
+    uint32_t value; /* of a flag: the bit that it sets; of a key: its index in uri->keys */
+    uint32_t low;   /* least and largest number */
     uint32_t high;
-} number_options[] = {
-    {"nsid", offsetof(dlfs_nvme_config, nsid), 1, NSID_MAX},
-    {"timeout_ms", offsetof(dlfs_nvme_config, timeout_ms), 1, DURATION_MS_MAX},
-    {"connect_ms", offsetof(dlfs_nvme_config, connect_ms), 1, DURATION_MS_MAX},
-    {"keepalive_ms", offsetof(dlfs_nvme_config, keepalive_ms), 0, DURATION_MS_MAX},
-    {"reconnect_ms", offsetof(dlfs_nvme_config, reconnect_ms), 0, DURATION_MS_MAX},
-    {"busy_poll_us", offsetof(dlfs_nvme_config, busy_poll_us), 0, BUSY_POLL_US_MAX},
-    {"reauth_s", offsetof(dlfs_nvme_config, reauth_s), 0, REAUTH_S_MAX},
+} options[] = {
+    {"nsid", FORM_NUMBER, FIELD(nsid), .low = 1, .high = NSID_MAX},
+    {"hostnqn", FORM_NQN, .field = FIELD(host_nqn)},
+    {"hostid", FORM_UUID, .field = FIELD(host_id)},
+    {"hdgst", FORM_FLAG, FIELD(digests), .value = DLFS_NVME_HEADER_DIGEST},
+    {"ddgst", FORM_FLAG, FIELD(digests), .value = DLFS_NVME_DATA_DIGEST},
+    {"timeout_ms", FORM_NUMBER, FIELD(timeout_ms), .low = 1, .high = DURATION_MS_MAX},
+    {"connect_ms", FORM_NUMBER, FIELD(connect_ms), .low = 1, .high = DURATION_MS_MAX},
+    {"keepalive_ms", FORM_NUMBER, FIELD(keepalive_ms), .high = DURATION_MS_MAX},
+    {"reconnect_ms", FORM_NUMBER, FIELD(reconnect_ms), .high = DURATION_MS_MAX},
+    {"busy_poll_us", FORM_NUMBER, FIELD(busy_poll_us), .high = BUSY_POLL_US_MAX},
+    {"dhchap_key", FORM_KEY, FIELD(dhchap_key), .value = URI_KEY_DHCHAP},
+    {"dhchap_ctrl_key", FORM_KEY, FIELD(dhchap_ctrl_key), .value = URI_KEY_CTRL},
+    {"tls_psk", FORM_KEY, FIELD(tls_psk), .value = URI_KEY_TLS},
+    {"reauth_s", FORM_NUMBER, FIELD(reauth_s), .high = REAUTH_S_MAX},
+    {"concat", FORM_FLAG, FIELD(concat), .value = 1},
 };
-#define NUMBER_OPTIONS (sizeof number_options / sizeof *number_options)
-/* Bits of the other options in the set of options seen, after those of numeric options. */
-enum {
-    SEEN_HOSTNQN = 1 << 16,
-    SEEN_HOSTID = 1 << 17,
-    SEEN_HDGST = 1 << 18,
-    SEEN_DDGST = 1 << 19,
-    SEEN_CONCAT = 1 << 20,
-    SEEN_KEY = 1 << 21, /* and the bits of the other key options */
-};
+#define OPTIONS (sizeof options / sizeof *options)
 
-/* The options that name keys, and the fields that they set. */
-static const struct {
-    const char *key;
-    size_t field; /* offset in dlfs_nvme_config */
-} key_options[URI_KEYS] = {
-    {"dhchap_key", offsetof(dlfs_nvme_config, dhchap_key)},
-    {"dhchap_ctrl_key", offsetof(dlfs_nvme_config, dhchap_ctrl_key)},
-    {"tls_psk", offsetof(dlfs_nvme_config, tls_psk)},
-};
-
-static int take_flag(const struct uri_parser *parser, const char *key, struct slice value,
-                     uint32_t flag, uint32_t *flags)
+static int take_flag(const struct uri_parser *parser, const struct option *option,
+                     struct slice value)
 {
     char expected[URI_EXPECTED_BYTES];
+    uint32_t *flags = (uint32_t *)(void *)((char *)&parser->out->nvme + option->field);
     if (!slice_equals(value, "0") && !slice_equals(value, "1")) {
-        (void)snprintf(expected, sizeof expected, "%s=0 or %s=1", key, key);
+        (void)snprintf(expected, sizeof expected, "%s=0 or %s=1", option->key, option->key);
         return uri_reject(parser, expected, value);
     }
-    if (value.at[0] == '1') {
-        *flags |= flag;
-    }
+    *flags |= value.at[0] == '1' ? option->value : 0;
     return 0;
 }
 
-static int take_number(const struct uri_parser *parser, const struct number_option *option,
+static int take_number(const struct uri_parser *parser, const struct option *option,
                        struct slice value)
 {
     char expected[URI_EXPECTED_BYTES];
-    uint32_t number;
-    if (!read_number(value, option->low, option->high, &number)) {
+    uint32_t *number = (uint32_t *)(void *)((char *)&parser->out->nvme + option->field);
+    if (!read_number(value, option->low, option->high, number)) {
         (void)snprintf(expected, sizeof expected, "%s %u..%u", option->key, option->low,
                        option->high);
         return uri_reject(parser, expected, value);
     }
-    memcpy((char *)&parser->out->nvme + option->field, &number, sizeof number);
     return 0;
 }
 
-static int take_key(const struct uri_parser *parser, uint32_t number, struct slice value)
+static int take_key(const struct uri_parser *parser, const struct option *option,
+                    struct slice value)
 {
-    char *name = parser->out->keys[number];
-    bool valid = value.bytes > 0 && value.bytes <= URI_KEY_NAME_BYTES_MAX && value.at[0] != '.';
-    for (size_t i = 0; valid && i < value.bytes; i++) {
-        char c = value.at[i];
-        valid = is_alpha(c) || is_digit(c) || c == '.' || c == '_' || c == '-';
-    }
-    if (!valid) {
+    char *name = parser->out->keys[option->value];
+    if (value.bytes < 1 || value.bytes > URI_KEY_NAME_BYTES_MAX || value.at[0] == '.' ||
+        !slice_consists_of(value, "._-")) {
         /* The options are not shown: the value may be a key. */
         struct uri_parser shown = *parser;
-        struct slice options;
-        (void)slice_cut(parser->whole, '?', &shown.whole, &options);
+        struct slice others;
+        (void)slice_cut(parser->whole, '?', &shown.whole, &others);
         return uri_reject(&shown, "the name of a key, 1 to 64 of A-Z a-z 0-9 . _ -",
                           slice_of("something else"));
     }
     memcpy(name, value.at, value.bytes);
     name[value.bytes] = '\0';
-    memcpy((char *)&parser->out->nvme + key_options[number].field, (const void *)&name,
-           sizeof name);
+    memcpy((char *)&parser->out->nvme + option->field, (const void *)&name, sizeof name);
     return 0;
 }
 
-static int take_host_id(const struct uri_parser *parser, struct slice value)
+static int take_option(const struct uri_parser *parser, const struct option *option,
+                       struct slice value)
 {
-    if (!uri_read_uuid(value.at, value.bytes, parser->out->nvme.host_id)) {
-        return uri_reject(parser, "a UUID such as 6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a", value);
-    }
-    parser->out->has_host_id = 1;
-    return 0;
-}
-
-/* Returns the bit of an option's name; 0 if there is no such option. */
-static uint32_t option_bit(struct slice key)
-{
-    for (uint32_t i = 0; i < NUMBER_OPTIONS; i++) {
-        if (slice_equals(key, number_options[i].key)) {
-            return 1u << i;
+    struct uri *out = parser->out;
+    switch (option->form) {
+    case FORM_FLAG:
+        return take_flag(parser, option, value);
+    case FORM_NQN:
+        out->nvme.host_nqn = out->host_nqn;
+        return take_nqn(parser, value, out->host_nqn);
+    case FORM_UUID:
+        if (!uri_read_uuid(value.at, value.bytes, out->nvme.host_id)) {
+            return uri_reject(parser, "a UUID such as 6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a", value);
         }
-    }
-    for (uint32_t i = 0; i < URI_KEYS; i++) {
-        if (slice_equals(key, key_options[i].key)) {
-            return (uint32_t)SEEN_KEY << i;
-        }
-    }
-    if (slice_equals(key, "hostnqn")) {
-        return SEEN_HOSTNQN;
-    }
-    if (slice_equals(key, "hostid")) {
-        return SEEN_HOSTID;
-    }
-    if (slice_equals(key, "hdgst")) {
-        return SEEN_HDGST;
-    }
-    if (slice_equals(key, "concat")) {
-        return SEEN_CONCAT;
-    }
-    return slice_equals(key, "ddgst") ? SEEN_DDGST : 0;
-}
-
-static int take_option(const struct uri_parser *parser, uint32_t bit, struct slice value)
-{
-    dlfs_nvme_config *nvme = &parser->out->nvme;
-    if (bit >= SEEN_KEY) {
-        return take_key(parser, (uint32_t)__builtin_ctz(bit) - (uint32_t)__builtin_ctz(SEEN_KEY),
-                        value);
-    }
-    switch (bit) {
-    case SEEN_HOSTNQN:
-        parser->out->nvme.host_nqn = parser->out->host_nqn;
-        return take_nqn(parser, value, parser->out->host_nqn);
-    case SEEN_HOSTID:
-        return take_host_id(parser, value);
-    case SEEN_HDGST:
-        return take_flag(parser, "hdgst", value, DLFS_NVME_HEADER_DIGEST, &nvme->digests);
-    case SEEN_DDGST:
-        return take_flag(parser, "ddgst", value, DLFS_NVME_DATA_DIGEST, &nvme->digests);
-    case SEEN_CONCAT:
-        return take_flag(parser, "concat", value, 1, &nvme->concat);
+        out->has_host_id = 1;
+        return 0;
+    case FORM_KEY:
+        return take_key(parser, option, value);
     default:
-        return take_number(parser, &number_options[__builtin_ctz(bit)], value);
+        return take_number(parser, option, value);
     }
 }
 
@@ -361,10 +297,14 @@ static int parse_pair(const struct uri_parser *parser, struct slice pair, uint32
     char decoded[VALUE_BYTES_MAX];
     struct slice key;
     struct slice value;
+    uint32_t number = 0;
     bool has_value = slice_cut(pair, '=', &key, &value);
     bool is_path = has_value && slice_equals(key, "path");
-    uint32_t bit = option_bit(key);
-    if (!is_path && (!has_value || bit == 0 || (*seen & bit))) {
+    while (number < OPTIONS && !slice_equals(key, options[number].key)) {
+        number++;
+    }
+    uint32_t bit = 1u << number;
+    if (!is_path && (!has_value || number == OPTIONS || (*seen & bit))) {
         return uri_reject(
             parser,
             "options nsid, hostnqn, hostid, hdgst, ddgst, timeout_ms, connect_ms, "
@@ -372,7 +312,7 @@ static int parse_pair(const struct uri_parser *parser, struct slice pair, uint32
             "dhchap_ctrl_key, tls_psk, reauth_s, concat, path, each once, as key=value",
             pair);
     }
-    *seen |= bit;
+    *seen |= is_path ? 0 : bit;
     if (is_path && parser->out->nvme.path_count == DLFS_NVME_PATHS_MAX) {
         return uri_reject(parser, "at most 3 further paths", pair);
     }
@@ -380,7 +320,7 @@ static int parse_pair(const struct uri_parser *parser, struct slice pair, uint32
     if (code < 0) {
         return code;
     }
-    return is_path ? take_authority(parser, value) : take_option(parser, bit, value);
+    return is_path ? take_authority(parser, value) : take_option(parser, &options[number], value);
 }
 
 static int parse_query(const struct uri_parser *parser, struct slice query)

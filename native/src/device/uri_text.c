@@ -18,6 +18,17 @@ bool slice_cut(struct slice slice, char separator, struct slice *first, struct s
     return found != NULL;
 }
 
+bool slice_consists_of(struct slice slice, const char *others)
+{
+    for (size_t i = 0; i < slice.bytes; i++) {
+        char c = slice.at[i];
+        if (!is_alpha(c) && !is_digit(c) && (c == '\0' || strchr(others, c) == NULL)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int hex_value(char c)
 {
     if (is_digit(c)) {

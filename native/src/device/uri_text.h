@@ -59,6 +59,9 @@ static inline bool is_alpha(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
+/* Returns true if all bytes are letters, digits, or among `others`. */
+bool slice_consists_of(struct slice slice, const char *others);
+
 /* Returns the value of a hexadecimal digit, or -1. */
 int hex_value(char c);
 

@@ -49,6 +49,17 @@ void nvme_fail_generation(struct nvme_association *association, int code, const 
     nvme_record_error(association, code, reason);
 }
 
+void nvme_association_fail(struct nvme_association *association, int code, bool namespace_gone,
+                           const char *reason)
+{
+    (void)pthread_mutex_lock(&association->lock);
+    if (association->failure == 0) {
+        association->namespace_gone = namespace_gone;
+        nvme_fail_generation(association, code, reason);
+    }
+    (void)pthread_mutex_unlock(&association->lock);
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static int make_locks(struct nvme_association *association)

@@ -61,10 +61,10 @@ struct nvme_link {
 /* An admin command for the thread to run. */
 struct nvme_admin_request {
     struct nvme_admin_request *next;
-    struct nvme_exchange exchange;
+    struct nvme_exchange *exchange;
     enum { NVME_REQUEST_WAITING, NVME_REQUEST_RUNNING, NVME_REQUEST_DONE } state;
     bool no_retry;     /* its time limit has passed: it is not sent again */
-    bool authenticate; /* no command: the thread authenticates the admin queue anew */
+    bool authenticate; /* no exchange: the thread authenticates the admin queue anew */
     int code;
 };
 
@@ -189,6 +189,12 @@ void nvme_link_connect_end(struct nvme_association *association, struct nvme_lin
 void nvme_record_error(struct nvme_association *association, int code, const char *reason);
 /* Records an error and marks the present generation as failed. */
 void nvme_fail_generation(struct nvme_association *association, int code, const char *reason);
+
+/* ---- used by the thread, without the lock ---- */
+
+/* Marks the present generation as failed, unless it is. namespace_gone: see the association. */
+void nvme_association_fail(struct nvme_association *association, int code, bool namespace_gone,
+                           const char *reason);
 
 /* ---- generation.c ---- */
 

@@ -251,23 +251,22 @@ static void close_socket(struct nvme_connection *connection)
  * message of the version to offer first is kept. A generated key has one identity only.
  */
 static int connect_encrypted(struct nvme_connection *connection, const struct nvme_address *address,
-                             const struct nvme_encryption *encryption, uint32_t receive_bytes,
-                             const struct nvme_deadline *deadline, struct nvme_text *text)
+                             struct nvme_tls_config tls, const struct nvme_deadline *deadline,
+                             struct nvme_text *text)
 {
     int code = 0;
-    uint32_t last = encryption->generated != NULL ? 0 : NVME_TLS_IDENTITY_MAX;
-    connection->security = encryption->security;
+    uint32_t last = tls.generated != NULL ? 0 : NVME_TLS_IDENTITY_MAX;
     for (uint32_t attempt = 0; attempt <= last; attempt++) {
         struct nvme_text other;
         struct nvme_text *message = attempt == 0 ? text : &other;
-        uint32_t identity = attempt == 0 ? encryption->identity : 1 - encryption->identity;
+        tls.identity = attempt == 0 ? tls.identity : 1 - tls.identity;
         close_socket(connection);
         int found = open_socket(connection, address, deadline, message);
         if (found == 0) {
-            found = nvme_encrypt(encryption, identity, receive_bytes, connection->descriptor,
-                                 deadline, &connection->tls, message);
+            found = nvme_encrypt(connection->security, &tls, connection->descriptor, deadline,
+                                 &connection->tls, message);
         }
-        connection->tls_identity = identity;
+        connection->tls_identity = tls.identity;
         code = attempt == 0 || found == 0 || found == DLFS_E_CLOSED ? found : code;
         if (code != DLFS_E_AUTH && code != NVME_AUTH_CLOSED) {
             break;
@@ -277,19 +276,18 @@ static int connect_encrypted(struct nvme_connection *connection, const struct nv
 }
 
 int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
-                         const struct nvme_encryption *encryption, uint32_t staging_bytes,
-                         const struct nvme_deadline *deadline, struct nvme_connection **out,
-                         struct nvme_text *text)
+                         const struct nvme_security *security, const struct nvme_tls_config *tls,
+                         uint32_t staging_bytes, const struct nvme_deadline *deadline,
+                         struct nvme_connection **out, struct nvme_text *text)
 {
     struct nvme_connection *connection = malloc(sizeof *connection + staging_bytes);
     if (connection == NULL) {
         nvme_text_format(text, "no memory for a connection");
         return -ENOMEM;
     }
-    *connection = (struct nvme_connection){.descriptor = -1, .next_cid = 1};
-    int code = encryption == NULL ? open_socket(connection, address, deadline, text)
-                                  : connect_encrypted(connection, address, encryption,
-                                                      staging_bytes, deadline, text);
+    *connection = (struct nvme_connection){.descriptor = -1, .next_cid = 1, .security = security};
+    int code = tls == NULL ? open_socket(connection, address, deadline, text)
+                           : connect_encrypted(connection, address, *tls, deadline, text);
     if (code == 0) {
         code = agree_on_terms(connection, digests, deadline, text);
     }
@@ -362,12 +360,6 @@ struct single {
     bool done;
 };
 
-static int protocol_error(const char **reason, const char *text)
-{
-    *reason = text;
-    return DLFS_E_PROTOCOL;
-}
-
 static int single_begin_data(void *context, const struct nvme_pdu *pdu, uint8_t **destination,
                              const char **reason)
 {
@@ -375,11 +367,11 @@ static int single_begin_data(void *context, const struct nvme_pdu *pdu, uint8_t 
     const struct nvme_exchange *exchange = single->exchange;
     if (pdu->cid != single->cid || single->done || single->last_seen ||
         exchange->direction != DLFS_NVME_DATA_IN) {
-        return protocol_error(reason, "data for a command that is not under way");
+        return nvme_protocol_error(reason, "data for a command that is not under way");
     }
     if (pdu->offset_bytes != single->received_bytes ||
         pdu->data_bytes > exchange->data_bytes - single->received_bytes) {
-        return protocol_error(reason, "data beyond what a command asked for");
+        return nvme_protocol_error(reason, "data beyond what a command asked for");
     }
     *destination = (uint8_t *)exchange->data + pdu->offset_bytes;
     return 0;
@@ -420,7 +412,7 @@ static int single_on_cqe(void *context, const struct nvme_pdu *pdu, const char *
         return 0;
     }
     if (pdu->cid != single->cid || single->done) {
-        return protocol_error(reason, "a completion of a command that is not under way");
+        return nvme_protocol_error(reason, "a completion of a command that is not under way");
     }
     single->exchange->cqe = pdu->cqe;
     single->done = true;
@@ -431,7 +423,7 @@ static int single_on_r2t(void *context, const struct nvme_pdu *r2t, const char *
 {
     (void)context;
     (void)r2t;
-    return protocol_error(reason, "an R2T for a command whose data was in its capsule");
+    return nvme_protocol_error(reason, "an R2T for a command whose data was in its capsule");
 }
 
 static const struct nvme_sink single_sink = {.begin_data = single_begin_data,
@@ -464,35 +456,58 @@ static int single_send(struct nvme_connection *connection, const struct single *
     return send_all(connection, vectors, count, deadline, reason);
 }
 
-int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange *exchange,
-                        const struct nvme_deadline *deadline, struct nvme_text *text)
+static int run_single(struct nvme_connection *connection, struct nvme_exchange *exchange,
+                      const struct nvme_deadline *deadline, const char **reason)
 {
     if (connection->unusable) {
-        nvme_text_format(text, "an earlier command on the connection was given up");
+        *reason = "an earlier command on the connection was given up";
         return DLFS_E_LOST;
     }
     struct single single = {
         .connection = connection, .exchange = exchange, .cid = connection->next_cid};
-    const char *reason = "the connection ended";
+    *reason = "the connection ended";
     connection->next_cid = single.cid + 1u < NVME_EVENT_CID ? (uint16_t)(single.cid + 1) : 1;
     connection->receiver.sink = &single_sink;
     connection->receiver.context = &single;
-    int code = single_send(connection, &single, deadline, &reason);
+    int code = single_send(connection, &single, deadline, reason);
     while (code == 0 && !single.done) {
         ssize_t got =
-            nvme_connection_receive(connection, connection->receiver.staging_bytes, &reason);
+            nvme_connection_receive(connection, connection->receiver.staging_bytes, reason);
         code = got < 0 ? (int)got : got > 0 ? 0 : wait_to_receive(connection, deadline);
     }
     if (code == 0 && !connection->event_requested &&
         !nvme_receiver_is_empty(&connection->receiver)) {
-        reason = "bytes that nothing asked for";
-        code = DLFS_E_PROTOCOL;
+        code = nvme_protocol_error(reason, "bytes that nothing asked for");
     }
     connection->receiver.sink = NULL;
     connection->receiver.context = NULL;
     connection->unusable = code < 0;
+    exchange->status = exchange->cqe.status & NVME_STATUS_CODE;
+    return code;
+}
+
+int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange *exchange,
+                        const struct nvme_deadline *deadline, const char *what,
+                        struct nvme_text *text)
+{
+    const char *reason;
+    int code = run_single(connection, exchange, deadline, &reason);
     if (code < 0) {
-        nvme_text_format(text, "%s", code == DLFS_E_TIMEOUT ? "no answer in time" : reason);
+        nvme_text_format(text, "%s%s%s", what != NULL ? what : "", what != NULL ? ": " : "",
+                         code == DLFS_E_TIMEOUT ? "no answer in time" : reason);
+    }
+    return code;
+}
+
+int nvme_connection_fetch(struct nvme_connection *connection, struct nvme_exchange *exchange,
+                          const struct nvme_deadline *deadline, const char *what,
+                          struct nvme_text *text)
+{
+    exchange->direction = DLFS_NVME_DATA_IN;
+    memset(exchange->data, 0, exchange->data_bytes);
+    int code = nvme_connection_run(connection, exchange, deadline, what, text);
+    if (code == 0 && exchange->status != 0) {
+        memset(exchange->data, 0, exchange->data_bytes);
     }
     return code;
 }
@@ -508,7 +523,7 @@ int nvme_connection_request_event(struct nvme_connection *connection,
         nvme_text_format(text, "an earlier command on the connection was given up");
         return DLFS_E_LOST;
     }
-    nvme_entry_async_event(entry);
+    nvme_entry_command(entry, &(dlfs_nvme_command){.opcode = NVME_ADMIN_ASYNC_EVENT});
     nvme_entry_finish(entry, NVME_EVENT_CID, NVME_NO_DATA, 0);
     struct iovec vector = {head, nvme_encode_command(&connection->terms, entry, 0, head)};
     const char *reason = "no answer in time";

@@ -46,14 +46,14 @@ struct nvme_connection {
 };
 
 /*
- * Connects the socket, begins encryption unless it is NULL, and negotiates the terms. Errors:
+ * Connects the socket, begins encryption unless tls is NULL, and negotiates the terms. Errors:
  * DLFS_E_LOST, DLFS_E_TIMEOUT, DLFS_E_CLOSED (stopped), DLFS_E_PROTOCOL, DLFS_E_AUTH,
  * NVME_AUTH_CLOSED, -ENOTSUP, -ENOMEM, -errno, with a message in text.
  */
 int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
-                         const struct nvme_encryption *encryption, uint32_t staging_bytes,
-                         const struct nvme_deadline *deadline, struct nvme_connection **out,
-                         struct nvme_text *text);
+                         const struct nvme_security *security, const struct nvme_tls_config *tls,
+                         uint32_t staging_bytes, const struct nvme_deadline *deadline,
+                         struct nvme_connection **out, struct nvme_text *text);
 /*
  * Returns true if a port answers a TLS handshake: it demands TLS of a connection that it ended
  * before an ICResp. Sends no byte of NVMe.
@@ -81,14 +81,25 @@ struct nvme_exchange {
     uint32_t direction;      /* DLFS_NVME_DATA_* */
     uint32_t received_bytes; /* data bytes that the controller sent */
     struct nvme_cqe cqe;
+    uint16_t status; /* that of the CQE, without DNR and More */
 };
 /*
- * Runs a command on a connection with no other command in flight and waits for its CQE. Returns 0
- * when the controller answered, whatever the status. On failure the connection is unusable, since
- * data of a late answer must not reach the caller's buffer: later commands return DLFS_E_LOST.
+ * Runs a command on a connection with no other command in flight and waits for its CQE. what: its
+ * name in messages, or NULL. Returns 0 when the controller answered, whatever the status. On
+ * failure the connection is unusable, since data of a late answer must not reach the caller's
+ * buffer: later commands return DLFS_E_LOST.
  */
 int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange *exchange,
-                        const struct nvme_deadline *deadline, struct nvme_text *text);
+                        const struct nvme_deadline *deadline, const char *what,
+                        struct nvme_text *text);
+
+/*
+ * Runs a command that fills exchange->data as nvme_connection_run does. The caller judges
+ * exchange->status; the data is zeros unless that is 0.
+ */
+int nvme_connection_fetch(struct nvme_connection *connection, struct nvme_exchange *exchange,
+                          const struct nvme_deadline *deadline, const char *what,
+                          struct nvme_text *text);
 
 /*
  * Sends an Asynchronous Event Request, and returns without an answer: event_arrived is set by a

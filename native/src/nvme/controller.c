@@ -90,23 +90,22 @@ int nvme_paths_copy(const char *const *hosts, const uint32_t *ports, uint32_t pa
 
 /* ---- the admin queue ------------------------------------------------------------------------- */
 
-/* Runs a command and turns a failure status into an error; what is the command's name in text. */
+/* Turns the status of a command into an error; what is the command's name in text. */
+static int check_status(uint16_t status, const char *what, struct nvme_text *text)
+{
+    if (status != 0) {
+        nvme_text_format(text, "%s: status 0x%x, %s", what, status, nvme_status_phrase(status));
+    }
+    return nvme_status_code(status);
+}
+
+/* Runs a command and turns a failure status into an error. */
 static int run_checked(struct nvme_connection *connection, struct nvme_exchange *exchange,
                        const struct nvme_deadline *deadline, const char *what,
                        struct nvme_text *text)
 {
-    struct nvme_text reason;
-    int code = nvme_connection_run(connection, exchange, deadline, &reason);
-    if (code < 0) {
-        nvme_text_format(text, "%s: %.400s", what, reason.bytes);
-        return code;
-    }
-    uint16_t status = exchange->cqe.status & NVME_STATUS_CODE;
-    if (status != 0) {
-        nvme_text_format(text, "%s: status 0x%x, %s", what, status, nvme_status_phrase(status));
-        code = nvme_status_code(status);
-    }
-    return code;
+    int code = nvme_connection_run(connection, exchange, deadline, what, text);
+    return code < 0 ? code : check_status(exchange->status, what, text);
 }
 
 static int property_get(struct nvme_connection *connection, uint32_t offset, bool eight_bytes,
@@ -128,19 +127,16 @@ static int property_set(struct nvme_connection *connection, uint32_t offset, uin
     return run_checked(connection, &exchange, deadline, "Property Set", text);
 }
 
-/* Runs Identify. The caller judges *status; data is zeros unless that is 0. */
+/* Runs Identify, as nvme_connection_fetch. */
 static int identify(struct nvme_connection *connection, uint32_t nsid, uint8_t what, uint8_t *data,
                     const struct nvme_deadline *deadline, uint16_t *status, struct nvme_text *text)
 {
-    struct nvme_exchange exchange = {
-        .data = data, .data_bytes = NVME_IDENTIFY_BYTES, .direction = DLFS_NVME_DATA_IN};
-    memset(data, 0, NVME_IDENTIFY_BYTES);
-    nvme_entry_identify(exchange.entry, nsid, what);
-    int code = nvme_connection_run(connection, &exchange, deadline, text);
-    if (code == 0 && (exchange.cqe.status & NVME_STATUS_CODE) != 0) {
-        memset(data, 0, NVME_IDENTIFY_BYTES);
-    }
-    *status = exchange.cqe.status & NVME_STATUS_CODE;
+    struct nvme_exchange exchange = {.data = data, .data_bytes = NVME_IDENTIFY_BYTES};
+    nvme_entry_command(
+        exchange.entry,
+        &(dlfs_nvme_command){.opcode = NVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = what});
+    int code = nvme_connection_fetch(connection, &exchange, deadline, NULL, text);
+    *status = exchange.status;
     return code;
 }
 
@@ -156,11 +152,11 @@ static int connect_queue(struct nvme_connection *connection, const struct nvme_c
     nvme_connect_data(data, config->host_id, controller_id, config->subsystem_nqn,
                       config->host_nqn);
     nvme_entry_connect(exchange.entry, qid, sq_size, qid == 0 ? config->keepalive_ms : 0);
-    int code = nvme_connection_run(connection, &exchange, deadline, text);
+    int code = nvme_connection_run(connection, &exchange, deadline, NULL, text);
+    uint16_t status = exchange.status;
     if (code < 0) {
         return code;
     }
-    uint16_t status = exchange.cqe.status & NVME_STATUS_CODE;
     if (status != 0) {
         *refused = status != NVME_STATUS_SEQUENCE_ERROR;
         const char *verb = status == NVME_STATUS_UNKNOWN_SUBSYSTEM && qid == 0
@@ -184,22 +180,11 @@ static uint32_t choose_command_set(uint64_t cap)
     return (cap >> 44 & 1) != 0 ? 0x70u : 0x60u; /* none (admin only), or all */
 }
 
-static int wait_poll_interval(const struct nvme_deadline *deadline)
-{
-    struct nvme_deadline poll_limit = *deadline;
-    uint64_t until = monotonic_ns() + READY_POLL_NS;
-    poll_limit.until_ns = until < deadline->until_ns ? until : deadline->until_ns;
-    /* Descriptor -1 is never ready: only the deadline or a stop ends the wait. */
-    int code = nvme_wait(&poll_limit, -1, 0);
-    return code == DLFS_E_TIMEOUT && until < deadline->until_ns ? 0 : code;
-}
-
 static int enable(struct nvme_admin *admin, uint64_t cap, const struct nvme_deadline *deadline,
                   struct nvme_text *text)
 {
-    struct nvme_deadline limit = *deadline;
-    uint64_t until = monotonic_ns() + ((cap >> 24 & 0xFF) + 1) * READY_UNIT_NS;
-    limit.until_ns = until < deadline->until_ns ? until : deadline->until_ns;
+    struct nvme_deadline limit =
+        nvme_deadline_within(deadline, ((cap >> 24 & 0xFF) + 1) * READY_UNIT_NS);
     uint32_t cc = CC_ENTRY_SIZES | choose_command_set(cap) | CC_ENABLE;
     int code = property_set(admin->connection, NVME_PROPERTY_CC, cc, &limit, text);
     while (code == 0) {
@@ -215,7 +200,10 @@ static int enable(struct nvme_admin *admin, uint64_t cap, const struct nvme_dead
         if ((status & CSTS_READY) != 0) {
             return 0;
         }
-        code = wait_poll_interval(&limit);
+        struct nvme_deadline pause = nvme_deadline_within(&limit, READY_POLL_NS);
+        /* Descriptor -1 is never ready: only the pause or a stop ends the wait. */
+        code = nvme_wait(&pause, -1, 0);
+        code = code == DLFS_E_TIMEOUT && pause.until_ns < limit.until_ns ? 0 : code;
         if (code < 0) {
             nvme_text_format(text, "the controller does not become ready");
         }
@@ -224,17 +212,14 @@ static int enable(struct nvme_admin *admin, uint64_t cap, const struct nvme_dead
 }
 
 static int identify_controller(const struct nvme_config *config, struct nvme_admin *admin,
-                               uint64_t cap, uint8_t *data, const struct nvme_deadline *deadline,
+                               uint64_t cap, const struct nvme_deadline *deadline,
                                struct nvme_text *text)
 {
+    uint8_t data[NVME_IDENTIFY_BYTES];
     uint16_t status;
     int code =
         identify(admin->connection, 0, NVME_IDENTIFY_CONTROLLER, data, deadline, &status, text);
-    if (code == 0 && status != 0) {
-        nvme_text_format(text, "Identify Controller: status 0x%x, %s", status,
-                         nvme_status_phrase(status));
-        code = nvme_status_code(status);
-    }
+    code = code < 0 ? code : check_status(status, "Identify Controller", text);
     if (code < 0) {
         return code;
     }
@@ -256,7 +241,11 @@ static int identify_controller(const struct nvme_config *config, struct nvme_adm
         return config->nsid == 0 ? 0 : DLFS_E_NOT_FOUND;
     }
     struct nvme_exchange exchange = {.data = NULL};
-    nvme_entry_set_queues(exchange.entry, NVME_QUEUES_MAX);
+    /* NSQR and NCQR, both 0's based */
+    nvme_entry_command(exchange.entry,
+                       &(dlfs_nvme_command){.opcode = NVME_ADMIN_SET_FEATURES,
+                                            .cdw10 = NVME_FEATURE_QUEUES,
+                                            .cdw11 = (NVME_QUEUES_MAX - 1) * 0x10001u});
     code = run_checked(admin->connection, &exchange, deadline, "Set Features (queues)", text);
     uint32_t submission = (uint32_t)(exchange.cqe.value & 0xFFFF) + 1;
     uint32_t completion = (uint32_t)(exchange.cqe.value >> 16 & 0xFFFF) + 1;
@@ -265,11 +254,11 @@ static int identify_controller(const struct nvme_config *config, struct nvme_adm
     return code;
 }
 
-static int identify_namespace(const struct nvme_config *config, struct nvme_admin *admin,
-                              uint8_t *data, const struct nvme_deadline *deadline,
-                              struct nvme_text *text)
+int nvme_controller_identify_namespace(const struct nvme_config *config, struct nvme_admin *admin,
+                                       const struct nvme_deadline *deadline, struct nvme_text *text)
 {
-    uint8_t *descriptors = data + NVME_IDENTIFY_BYTES;
+    uint8_t data[NVME_IDENTIFY_BYTES];
+    uint8_t descriptors[NVME_IDENTIFY_BYTES];
     uint16_t status;
     /*
      * If the namespace is missing, a controller answers with zeros or with an error status.
@@ -301,26 +290,12 @@ static int identify_namespace(const struct nvme_config *config, struct nvme_admi
     return 0;
 }
 
-int nvme_controller_identify_namespace(const struct nvme_config *config, struct nvme_admin *admin,
-                                       const struct nvme_deadline *deadline, struct nvme_text *text)
-{
-    uint8_t *data = malloc((size_t)2 * NVME_IDENTIFY_BYTES);
-    if (data == NULL) {
-        nvme_text_format(text, "no memory");
-        return -ENOMEM;
-    }
-    int code = identify_namespace(config, admin, data, deadline, text);
-    free(data);
-    return code;
-}
-
 static int make_ready(const struct nvme_config *config, struct nvme_admin *admin,
                       const struct nvme_deadline *deadline, struct nvme_text *text)
 {
     uint64_t cap = 0;
     uint16_t controller_id = 0;
     bool refused = false;
-    uint8_t *data = NULL;
     int code = connect_queue(admin->connection, config, 0, ADMIN_QUEUE_SIZE, CONTROLLER_DYNAMIC,
                              deadline, &controller_id, &refused, text);
     if (code == 0) {
@@ -329,24 +304,14 @@ static int make_ready(const struct nvme_config *config, struct nvme_admin *admin
     if (code == 0) {
         code = enable(admin, cap, deadline, text);
     }
-    if (code < 0) {
-        return code;
+    if (code == 0) {
+        code = identify_controller(config, admin, cap, deadline, text);
     }
-    data = malloc((size_t)2 * NVME_IDENTIFY_BYTES);
-    if (data == NULL) {
-        nvme_text_format(text, "no memory");
-        return -ENOMEM;
-    }
-    code = identify_controller(config, admin, cap, data, deadline, text);
     if (code == 0 && config->nsid != 0) {
-        code = identify_namespace(config, admin, data, deadline, text);
+        code = nvme_controller_identify_namespace(config, admin, deadline, text);
     }
     admin->controller.id = controller_id;
-    free(data);
-    if (code == 0) {
-        code = nvme_events_start(admin, deadline, text);
-    }
-    return code;
+    return code == 0 ? nvme_events_start(admin, deadline, text) : code;
 }
 
 /* Opens a connection, with TLS if there is a generated key or the configuration names one. */
@@ -355,19 +320,21 @@ static int open_connection(const struct nvme_config *config, const struct nvme_a
                            const struct nvme_deadline *deadline, struct nvme_connection **out,
                            struct nvme_text *text)
 {
-    struct nvme_encryption encryption = {.key = config->tls_psk,
-                                         .generated = generated,
-                                         .host_nqn = config->host_nqn,
-                                         .subsystem_nqn = config->subsystem_nqn,
-                                         .identity = config->tls_identity};
+    const struct nvme_security *security = NULL;
+    const struct nvme_tls_config tls = {.key = config->tls_psk,
+                                        .generated = generated,
+                                        .host_nqn = config->host_nqn,
+                                        .subsystem_nqn = config->subsystem_nqn,
+                                        .identity = config->tls_identity,
+                                        .receive_bytes = staging_bytes};
     bool encrypted = generated != NULL || config->tls_psk[0] != '\0';
     if (encrypted) {
-        int code = nvme_security_load(&encryption.security, text->bytes);
+        int code = nvme_security_load(&security, text->bytes);
         if (code < 0) {
             return code;
         }
     }
-    int code = nvme_connection_open(address, config->digests, encrypted ? &encryption : NULL,
+    int code = nvme_connection_open(address, config->digests, security, encrypted ? &tls : NULL,
                                     staging_bytes, deadline, out, text);
     /* At the first attempt only: a target that restarts need not answer this, too. */
     if (!encrypted && (code == DLFS_E_AUTH || (code == DLFS_E_LOST && !config->was_connected &&
@@ -523,7 +490,7 @@ int nvme_controller_keep_alive(struct nvme_admin *admin, const struct nvme_deadl
                                struct nvme_text *text)
 {
     struct nvme_exchange exchange = {.data = NULL};
-    nvme_entry_keep_alive(exchange.entry);
+    nvme_entry_command(exchange.entry, &(dlfs_nvme_command){.opcode = NVME_ADMIN_KEEP_ALIVE});
     return run_checked(admin->connection, &exchange, deadline, "Keep Alive", text);
 }
 

@@ -18,9 +18,18 @@ struct nvme_device {
     struct nvme_association *_Atomic association;
 };
 
-/* Returns the association of this process in *out; creates it on first use after a fork. */
-static int own_association(struct nvme_device *device, struct nvme_association **out)
+static const struct dlfs_device_ops nvme_device_ops;
+
+/*
+ * Returns the association of this process in *out; creates it on first use after a fork. -ENOTSUP:
+ * the device is of another kind.
+ */
+static int own_association(dlfs_device *base, struct nvme_association **out)
 {
+    if (base == NULL || base->ops != &nvme_device_ops) {
+        return -ENOTSUP;
+    }
+    struct nvme_device *device = (struct nvme_device *)base;
     struct nvme_association *found = atomic_load(&device->association);
     if (found->owner == getpid()) {
         *out = found;
@@ -52,7 +61,7 @@ static int own_association(struct nvme_device *device, struct nvme_association *
  * for, as the writer's promises demand. */
 static bool queue_drops_operations(const dlfs_queue *base)
 {
-    return nvme_queue_only_reads((const struct nvme_queue *)base);
+    return ((const struct nvme_queue *)base)->unfinished_changes == 0;
 }
 
 static void queue_destroy(dlfs_queue *base)
@@ -78,7 +87,7 @@ static int queue_create(dlfs_device *base, uint32_t depth, const struct dlfs_con
     if (base->size_bytes == 0) {
         return -ENOTSUP; /* a controller without a namespace has no I/O queues */
     }
-    int code = own_association((struct nvme_device *)base, &association);
+    int code = own_association(base, &association);
     if (code == 0) {
         code = nvme_queue_make(association, depth, base->block_bytes, limit, &queue);
     }
@@ -92,68 +101,40 @@ static int queue_create(dlfs_device *base, uint32_t depth, const struct dlfs_con
 
 /* ---- single commands ------------------------------------------------------------------------- */
 
-/* Runs one I/O command on the internal queue pair. With passthrough_lock held. */
-static int run_passthrough(struct nvme_association *association,
-                           const struct nvme_passthrough *passthrough, void *data,
-                           uint32_t data_bytes, struct nvme_passthrough *done)
+/* Runs one I/O command on the internal queue pair. *generation gets that of the controller that
+ * answered. */
+static int run_io(struct nvme_association *association, struct nvme_exchange *exchange,
+                  uint64_t *generation)
 {
-    if (association->passthrough_queue == NULL) {
-        int code = nvme_queue_make(association, 1, 0, NULL, &association->passthrough_queue);
-        if (code < 0) {
-            return code;
-        }
-    }
-    struct nvme_queue *queue = association->passthrough_queue;
-    queue->passthrough = *passthrough;
-    int code = nvme_queue_run(queue, data, data_bytes);
-    *done = queue->passthrough;
-    return code;
-}
-
-static int run_io(struct nvme_association *association, const dlfs_nvme_command *command,
-                  void *data, uint32_t data_bytes, uint32_t direction, struct nvme_cqe *cqe)
-{
-    struct nvme_passthrough passthrough = {.direction = direction,
-                                           .idempotent = command->opcode == NVME_OPCODE_FLUSH ||
-                                                         direction == DLFS_NVME_DATA_IN};
-    nvme_entry_passthrough(passthrough.entry, command);
     (void)pthread_mutex_lock(&association->passthrough_lock);
-    int code = run_passthrough(association, &passthrough, data, data_bytes, &passthrough);
+    int code = 0;
+    if (association->passthrough_queue == NULL) {
+        code = nvme_queue_make(association, 1, 0, NULL, &association->passthrough_queue);
+    }
+    if (code == 0) {
+        code = nvme_queue_run(association->passthrough_queue, exchange, generation);
+    }
     (void)pthread_mutex_unlock(&association->passthrough_lock);
-    *cqe = passthrough.cqe;
-    return code;
-}
-
-static int run_admin(struct nvme_association *association, const dlfs_nvme_command *command,
-                     void *data, uint32_t data_bytes, uint32_t direction, struct nvme_cqe *cqe)
-{
-    struct nvme_admin_request request = {
-        .exchange = {.data = data, .data_bytes = data_bytes, .direction = direction}};
-    nvme_entry_passthrough(request.exchange.entry, command);
-    int code = nvme_association_run(association, &request);
-    *cqe = request.exchange.cqe;
     return code;
 }
 
 static int flush_command(void *argument, struct nvme_flushed *flushed)
 {
     struct nvme_association *association = argument;
-    struct nvme_passthrough passthrough = {.direction = DLFS_NVME_DATA_NONE, .idempotent = true};
-    nvme_entry_flush(passthrough.entry, association->config.nsid);
-    (void)pthread_mutex_lock(&association->passthrough_lock);
-    int code = run_passthrough(association, &passthrough, NULL, 0, &passthrough);
-    (void)pthread_mutex_unlock(&association->passthrough_lock);
+    struct nvme_exchange exchange = {.direction = DLFS_NVME_DATA_NONE};
+    nvme_entry_command(exchange.entry, &(dlfs_nvme_command){.opcode = NVME_OPCODE_FLUSH,
+                                                            .nsid = association->config.nsid});
+    int code = run_io(association, &exchange, &flushed->generation);
     if (code == 0) {
-        code = nvme_status_code(passthrough.cqe.status);
+        code = nvme_status_code(exchange.cqe.status);
     }
     (void)pthread_mutex_lock(&association->lock);
     if (code == -EIO) {
         nvme_text_format(&association->error, "the target answered a flush with status 0x%x",
-                         passthrough.cqe.status);
+                         exchange.cqe.status);
     }
     flushed->cached = association->admin.controller.write_cache;
     (void)pthread_mutex_unlock(&association->lock);
-    flushed->generation = passthrough.generation;
     return code;
 }
 
@@ -161,7 +142,7 @@ static int device_flush(dlfs_device *base)
 {
     struct nvme_association *association;
     bool lost = false;
-    int code = own_association((struct nvme_device *)base, &association);
+    int code = own_association(base, &association);
     if (code < 0) {
         return code;
     }
@@ -181,7 +162,7 @@ static int device_flush(dlfs_device *base)
 static int device_generation(dlfs_device *base, uint64_t *generation)
 {
     struct nvme_association *association;
-    int code = own_association((struct nvme_device *)base, &association);
+    int code = own_association(base, &association);
     if (code == 0) {
         *generation = atomic_load(&association->generation);
     }
@@ -191,7 +172,7 @@ static int device_generation(dlfs_device *base, uint64_t *generation)
 static int device_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
 {
     struct nvme_association *association;
-    int code = own_association((struct nvme_device *)base, &association);
+    int code = own_association(base, &association);
     if (code == 0) {
         nvme_write_limit_set(&association->write_limit, generation, until_ns);
     }
@@ -297,9 +278,6 @@ failed:
 int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *command, void *data,
                   uint32_t data_bytes, uint32_t direction, dlfs_nvme_result *result)
 {
-    if (base == NULL || base->ops != &nvme_device_ops) {
-        return -ENOTSUP;
-    }
     bool has_data = direction != DLFS_NVME_DATA_NONE;
     if (queue > DLFS_NVME_QUEUE_IO || direction > DLFS_NVME_DATA_OUT || command == NULL ||
         command->opcode > UINT8_MAX || data_bytes > DLFS_NVME_DATA_BYTES_MAX ||
@@ -307,29 +285,32 @@ int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *co
         return -EINVAL;
     }
     struct nvme_association *association;
-    struct nvme_cqe cqe = {.status = 0};
-    int code = own_association((struct nvme_device *)base, &association);
+    struct nvme_exchange exchange = {
+        .data = data, .data_bytes = data_bytes, .direction = direction};
+    struct nvme_admin_request request = {.exchange = &exchange};
+    uint64_t generation;
+    nvme_entry_command(exchange.entry, command);
+    int code = own_association(base, &association);
     if (code == 0) {
-        code = queue == DLFS_NVME_QUEUE_IO
-                   ? run_io(association, command, data, data_bytes, direction, &cqe)
-                   : run_admin(association, command, data, data_bytes, direction, &cqe);
+        code = queue == DLFS_NVME_QUEUE_IO ? run_io(association, &exchange, &generation)
+                                           : nvme_association_run(association, &request);
     }
     if (code < 0) {
         return code;
     }
-    *result = (dlfs_nvme_result){.value = cqe.value, .status = cqe.status & NVME_STATUS_CODE};
+    *result = (dlfs_nvme_result){.value = exchange.cqe.value,
+                                 .status = exchange.cqe.status & NVME_STATUS_CODE};
     return 0;
 }
 
 int dlfs_nvme_authenticate(dlfs_device *base)
 {
-    if (base == NULL || base->ops != &nvme_device_ops ||
-        ((const struct nvme_device *)base)->config.dhchap_key[0] == '\0') {
-        return -ENOTSUP;
-    }
     struct nvme_association *association;
     struct nvme_admin_request request = {.authenticate = true};
-    int code = own_association((struct nvme_device *)base, &association);
+    int code = own_association(base, &association);
+    if (code == 0 && ((const struct nvme_device *)base)->config.dhchap_key[0] == '\0') {
+        code = -ENOTSUP;
+    }
     return code < 0 ? code : nvme_association_run(association, &request);
 }
 
@@ -338,15 +319,12 @@ int dlfs_nvme_set_paths(dlfs_device *base, const char *const *hosts, const uint3
 {
     struct nvme_path paths[DLFS_NVME_PATHS_MAX];
     struct nvme_association *association;
-    if (base == NULL || base->ops != &nvme_device_ops) {
-        return -ENOTSUP;
-    }
     if (hosts == NULL || ports == NULL || path_count == 0 || path_count > DLFS_NVME_PATHS_MAX) {
         return -EINVAL;
     }
     int code = nvme_paths_copy(hosts, ports, path_count, paths);
     if (code == 0) {
-        code = own_association((struct nvme_device *)base, &association);
+        code = own_association(base, &association);
     }
     if (code == 0) {
         nvme_association_set_paths(association, paths, path_count);
@@ -374,11 +352,8 @@ static void add_events(struct nvme_association *association, dlfs_nvme_status *s
 
 int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)
 {
-    if (base == NULL || base->ops != &nvme_device_ops) {
-        return -ENOTSUP;
-    }
     struct nvme_association *association;
-    int code = own_association((struct nvme_device *)base, &association);
+    int code = own_association(base, &association);
     if (code < 0) {
         return code;
     }

@@ -9,34 +9,20 @@
 /* Most groups of the ANA log that are read; a namespace of a later one has no state. */
 #define ANA_GROUPS_MAX 2047u
 
-/* Runs a command; *status gets its status. Returns an error of the connection only. */
-static int run(struct nvme_admin *admin, struct nvme_exchange *exchange,
-               const struct nvme_deadline *deadline, const char *what, uint16_t *status,
-               struct nvme_text *text)
-{
-    struct nvme_text reason;
-    int code = nvme_connection_run(admin->connection, exchange, deadline, &reason);
-    if (code < 0) {
-        nvme_text_format(text, "%s: %.400s", what, reason.bytes);
-        return code;
-    }
-    *status = exchange->cqe.status & NVME_STATUS_CODE;
-    return 0;
-}
-
 /* Reads a log into data, which is zeros unless *status is 0. */
 static int get_log(struct nvme_admin *admin, uint8_t log, uint8_t specific, uint8_t *data,
                    uint32_t bytes, const struct nvme_deadline *deadline, uint16_t *status,
                    struct nvme_text *text)
 {
-    struct nvme_exchange exchange = {
-        .data = data, .data_bytes = bytes, .direction = DLFS_NVME_DATA_IN};
-    memset(data, 0, bytes);
-    nvme_entry_get_log(exchange.entry, NSID_ALL, log, specific, bytes);
-    int code = run(admin, &exchange, deadline, "Get Log Page", status, text);
-    if (code == 0 && *status != 0) {
-        memset(data, 0, bytes);
-    }
+    struct nvme_exchange exchange = {.data = data, .data_bytes = bytes};
+    uint32_t dwords = bytes / 4 - 1; /* NUMD, 0's based, in two halves */
+    nvme_entry_command(exchange.entry,
+                       &(dlfs_nvme_command){.opcode = NVME_ADMIN_GET_LOG_PAGE,
+                                            .nsid = NSID_ALL,
+                                            .cdw10 = log | (uint32_t)specific << 8 | dwords << 16,
+                                            .cdw11 = dwords >> 16});
+    int code = nvme_connection_fetch(admin->connection, &exchange, deadline, "Get Log Page", text);
+    *status = exchange.status;
     return code;
 }
 
@@ -47,11 +33,13 @@ int nvme_events_start(struct nvme_admin *admin, const struct nvme_deadline *dead
     uint32_t notices = nvme_notices_choose(controller->notices, controller->discovery);
     int code = 0;
     if (notices != 0) {
-        uint16_t status = 0;
         struct nvme_exchange exchange = {.data = NULL};
-        nvme_entry_set_events(exchange.entry, notices);
-        code = run(admin, &exchange, deadline, "Set Features (events)", &status, text);
-        if (code == 0 && status == 0) {
+        nvme_entry_command(exchange.entry, &(dlfs_nvme_command){.opcode = NVME_ADMIN_SET_FEATURES,
+                                                                .cdw10 = NVME_FEATURE_EVENTS,
+                                                                .cdw11 = notices});
+        code = nvme_connection_run(admin->connection, &exchange, deadline, "Set Features (events)",
+                                   text);
+        if (code == 0 && exchange.status == 0) {
             code = nvme_connection_request_event(admin->connection, deadline, text);
         }
     }

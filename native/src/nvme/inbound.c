@@ -12,12 +12,6 @@
 /* Times that one command is sent again after a wrong data digest. */
 #define DIGEST_RETRIES_MAX 16u
 
-static int protocol_error(const char **reason, const char *text)
-{
-    *reason = text;
-    return DLFS_E_PROTOCOL;
-}
-
 /* Returns the command in flight with a command ID, or NULL. */
 static struct nvme_command *find_command(struct nvme_queue *queue, uint16_t cid)
 {
@@ -43,16 +37,16 @@ static int queue_begin_data(void *context, const struct nvme_pdu *pdu, uint8_t *
     struct nvme_queue *queue = context;
     const struct nvme_command *command = find_command(queue, pdu->cid);
     if (command == NULL || !command->to_host) {
-        return protocol_error(reason, "data for a command that is not under way");
+        return nvme_protocol_error(reason, "data for a command that is not under way");
     }
     uint32_t left_bytes = command->length_bytes - command->transferred_bytes;
     if (command->last_seen || pdu->offset_bytes != command->transferred_bytes ||
         pdu->data_bytes > left_bytes) {
-        return protocol_error(reason, "data out of place, or more than was asked for");
+        return nvme_protocol_error(reason, "data out of place, or more than was asked for");
     }
     bool last = (pdu->flags & NVME_PDU_LAST) != 0;
     if (last != (pdu->data_bytes == left_bytes) && command->kind != NVME_OP_PASSTHROUGH) {
-        return protocol_error(reason, "the LAST flag on the wrong C2HData");
+        return nvme_protocol_error(reason, "the LAST flag on the wrong C2HData");
     }
     *destination = command->buffer + command->transferred_bytes;
     return 0;
@@ -89,7 +83,7 @@ static int queue_end_data(void *context, const struct nvme_pdu *pdu, bool digest
     }
     if ((pdu->flags & NVME_PDU_SUCCESS) != 0) {
         if (command->kind == NVME_OP_PASSTHROUGH) {
-            queue->passthrough.cqe = (struct nvme_cqe){.cid = command->cid};
+            queue->passthrough->cqe = (struct nvme_cqe){.cid = command->cid};
         }
         command_succeeded(queue, command);
     }
@@ -102,17 +96,17 @@ static int queue_on_cqe(void *context, const struct nvme_pdu *pdu, const char **
     struct nvme_queue *queue = context;
     struct nvme_command *command = find_command(queue, pdu->cid);
     if (command == NULL) {
-        return protocol_error(reason, "a completion of a command that is not under way");
+        return nvme_protocol_error(reason, "a completion of a command that is not under way");
     }
     bool success = (pdu->cqe.status & NVME_STATUS_CODE) == 0;
     bool whole =
         command->transferred_bytes == command->length_bytes || command->kind == NVME_OP_PASSTHROUGH;
     if (success && (!whole || command->sends_pending > 0)) {
-        return protocol_error(reason,
-                              "a completion before all of the command's data had been moved");
+        return nvme_protocol_error(reason,
+                                   "a completion before all of the command's data had been moved");
     }
     if (command->kind == NVME_OP_PASSTHROUGH) {
-        queue->passthrough.cqe = pdu->cqe;
+        queue->passthrough->cqe = pdu->cqe;
     }
     if (command->sends_pending > 0) {
         /* Its data is still in the send buffer: the caller's buffer stays in use until it is sent.
@@ -135,12 +129,12 @@ static int queue_on_r2t(void *context, const struct nvme_pdu *r2t, const char **
     struct nvme_queue *queue = context;
     struct nvme_command *command = find_command(queue, r2t->cid);
     if (command == NULL || command->to_host) {
-        return protocol_error(reason, "an R2T for a command that is not under way");
+        return nvme_protocol_error(reason, "an R2T for a command that is not under way");
     }
     uint32_t left_bytes = command->length_bytes - command->transferred_bytes;
     if (command->r2t_left_bytes > 0 || r2t->data_bytes == 0 ||
         r2t->offset_bytes != command->transferred_bytes || r2t->data_bytes > left_bytes) {
-        return protocol_error(reason, "an R2T for data that is not there, or was sent before");
+        return nvme_protocol_error(reason, "an R2T for data that is not there, or was sent before");
     }
     command->r2t_tag = r2t->tag;
     command->r2t_left_bytes = r2t->data_bytes;

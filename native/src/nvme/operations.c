@@ -89,6 +89,7 @@ void nvme_operation_complete(struct nvme_queue *queue, uint32_t number, int64_t 
     queue->done[position] = (dlfs_completion){.tag = operation->tag, .result = result};
     queue->done_count++;
     queue->done_bytes += operation->length_bytes;
+    queue->unfinished_changes -= operation->kind != DLFS_OP_READ;
     operation->next = queue->free_operation;
     queue->free_operation = number;
 }
@@ -149,7 +150,7 @@ void nvme_command_end(struct nvme_queue *queue, uint32_t number, uint16_t status
     free_command_entry(queue, number);
     operation->commands_in_flight--;
     if (operation->kind == NVME_OP_PASSTHROUGH) {
-        queue->passthrough.generation = queue->connection->generation;
+        queue->passthrough_generation = queue->connection->generation;
     } else if (status != 0) {
         int code = nvme_status_code(status);
         if (code < 0 && nvme_status_is_retryable(status)) {

@@ -25,7 +25,7 @@
 #define NVME_NONE UINT32_MAX /* no operation, no command */
 #define NVME_OUTPUT_BYTES 16384u
 #define NVME_OUTPUT_VECTORS 128u
-/* A kind of operation in addition to DLFS_OP_*: it sends queue->passthrough. */
+/* A kind of operation in addition to DLFS_OP_*: it runs queue->passthrough. */
 #define NVME_OP_PASSTHROUGH 2u
 /* The command ID's bits that hold the index of the command. The bits above them count its uses. */
 #define NVME_CID_INDEX 0xFFFu
@@ -85,15 +85,6 @@ struct nvme_output {
     uint8_t bytes[NVME_OUTPUT_BYTES];
 };
 
-/* The only command of an internal queue pair: a flush, or one that a caller gave as an entry. */
-struct nvme_passthrough {
-    uint8_t entry[NVME_ENTRY_BYTES];
-    uint32_t direction; /* DLFS_NVME_DATA_* */
-    bool idempotent;    /* true if it may be sent again when its first answer was lost */
-    struct nvme_cqe cqe;
-    uint64_t generation; /* generation of the controller that answered */
-};
-
 struct nvme_queue {
     dlfs_queue base;
     struct nvme_association *association;
@@ -109,9 +100,10 @@ struct nvme_queue {
     uint32_t commands_max;
     uint32_t free_command;
     uint32_t in_flight_count;
-    uint32_t small_count;  /* commands in flight that do not read NVME_DIRECT_BYTES or more */
-    uint32_t write_count;  /* commands in flight that write */
-    uint32_t change_count; /* commands in flight that are no reads, which a move waits for */
+    uint32_t small_count;        /* commands in flight that do not read NVME_DIRECT_BYTES or more */
+    uint32_t write_count;        /* commands in flight that write */
+    uint32_t change_count;       /* commands in flight that are no reads, which a move waits for */
+    uint32_t unfinished_changes; /* operations that are not complete and no reads */
     uint32_t free_operation;
     struct nvme_list waiting;  /* operations with commands still to issue, in order */
     struct nvme_list delayed;  /* operations to try again at delayed_until_ns */
@@ -125,8 +117,9 @@ struct nvme_queue {
     uint64_t quiesce_ns;  /* quiesce_ms of the present or the last connection */
     uint32_t done_first;  /* first entry of the ring of completions */
     uint32_t done_count;
-    uint64_t done_bytes; /* of all operations that were ever completed */
-    struct nvme_passthrough passthrough;
+    uint64_t done_bytes;               /* of all operations that were ever completed */
+    struct nvme_exchange *passthrough; /* the only command of an internal queue pair */
+    uint64_t passthrough_generation;   /* generation of the controller that answered it */
     struct nvme_operation *operations; /* [depth] */
     struct nvme_command *commands;     /* [commands_max] */
     dlfs_completion *done;             /* [depth], a ring */

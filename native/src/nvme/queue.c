@@ -41,6 +41,7 @@ static void operation_begin(struct nvme_queue *queue, const dlfs_operation *give
                                          .submitted_ns = now_ns,
                                          .length_bytes = given->length_bytes,
                                          .kind = (uint8_t)given->kind};
+    queue->unfinished_changes += given->kind != DLFS_OP_READ;
     nvme_operation_enqueue(queue, number);
 }
 
@@ -294,14 +295,17 @@ int nvme_queue_descriptor(dlfs_queue *base)
     return queue->epoll;
 }
 
-int nvme_queue_run(struct nvme_queue *queue, void *data, uint32_t data_bytes)
+int nvme_queue_run(struct nvme_queue *queue, struct nvme_exchange *exchange, uint64_t *generation)
 {
-    dlfs_operation operation = {
-        .buffer = data, .length_bytes = data_bytes, .kind = NVME_OP_PASSTHROUGH, .tag = 0};
+    dlfs_operation operation = {.buffer = exchange->data,
+                                .length_bytes = exchange->data_bytes,
+                                .kind = NVME_OP_PASSTHROUGH};
     dlfs_completion completion;
+    queue->passthrough = exchange;
     (void)nvme_queue_submit(&queue->base, &operation, 1);
     while (nvme_queue_poll(&queue->base, &completion, 1, -1) == 0) {
     }
+    *generation = queue->passthrough_generation;
     return completion.result < 0 ? (int)completion.result : 0;
 }
 
@@ -360,25 +364,6 @@ int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32
     nvme_queue_take_update(queue);
     *out = queue;
     return 0;
-}
-
-bool nvme_queue_only_reads(const struct nvme_queue *queue)
-{
-    const struct nvme_list *lists[2] = {&queue->waiting, &queue->delayed};
-    for (uint32_t i = 0; i < queue->command_count && queue->in_flight_count > 0; i++) {
-        if (queue->commands[i].in_flight && queue->commands[i].kind != DLFS_OP_READ) {
-            return false;
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        for (uint32_t number = lists[i]->first; number != NVME_NONE;
-             number = queue->operations[number].next) {
-            if (queue->operations[number].kind != DLFS_OP_READ) {
-                return false;
-            }
-        }
-    }
-    return true;
 }
 
 void nvme_queue_free(struct nvme_queue *queue)

@@ -18,16 +18,14 @@
  */
 int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32_t block_bytes,
                     const struct dlfs_connect_limit *limit, struct nvme_queue **out);
-/* Returns true if all operations of a queue pair read. */
-bool nvme_queue_only_reads(const struct nvme_queue *queue);
 void nvme_queue_free(struct nvme_queue *queue);
 int nvme_queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count);
 int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms);
 int nvme_queue_descriptor(dlfs_queue *base);
 /*
- * Runs queue->passthrough on an idle queue pair of depth 1 and waits for its CQE. Returns 0 if the
- * controller answered, whatever the status.
+ * Runs one command on an idle queue pair of depth 1 and waits for its CQE. Returns 0 if the
+ * controller answered, whatever the status; *generation gets that of the controller.
  */
-int nvme_queue_run(struct nvme_queue *queue, void *data, uint32_t data_bytes);
+int nvme_queue_run(struct nvme_queue *queue, struct nvme_exchange *exchange, uint64_t *generation);
 
 #endif

@@ -63,6 +63,12 @@ static int write_restart_code(struct nvme_queue *queue, struct nvme_operation *o
     return end;
 }
 
+/* Returns true if a command may be sent again although the controller may have executed it. */
+static bool is_idempotent(const struct nvme_exchange *exchange)
+{
+    return exchange->entry[0] == NVME_OPCODE_FLUSH || exchange->direction == DLFS_NVME_DATA_IN;
+}
+
 /*
  * Returns 0 if an operation that had commands in flight may start again after its connection ended
  * with code, else the code with which it ends.
@@ -73,7 +79,7 @@ static int restart_code(struct nvme_queue *queue, struct nvme_operation *operati
     if (at_fault && ++operation->broken_connections > BROKEN_CONNECTIONS_MAX) {
         return code;
     }
-    if (operation->kind == NVME_OP_PASSTHROUGH && !queue->passthrough.idempotent) {
+    if (operation->kind == NVME_OP_PASSTHROUGH && !is_idempotent(queue->passthrough)) {
         return code == DLFS_E_TIMEOUT ? DLFS_E_TIMEOUT : DLFS_E_LOST;
     }
     return operation->kind == DLFS_OP_WRITE ? write_restart_code(queue, operation, code) : 0;

@@ -85,7 +85,7 @@ static void fill_entry(const struct nvme_queue *queue, const struct nvme_operati
                        const struct nvme_command *command, uint8_t *entry)
 {
     if (operation->kind == NVME_OP_PASSTHROUGH) {
-        memcpy(entry, queue->passthrough.entry, NVME_ENTRY_BYTES);
+        memcpy(entry, queue->passthrough->entry, NVME_ENTRY_BYTES);
         return;
     }
     uint8_t opcode = operation->kind == DLFS_OP_WRITE ? NVME_OPCODE_WRITE : NVME_OPCODE_READ;
@@ -140,7 +140,7 @@ static void issue_next_command(struct nvme_queue *queue, uint32_t number, uint64
     command->buffer = operation->buffer + operation->issued_bytes;
     command->length_bytes = passthrough || left_bytes < most ? left_bytes : most;
     command->sent_ns = now_ns;
-    command->to_host = passthrough ? queue->passthrough.direction == DLFS_NVME_DATA_IN
+    command->to_host = passthrough ? queue->passthrough->direction == DLFS_NVME_DATA_IN
                                    : operation->kind == DLFS_OP_READ;
     encode_command(queue, index);
     queue->small_count += nvme_command_is_small(command);

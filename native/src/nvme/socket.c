@@ -24,30 +24,43 @@ int nvme_socket_code(int error)
     return timed_out ? DLFS_E_TIMEOUT : DLFS_E_LOST;
 }
 
+struct nvme_deadline nvme_deadline_within(const struct nvme_deadline *deadline, uint64_t ns)
+{
+    struct nvme_deadline limit = *deadline;
+    uint64_t until_ns = monotonic_ns() + ns;
+    limit.until_ns = until_ns < limit.until_ns ? until_ns : limit.until_ns;
+    return limit;
+}
+
+int nvme_poll(int wake, int descriptor, short events, uint64_t until_ns)
+{
+    uint64_t now = monotonic_ns();
+    uint64_t left_ms = until_ns > now ? (until_ns - now) / NVME_NANOSECONDS_PER_MS + 1 : 0;
+    struct pollfd watched[2] = {{.fd = descriptor, .events = events},
+                                {.fd = wake, .events = POLLIN}};
+    int got = poll(watched, 2, left_ms < INT32_MAX ? (int)left_ms : -1);
+    if (got > 0 && watched[0].revents != 0) {
+        return 1;
+    }
+    if (got > 0) {
+        /* Clears a wake-up; the caller looks for its reason. */
+        uint64_t ignored;
+        (void)!read(wake, &ignored, sizeof ignored);
+    }
+    return got < 0 && errno != EINTR ? -errno : 0;
+}
+
 int nvme_wait(const struct nvme_deadline *deadline, int descriptor, short events)
 {
-    for (;;) {
+    int ready = 0;
+    while (ready == 0) {
         if (atomic_load(deadline->stop)) {
             return DLFS_E_CLOSED;
         }
-        uint64_t now = monotonic_ns();
-        if (now >= deadline->until_ns) {
+        if (monotonic_ns() >= deadline->until_ns) {
             return DLFS_E_TIMEOUT;
         }
-        uint64_t left_ms = (deadline->until_ns - now) / NVME_NANOSECONDS_PER_MS + 1;
-        struct pollfd watched[2] = {{.fd = descriptor, .events = events},
-                                    {.fd = deadline->wake, .events = POLLIN}};
-        int got = poll(watched, 2, left_ms < INT32_MAX ? (int)left_ms : INT32_MAX);
-        if (got > 0 && watched[0].revents != 0) {
-            return 0;
-        }
-        if (got > 0 && watched[1].revents != 0) {
-            /* Clears a wake-up that was not a stop; the caller looks for its reason later. */
-            uint64_t ignored;
-            (void)!read(deadline->wake, &ignored, sizeof ignored);
-        }
-        if (got < 0 && errno != EINTR) {
-            return -errno;
-        }
+        ready = nvme_poll(deadline->wake, descriptor, events, deadline->until_ns);
     }
+    return ready < 0 ? ready : 0;
 }

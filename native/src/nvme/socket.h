@@ -30,6 +30,13 @@ struct nvme_deadline {
     const atomic_bool *stop;
 };
 /*
+ * Sleeps until poll(2) reports one of the events for the descriptor, until a time, or until wake,
+ * an eventfd, is readable, which is cleared. Returns 1 in the first case, else 0, or -errno.
+ */
+int nvme_poll(int wake, int descriptor, short events, uint64_t until_ns);
+/* Returns a deadline at most ns from now. */
+struct nvme_deadline nvme_deadline_within(const struct nvme_deadline *deadline, uint64_t ns);
+/*
  * Waits until poll(2) reports one of the events for the descriptor. Returns 0, DLFS_E_TIMEOUT, or
  * DLFS_E_CLOSED if *stop was set.
  */

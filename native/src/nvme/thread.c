@@ -39,31 +39,10 @@ static uint64_t jitter_ns(struct nvme_association *association, uint32_t backoff
 /* Sleeps until until_ns, until the descriptor is readable, or until a wake-up. */
 static void sleep_until(struct nvme_association *association, int descriptor, uint64_t until_ns)
 {
-    uint64_t now = monotonic_ns();
-    int timeout_ms = -1;
-    if (until_ns != UINT64_MAX) {
-        uint64_t left_ms = until_ns > now ? (until_ns - now) / NVME_NANOSECONDS_PER_MS + 1 : 0;
-        timeout_ms = left_ms < INT32_MAX ? (int)left_ms : INT32_MAX;
-    }
-    struct pollfd watched[2] = {{.fd = association->wake, .events = POLLIN},
-                                {.fd = descriptor, .events = POLLIN}};
-    int got = poll(watched, 2, timeout_ms);
-    if (got > 0 && watched[0].revents != 0) {
-        uint64_t ignored;
-        (void)!read(association->wake, &ignored, sizeof ignored);
-    }
+    (void)nvme_poll(association->wake, descriptor, POLLIN, until_ns);
 }
 
 /* ---- failing --------------------------------------------------------------------------------- */
-
-static void fail_locked(struct nvme_association *association, int code, const char *reason)
-{
-    (void)pthread_mutex_lock(&association->lock);
-    if (association->failure == 0) {
-        nvme_fail_generation(association, code, reason);
-    }
-    (void)pthread_mutex_unlock(&association->lock);
-}
 
 /* Declares the controller lost and ends all admin commands with code. With the lock held. */
 static void declare_lost(struct nvme_association *association, int code)
@@ -88,19 +67,11 @@ static void declare_lost(struct nvme_association *association, int code)
 
 /* Waits for the present pause and tries every path once. Declares the controller lost when the time
  * for that is over. */
-static void reconnect(struct nvme_association *association)
+static void reconnect(struct nvme_association *association, bool single_round)
 {
+    int code = DLFS_E_LOST;
     uint64_t end_ns =
         association->disconnected_ns + association->config.reconnect_ms * NVME_NANOSECONDS_PER_MS;
-    (void)pthread_mutex_lock(&association->lock);
-    bool single_round = association->single_round;
-    (void)pthread_mutex_unlock(&association->lock);
-    if (!single_round && association->config.reconnect_ms == 0) {
-        (void)pthread_mutex_lock(&association->lock);
-        declare_lost(association, DLFS_E_LOST);
-        (void)pthread_mutex_unlock(&association->lock);
-        return;
-    }
     if (!single_round && association->backoff_ms > 0) {
         uint64_t until_ns = monotonic_ns() + jitter_ns(association, association->backoff_ms);
         until_ns = until_ns < end_ns ? until_ns : end_ns;
@@ -108,7 +79,9 @@ static void reconnect(struct nvme_association *association)
             sleep_until(association, -1, until_ns);
         }
     }
-    int code = nvme_paths_connect(association);
+    if (single_round || association->config.reconnect_ms > 0) {
+        code = nvme_paths_connect(association);
+    }
     if (code == 0 || code == DLFS_E_CLOSED) {
         return;
     }
@@ -203,7 +176,7 @@ static bool refusal_is_final(struct nvme_association *association)
     struct nvme_text text = {.bytes = ""};
     int code = nvme_controller_check(&association->admin, &deadline, &text);
     if (code < 0 && code != DLFS_E_CLOSED) {
-        fail_locked(association, DLFS_E_LOST, text.bytes);
+        nvme_association_fail(association, DLFS_E_LOST, false, text.bytes);
     }
     return code == 0;
 }
@@ -269,7 +242,7 @@ static struct nvme_link *next_link(struct nvme_association *association, uint64_
 /* Returns true if a command may be sent again although the controller may have executed it. */
 static bool is_idempotent(const struct nvme_admin_request *request)
 {
-    uint8_t opcode = request->exchange.entry[0];
+    uint8_t opcode = request->exchange->entry[0];
     return opcode == NVME_ADMIN_IDENTIFY || opcode == NVME_ADMIN_GET_LOG_PAGE ||
            opcode == NVME_ADMIN_GET_FEATURES;
 }
@@ -286,7 +259,7 @@ static int authenticate(struct nvme_association *association)
     association->authenticated_ns = monotonic_ns();
     code = code == NVME_AUTH_CLOSED ? DLFS_E_LOST : code; /* connecting again tells why */
     if (code < 0 && code != DLFS_E_CLOSED) {
-        fail_locked(association, code, text.bytes);
+        nvme_association_fail(association, code, false, text.bytes);
     }
     return code;
 }
@@ -305,8 +278,8 @@ static void run_request(struct nvme_association *association, struct nvme_admin_
     struct nvme_deadline deadline =
         nvme_association_deadline(association, association->config.timeout_ms);
     struct nvme_text text;
-    int code =
-        nvme_connection_run(association->admin.connection, &request->exchange, &deadline, &text);
+    int code = nvme_connection_run(association->admin.connection, request->exchange, &deadline,
+                                   NULL, &text);
     (void)pthread_mutex_lock(&association->lock);
     if (code < 0 && code != DLFS_E_CLOSED) {
         nvme_fail_generation(association, code, text.bytes);
@@ -331,7 +304,8 @@ static void keep_alive(struct nvme_association *association)
     int code = nvme_controller_keep_alive(&association->admin, &deadline, &text);
     association->keep_alive_ns = monotonic_ns();
     if (code < 0 && code != DLFS_E_CLOSED) {
-        fail_locked(association, code == DLFS_E_TIMEOUT ? code : DLFS_E_LOST, text.bytes);
+        nvme_association_fail(association, code == DLFS_E_TIMEOUT ? code : DLFS_E_LOST, false,
+                              text.bytes);
     }
 }
 
@@ -341,7 +315,7 @@ static void check_admin_socket(struct nvme_association *association)
     const char *reason = "";
     int code = nvme_connection_receive_event(association->admin.connection, &reason);
     if (code < 0) {
-        fail_locked(association, code, reason);
+        nvme_association_fail(association, code, false, reason);
     }
 }
 
@@ -416,11 +390,12 @@ static void *thread_main(void *argument)
         nvme_paths_take_new(association);
         (void)pthread_mutex_lock(&association->lock);
         enum nvme_state state = association->state;
+        bool single_round = association->single_round;
         (void)pthread_mutex_unlock(&association->lock);
         if (state == NVME_READY) {
             serve_one(association);
         } else if (state == NVME_CONNECTING) {
-            reconnect(association);
+            reconnect(association, single_round);
         } else {
             sleep_until(association, -1, UINT64_MAX);
         }

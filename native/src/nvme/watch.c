@@ -12,17 +12,6 @@
  * an answer has to wait until the controller has quiesced. */
 #define FAILOVER_DRAIN_MS 100u
 
-static void fail(struct nvme_association *association, int code, bool namespace_gone,
-                 const char *reason)
-{
-    (void)pthread_mutex_lock(&association->lock);
-    if (association->failure == 0) {
-        association->namespace_gone = namespace_gone;
-        nvme_fail_generation(association, code, reason);
-    }
-    (void)pthread_mutex_unlock(&association->lock);
-}
-
 /* Describes the event in the status and counts it. */
 static void note_event(struct nvme_association *association, uint32_t event)
 {
@@ -60,7 +49,7 @@ static int check_namespace(struct nvme_association *association,
         code = nvme_check_same(&association->admin.ns, &found.ns, config->nsid, text);
     }
     if (code < 0) {
-        fail(association, DLFS_E_LOST, true, text->bytes);
+        nvme_association_fail(association, DLFS_E_LOST, true, text->bytes);
         return 0;
     }
     atomic_store(&association->write_protected, found.ns.write_protected);
@@ -94,7 +83,7 @@ static void leave_path(struct nvme_association *association, enum nvme_ana_state
                    nvme_ana_word(state), association->admin.ns.ana_group);
     (void)nvme_paths_pause_writes(association, FAILOVER_DRAIN_MS);
     association->first_path = (association->path + 1) % association->config.path_count;
-    fail(association, DLFS_E_LOST, false, reason);
+    nvme_association_fail(association, DLFS_E_LOST, false, reason);
 }
 
 /* Reads the ANA state of the path in use, and leaves the path if another may be better. */
@@ -177,6 +166,6 @@ void nvme_watch_serve(struct nvme_association *association)
         nvme_paths_probe(association);
     }
     if (code < 0 && code != DLFS_E_CLOSED) {
-        fail(association, code, false, text.bytes);
+        nvme_association_fail(association, code, false, text.bytes);
     }
 }

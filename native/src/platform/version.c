@@ -10,40 +10,23 @@ uint32_t dlfs_version(void)
     return DLFS_VERSION;
 }
 
-/* Returns the phrase of one of the library's own codes; NULL for any other code. */
-static const char *own_phrase(int code)
-{
-    switch (code) {
-    case DLFS_E_CHECKSUM:
-        return "checksum mismatch";
-    case DLFS_E_FORMAT:
-        return "malformed structure";
-    case DLFS_E_TRUNCATED:
-        return "fewer bytes than promised";
-    case DLFS_E_LOST:
-        return "device is gone";
-    case DLFS_E_TIMEOUT:
-        return "no completion within the time allowed";
-    case DLFS_E_CLOSED:
-        return "object is shutting down";
-    case DLFS_E_LIMIT:
-        return "limit exceeded";
-    case DLFS_E_NOT_FOUND:
-        return "no such path";
-    case DLFS_E_END:
-        return "end of the sequence";
-    case DLFS_E_PROTOCOL:
-        return "target broke the protocol";
-    case DLFS_E_DIGEST:
-        return "digest mismatch on the wire";
-    case DLFS_E_SERVICE:
-        return "the service is gone, or does not answer";
-    case DLFS_E_AUTH:
-        return "authentication failed";
-    default:
-        return NULL;
-    }
-}
+/* Phrases of the library's own codes, from -10001 downwards. */
+#define PHRASE(code) [-10001 - (code)]
+static const char *const own_phrases[] = {
+    PHRASE(DLFS_E_CHECKSUM) = "checksum mismatch",
+    PHRASE(DLFS_E_FORMAT) = "malformed structure",
+    PHRASE(DLFS_E_TRUNCATED) = "fewer bytes than promised",
+    PHRASE(DLFS_E_LOST) = "device is gone",
+    PHRASE(DLFS_E_TIMEOUT) = "no completion within the time allowed",
+    PHRASE(DLFS_E_CLOSED) = "object is shutting down",
+    PHRASE(DLFS_E_LIMIT) = "limit exceeded",
+    PHRASE(DLFS_E_NOT_FOUND) = "no such path",
+    PHRASE(DLFS_E_END) = "end of the sequence",
+    PHRASE(DLFS_E_PROTOCOL) = "target broke the protocol",
+    PHRASE(DLFS_E_DIGEST) = "digest mismatch on the wire",
+    PHRASE(DLFS_E_SERVICE) = "the service is gone, or does not answer",
+    PHRASE(DLFS_E_AUTH) = "authentication failed",
+};
 
 /*
  * Returns the phrase of an errno as static text that no locale translates; NULL if it has none.
@@ -69,9 +52,9 @@ const char *dlfs_strerror(int code)
     if (code >= 0) {
         return "success";
     }
-    const char *phrase = own_phrase(code);
-    if (phrase != NULL) {
-        return phrase;
+    size_t number = code <= -10001 ? (size_t)(-10001 - code) : SIZE_MAX;
+    if (number < sizeof own_phrases / sizeof *own_phrases) {
+        return own_phrases[number];
     }
     const char *text = code > -10000 ? errno_phrase(-code) : NULL;
     return text != NULL ? text : "unknown error";

@@ -131,8 +131,8 @@ static int agree(struct nvme_chap *session, const struct nvme_chap_challenge *ch
     const struct security_bytes peer = {challenge->public_value, challenge->public_value_bytes};
     int code = security_dh_agree(challenge->group, peer, answer->public_value, session->shared);
     if (code == 0) {
-        const struct security_bytes shared = {session->shared, bytes};
-        code = security_hash(challenge->hash, &shared, 1, session->session_key);
+        code = security_hash(challenge->hash, (struct security_bytes){session->shared, bytes},
+                             session->session_key);
     }
     secret_wipe(session->shared, sizeof session->shared);
     answer->public_value_bytes = bytes;

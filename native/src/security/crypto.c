@@ -34,22 +34,12 @@ uint32_t security_hash_bytes(uint32_t hash)
     return hash < sizeof hashes / sizeof *hashes ? hashes[hash].bytes : 0;
 }
 
-int security_hash(uint32_t hash, const struct security_bytes *parts, size_t count,
-                  uint8_t out[NVME_HASH_BYTES_MAX])
+int security_hash(uint32_t hash, struct security_bytes input, uint8_t out[NVME_HASH_BYTES_MAX])
 {
-    uint32_t bytes = security_hash_bytes(hash);
-    if (bytes == 0) {
+    if (security_hash_bytes(hash) == 0) {
         return -ENOTSUP;
     }
-    EVP_MD *digest = EVP_MD_fetch(NULL, hashes[hash].name, NULL);
-    EVP_MD_CTX *context = EVP_MD_CTX_new();
-    bool done = digest != NULL && context != NULL && EVP_DigestInit_ex2(context, digest, NULL) == 1;
-    for (size_t i = 0; done && i < count; i++) {
-        done = EVP_DigestUpdate(context, parts[i].at, parts[i].count) == 1;
-    }
-    done = done && EVP_DigestFinal_ex(context, out, NULL) == 1;
-    EVP_MD_CTX_free(context);
-    EVP_MD_free(digest);
+    bool done = EVP_Q_digest(NULL, hashes[hash].name, NULL, input.at, input.count, out, NULL) == 1;
     return done ? 0 : -EIO;
 }
 

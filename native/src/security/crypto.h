@@ -18,9 +18,8 @@ struct security_bytes {
 
 /* Returns the length of a hash in bytes; 0 if it is unknown. */
 uint32_t security_hash_bytes(uint32_t hash);
-/* Hashes the concatenation of parts. Errors: -ENOTSUP (an unknown hash), -EIO (OpenSSL failed). */
-int security_hash(uint32_t hash, const struct security_bytes *parts, size_t count,
-                  uint8_t out[NVME_HASH_BYTES_MAX]);
+/* Hashes bytes. Errors: -ENOTSUP (an unknown hash), -EIO (OpenSSL failed). */
+int security_hash(uint32_t hash, struct security_bytes input, uint8_t out[NVME_HASH_BYTES_MAX]);
 /* Computes the HMAC of the concatenation of parts. Errors: as security_hash. */
 int security_hmac(uint32_t hash, struct security_bytes key, const struct security_bytes *parts,
                   size_t count, uint8_t out[NVME_HASH_BYTES_MAX]);

@@ -60,10 +60,9 @@ int security_key_parse(enum security_key_kind kind, const char *text, size_t cou
 /* Finds and decodes a key. Errors: DLFS_E_AUTH and -ENOMEM, with message. */
 int security_key_find(const struct security_key_query *query, struct security_key *key,
                       char message[NVME_SECURITY_TEXT_BYTES]);
-/* Finds the key of a query in the text of nvme-cli's file; returns 0 and no *text if it has none.
- * Errors: -EBADMSG (not JSON). */
+/* Finds the key of a query in the text of nvme-cli's file, which ends with NUL; *text is empty if
+ * it has none. Errors: -EBADMSG (not JSON). */
 int security_key_find_in_json(const struct security_key_query *query, const char *json,
-                              size_t json_bytes, char text[SECURITY_KEY_TEXT_BYTES_MAX],
-                              size_t *text_bytes);
+                              char text[SECURITY_KEY_TEXT_BYTES_MAX + 1]);
 
 #endif

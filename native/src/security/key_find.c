@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "dlfs/codes.h"
-#include "security/json.h"
 #include "security/secret.h"
 
 #define SYSTEM_DIRECTORY "/etc/dlfs/keys"
@@ -77,6 +76,7 @@ static int read_file(struct search *search, int descriptor, const char *path, bo
             return refuse(search, path, "it cannot be read");
         }
         if (got == 0) {
+            search->contents[count] = '\0';
             search->content_bytes = count;
             return 0;
         }
@@ -88,7 +88,7 @@ static int read_file(struct search *search, int descriptor, const char *path, bo
 static int parse_key(struct search *search, const char *path, const char *text, size_t count)
 {
     const char *why = "";
-    while (count > 0 && json_is_space(text[count - 1])) {
+    while (count > 0 && text[count - 1] != '\0' && strchr(" \t\r\n", text[count - 1]) != NULL) {
         count--; /* the end of the line */
     }
     int code = security_key_parse(search->query->kind, text, count, search->key, &why);
@@ -132,20 +132,19 @@ static int look_into(struct search *search, const char *folder, bool check)
 /* Looks into the file of nvme-cli. */
 static int look_into_nvme_cli(struct search *search)
 {
-    char text[SECURITY_KEY_TEXT_BYTES_MAX];
-    size_t count = 0;
+    char text[SECURITY_KEY_TEXT_BYTES_MAX + 1] = "";
     int file = open(NVME_CLI_FILE, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (file < 0) {
         return 0;
     }
     int code = read_file(search, file, NVME_CLI_FILE, true);
     (void)close(file);
-    if (code == 0 && security_key_find_in_json(search->query, search->contents,
-                                               search->content_bytes, text, &count) < 0) {
+    if (code == 0 && (strlen(search->contents) < search->content_bytes ||
+                      security_key_find_in_json(search->query, search->contents, text) < 0)) {
         code = refuse(search, NVME_CLI_FILE, "it is not JSON");
     }
-    if (code == 0 && count > 0) {
-        code = parse_key(search, NVME_CLI_FILE, text, count);
+    if (code == 0 && text[0] != '\0') {
+        code = parse_key(search, NVME_CLI_FILE, text, strlen(text));
     }
     secret_wipe(text, sizeof text);
     return code;

@@ -74,7 +74,8 @@ static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
                                      .direction = DLFS_NVME_DATA_IN};
     struct nvme_text text;
     CHECK_EQ(send(pair.peer, pdu, length / 2, 0), length / 2);
-    CHECK_EQ(nvme_connection_run(pair.connection, &identify, &pair.deadline, &text), DLFS_E_CLOSED);
+    CHECK_EQ(nvme_connection_run(pair.connection, &identify, &pair.deadline, NULL, &text),
+             DLFS_E_CLOSED);
     CHECK_EQ(page[1024], 0xAB);
     free(page); /* the sanitizers detect a later write to it */
     CHECK_EQ(send(pair.peer, pdu + length / 2, length - length / 2, 0), length - length / 2);
@@ -85,7 +86,7 @@ static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
                                  .data = &own,
                                  .data_bytes = sizeof own,
                                  .direction = DLFS_NVME_DATA_IN};
-    CHECK_EQ(nvme_connection_run(pair.connection, &next, &pair.deadline, &text), DLFS_E_LOST);
+    CHECK_EQ(nvme_connection_run(pair.connection, &next, &pair.deadline, NULL, &text), DLFS_E_LOST);
     CHECK(strstr(text.bytes, "given up") != NULL);
     CHECK_EQ(own, 0);
     struct nvme_admin admin = {.connection = pair.connection};
@@ -116,7 +117,7 @@ static void test_no_memory(const struct nvme_terms *terms)
     atomic_store(&pair.stop, false);
     pair.deadline.until_ns = monotonic_ns() + 50 * NVME_NANOSECONDS_PER_MS;
     lacks_memory = true;
-    CHECK_EQ(nvme_connection_run(pair.connection, &exchange, &pair.deadline, &text),
+    CHECK_EQ(nvme_connection_run(pair.connection, &exchange, &pair.deadline, NULL, &text),
              DLFS_E_TIMEOUT);
     lacks_memory = false;
     CHECK(attempts_without_memory <= 51);

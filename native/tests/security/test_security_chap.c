@@ -100,7 +100,7 @@ static void test_session(void)
     uint8_t generated[NVME_HASH_BYTES_MAX];
     struct tls_psk expected;
     const struct security_bytes secret = {answer.public_value, 256};
-    CHECK_EQ(security_hash(NVME_HASH_SHA256, &secret, 1, session_key), 0);
+    CHECK_EQ(security_hash(NVME_HASH_SHA256, secret, session_key), 0);
     CHECK_EQ(
         chap_generate_psk(NVME_HASH_SHA256, session_key, challenge, answer.challenge, generated),
         0);

@@ -192,14 +192,17 @@ static const char config[] =
     "     {\"ports\":[{\"transport\":\"tcp\",\"n\":[1,-2.5e3,true,{}]},\n"
     "       {\"dhchap_ctrl_key\":\"of controller\"}], \"nqn\":\"" SUBSYSTEM "\"}]}]";
 
+static const char escaped[] =
+    "[1,{\"\\u0068ostnqn\" : \"" HOST "\",\"dhchap_key\":\"a\\\\b\\u0020c\"}]";
+static const char unusable[] = "[{\"hostnqn\":\"" HOST "\",\"dhchap_key\":\"a\\u0000\\u00e9\"}]";
+
 static int find_json(enum security_key_kind kind, const char *json, char text[64])
 {
-    char found[SECURITY_KEY_TEXT_BYTES_MAX];
-    size_t count = 0;
+    char found[SECURITY_KEY_TEXT_BYTES_MAX + 1];
     const struct security_key_query query = {
         .kind = kind, .name = "any", .host_nqn = HOST, .subsystem_nqn = SUBSYSTEM};
-    int code = security_key_find_in_json(&query, json, strlen(json), found, &count);
-    (void)snprintf(text, 64, "%.*s", (int)count, found);
+    int code = security_key_find_in_json(&query, json, found);
+    (void)snprintf(text, 64, "%.63s", found);
     return code;
 }
 
@@ -214,9 +217,13 @@ static void test_json(void)
     CHECK(strcmp(text, "") == 0);
     CHECK_EQ(find_json(SECURITY_KEY_HOST, "[]", text), 0);
     CHECK_EQ(find_json(SECURITY_KEY_HOST, "{}", text), 0);
-    static const char *const malformed[] = {"",        "[",          "[}",    "[1,]",
-                                            "{\"a\"}", "{\"a\":1,}", "[] []", "\"\\q\"",
-                                            "\"\\u12", "\"a",        "[1 2]", "{1:2}"};
+    CHECK_EQ(find_json(SECURITY_KEY_HOST, escaped, text), 0);
+    CHECK(strcmp(text, "a\\b c") == 0);
+    CHECK_EQ(find_json(SECURITY_KEY_HOST, unusable, text), 0);
+    CHECK(strcmp(text, "") == 0);
+    static const char *const malformed[] = {
+        "",        "[",   "[}",    "[1,]",  "{\"a\"}", "{\"a\":1,}", "[] []",   "\"\\q\"",
+        "\"\\u12", "\"a", "[1 2]", "{1:2}", "\"\\",    "{\"a\":",    "\"a\n\"", "[1"};
     for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
         CHECK_EQ(find_json(SECURITY_KEY_HOST, malformed[i], text), -EBADMSG);
     }

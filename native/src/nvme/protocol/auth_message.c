@@ -114,24 +114,17 @@ static int refuse(struct nvme_auth_refusal *refusal, uint8_t explanation, const 
 
 static const char *failure_phrase(uint8_t explanation)
 {
-    switch (explanation) {
-    case NVME_AUTH_FAILED:
-        return "authentication failed: is it the right key?";
-    case 0x02:
-        return "the authentication protocol is not usable";
-    case 0x03:
-        return "secure channel concatenation does not match";
-    case NVME_AUTH_HASH_UNUSABLE:
-        return "no offered hash is usable";
-    case NVME_AUTH_GROUP_UNUSABLE:
-        return "no offered Diffie-Hellman group is usable";
-    case NVME_AUTH_BAD_PAYLOAD:
-        return "incorrect payload";
-    case NVME_AUTH_BAD_MESSAGE:
-        return "incorrect message";
-    default:
-        return "a reason without a name";
-    }
+    static const char *const phrases[] = {
+        [NVME_AUTH_FAILED] = "authentication failed: is it the right key?",
+        [0x02] = "the authentication protocol is not usable",
+        [0x03] = "secure channel concatenation does not match",
+        [NVME_AUTH_HASH_UNUSABLE] = "no offered hash is usable",
+        [NVME_AUTH_GROUP_UNUSABLE] = "no offered Diffie-Hellman group is usable",
+        [NVME_AUTH_BAD_PAYLOAD] = "incorrect payload",
+        [NVME_AUTH_BAD_MESSAGE] = "incorrect message",
+    };
+    bool known = explanation > 0 && explanation < sizeof phrases / sizeof *phrases;
+    return known ? phrases[explanation] : "a reason without a name";
 }
 
 /* Checks that a message has a type, and the transaction's number; a Failure1 ends all. */

@@ -42,7 +42,7 @@ void nvme_entry_transfer(uint8_t *entry, uint8_t opcode, uint32_t nsid, uint64_t
     nvme_put32(entry + 48, block_count - 1);
 }
 
-void nvme_entry_passthrough(uint8_t *entry, const dlfs_nvme_command *command)
+void nvme_entry_command(uint8_t *entry, const dlfs_nvme_command *command)
 {
     memset(entry, 0, NVME_ENTRY_BYTES);
     entry[0] = (uint8_t)command->opcode;
@@ -95,61 +95,6 @@ void nvme_entry_property_set(uint8_t *entry, uint32_t offset, uint32_t value)
     nvme_put64(entry + 48, value);
 }
 
-void nvme_entry_identify(uint8_t *entry, uint32_t nsid, uint8_t what)
-{
-    memset(entry, 0, NVME_ENTRY_BYTES);
-    entry[0] = NVME_ADMIN_IDENTIFY;
-    nvme_put32(entry + 4, nsid);
-    entry[40] = what;
-}
-
-void nvme_entry_set_queues(uint8_t *entry, uint16_t queues)
-{
-    memset(entry, 0, NVME_ENTRY_BYTES);
-    entry[0] = NVME_ADMIN_SET_FEATURES;
-    entry[40] = NVME_FEATURE_QUEUES;
-    nvme_put16(entry + 44, (uint16_t)(queues - 1));
-    nvme_put16(entry + 46, (uint16_t)(queues - 1));
-}
-
-void nvme_entry_keep_alive(uint8_t *entry)
-{
-    memset(entry, 0, NVME_ENTRY_BYTES);
-    entry[0] = NVME_ADMIN_KEEP_ALIVE;
-}
-
-void nvme_entry_async_event(uint8_t *entry)
-{
-    memset(entry, 0, NVME_ENTRY_BYTES);
-    entry[0] = NVME_ADMIN_ASYNC_EVENT;
-}
-
-void nvme_entry_set_events(uint8_t *entry, uint32_t notices)
-{
-    memset(entry, 0, NVME_ENTRY_BYTES);
-    entry[0] = NVME_ADMIN_SET_FEATURES;
-    entry[40] = NVME_FEATURE_EVENTS;
-    nvme_put32(entry + 44, notices);
-}
-
-void nvme_entry_get_log(uint8_t *entry, uint32_t nsid, uint8_t log, uint8_t specific,
-                        uint32_t bytes)
-{
-    uint32_t dwords = bytes / 4 - 1; /* NUMD, 0's based, in two halves */
-    memset(entry, 0, NVME_ENTRY_BYTES);
-    entry[0] = NVME_ADMIN_GET_LOG_PAGE;
-    nvme_put32(entry + 4, nsid);
-    nvme_put32(entry + 40, log | (uint32_t)specific << 8 | dwords << 16);
-    nvme_put32(entry + 44, dwords >> 16);
-}
-
-void nvme_entry_flush(uint8_t *entry, uint32_t nsid)
-{
-    memset(entry, 0, NVME_ENTRY_BYTES);
-    entry[0] = NVME_OPCODE_FLUSH;
-    nvme_put32(entry + 4, nsid);
-}
-
 /* ---- Identify -------------------------------------------------------------------------------- */
 
 int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t page_bytes,
@@ -175,31 +120,20 @@ int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t pag
         return 0; /* the remaining fields describe I/O queues, which it lacks */
     }
     if (capsule < 4 || capsule > UINT32_MAX / 16) {
-        *reason = "Identify Controller: expected an IOCCSZ of at least 4";
-        return DLFS_E_PROTOCOL;
+        return nvme_protocol_error(reason, "Identify Controller: expected an IOCCSZ of at least 4");
     }
     if (nvme_get16(data + 1800) != 0) {
-        *reason = "Identify Controller: expected ICDOFF 0";
-        return DLFS_E_PROTOCOL;
+        return nvme_protocol_error(reason, "Identify Controller: expected ICDOFF 0");
     }
     controller->capsule_bytes_max = capsule * 16 - NVME_ENTRY_BYTES;
     return 0;
 }
 
-static bool is_zero(const uint8_t *bytes, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (bytes[i] != 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Sets the identifier if its kind ranks higher than the present one's: UUID, NGUID, EUI64. */
 static void keep_id(struct nvme_namespace *out, uint8_t kind, const uint8_t *id, size_t bytes)
 {
-    if (kind <= out->id_kind || is_zero(id, bytes)) {
+    static const uint8_t zeros[sizeof out->id];
+    if (kind <= out->id_kind || memcmp(id, zeros, bytes) == 0) {
         return;
     }
     out->id_kind = kind;

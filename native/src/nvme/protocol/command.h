@@ -50,7 +50,8 @@ void nvme_entry_finish(uint8_t *entry, uint16_t cid, enum nvme_transfer transfer
 /* Encodes a read or write of whole blocks. As with all encoders, nvme_entry_finish comes next. */
 void nvme_entry_transfer(uint8_t *entry, uint8_t opcode, uint32_t nsid, uint64_t first_block,
                          uint32_t block_count);
-void nvme_entry_passthrough(uint8_t *entry, const dlfs_nvme_command *command);
+/* Encodes a command of any other kind. */
+void nvme_entry_command(uint8_t *entry, const dlfs_nvme_command *command);
 
 /*
  * Encodes Fabrics Connect. kato_ms is for the admin queue (qid 0) only. sq_size is 0's based. The
@@ -61,16 +62,6 @@ void nvme_connect_data(uint8_t data[NVME_CONNECT_BYTES], const uint8_t host_id[1
                        uint16_t controller_id, const char *subsystem_nqn, const char *host_nqn);
 void nvme_entry_property_get(uint8_t *entry, uint32_t offset, bool eight_bytes);
 void nvme_entry_property_set(uint8_t *entry, uint32_t offset, uint32_t value);
-void nvme_entry_identify(uint8_t *entry, uint32_t nsid, uint8_t what);
-void nvme_entry_set_queues(uint8_t *entry, uint16_t queues);
-void nvme_entry_keep_alive(uint8_t *entry);
-void nvme_entry_async_event(uint8_t *entry);
-/* Encodes Set Features for the events to be notified of, NVME_NOTICE_*. */
-void nvme_entry_set_events(uint8_t *entry, uint32_t notices);
-/* Encodes Get Log Page. specific: LSP, whose meaning depends on the log. */
-void nvme_entry_get_log(uint8_t *entry, uint32_t nsid, uint8_t log, uint8_t specific,
-                        uint32_t bytes);
-void nvme_entry_flush(uint8_t *entry, uint32_t nsid);
 
 /* ---- statuses ---- */
 

@@ -48,20 +48,15 @@ enum nvme_event_kind nvme_event_kind(uint32_t event)
 
 const char *nvme_event_phrase(uint32_t event)
 {
-    switch (nvme_event_kind(event)) {
-    case NVME_EVENT_NAMESPACE:
-        return "namespace attribute changed";
-    case NVME_EVENT_ANA:
-        return "asymmetric namespace access changed";
-    case NVME_EVENT_DISCOVERY:
-        return "discovery log changed";
-    case NVME_EVENT_HEALTH:
-        return "health warning";
-    case NVME_EVENT_FIRMWARE:
-        return "firmware activation starting";
-    default:
-        return "other event";
-    }
+    static const char *const phrases[] = {
+        [NVME_EVENT_OTHER] = "other event",
+        [NVME_EVENT_NAMESPACE] = "namespace attribute changed",
+        [NVME_EVENT_ANA] = "asymmetric namespace access changed",
+        [NVME_EVENT_DISCOVERY] = "discovery log changed",
+        [NVME_EVENT_HEALTH] = "health warning",
+        [NVME_EVENT_FIRMWARE] = "firmware activation starting",
+    };
+    return phrases[nvme_event_kind(event)];
 }
 
 bool nvme_namespace_changed(const uint8_t *data, size_t bytes, uint32_t nsid)
@@ -80,11 +75,13 @@ bool nvme_namespace_changed(const uint8_t *data, size_t bytes, uint32_t nsid)
 
 /* ---- ANA ------------------------------------------------------------------------------------- */
 
-static bool is_state(uint8_t value)
-{
-    return (value >= NVME_ANA_OPTIMIZED && value <= NVME_ANA_PERSISTENT_LOSS) ||
-           value == NVME_ANA_CHANGE;
-}
+static const char *const state_words[ANA_STATE + 1] = {
+    [NVME_ANA_OPTIMIZED] = "optimized",
+    [NVME_ANA_NON_OPTIMIZED] = "non-optimized",
+    [NVME_ANA_INACCESSIBLE] = "inaccessible",
+    [NVME_ANA_PERSISTENT_LOSS] = "persistent loss",
+    [NVME_ANA_CHANGE] = "change",
+};
 
 int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, enum nvme_ana_state *state,
                     const char **reason)
@@ -96,9 +93,8 @@ int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, enum nvme
         const uint8_t *entry = data + at;
         if (nvme_get32(entry) == group) {
             uint8_t value = entry[16] & ANA_STATE;
-            if (!is_state(value)) {
-                *reason = "the ANA log has a group in an unknown state";
-                return DLFS_E_PROTOCOL;
+            if (state_words[value] == NULL) {
+                return nvme_protocol_error(reason, "the ANA log has a group in an unknown state");
             }
             found = (enum nvme_ana_state)value;
             break;
@@ -116,20 +112,7 @@ int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, enum nvme
 
 const char *nvme_ana_word(enum nvme_ana_state state)
 {
-    switch (state) {
-    case NVME_ANA_OPTIMIZED:
-        return "optimized";
-    case NVME_ANA_NON_OPTIMIZED:
-        return "non-optimized";
-    case NVME_ANA_INACCESSIBLE:
-        return "inaccessible";
-    case NVME_ANA_PERSISTENT_LOSS:
-        return "persistent loss";
-    case NVME_ANA_CHANGE:
-        return "change";
-    default:
-        return "not reported";
-    }
+    return state_words[state] != NULL ? state_words[state] : "not reported";
 }
 
 int nvme_ana_rank(enum nvme_ana_state state)

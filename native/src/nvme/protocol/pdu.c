@@ -82,32 +82,28 @@ uint32_t nvme_encode_data(const struct nvme_terms *terms, const struct nvme_pdu 
                        NVME_PDU_HEADER_BYTES, data_bytes);
 }
 
-static int refuse(const char **reason, const char *text)
-{
-    *reason = text;
-    return DLFS_E_PROTOCOL;
-}
-
 int nvme_decode_icresp(const uint8_t bytes[NVME_IC_BYTES], bool header_digest, bool data_digest,
                        struct nvme_terms *terms, const char **reason)
 {
     if (bytes[0] != NVME_PDU_ICRESP || bytes[1] != 0 || bytes[2] != NVME_IC_BYTES ||
         nvme_get32(bytes + 4) != NVME_IC_BYTES) {
-        return refuse(reason, "expected an ICResp of 128 bytes (is it an NVMe/TCP port?)");
+        return nvme_protocol_error(reason,
+                                   "expected an ICResp of 128 bytes (is it an NVMe/TCP port?)");
     }
     uint32_t bytes_max = nvme_get32(bytes + 12);
     if (nvme_get16(bytes + 8) != 0) {
-        return refuse(reason, "ICResp: expected PDU format version 0");
+        return nvme_protocol_error(reason, "ICResp: expected PDU format version 0");
     }
     if (bytes[10] > CPDA_MAX) {
-        return refuse(reason, "ICResp: expected CPDA 0..31");
+        return nvme_protocol_error(reason, "ICResp: expected CPDA 0..31");
     }
     if (bytes_max < MAXH2CDATA_MIN || bytes_max % 4 != 0) {
-        return refuse(reason, "ICResp: expected MAXH2CDATA of at least 4096, a multiple of 4");
+        return nvme_protocol_error(reason,
+                                   "ICResp: expected MAXH2CDATA of at least 4096, a multiple of 4");
     }
     uint8_t asked = (uint8_t)((header_digest ? 1u : 0u) | (data_digest ? 2u : 0u));
     if ((bytes[11] & ~asked) != 0) {
-        return refuse(reason, "ICResp: it turns on digests that were not asked for");
+        return nvme_protocol_error(reason, "ICResp: it turns on digests that were not asked for");
     }
     if (bytes[11] != asked) {
         *reason = "the target does not do the digests that were asked for";
@@ -144,16 +140,17 @@ static int decode_data(const struct nvme_terms *terms, const uint8_t *bytes, uin
     pdu->offset_bytes = nvme_get32(bytes + 12);
     pdu->data_bytes = nvme_get32(bytes + 16);
     if (((pdu->flags & NVME_PDU_DATA_DIGEST) != 0) != terms->data_digest) {
-        return refuse(reason, "C2HData: its data digest flag is not what was agreed on");
+        return nvme_protocol_error(reason,
+                                   "C2HData: its data digest flag is not what was agreed on");
     }
     if ((pdu->flags & NVME_PDU_SUCCESS) != 0 && (pdu->flags & NVME_PDU_LAST) == 0) {
-        return refuse(reason, "C2HData: SUCCESS without LAST");
+        return nvme_protocol_error(reason, "C2HData: SUCCESS without LAST");
     }
     if (pdu->data_bytes == 0 || start_bytes < head_bytes || start_bytes % 4 != 0) {
-        return refuse(reason, "C2HData: no data, or a wrong data offset (PDO)");
+        return nvme_protocol_error(reason, "C2HData: no data, or a wrong data offset (PDO)");
     }
     if ((uint64_t)start_bytes + pdu->data_bytes + trailer_bytes != total_bytes) {
-        return refuse(reason, "C2HData: its lengths contradict each other");
+        return nvme_protocol_error(reason, "C2HData: its lengths contradict each other");
     }
     pdu->padding_bytes = start_bytes - head_bytes;
     return 0;
@@ -168,15 +165,13 @@ static int decode_body(const struct nvme_terms *terms, const uint8_t *bytes, uin
     }
     if (pdu->type == NVME_PDU_C2H_TERMINATE) {
         if (total_bytes < head_bytes || total_bytes > NVME_TERMINATE_BYTES_MAX) {
-            return refuse(reason, "C2HTermReq: expected 24..152 bytes");
+            return nvme_protocol_error(reason, "C2HTermReq: expected 24..152 bytes");
         }
-        pdu->fatal_status = nvme_get16(bytes + 8);
-        pdu->fatal_info = nvme_get32(bytes + 10);
-        pdu->trailing_bytes = total_bytes - head_bytes;
         return 0;
     }
     if (total_bytes != head_bytes) {
-        return refuse(reason, "a PDU without data: its length contradicts its header's");
+        return nvme_protocol_error(reason,
+                                   "a PDU without data: its length contradicts its header's");
     }
     if (pdu->type == NVME_PDU_RESPONSE) {
         uint16_t status = nvme_get16(bytes + 22);
@@ -213,18 +208,20 @@ int nvme_decode(const struct nvme_terms *terms, const uint8_t *bytes, size_t ava
     uint8_t type = bytes[0];
     uint32_t header_bytes = header_bytes_of(type);
     if (header_bytes == 0) {
-        return refuse(reason, "a PDU of a type that no controller sends");
+        return nvme_protocol_error(reason, "a PDU of a type that no controller sends");
     }
     if (bytes[2] != header_bytes) {
-        return refuse(reason, "a PDU whose header length (HLEN) does not suit its type");
+        return nvme_protocol_error(reason,
+                                   "a PDU whose header length (HLEN) does not suit its type");
     }
     bool digest = terms->header_digest && type != NVME_PDU_C2H_TERMINATE;
     uint32_t head_bytes = header_bytes + (digest ? NVME_DIGEST_BYTES : 0);
     if ((bytes[1] & ~flags_allowed(type)) != 0) {
-        return refuse(reason, "a PDU with flags that do not suit its type");
+        return nvme_protocol_error(reason, "a PDU with flags that do not suit its type");
     }
     if (((bytes[1] & NVME_PDU_HEADER_DIGEST) != 0) != digest) {
-        return refuse(reason, "a PDU whose header digest flag is not what was agreed on");
+        return nvme_protocol_error(reason,
+                                   "a PDU whose header digest flag is not what was agreed on");
     }
     if (available < head_bytes) {
         return 0;

@@ -16,6 +16,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "dlfs/codes.h"
+
 #define NVME_PDU_ICREQ 0x00u
 #define NVME_PDU_ICRESP 0x01u
 #define NVME_PDU_C2H_TERMINATE 0x03u
@@ -65,10 +67,14 @@ struct nvme_pdu {
     uint32_t data_bytes;    /* C2HData: bytes that follow; R2T: bytes requested */
     uint32_t padding_bytes; /* C2HData: bytes between header and data */
     struct nvme_cqe cqe;
-    uint16_t fatal_status;   /* C2HTermReq */
-    uint32_t fatal_info;     /* C2HTermReq */
-    uint32_t trailing_bytes; /* C2HTermReq: bytes of the host's PDU that follow */
 };
+
+/* Sets the reason of an error after which the connection must be closed; returns its code. */
+static inline int nvme_protocol_error(const char **reason, const char *text)
+{
+    *reason = text;
+    return DLFS_E_PROTOCOL;
+}
 
 static inline uint16_t nvme_get16(const uint8_t *bytes)
 {

@@ -1,6 +1,7 @@
 /*
- * The table of completion statuses: error code, retryable or not, and a phrase for messages. No
- * status maps to -EINVAL, which is reserved for errors of the library's caller.
+ * The table of completion statuses, for both NVMe initiators: error code, retryable or not, and a
+ * phrase for messages. No status maps to -EINVAL, which is reserved for errors of the library's
+ * caller.
  *
  * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1; NVM Command Set Specification 1.0,
  * section 3.3.3.2.

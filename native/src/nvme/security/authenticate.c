@@ -33,22 +33,22 @@ static int run(struct exchange *exchange, bool receive, uint32_t data_bytes)
                                     .direction = receive ? DLFS_NVME_DATA_IN : DLFS_NVME_DATA_OUT};
     const char *name = receive ? "Authentication Receive" : "Authentication Send";
     nvme_entry_authenticate(command.entry, receive, data_bytes);
-    int code = nvme_connection_run(exchange->connection, &command, exchange->deadline, &reason);
+    int code =
+        nvme_connection_run(exchange->connection, &command, exchange->deadline, name, &reason);
     if (code == DLFS_E_LOST && receive) {
         nvme_text_format(exchange->text,
                          "the target refused this host, or was restarted: it closed the "
-                         "connection in the authentication (%s: %.200s)",
-                         name, reason.bytes);
+                         "connection in the authentication (%.250s)",
+                         reason.bytes);
         return NVME_AUTH_CLOSED;
     }
     if (code < 0) {
-        nvme_text_format(exchange->text, "%s: %.400s", name, reason.bytes);
+        *exchange->text = reason;
         return code;
     }
-    uint16_t status = command.cqe.status & NVME_STATUS_CODE;
-    if (status != 0) {
+    if (command.status != 0) {
         nvme_text_format(exchange->text, "the target refused this host: %s: status 0x%x, %s", name,
-                         status, nvme_status_phrase(status));
+                         command.status, nvme_status_phrase(command.status));
         return DLFS_E_AUTH;
     }
     exchange->received_bytes = command.received_bytes;

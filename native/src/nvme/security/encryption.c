@@ -4,7 +4,6 @@
 #include <poll.h>
 
 #include "nvme/protocol/pdu.h"
-#include "platform/clock.h"
 
 /* The first bytes of TLS records (RFC 8446, 5.1): content type and major version. */
 #define RECORD_ALERT 21
@@ -15,19 +14,12 @@
 
 _Static_assert(NVME_SECURITY_TEXT_BYTES <= DLFS_NVME_TEXT_BYTES, "messages fit");
 
-int nvme_encrypt(const struct nvme_encryption *encryption, uint32_t identity,
-                 uint32_t receive_bytes, int descriptor, const struct nvme_deadline *deadline,
-                 struct nvme_tls **out, struct nvme_text *text)
+int nvme_encrypt(const struct nvme_security *security, const struct nvme_tls_config *config,
+                 int descriptor, const struct nvme_deadline *deadline, struct nvme_tls **out,
+                 struct nvme_text *text)
 {
-    const struct nvme_security *security = encryption->security;
-    struct nvme_tls_config config = {.key = encryption->key,
-                                     .generated = encryption->generated,
-                                     .host_nqn = encryption->host_nqn,
-                                     .subsystem_nqn = encryption->subsystem_nqn,
-                                     .identity = identity,
-                                     .receive_bytes = receive_bytes};
     struct nvme_tls *tls = NULL;
-    int code = security->tls_open(&config, descriptor, &tls, text->bytes);
+    int code = security->tls_open(config, descriptor, &tls, text->bytes);
     while (code == 0) {
         int events = security->tls_handshake(tls, text->bytes);
         if (events == 0) {
@@ -68,9 +60,7 @@ static const uint8_t client_hello[NVME_IC_BYTES] = {
 bool nvme_answers_tls(int descriptor, const struct nvme_deadline *deadline)
 {
     uint8_t first[2] = {0};
-    struct nvme_deadline limit = *deadline;
-    uint64_t until_ns = monotonic_ns() + PROBE_NS;
-    limit.until_ns = until_ns < limit.until_ns ? until_ns : limit.until_ns;
+    struct nvme_deadline limit = nvme_deadline_within(deadline, PROBE_NS);
     return send(descriptor, client_hello, sizeof client_hello, MSG_NOSIGNAL) ==
                (ssize_t)sizeof client_hello &&
            nvme_wait(&limit, descriptor, POLLIN) == 0 &&

@@ -9,25 +9,14 @@
 #include "nvme/security/security.h"
 #include "nvme/socket.h"
 
-/* The TLS key of a connection, and the two sides that share it. */
-struct nvme_encryption {
-    const struct nvme_security *security;
-    const char *key;                      /* name of the TLS key */
-    const struct nvme_tls_key *generated; /* the key to use instead; NULL: none */
-    const char *host_nqn;
-    const char *subsystem_nqn;
-    uint32_t identity; /* version of the identity to offer first */
-};
-
 /*
- * Opens a TLS session over a connected socket, offers one version of the identity, and completes
- * the handshake. receive_bytes: most bytes that one system call receives. Returns 0, or a negative
- * code with a message in text; DLFS_E_AUTH if one side refused, NVME_AUTH_CLOSED if the target
- * closed the connection.
+ * Opens a TLS session over a connected socket, and completes the handshake. Returns 0, or a
+ * negative code with a message in text; DLFS_E_AUTH if one side refused, NVME_AUTH_CLOSED if the
+ * target closed the connection.
  */
-int nvme_encrypt(const struct nvme_encryption *encryption, uint32_t identity,
-                 uint32_t receive_bytes, int descriptor, const struct nvme_deadline *deadline,
-                 struct nvme_tls **out, struct nvme_text *text);
+int nvme_encrypt(const struct nvme_security *security, const struct nvme_tls_config *config,
+                 int descriptor, const struct nvme_deadline *deadline, struct nvme_tls **out,
+                 struct nvme_text *text);
 /* Returns true if the peer of a new, connected socket answers a TLS handshake as a TLS server. */
 bool nvme_answers_tls(int descriptor, const struct nvme_deadline *deadline);
 
