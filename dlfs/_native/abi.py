@@ -511,7 +511,6 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "dlfs_handle_process": (c_uint32, ()),
     "dlfs_handle_free": (None, (c_void_p, c_void_p, c_uint32)),
-    "dlfs_handle_adopt_external": (c_int, (_OUT, _OUT)),
     "dlfs_handle_close": (None, (c_void_p,)),
     "dlfs_handle_receive": (
         c_int64,

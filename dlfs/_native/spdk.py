@@ -25,7 +25,6 @@ from ctypes import (
     c_size_t,
     c_uint8,
     c_uint32,
-    c_uint64,
     c_void_p,
 )
 from pathlib import Path
@@ -35,10 +34,9 @@ from uuid import UUID
 from dlfs._native import abi
 from dlfs._native.abi import fields
 from dlfs._native.device import NativeDevice, device_handle
-from dlfs._native.handle import Handle
 from dlfs._native.library import bind, error_for, library
 from dlfs._native.nvme import format_namespace_id, run_through
-from dlfs.errors import ClosedError, NativeError, UsageError
+from dlfs.errors import NativeError, UsageError
 
 _FILE_NAME = "libdlfs_spdk.so"
 _SIGACTION_BYTES = 256  # more than any struct sigaction has
@@ -70,8 +68,6 @@ class Info(Structure):
     """``dlfs_spdk_info``."""
 
     _fields_ = (
-        ("size_bytes", c_uint64),
-        ("block_bytes", c_uint32),
         ("max_transfer_bytes", c_uint32),
         ("nguid", c_uint8 * 16),
         ("uuid", c_uint8 * 16),
@@ -86,9 +82,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_spdk_version": (c_uint32, ()),
     "dlfs_spdk_open": (
         c_int,
-        (POINTER(Config), c_char_p, c_size_t, POINTER(Info), POINTER(c_void_p)),
+        (POINTER(Config), c_char_p, c_size_t, POINTER(Info), c_void_p, POINTER(c_void_p)),
     ),
-    "dlfs_spdk_close": (None, (c_void_p,)),
     "dlfs_spdk_run": (
         c_int,
         (
@@ -147,8 +142,8 @@ def open_namespace(
     writable: bool,
     cores: str | None,
     numbers: Mapping[str, int],
-) -> tuple[NativeDevice, SpdkNamespace]:
-    """Open a namespace as a native device and as a runner of single commands.
+) -> SpdkNamespace:
+    """Open a namespace.
 
     Args:
         uri: names the device in error messages.
@@ -183,30 +178,26 @@ def open_namespace(
         setattr(config, name, numbers[name])
     shim = spdk_library()
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    external = Handle(shim.dlfs_spdk_close)
     info = Info()
-    code = shim.dlfs_spdk_open(byref(config), message, _MESSAGE_BYTES, byref(info), byref(external))
+    handle = device_handle()
+    create = ctypes.cast(library().dlfs_device_create_external, c_void_p)
+    code = shim.dlfs_spdk_open(
+        byref(config), message, _MESSAGE_BYTES, byref(info), create, byref(handle)
+    )
     if code < 0:
         said = message.value.decode("utf-8", "replace")
         raise error_for(code, f"open {uri}: {said}" if said else f"open {uri}")
-    namespace = c_void_p(external.value)
-    handle = device_handle()
-    code = library().dlfs_handle_adopt_external(byref(external), byref(handle))
-    if code < 0:
-        raise error_for(code, f"open {uri}")
-    device = NativeDevice(handle, uri, writable=writable)
-    return device, SpdkNamespace(namespace, device, info)
+    return SpdkNamespace(NativeDevice(handle, uri, writable=writable), info)
 
 
 class SpdkNamespace:
-    """An open namespace: its properties, and single commands to its controller.
+    """An open namespace: its device, its properties, and single commands to its controller.
 
-    Threads: any at once, except the closing of its device.
+    Threads: any at once.
     """
 
-    def __init__(self, external: c_void_p, device: NativeDevice, info: Info) -> None:
-        self._external = external
-        self._device = device  # owns the external
+    def __init__(self, device: NativeDevice, info: Info) -> None:
+        self.device = device
         self.info = info
 
     @property
@@ -229,19 +220,12 @@ class SpdkNamespace:
         Raises:
             UsageError: the data is no multiple of 4 bytes, or too long.
         """
-        uri = self._device.uri
-        if self._device.closed:
-            raise ClosedError(f"run a command on {uri}: the device is closed")
         if data is not None and (len(data) > abi.NVME_DATA_BYTES_MAX or len(data) % 4):
             raise UsageError(
                 f"run an NVMe command: expected a multiple of 4 bytes of data, at most "
                 f"{abi.NVME_DATA_BYTES_MAX}, got {len(data)}"
             )
-        owner = self._device.handle  # another thread may close the device meanwhile
-        run = spdk_library().dlfs_spdk_run
-        try:
-            return run_through(
-                run, self._external, uri, words, data, io_queue=io_queue, to_device=to_device
-            )
-        finally:
-            del owner
+        run, device = spdk_library().dlfs_spdk_run, self.device
+        return run_through(
+            run, device.handle, device.uri, words, data, io_queue=io_queue, to_device=to_device
+        )

@@ -80,7 +80,7 @@ class SpdkDevice(SharedNamespaceDevice):
         cores = options.pop("cores", None)
         nqn, host_id = host_identity(keys.pop("hostnqn", None), None)
         numbers = {key: int(value) for key, value in options.items()}
-        native, self._namespace = open_namespace(
+        namespace = open_namespace(
             str(uri),
             transport_id=" ".join(f"{key}:{value}" for key, value in keys.items()),
             nsid=uri.nsid,
@@ -90,15 +90,16 @@ class SpdkDevice(SharedNamespaceDevice):
             cores=None if cores is None else str(cores).replace("+", ","),
             numbers=numbers,
         )
-        self.info = self._namespace.info
+        self.info = namespace.info
         self._address = uri
         self._numbers = numbers
         self._owner = OwnerProcess()
-        self._runner = NativeRunner(self._namespace.run)
-        name = self._namespace.namespace_id
+        self._runner = NativeRunner(namespace.run)
+        name = namespace.namespace_id
         if name is None:
             name = f"{(self.info.subsystem_nqn or self.info.serial).decode()}:{uri.nsid}"
-        super().__init__(native, uri=str(uri), identity=f"nvme:{name}", writable=writable)
+        identity = f"nvme:{name}"
+        super().__init__(namespace.device, uri=str(uri), identity=identity, writable=writable)
 
     @property
     def native(self) -> NativeDevice:

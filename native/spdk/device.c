@@ -35,12 +35,7 @@ static int ensure_command_queue(struct device *device)
     if (device->command_queue != NULL) {
         return 0;
     }
-    void *made = NULL;
-    int code = queue_create(device, COMMAND_DEPTH, &made);
-    if (code == 0) {
-        device->command_queue = made;
-    }
-    return code;
+    return queue_create(&device->base, COMMAND_DEPTH, NULL, &device->command_queue);
 }
 
 static int run_one(struct device *device, const dlfs_operation *operation)
@@ -69,9 +64,9 @@ static int flush_command(void *argument, struct nvme_flushed *flushed)
     return code;
 }
 
-static int device_flush(void *argument)
+static int device_flush(dlfs_device *base)
 {
-    struct device *device = argument;
+    struct device *device = (struct device *)base;
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
@@ -102,11 +97,11 @@ static int run_io(struct device *device, const dlfs_nvme_command *command, void 
     return code;
 }
 
-int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue, const dlfs_nvme_command *command,
-                  void *data, uint32_t data_bytes, uint32_t direction, dlfs_nvme_result *result)
+int dlfs_spdk_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *command, void *data,
+                  uint32_t data_bytes, uint32_t direction, dlfs_nvme_result *result)
 {
     bool has_data = direction != DLFS_NVME_DATA_NONE;
-    if (external == NULL || command == NULL || result == NULL || queue > DLFS_NVME_QUEUE_IO ||
+    if (base == NULL || command == NULL || result == NULL || queue > DLFS_NVME_QUEUE_IO ||
         direction > DLFS_NVME_DATA_OUT || command->opcode > 0xff ||
         data_bytes > DLFS_NVME_DATA_BYTES_MAX || data_bytes % 4 != 0 ||
         has_data != (data != NULL) || has_data != (data_bytes > 0)) {
@@ -115,7 +110,7 @@ int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue, const dlfs_nvm
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
-    struct device *device = (struct device *)external;
+    struct device *device = (struct device *)base;
     if (queue == DLFS_NVME_QUEUE_IO) {
         return run_io(device, command, data, data_bytes, direction, result);
     }
@@ -125,9 +120,9 @@ int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue, const dlfs_nvm
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static int device_generation(void *argument, uint64_t *generation)
+static int device_generation(dlfs_device *base, uint64_t *generation)
 {
-    struct device *device = argument;
+    struct device *device = (struct device *)base;
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
@@ -135,9 +130,9 @@ static int device_generation(void *argument, uint64_t *generation)
     return 0;
 }
 
-static int device_limit_writes(void *argument, uint64_t generation, uint64_t until_ns)
+static int device_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
 {
-    struct device *device = argument;
+    struct device *device = (struct device *)base;
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
@@ -147,9 +142,9 @@ static int device_limit_writes(void *argument, uint64_t generation, uint64_t unt
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static void device_destroy(void *argument)
+static void device_destroy(dlfs_device *base)
 {
-    struct device *device = argument;
+    struct device *device = (struct device *)base;
     if (environment_is_foreign()) {
         if (device->command_queue != NULL) {
             queue_abandon(device->command_queue);
@@ -167,17 +162,11 @@ static void device_destroy(void *argument)
     free(device);
 }
 
-static const struct dlfs_external_ops device_ops = {
+static const struct dlfs_device_ops device_ops = {
     .version = DLFS_EXTERNAL_VERSION,
+    .queue_create = queue_create,
     .flush = device_flush,
     .destroy = device_destroy,
-    .queue_create = queue_create,
-    .queue_submit = queue_submit,
-    .queue_poll = queue_poll,
-    .queue_register = queue_register,
-    .queue_descriptor = NULL, /* SPDK polls */
-    .queue_destroy = queue_destroy,
-    .queue_abandon = queue_abandon,
     .generation = device_generation,
     .limit_writes = device_limit_writes,
 };
@@ -203,8 +192,8 @@ static void describe(struct device *device, struct spdk_nvme_ns *ns)
     const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(controller);
     const struct spdk_nvme_ns_data *ns_data = spdk_nvme_ns_get_data(ns);
     const struct spdk_uuid *uuid = spdk_nvme_ns_get_uuid(ns);
-    info->block_bytes = spdk_nvme_ns_get_sector_size(ns);
-    info->size_bytes = spdk_nvme_ns_get_num_sectors(ns) * info->block_bytes;
+    device->base.block_bytes = spdk_nvme_ns_get_sector_size(ns);
+    device->base.size_bytes = spdk_nvme_ns_get_num_sectors(ns) * device->base.block_bytes;
     info->max_transfer_bytes = spdk_nvme_ns_get_max_io_xfer_size(ns);
     memcpy(info->nguid, ns_data->nguid, sizeof info->nguid);
     for (size_t i = 0; i < sizeof info->eui64; i++) { /* SPDK stores it as a number */
@@ -267,10 +256,10 @@ static int open_device(const dlfs_spdk_config *config, char *message, size_t mes
 }
 
 int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message_bytes,
-                   dlfs_spdk_info *info, struct dlfs_external **out)
+                   dlfs_spdk_info *info, dlfs_spdk_create *create, dlfs_device **out)
 {
     if (config == NULL || config->transport_id == NULL || config->host_nqn == NULL ||
-        message == NULL || message_bytes == 0 || info == NULL || out == NULL ||
+        message == NULL || message_bytes == 0 || info == NULL || create == NULL || out == NULL ||
         config->timeout_ms == 0 || config->connect_ms == 0) {
         return -EINVAL;
     }
@@ -291,22 +280,13 @@ int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message
     (void)pthread_mutex_init(&device->command_lock, NULL);
     nvme_durability_init(&device->durability);
     nvme_write_limit_init(&device->write_limit);
-    device->external = (struct dlfs_external){
-        .ops = &device_ops,
-        .device = device,
-        .kind = "spdk",
-        .size_bytes = device->info.size_bytes,
-        .block_bytes = device->info.block_bytes,
-        .writable = (config->flags & DLFS_SPDK_WRITE) != 0,
-    };
+    device->base.ops = &device_ops;
+    device->base.kind = "spdk";
+    device->base.writable = (config->flags & DLFS_SPDK_WRITE) != 0;
     *info = device->info;
-    *out = &device->external;
-    return 0;
-}
-
-void dlfs_spdk_close(struct dlfs_external *external)
-{
-    if (external != NULL) {
-        device_destroy(external->device);
+    code = create(&device->base, out);
+    if (code < 0) {
+        device_destroy(&device->base);
     }
+    return code;
 }

@@ -4,7 +4,7 @@
  * have nvme-tcp: (dlfs/nvme.h).
  *
  * It is a separate library because it needs SPDK's libraries at run time. It is not linked with
- * libdlfs: dlfs_spdk_open returns a struct dlfs_external for dlfs_device_create_external.
+ * libdlfs: the caller of dlfs_spdk_open gives it the function of libdlfs that it needs.
  *
  * A process has one SPDK environment (memory, cores). The first open starts it, and it ends with
  * the process. It does not survive fork: in a child, every function returns DLFS_E_CLOSED.
@@ -17,7 +17,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "dlfs/external.h"
 #include "dlfs/nvme.h"
 
 #ifdef __cplusplus
@@ -51,8 +50,6 @@ typedef struct dlfs_spdk_config {
 } dlfs_spdk_config;
 
 typedef struct dlfs_spdk_info {
-    uint64_t size_bytes;
-    uint32_t block_bytes;
     uint32_t max_transfer_bytes; /* SPDK splits longer requests */
     uint8_t nguid[16];           /* as in Identify; zeros if the namespace has none */
     uint8_t uuid[16];
@@ -65,28 +62,27 @@ typedef struct dlfs_spdk_info {
 /* DLFS_SPDK_VERSION of the loaded library. Any thread. */
 DLFS_API uint32_t dlfs_spdk_version(void);
 
+/* dlfs_device_create_external. */
+typedef int dlfs_spdk_create(dlfs_device *external, dlfs_device **out);
 /*
- * Opens a namespace, and describes it in *info. Connects to its controller unless this process is
- * connected already. *out is for dlfs_device_create_external, whose device then owns it; before
- * that, dlfs_spdk_close frees it. On failure message has SPDK's error messages; it always ends with
- * a NUL.
+ * Opens a namespace as a device of libdlfs, and describes it in *info. Connects to its controller
+ * unless this process is connected already. On failure message has SPDK's error messages; it always
+ * ends with a NUL.
  *
  * Errors: DLFS_E_LOST (no connection), DLFS_E_NOT_FOUND (no such namespace), DLFS_E_CLOSED (a
  * forked child), -EINVAL (the transport ID; a namespace with metadata or an unsupported block
- * size), -EBUSY (the environment or the controller is in use with other options), -ENOMEM, and the
- * errors of starting the environment. Any threads at once.
+ * size), -EBUSY (the environment or the controller is in use with other options), -ENOMEM, the
+ * errors of starting the environment and those of dlfs_device_create_external. Any threads at once.
  */
 DLFS_API int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message_bytes,
-                            dlfs_spdk_info *info, struct dlfs_external **out);
-/* Closes a namespace that no dlfs_device owns. external may be NULL. */
-DLFS_API void dlfs_spdk_close(struct dlfs_external *external);
+                            dlfs_spdk_info *info, dlfs_spdk_create *create, dlfs_device **out);
 /*
  * Runs one command as dlfs_nvme_run does. data_bytes: a multiple of 4. Errors: -EINVAL,
  * DLFS_E_LOST, DLFS_E_TIMEOUT, DLFS_E_CLOSED, -ENOMEM. Any threads at once.
  */
-DLFS_API int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue,
-                           const dlfs_nvme_command *command, void *data, uint32_t data_bytes,
-                           uint32_t direction, dlfs_nvme_result *result);
+DLFS_API int dlfs_spdk_run(dlfs_device *device, uint32_t queue, const dlfs_nvme_command *command,
+                           void *data, uint32_t data_bytes, uint32_t direction,
+                           dlfs_nvme_result *result);
 
 #ifdef __cplusplus
 }

@@ -243,7 +243,7 @@ static int submit_request(struct queue *queue, const struct operation *operation
 {
     const dlfs_operation *given = &operation->given;
     uint8_t *data = (uint8_t *)given->buffer + request->start;
-    uint32_t block_bytes = queue->device->external.block_bytes;
+    uint32_t block_bytes = queue->device->base.block_bytes;
     uint64_t first = (given->offset_bytes + request->start) / block_bytes;
     uint32_t blocks = request->bytes / block_bytes;
     if (request->bounced) {

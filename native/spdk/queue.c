@@ -256,9 +256,9 @@ static void process(struct queue *queue, uint32_t count)
 
 /* ---- submit and poll ------------------------------------------------------------------------- */
 
-int queue_submit(void *argument, const dlfs_operation *operations, uint32_t count)
+int queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
 {
-    struct queue *queue = argument;
+    struct queue *queue = (struct queue *)base;
     uint64_t now = monotonic_ns();
     queue_lock(queue);
     for (uint32_t i = 0; i < count; i++) {
@@ -288,9 +288,9 @@ static void idle(bool connected, uint64_t idle_ns)
     }
 }
 
-int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int timeout_ms)
+int queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
 {
-    struct queue *queue = argument;
+    struct queue *queue = (struct queue *)base;
     uint64_t start_ns = 0;
     for (;;) {
         queue_lock(queue);
@@ -316,9 +316,9 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
     }
 }
 
-int queue_register(void *argument, void *base, size_t bytes)
+static int queue_register(dlfs_queue *base, void *start, size_t bytes)
 {
-    struct queue *queue = argument;
+    struct queue *queue = (struct queue *)base;
     enum spdk_nvme_transport_type transport = queue->controller->transport_id.trtype;
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
@@ -326,15 +326,15 @@ int queue_register(void *argument, void *base, size_t bytes)
     range_release(queue->range);
     queue->range = NULL;
     bool bounces = (queue->device->flags & DLFS_SPDK_BOUNCE) != 0;
-    if (base != NULL && queue->needs_dma && !bounces) {
-        queue->range = range_register(transport, base, bytes);
+    if (start != NULL && queue->needs_dma && !bounces) {
+        queue->range = range_register(transport, start, bytes);
     }
     return 0;
 }
 
-uint64_t queue_generation(const struct queue *queue)
+uint64_t queue_generation(const dlfs_queue *base)
 {
-    return queue->generation;
+    return ((const struct queue *)base)->generation;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -378,9 +378,19 @@ static int connect_first(struct queue *queue)
     return DLFS_E_LIMIT;
 }
 
-int queue_create(void *argument, uint32_t depth, void **out)
+static const struct dlfs_queue_ops queue_ops = {
+    .submit = queue_submit,
+    .poll = queue_poll,
+    .register_range = queue_register,
+    .destroy = queue_destroy,
+    .abandon = queue_abandon,
+};
+
+int queue_create(dlfs_device *base, uint32_t depth, const struct dlfs_connect_limit *limit,
+                 dlfs_queue **out)
 {
-    struct device *device = argument;
+    (void)limit;
+    struct device *device = (struct device *)base;
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
@@ -389,6 +399,7 @@ int queue_create(void *argument, uint32_t depth, void **out)
         return -ENOMEM;
     }
     (void)pthread_mutex_init(&queue->link.lock, NULL);
+    queue->link.base.ops = &queue_ops;
     queue->link.on_disconnect = on_controller_disconnect;
     queue->device = device;
     queue->controller = device->controller;
@@ -410,10 +421,10 @@ int queue_create(void *argument, uint32_t depth, void **out)
     controller_attach_queue(device->controller, &queue->link);
     code = connect_first(queue);
     if (code < 0) {
-        queue_destroy(queue);
+        queue_destroy(&queue->link.base);
         return code;
     }
-    *out = queue;
+    *out = &queue->link.base;
     return 0;
 }
 
@@ -431,9 +442,9 @@ static bool try_free_qpair(struct queue *queue)
     return !resetting;
 }
 
-void queue_destroy(void *argument)
+void queue_destroy(dlfs_queue *base)
 {
-    struct queue *queue = argument;
+    struct queue *queue = (struct queue *)base;
     while (!try_free_qpair(queue)) {
         shim_sleep_ns(NS_PER_MS);
     }
@@ -445,9 +456,9 @@ void queue_destroy(void *argument)
 
 /* Frees only this process's memory: SPDK's objects belong to the parent process, and one of its
  * threads may have held the lock at the fork. */
-void queue_abandon(void *argument)
+void queue_abandon(dlfs_queue *base)
 {
-    struct queue *queue = argument;
+    struct queue *queue = (struct queue *)base;
     free(queue->requests);
     free(queue);
 }

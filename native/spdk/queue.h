@@ -46,7 +46,7 @@ struct list {
 };
 
 struct queue {
-    struct queue_link link; /* first member: the controller has a pointer to it */
+    struct queue_link link;
     struct device *device;
     struct controller *controller;
     struct spdk_nvme_qpair *spdk; /* NULL while there is none */

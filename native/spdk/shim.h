@@ -30,6 +30,7 @@
 #include <spdk/env.h>
 #include <spdk/nvme.h>
 
+#include "device/device.h"
 #include "dlfs_spdk.h"
 #include "nvme/protocol/writes.h"
 
@@ -61,8 +62,9 @@ enum controller_state {
     CONTROLLER_LOST, /* removed or broken: it is not connected again */
 };
 
-/* A queue pair as its controller sees it: the first member of struct queue. */
+/* A queue pair as libdlfs and its controller see it: the first member of struct queue. */
 struct queue_link {
+    dlfs_queue base;
     struct queue_link *next; /* next queue pair of the controller */
     pthread_mutex_t lock;    /* held by the thread that calls SPDK with the queue pair */
     /* Called with the lock held when the controller is disconnected. timed_out: because the target
@@ -147,10 +149,8 @@ bool range_holds(const struct range *range, const void *buffer, size_t bytes);
 
 /* ---- devices and queue pairs ----------------------------------------------------------------- */
 
-struct queue;
-
 struct device {
-    struct dlfs_external external; /* first member: callers have a pointer to it */
+    dlfs_device base;
     struct controller *controller;
     uint32_t nsid;
     uint32_t flags;
@@ -161,7 +161,7 @@ struct device {
     struct nvme_durability durability;
     struct nvme_write_limit write_limit;
     pthread_mutex_t command_lock; /* guards the two fields below */
-    struct queue *command_queue;  /* for flushes and single commands; created on first use */
+    dlfs_queue *command_queue;    /* for flushes and single commands; created on first use */
     void *command_data;           /* DMA memory for the data of one command */
 };
 
@@ -176,13 +176,13 @@ struct raw_command {
     uint32_t data_bytes;
 };
 
-int queue_create(void *device, uint32_t depth, void **out);
-int queue_submit(void *queue, const dlfs_operation *operations, uint32_t count);
-int queue_poll(void *queue, dlfs_completion *completions, uint32_t count, int timeout_ms);
-int queue_register(void *queue, void *base, size_t bytes);
-void queue_destroy(void *queue);
-void queue_abandon(void *queue);
+int queue_create(dlfs_device *device, uint32_t depth, const struct dlfs_connect_limit *limit,
+                 dlfs_queue **out);
+int queue_submit(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count);
+int queue_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t count, int timeout_ms);
+void queue_destroy(dlfs_queue *queue);
+void queue_abandon(dlfs_queue *queue);
 /* Returns the generation of the controller that ran the last operation. For the user's thread. */
-uint64_t queue_generation(const struct queue *queue);
+uint64_t queue_generation(const dlfs_queue *queue);
 
 #endif

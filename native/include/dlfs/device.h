@@ -41,12 +41,11 @@ DLFS_API int dlfs_device_create_memory(uint64_t size_bytes, uint32_t block_bytes
                                        dlfs_device **out);
 
 /*
- * Creates a device that another library implements (dlfs/external.h). The description is copied;
- * the new device owns external->device. Errors, after which the caller still owns it: -EINVAL
- * (sizes), -EPROTONOSUPPORT (the library was built for another version of external.h), -ENOMEM.
+ * Completes a device that another library implements, as libdlfs_spdk does (src/device/device.h),
+ * and returns it in *out. Errors, after which it is still that library's: -EINVAL (sizes),
+ * -EPROTONOSUPPORT (the library was built for another version of libdlfs).
  */
-struct dlfs_external;
-DLFS_API int dlfs_device_create_external(const struct dlfs_external *external, dlfs_device **out);
+DLFS_API int dlfs_device_create_external(dlfs_device *external, dlfs_device **out);
 
 /*
  * Destroys a device. Returns -EBUSY, and frees nothing, while a queue pair of it exists. Other

@@ -2,10 +2,10 @@
  * libdlfs, the C library under the Python package: devices, sample directories, readers, streams.
  *
  * This header includes one header for each layer. From the lowest: codes.h, memory.h, device.h,
- * nvme.h, directory.h, sequence.h, arena.h, reader.h, stream.h. Six more headers are included by
+ * nvme.h, directory.h, sequence.h, arena.h, reader.h, stream.h. Five more headers are included by
  * the programs that need them: api.h (reading a volume by its URI), part.h (parts of large
- * samples), channel.h (the shared memory of a node service and its clients), external.h (devices of
- * other libraries), handle.h (owners of objects) and import.h (writing datasets).
+ * samples), channel.h (the shared memory of a node service and its clients), handle.h (owners of
+ * objects) and import.h (writing datasets).
  *
  * Conventions of every function, unless its comment says otherwise:
  *

@@ -27,11 +27,6 @@ DLFS_API uint32_t dlfs_handle_process(void);
  * lacks the object's threads and locks: there the slot is emptied and the object stays.
  */
 DLFS_API void dlfs_handle_free(void **slot, void (*destroy)(void *object), uint32_t process);
-/*
- * Creates a device like dlfs_device_create_external from the struct dlfs_external in a slot, which
- * the device owns from then on: the slot is emptied, unless this fails.
- */
-DLFS_API int dlfs_handle_adopt_external(void **slot, dlfs_device **out);
 /* Sets a descriptor to -1 and closes what it was, if it was not -1 before. */
 DLFS_API void dlfs_handle_close(int *descriptor);
 /*

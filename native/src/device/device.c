@@ -16,6 +16,30 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
     device->queues = (struct dlfs_queues){.generation = dlfs_generation()};
 }
 
+bool dlfs_device_fits(uint64_t size_bytes, uint32_t block_bytes)
+{
+    return block_bytes >= DLFS_BLOCK_BYTES_MIN && block_bytes <= DLFS_BLOCK_BYTES_MAX &&
+           (block_bytes & (block_bytes - 1)) == 0 && size_bytes > 0 &&
+           size_bytes % block_bytes == 0;
+}
+
+int dlfs_device_create_external(dlfs_device *external, dlfs_device **out)
+{
+    if (external == NULL || external->ops == NULL || out == NULL) {
+        return -EINVAL;
+    }
+    if (external->ops->version != DLFS_EXTERNAL_VERSION) {
+        return -EPROTONOSUPPORT;
+    }
+    if (!dlfs_device_fits(external->size_bytes, external->block_bytes)) {
+        return -EINVAL;
+    }
+    dlfs_device_init(external, external->ops, external->kind, external->size_bytes,
+                     external->block_bytes, external->writable);
+    *out = external;
+    return 0;
+}
+
 int dlfs_device_destroy(dlfs_device *device)
 {
     if (device == NULL) {

@@ -4,9 +4,11 @@
  *
  * device.c and queue.c do everything that all kinds have in common (validation, counting, fork
  * checks, whole transfers) and call the functions of a kind. A kind embeds struct dlfs_device and
- * struct dlfs_queue as the first member of its own structures and initialises them with
- * dlfs_device_init and dlfs_queue_init. A kind whose hardware limits a transfer (MDTS) splits
- * operations itself.
+ * struct dlfs_queue as the first member of its own structures. A kind whose hardware limits a
+ * transfer (MDTS) splits operations itself.
+ *
+ * A kind may be in another library, which is not linked with this one: it fills in the first fields
+ * of struct dlfs_device and gives the device to dlfs_device_create_external.
  *
  * queues.c lends queue pairs to threads: dlfs_queue_acquire and dlfs_queue_release.
  */
@@ -36,13 +38,19 @@ struct dlfs_connect_limit {
     uint64_t until_ns;        /* at this time of the monotonic clock; or 0 */
 };
 
+/* Version of the structures below. A device of a library that was built for another is refused. */
+#define DLFS_EXTERNAL_VERSION 3u
+
 struct dlfs_device_ops {
+    /* DLFS_EXTERNAL_VERSION; kinds of this library leave it 0. */
+    uint32_t version;
     /*
-     * Creates a queue pair and calls dlfs_queue_init on it. depth is within 1..DLFS_DEPTH_MAX. A
-     * kind that waits for a network ends at the limit, which may be NULL, with DLFS_E_TIMEOUT.
+     * Creates a queue pair and sets its ops. depth is within 1..DLFS_DEPTH_MAX. A kind that waits
+     * for a network ends at the limit, which may be NULL, with DLFS_E_TIMEOUT. Any threads at once.
      */
     int (*queue_create)(dlfs_device *device, uint32_t depth, const struct dlfs_connect_limit *limit,
                         dlfs_queue **out);
+    /* Makes every completed write durable. Blocks. Any threads at once. */
     int (*flush)(dlfs_device *device);
     /* Returns the most queue pairs that the device allows at once. NULL: the kind has no limit. */
     uint32_t (*queues_max)(dlfs_device *device);
@@ -114,7 +122,7 @@ struct dlfs_queues {
 
 struct dlfs_device {
     const struct dlfs_device_ops *ops;
-    const char *kind;
+    const char *kind;    /* one word */
     uint64_t size_bytes; /* a multiple of block_bytes */
     uint32_t block_bytes;
     bool writable;
@@ -135,11 +143,10 @@ struct dlfs_queue {
 
 void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,
                       uint64_t size_bytes, uint32_t block_bytes, bool writable);
+/* Returns true if a device may have such a size and blocks. */
+bool dlfs_device_fits(uint64_t size_bytes, uint32_t block_bytes);
 /* Destroys a queue pair. Those who wait for one are not woken: dlfs_queue_destroy does both. */
 void dlfs_queue_close(dlfs_queue *queue);
-/* Initialises a queue pair and counts it on its device. Called by queue_create of a kind. */
-void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
-                     uint32_t depth);
 
 /*
  * Returns the fork generation: the number of forks between the process that loaded the library and

@@ -75,12 +75,13 @@ static const struct dlfs_queue_ops memory_queue_ops = {
 static int memory_queue_create(dlfs_device *device, uint32_t depth,
                                const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
+    (void)device;
     (void)limit;
     struct memory_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->completions[0]);
     if (queue == NULL) {
         return -ENOMEM;
     }
-    dlfs_queue_init(&queue->base, &memory_queue_ops, device, depth);
+    queue->base.ops = &memory_queue_ops;
     *out = &queue->base;
     return 0;
 }
@@ -106,9 +107,7 @@ static const struct dlfs_device_ops memory_device_ops = {
 
 int dlfs_device_create_memory(uint64_t size_bytes, uint32_t block_bytes, dlfs_device **out)
 {
-    bool block_fits = block_bytes >= DLFS_BLOCK_BYTES_MIN && block_bytes <= DLFS_BLOCK_BYTES_MAX &&
-                      (block_bytes & (block_bytes - 1)) == 0;
-    if (out == NULL || !block_fits || size_bytes == 0 || size_bytes % block_bytes != 0) {
+    if (out == NULL || !dlfs_device_fits(size_bytes, block_bytes)) {
         return -EINVAL;
     }
     if (size_bytes > SIZE_MAX) {

@@ -35,22 +35,22 @@ __attribute__((constructor)) static void watch_forks(void)
     (void)pthread_atfork(NULL, NULL, count_fork);
 }
 
-void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
-                     uint32_t depth)
+int dlfs_queue_make(dlfs_device *device, uint32_t depth, const struct dlfs_connect_limit *limit,
+                    dlfs_queue **out)
 {
-    queue->ops = ops;
+    dlfs_queue *queue;
+    int code = device->ops->queue_create(device, depth, limit, &queue);
+    if (code < 0) {
+        return code;
+    }
     queue->device = device;
     queue->depth = depth;
     queue->in_flight = 0;
     queue->generation = dlfs_generation();
     queue->next = NULL;
     atomic_fetch_add(&device->queue_count, 1);
-}
-
-int dlfs_queue_make(dlfs_device *device, uint32_t depth, const struct dlfs_connect_limit *limit,
-                    dlfs_queue **out)
-{
-    return device->ops->queue_create(device, depth, limit, out);
+    *out = queue;
+    return 0;
 }
 
 static bool queue_is_foreign(const dlfs_queue *queue)

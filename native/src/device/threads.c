@@ -297,7 +297,7 @@ int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth,
     for (uint32_t i = 0; i < depth; i++) {
         queue->entries[i].next = i + 1;
     }
-    dlfs_queue_init(&queue->base, &threads_queue_ops, device, depth);
+    queue->base.ops = &threads_queue_ops;
     *out = &queue->base;
     return 0;
 }

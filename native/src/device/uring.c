@@ -379,7 +379,7 @@ int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth,
     for (uint32_t i = 0; i < depth; i++) {
         queue->entries[i].next_free = i + 1;
     }
-    dlfs_queue_init(&queue->base, &uring_queue_ops, device, depth);
+    queue->base.ops = &uring_queue_ops;
     *out = &queue->base;
     return 0;
 }

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "device/device.h"
-#include "dlfs/external.h"
 
 DLFS_API uint32_t dlfs_handle_process(void)
 {
@@ -20,16 +19,6 @@ DLFS_API void dlfs_handle_free(void **slot, void (*destroy)(void *object), uint3
     if (object != NULL && (process == DLFS_PROCESS_ANY || process == dlfs_generation())) {
         destroy(object);
     }
-}
-
-DLFS_API int dlfs_handle_adopt_external(void **slot, dlfs_device **out)
-{
-    void *external = __atomic_exchange_n(slot, NULL, __ATOMIC_ACQ_REL);
-    int code = external == NULL ? -EINVAL : dlfs_device_create_external(external, out);
-    if (code < 0) {
-        __atomic_store_n(slot, external, __ATOMIC_RELEASE);
-    }
-    return code;
 }
 
 DLFS_API void dlfs_handle_close(int *descriptor)

@@ -94,7 +94,7 @@ static int queue_create(dlfs_device *base, uint32_t depth, const struct dlfs_con
     if (code != 0) {
         return code;
     }
-    dlfs_queue_init(&queue->base, &nvme_queue_ops, base, depth);
+    queue->base.ops = &nvme_queue_ops;
     *out = &queue->base;
     return 0;
 }

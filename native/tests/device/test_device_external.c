@@ -1,11 +1,11 @@
 /* A device of another library, whose functions use a device in memory. */
-#include <dlfs/external.h>
-
 #include <sys/wait.h>
 
+#include "device/device.h"
 #include "device/device_tests.h"
 
 struct other {
+    dlfs_device base;
     dlfs_device *memory;
     uint32_t destroyed;
     uint32_t flushed;
@@ -16,130 +16,147 @@ struct other {
     uint64_t until_ns;
 };
 
+struct other_queue {
+    dlfs_queue base;
+    dlfs_queue *memory;
+};
+
 static struct other *owner; /* device of the queue pairs under test */
 
-static int other_flush(void *device)
+static int other_flush(dlfs_device *device)
 {
-    struct other *other = device;
+    struct other *other = (struct other *)device;
     other->flushed++;
     return -EIO;
 }
 
-static void other_destroy(void *device)
+static void other_destroy(dlfs_device *device)
 {
-    struct other *other = device;
+    struct other *other = (struct other *)device;
     other->destroyed++;
     CHECK_EQ(dlfs_device_destroy(other->memory), 0);
 }
 
-static int other_queue_create(void *device, uint32_t depth, void **out)
+static int other_submit(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count)
 {
-    struct other *other = device;
-    if (other->refuse < 0) {
-        return other->refuse;
-    }
-    dlfs_queue *queue = NULL;
-    CHECK_EQ(dlfs_queue_create(other->memory, depth, &queue), 0);
-    other->queues++;
-    *out = queue;
-    return 0;
+    return dlfs_queue_submit(((struct other_queue *)queue)->memory, operations, count);
 }
 
-static int other_submit(void *queue, const dlfs_operation *operations, uint32_t count)
+static int other_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t count,
+                      int timeout_ms)
 {
-    return dlfs_queue_submit(queue, operations, count);
+    return dlfs_queue_poll(((struct other_queue *)queue)->memory, completions, count, timeout_ms);
 }
 
-static int other_poll(void *queue, dlfs_completion *completions, uint32_t count, int timeout_ms)
+static void other_queue_free(dlfs_queue *queue)
 {
-    return dlfs_queue_poll(queue, completions, count, timeout_ms);
+    dlfs_queue_destroy(((struct other_queue *)queue)->memory);
+    free(queue);
 }
 
-static void other_queue_destroy(void *queue)
+static void other_queue_destroy(dlfs_queue *queue)
 {
-    dlfs_queue_destroy(queue);
+    other_queue_free(queue);
     owner->queues--;
 }
 
-static void other_queue_abandon(void *queue)
+static void other_queue_abandon(dlfs_queue *queue)
 {
     owner->abandoned++;
-    dlfs_queue_destroy(queue);
+    other_queue_free(queue);
 }
 
-static int other_generation(void *device, uint64_t *generation)
+static const struct dlfs_queue_ops other_queue_ops = {
+    .submit = other_submit,
+    .poll = other_poll,
+    .destroy = other_queue_destroy,
+    .abandon = other_queue_abandon,
+};
+
+static int other_queue_create(dlfs_device *device, uint32_t depth,
+                              const struct dlfs_connect_limit *limit, dlfs_queue **out)
+{
+    (void)limit;
+    struct other *other = (struct other *)device;
+    if (other->refuse < 0) {
+        return other->refuse;
+    }
+    struct other_queue *queue = calloc(1, sizeof *queue);
+    CHECK(queue != NULL);
+    CHECK_EQ(dlfs_queue_create(other->memory, depth, &queue->memory), 0);
+    queue->base.ops = &other_queue_ops;
+    other->queues++;
+    *out = &queue->base;
+    return 0;
+}
+
+static int other_generation(dlfs_device *device, uint64_t *generation)
 {
     *generation = ((struct other *)device)->generation;
     return 0;
 }
 
-static int other_limit_writes(void *device, uint64_t generation, uint64_t until_ns)
+static int other_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns)
 {
-    struct other *other = device;
+    struct other *other = (struct other *)device;
     other->generation = generation;
     other->until_ns = until_ns;
     return 0;
 }
 
-static const struct dlfs_external_ops other_ops = {
+static const struct dlfs_device_ops other_ops = {
     .version = DLFS_EXTERNAL_VERSION,
+    .queue_create = other_queue_create,
     .flush = other_flush,
     .destroy = other_destroy,
-    .queue_create = other_queue_create,
-    .queue_submit = other_submit,
-    .queue_poll = other_poll,
-    .queue_destroy = other_queue_destroy,
-    .queue_abandon = other_queue_abandon,
     .generation = other_generation,
     .limit_writes = other_limit_writes,
 };
 
-static struct dlfs_external describe(struct other *other)
+static struct other describe(dlfs_device *memory)
 {
-    return (struct dlfs_external){.ops = &other_ops,
-                                  .device = other,
-                                  .kind = "other",
-                                  .size_bytes = DEVICE_BYTES,
-                                  .block_bytes = 4096,
-                                  .writable = 1};
+    return (struct other){.base = {.ops = &other_ops,
+                                   .kind = "other",
+                                   .size_bytes = DEVICE_BYTES,
+                                   .block_bytes = 4096,
+                                   .writable = true},
+                          .memory = memory};
 }
 
 static void test_refuses_what_does_not_fit(void)
 {
-    struct other other = {0};
     dlfs_device *device = NULL;
-    struct dlfs_external_ops newer = other_ops;
+    struct dlfs_device_ops newer = other_ops;
     newer.version++;
-    struct dlfs_external bad = describe(&other);
-    bad.ops = &newer;
-    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EPROTONOSUPPORT);
-    bad = describe(&other);
-    bad.block_bytes = 1000;
-    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EINVAL);
-    bad = describe(&other);
-    bad.block_bytes = 256;
-    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EINVAL);
-    bad = describe(&other);
-    bad.size_bytes = 4097;
-    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EINVAL);
-    bad.size_bytes = 0;
-    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EINVAL);
+    struct other bad = describe(NULL);
+    bad.base.ops = &newer;
+    CHECK_EQ(dlfs_device_create_external(&bad.base, &device), -EPROTONOSUPPORT);
+    bad = describe(NULL);
+    bad.base.block_bytes = 1000;
+    CHECK_EQ(dlfs_device_create_external(&bad.base, &device), -EINVAL);
+    bad = describe(NULL);
+    bad.base.block_bytes = 256;
+    CHECK_EQ(dlfs_device_create_external(&bad.base, &device), -EINVAL);
+    bad = describe(NULL);
+    bad.base.size_bytes = 4097;
+    CHECK_EQ(dlfs_device_create_external(&bad.base, &device), -EINVAL);
+    bad.base.size_bytes = 0;
+    CHECK_EQ(dlfs_device_create_external(&bad.base, &device), -EINVAL);
     CHECK_EQ(dlfs_device_create_external(NULL, &device), -EINVAL);
     CHECK(device == NULL);
-    CHECK_EQ(other.destroyed, 0);
+    CHECK_EQ(bad.destroyed, 0);
 }
 
 static void test_a_library_need_not_limit_writes(void)
 {
-    struct other other = {.memory = make_memory()};
-    struct dlfs_external_ops fewer = other_ops;
+    struct other other = describe(make_memory());
+    struct dlfs_device_ops fewer = other_ops;
     fewer.generation = NULL;
     fewer.limit_writes = NULL;
-    struct dlfs_external description = describe(&other);
-    description.ops = &fewer;
+    other.base.ops = &fewer;
     dlfs_device *device = NULL;
     uint64_t generation = 0;
-    CHECK_EQ(dlfs_device_create_external(&description, &device), 0);
+    CHECK_EQ(dlfs_device_create_external(&other.base, &device), 0);
     CHECK_EQ(dlfs_device_generation(device, &generation), -ENOTSUP);
     CHECK_EQ(dlfs_device_limit_writes(device, 0, 0), -ENOTSUP);
     CHECK_EQ(dlfs_device_generation(other.memory, &generation), -ENOTSUP);
@@ -148,11 +165,10 @@ static void test_a_library_need_not_limit_writes(void)
 
 static void test_hands_everything_on(void)
 {
-    struct other other = {.memory = make_memory()};
+    struct other other = describe(make_memory());
     owner = &other;
-    struct dlfs_external description = describe(&other);
     dlfs_device *device = NULL;
-    CHECK_EQ(dlfs_device_create_external(&description, &device), 0);
+    CHECK_EQ(dlfs_device_create_external(&other.base, &device), 0);
     CHECK_EQ(dlfs_device_size_bytes(device), DEVICE_BYTES);
     CHECK_EQ(dlfs_device_block_bytes(device), 4096);
     CHECK_EQ(strcmp(dlfs_device_kind(device), "other"), 0);
@@ -190,11 +206,10 @@ static void test_hands_everything_on(void)
 
 static void test_a_child_abandons_its_copy(void)
 {
-    struct other other = {.memory = make_memory()};
+    struct other other = describe(make_memory());
     owner = &other;
-    struct dlfs_external description = describe(&other);
     dlfs_device *device = NULL;
-    CHECK_EQ(dlfs_device_create_external(&description, &device), 0);
+    CHECK_EQ(dlfs_device_create_external(&other.base, &device), 0);
     dlfs_queue *queue = make_queue(device, 4);
     pid_t child = fork();
     CHECK(child >= 0);

@@ -2,15 +2,14 @@
  * A device over another one that fails on purpose: errors, short reads, flipped bits, stalls,
  * completions out of order, and the loss of the device, at a given operation or on request. Except
  * for that loss, the failures of the n-th operation of the k-th queue pair are a function of (seed,
- * k, n). libdlfs takes it as a device of another library (dlfs/external.h).
+ * k, n). libdlfs takes it as a device of another library (device/device.h).
  *
  * A queue pair delays finished operations in a table until they are due. Poll returns those that
  * are due, in order of arrival or, with `reorder`, in a random order.
  */
 #include "fault/fault.h"
 
-#include <dlfs/external.h>
-
+#include "device/device.h"
 #include "platform/clock.h"
 #include "platform/mix.h"
 
@@ -25,7 +24,7 @@
 #define KIND "fault"
 
 struct fault_device {
-    char kind[sizeof KIND]; /* what dlfs_device_kind returns: leads from the device to this */
+    dlfs_device base;
     dlfs_device *inner;
     dlfs_fault_config config;
     _Atomic uint64_t queues_made;
@@ -45,6 +44,7 @@ struct fault_entry {
 };
 
 struct fault_queue {
+    dlfs_queue base;
     struct fault_device *device;
     dlfs_queue *inner;
     uint64_t random;       /* state of the generator that chooses failures */
@@ -151,9 +151,9 @@ static int entry_submit(struct fault_queue *queue, uint32_t number)
     return dlfs_queue_submit(queue->inner, &operation, 1);
 }
 
-static int fault_submit(void *base, const dlfs_operation *operations, uint32_t count)
+static int fault_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
 {
-    struct fault_queue *queue = base;
+    struct fault_queue *queue = (struct fault_queue *)base;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number = queue->first_free;
         uint32_t next_free = queue->entries[number].next_free;
@@ -267,9 +267,10 @@ static int fault_wait(struct fault_queue *queue, uint64_t left_ns)
     return 0;
 }
 
-static int fault_poll(void *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
+static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
+                      int timeout_ms)
 {
-    struct fault_queue *queue = base;
+    struct fault_queue *queue = (struct fault_queue *)base;
     if (is_lost(queue->device) && queue->device->config.lost_polls != 0) {
         return DLFS_E_LOST;
     }
@@ -288,7 +289,7 @@ static int fault_poll(void *base, dlfs_completion *completions, uint32_t count, 
     }
 }
 
-static int fault_register(void *base, void *start, size_t bytes)
+static int fault_register(dlfs_queue *base, void *start, size_t bytes)
 {
     return dlfs_queue_register(((struct fault_queue *)base)->inner, start, bytes);
 }
@@ -296,17 +297,27 @@ static int fault_register(void *base, void *start, size_t bytes)
 /*
  * Serves as destroy and as abandon: the inner queue pair checks by itself whether it is in a child.
  */
-static void fault_queue_destroy(void *base)
+static void fault_queue_destroy(dlfs_queue *base)
 {
-    struct fault_queue *queue = base;
+    struct fault_queue *queue = (struct fault_queue *)base;
     dlfs_queue_destroy(queue->inner);
     free(queue->delayed);
     free(queue);
 }
 
-static int fault_queue_create(void *base, uint32_t depth, void **out)
+static const struct dlfs_queue_ops fault_queue_ops = {
+    .submit = fault_submit,
+    .poll = fault_poll,
+    .register_range = fault_register,
+    .destroy = fault_queue_destroy,
+    .abandon = fault_queue_destroy,
+};
+
+static int fault_queue_create(dlfs_device *base, uint32_t depth,
+                              const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
-    struct fault_device *device = base;
+    (void)limit;
+    struct fault_device *device = (struct fault_device *)base;
     if (is_lost(device)) {
         return DLFS_E_LOST;
     }
@@ -321,6 +332,7 @@ static int fault_queue_create(void *base, uint32_t depth, void **out)
         free(queue);
         return error;
     }
+    queue->base.ops = &fault_queue_ops;
     queue->device = device;
     queue->delayed = delayed;
     queue->random = device->config.seed;
@@ -329,26 +341,26 @@ static int fault_queue_create(void *base, uint32_t depth, void **out)
     for (uint32_t i = 0; i < depth; i++) {
         queue->entries[i].next_free = i + 1;
     }
-    *out = queue;
+    *out = &queue->base;
     return 0;
 }
 
-static int fault_flush(void *base)
+static int fault_flush(dlfs_device *base)
 {
-    struct fault_device *device = base;
+    struct fault_device *device = (struct fault_device *)base;
     return is_lost(device) ? DLFS_E_LOST : dlfs_device_flush(device->inner);
 }
 
-static const struct dlfs_external_ops fault_ops = {
+static void fault_destroy(dlfs_device *base)
+{
+    free(base);
+}
+
+static const struct dlfs_device_ops fault_ops = {
     .version = DLFS_EXTERNAL_VERSION,
-    .flush = fault_flush,
-    .destroy = free,
     .queue_create = fault_queue_create,
-    .queue_submit = fault_submit,
-    .queue_poll = fault_poll,
-    .queue_register = fault_register,
-    .queue_destroy = fault_queue_destroy,
-    .queue_abandon = fault_queue_destroy,
+    .flush = fault_flush,
+    .destroy = fault_destroy,
 };
 
 static bool config_is_valid(const dlfs_fault_config *config)
@@ -368,21 +380,17 @@ int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config
     if (device == NULL) {
         return -ENOMEM;
     }
-    memcpy(device->kind, KIND, sizeof KIND);
+    device->base.ops = &fault_ops;
+    device->base.kind = KIND;
+    device->base.size_bytes = dlfs_device_size_bytes(inner);
+    device->base.block_bytes = dlfs_device_block_bytes(inner);
+    device->base.writable = true;
     device->inner = inner;
     device->config = *config;
     atomic_init(&device->queues_made, 0);
     atomic_init(&device->operations, 0);
     atomic_init(&device->lost, false);
-    const struct dlfs_external external = {
-        .ops = &fault_ops,
-        .device = device,
-        .kind = device->kind,
-        .size_bytes = dlfs_device_size_bytes(inner),
-        .block_bytes = dlfs_device_block_bytes(inner),
-        .writable = 1,
-    };
-    int error = dlfs_device_create_external(&external, out);
+    int error = dlfs_device_create_external(&device->base, out);
     if (error < 0) {
         free(device);
     }
@@ -395,7 +403,7 @@ int dlfs_device_fault_lose(dlfs_device *device, uint32_t lost)
     if (strcmp(kind, KIND) != 0 || lost > 1) {
         return -EINVAL;
     }
-    struct fault_device *fault = (struct fault_device *)(void *)kind;
+    struct fault_device *fault = (struct fault_device *)device;
     atomic_store(&fault->lost, lost != 0);
     return 0;
 }

@@ -2,8 +2,6 @@
  * Members that answer slowly, which are neither silent nor hung. A read of more than a slow device
  * answers within the timeout succeeds. A member is hung only for the time in which it was asked.
  */
-#include <dlfs/external.h>
-
 #include "device/device.h"
 #include "platform/clock.h"
 #include "reader/copies_tests.h"
@@ -17,12 +15,14 @@
 
 /* A device that answers operations one after the other, at a steady pace. */
 struct pace {
+    dlfs_device base;
     dlfs_device *inner;
     dlfs_device *device;
     uint64_t free_ns; /* when it has answered all that was submitted */
 };
 
 struct pace_queue {
+    dlfs_queue base;
     struct pace *pace;
     dlfs_queue *inner;
     uint64_t first;
@@ -31,29 +31,19 @@ struct pace_queue {
     uint64_t ready_ns[DEPTH];
 };
 
-static int pace_flush(void *device)
+static int pace_flush(dlfs_device *device)
 {
     return dlfs_device_flush(((struct pace *)device)->inner);
 }
 
-static void pace_destroy(void *device)
+static void pace_destroy(dlfs_device *device)
 {
     (void)device;
 }
 
-static int pace_queue_create(void *device, uint32_t depth, void **out)
+static int pace_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
 {
-    struct pace_queue *queue = calloc(1, sizeof *queue);
-    CHECK(queue != NULL && depth <= DEPTH);
-    queue->pace = device;
-    CHECK_EQ(dlfs_queue_create(queue->pace->inner, depth, &queue->inner), 0);
-    *out = queue;
-    return 0;
-}
-
-static int pace_submit(void *base, const dlfs_operation *operations, uint32_t count)
-{
-    struct pace_queue *queue = base;
+    struct pace_queue *queue = (struct pace_queue *)base;
     struct pace *pace = queue->pace;
     uint64_t now_ns = monotonic_ns();
     pace->free_ns = pace->free_ns > now_ns ? pace->free_ns : now_ns;
@@ -65,9 +55,9 @@ static int pace_submit(void *base, const dlfs_operation *operations, uint32_t co
     return (int)count;
 }
 
-static int pace_poll(void *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
+static int pace_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
 {
-    struct pace_queue *queue = base;
+    struct pace_queue *queue = (struct pace_queue *)base;
     (void)count;
     for (int waited_ms = 0; queue->ready_ns[queue->first % DEPTH] > monotonic_ns(); waited_ms++) {
         if (timeout_ms >= 0 && waited_ms >= timeout_ms) {
@@ -79,21 +69,37 @@ static int pace_poll(void *base, dlfs_completion *completions, uint32_t count, i
     return dlfs_queue_poll(queue->inner, completions, 1, -1);
 }
 
-static void pace_queue_destroy(void *base)
+static void pace_queue_destroy(dlfs_queue *base)
 {
     dlfs_queue_destroy(((struct pace_queue *)base)->inner);
     free(base);
 }
 
-static const struct dlfs_external_ops pace_ops = {
+static const struct dlfs_queue_ops pace_queue_ops = {
+    .submit = pace_submit,
+    .poll = pace_poll,
+    .destroy = pace_queue_destroy,
+    .abandon = pace_queue_destroy,
+};
+
+static int pace_queue_create(dlfs_device *base, uint32_t depth,
+                             const struct dlfs_connect_limit *limit, dlfs_queue **out)
+{
+    (void)limit;
+    struct pace_queue *queue = calloc(1, sizeof *queue);
+    CHECK(queue != NULL && depth <= DEPTH);
+    queue->base.ops = &pace_queue_ops;
+    queue->pace = (struct pace *)base;
+    CHECK_EQ(dlfs_queue_create(queue->pace->inner, depth, &queue->inner), 0);
+    *out = &queue->base;
+    return 0;
+}
+
+static const struct dlfs_device_ops pace_ops = {
     .version = DLFS_EXTERNAL_VERSION,
+    .queue_create = pace_queue_create,
     .flush = pace_flush,
     .destroy = pace_destroy,
-    .queue_create = pace_queue_create,
-    .queue_submit = pace_submit,
-    .queue_poll = pace_poll,
-    .queue_destroy = pace_queue_destroy,
-    .queue_abandon = pace_queue_destroy,
 };
 
 /* Checks that all samples are read, although those queued last come after twice the timeout. */
@@ -104,15 +110,12 @@ static void a_slow_device_is_waited_for(void)
     uint64_t indices[COUNT];
     dlfs_batch *batch;
     dataset_create(&dataset, NULL);
-    struct dlfs_external external = {
-        .ops = &pace_ops,
-        .device = &pace,
-        .kind = "pace",
-        .size_bytes = dlfs_device_size_bytes(dataset.inner),
-        .block_bytes = dlfs_device_block_bytes(dataset.inner),
-    };
+    pace.base.ops = &pace_ops;
+    pace.base.kind = "pace";
+    pace.base.size_bytes = dlfs_device_size_bytes(dataset.inner);
+    pace.base.block_bytes = dlfs_device_block_bytes(dataset.inner);
     pace.inner = dataset.inner;
-    CHECK_EQ(dlfs_device_create_external(&external, &pace.device), 0);
+    CHECK_EQ(dlfs_device_create_external(&pace.base, &pace.device), 0);
     dataset.device = pace.device;
     CHECK(dataset.chunk_count * CHUNK * NS_PER_BYTE > 2 * TIMEOUT_MS * UINT64_C(1000000));
     dlfs_reader *reader = reader_as(

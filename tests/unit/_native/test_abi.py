@@ -165,8 +165,8 @@ def test_headers_compile_elsewhere(
         pytest.skip(f"no {program}")
     source = tmp_path / name
     source.write_text(
-        '#include "dlfs/api.h"\n#include "dlfs/channel.h"\n#include "dlfs/external.h"\n'
-        '#include "dlfs/import.h"\n#include "dlfs/part.h"\n'
+        '#include "dlfs/api.h"\n#include "dlfs/channel.h"\n#include "dlfs/import.h"\n'
+        '#include "dlfs/part.h"\n'
     )
     flags = [*flags, "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/native/include"]
     subprocess.run([found, *flags, "-fsyntax-only", source], check=True)
