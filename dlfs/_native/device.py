@@ -14,7 +14,7 @@ import enum
 import errno
 import os
 from ctypes import addressof, byref
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -214,19 +214,12 @@ class NativeDevice(Closing):
         self._handle = None
 
 
-class _InFlight:
+class _InFlight(NamedTuple):
     """An operation in flight; keeps its buffer alive."""
 
-    __slots__ = ("buffer", "kind", "length_bytes", "offset_bytes", "tag")
-
-    def __init__(
-        self, tag: int, kind: int, buffer: npt.NDArray[np.uint8], offset_bytes: int
-    ) -> None:
-        self.tag = tag
-        self.kind = kind
-        self.buffer = buffer
-        self.offset_bytes = offset_bytes
-        self.length_bytes = buffer.nbytes
+    tag: int
+    kind: int
+    buffer: npt.NDArray[np.uint8]
 
 
 class NativeQueue(Closing):
@@ -326,7 +319,7 @@ class NativeQueue(Closing):
         operation = abi.Operation(array.ctypes.data, offset_bytes, array.nbytes, kind, serial)
         # Before the call: a signal handler may raise between the call and the next line.
         self._serial = serial + 1
-        self._in_flight[serial] = _InFlight(tag, kind, array, offset_bytes)
+        self._in_flight[serial] = _InFlight(tag, kind, array)
         accepted = library().dlfs_queue_submit(self.handle, byref(operation), 1)
         if accepted == 1:
             return True

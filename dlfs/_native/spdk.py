@@ -142,7 +142,7 @@ def open_namespace(
     writable: bool,
     cores: str | None,
     numbers: Mapping[str, int],
-) -> SpdkNamespace:
+) -> tuple[NativeDevice, Info]:
     """Open a namespace.
 
     Args:
@@ -187,45 +187,40 @@ def open_namespace(
     if code < 0:
         said = message.value.decode("utf-8", "replace")
         raise error_for(code, f"open {uri}: {said}" if said else f"open {uri}")
-    return SpdkNamespace(NativeDevice(handle, uri, writable=writable), info)
+    return NativeDevice(handle, uri, writable=writable), info
 
 
-class SpdkNamespace:
-    """An open namespace: its device, its properties, and single commands to its controller.
+def namespace_id(info: Info) -> str | None:
+    """Return a namespace's globally unique identifier, as in ``NvmeStatus``; None: it has none."""
+    for kind, value in (
+        (abi.NVME_ID_UUID, info.uuid),
+        (abi.NVME_ID_NGUID, info.nguid),
+        (abi.NVME_ID_EUI64, info.eui64),
+    ):
+        if any(value):
+            return format_namespace_id(kind, bytes(value))
+    return None
 
-    Threads: any at once.
+
+def run_command(
+    device: NativeDevice,
+    words: Sequence[int],
+    data: bytearray | None,
+    *,
+    io_queue: bool,
+    to_device: bool,
+) -> tuple[int, int]:
+    """Run one command on a device from ``open_namespace``; see ``dlfs._native.nvme.run_through``.
+
+    Raises:
+        UsageError: the data is no multiple of 4 bytes, or too long.
     """
-
-    def __init__(self, device: NativeDevice, info: Info) -> None:
-        self.device = device
-        self.info = info
-
-    @property
-    def namespace_id(self) -> str | None:
-        """Globally unique identifier of the namespace, as in ``NvmeStatus``; None: it has none."""
-        for kind, value in (
-            (abi.NVME_ID_UUID, self.info.uuid),
-            (abi.NVME_ID_NGUID, self.info.nguid),
-            (abi.NVME_ID_EUI64, self.info.eui64),
-        ):
-            if any(value):
-                return format_namespace_id(kind, bytes(value))
-        return None
-
-    def run(
-        self, words: Sequence[int], data: bytearray | None, *, io_queue: bool, to_device: bool
-    ) -> tuple[int, int]:
-        """Run one command; see ``dlfs._native.nvme.run_through``.
-
-        Raises:
-            UsageError: the data is no multiple of 4 bytes, or too long.
-        """
-        if data is not None and (len(data) > abi.NVME_DATA_BYTES_MAX or len(data) % 4):
-            raise UsageError(
-                f"run an NVMe command: expected a multiple of 4 bytes of data, at most "
-                f"{abi.NVME_DATA_BYTES_MAX}, got {len(data)}"
-            )
-        run, device = spdk_library().dlfs_spdk_run, self.device
-        return run_through(
-            run, device.handle, device.uri, words, data, io_queue=io_queue, to_device=to_device
+    if data is not None and (len(data) > abi.NVME_DATA_BYTES_MAX or len(data) % 4):
+        raise UsageError(
+            f"run an NVMe command: expected a multiple of 4 bytes of data, at most "
+            f"{abi.NVME_DATA_BYTES_MAX}, got {len(data)}"
         )
+    run = spdk_library().dlfs_spdk_run
+    return run_through(
+        run, device.handle, device.uri, words, data, io_queue=io_queue, to_device=to_device
+    )

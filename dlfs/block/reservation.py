@@ -31,7 +31,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.errors import DeviceError, LeaseLostError, LockedError
@@ -57,35 +56,10 @@ _CONTROLLER = struct.Struct("<H B 5x Q 16s 32x")
 _HOLDS = 1
 
 
-class AdminOpcode(IntEnum):
-    """Opcodes of the admin commands that are used."""
-
-    IDENTIFY = 0x06
-    GET_FEATURES = 0x0A
-
-
-class Opcode(IntEnum):
-    """Opcodes of the reservation commands."""
-
-    REGISTER = 0x0D
-    REPORT = 0x0E
-    ACQUIRE = 0x11
-    RELEASE = 0x15
-
-
-class RegisterAction(IntEnum):
-    """Action of a Reservation Register command (RREGA)."""
-
-    REGISTER = 0
-    UNREGISTER = 1
-
-
-class AcquireAction(IntEnum):
-    """Action of a Reservation Acquire command (RACQA)."""
-
-    ACQUIRE = 0
-    PREEMPT_AND_ABORT = 2
-
+_IDENTIFY, _GET_FEATURES = 0x06, 0x0A
+_REGISTER, _REPORT, _ACQUIRE, _RELEASE = 0x0D, 0x0E, 0x11, 0x15
+_UNREGISTER = 1  # an action of _REGISTER
+_PREEMPT_AND_ABORT = 2  # an action of _ACQUIRE
 
 WRITE_EXCLUSIVE = 1
 """Type of DLFS's reservations (RTYPE)."""
@@ -94,7 +68,6 @@ KEY_TAG = int.from_bytes(b"DLFS", "big") << 32
 """Upper half of DLFS's keys."""
 
 _IGNORE_EXISTING_KEY = 1 << 3
-_RELEASE = 0
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -102,59 +75,55 @@ _RELEASE = 0
 
 def identify_controller() -> NvmeCommand:
     """Encode Identify Controller (CNS 1)."""
-    return NvmeCommand(AdminOpcode.IDENTIFY, cdw10=1)
+    return NvmeCommand(_IDENTIFY, cdw10=1)
 
 
 def identify_namespace(nsid: int) -> NvmeCommand:
     """Encode Identify Namespace (CNS 0)."""
-    return NvmeCommand(AdminOpcode.IDENTIFY, nsid=nsid, cdw10=0)
+    return NvmeCommand(_IDENTIFY, nsid=nsid, cdw10=0)
 
 
 def get_host_identifier() -> NvmeCommand:
     """Encode Get Features of the 128-bit host identifier."""
     return NvmeCommand(
-        AdminOpcode.GET_FEATURES, cdw10=_FEATURE_HOST_IDENTIFIER, cdw11=_EXTENDED_HOST_IDENTIFIER
+        _GET_FEATURES, cdw10=_FEATURE_HOST_IDENTIFIER, cdw11=_EXTENDED_HOST_IDENTIFIER
     )
 
 
-def register(nsid: int, action: RegisterAction, key: int) -> tuple[NvmeCommand, bytearray]:
-    """Encode Reservation Register and its data.
-
-    Args:
-        nsid: namespace ID.
-        action: REGISTER makes ``key`` this host's, whatever it was; UNREGISTER removes it.
-        key: 64 bits, not 0.
-    """
-    if action == RegisterAction.REGISTER:
-        command = NvmeCommand(Opcode.REGISTER, nsid, cdw10=action | _IGNORE_EXISTING_KEY)
-        return command, bytearray(struct.pack("<QQ", 0, key))
-    return NvmeCommand(Opcode.REGISTER, nsid, cdw10=action), bytearray(struct.pack("<QQ", key, 0))
+def register(nsid: int, key: int) -> tuple[NvmeCommand, bytearray]:
+    """Encode Reservation Register that makes ``key`` this host's, whatever it was, and its data."""
+    command = NvmeCommand(_REGISTER, nsid, cdw10=_IGNORE_EXISTING_KEY)
+    return command, bytearray(struct.pack("<QQ", 0, key))
 
 
-def acquire(
-    nsid: int, action: AcquireAction, key: int, preempted_key: int = 0
-) -> tuple[NvmeCommand, bytearray]:
+def unregister(nsid: int, key: int) -> tuple[NvmeCommand, bytearray]:
+    """Encode Reservation Register that removes this host's key, and its data."""
+    return NvmeCommand(_REGISTER, nsid, cdw10=_UNREGISTER), bytearray(struct.pack("<QQ", key, 0))
+
+
+def acquire(nsid: int, key: int, preempted_key: int | None = None) -> tuple[NvmeCommand, bytearray]:
     """Encode Reservation Acquire, type Write Exclusive, and its data.
 
     Args:
         nsid: namespace ID.
-        action: ACQUIRE, or PREEMPT_AND_ABORT the host that has ``preempted_key``.
         key: this host's key.
-        preempted_key: key of the host that loses its registration.
+        preempted_key: key of the host that loses its registration, and whose commands in flight
+            are aborted; None preempts no host.
     """
-    command = NvmeCommand(Opcode.ACQUIRE, nsid, cdw10=action | WRITE_EXCLUSIVE << 8)
-    return command, bytearray(struct.pack("<QQ", key, preempted_key))
+    action = 0 if preempted_key is None else _PREEMPT_AND_ABORT
+    command = NvmeCommand(_ACQUIRE, nsid, cdw10=action | WRITE_EXCLUSIVE << 8)
+    return command, bytearray(struct.pack("<QQ", key, preempted_key or 0))
 
 
 def release(nsid: int, key: int) -> tuple[NvmeCommand, bytearray]:
     """Encode Reservation Release, type Write Exclusive, and its data."""
-    command = NvmeCommand(Opcode.RELEASE, nsid, cdw10=_RELEASE | WRITE_EXCLUSIVE << 8)
+    command = NvmeCommand(_RELEASE, nsid, cdw10=WRITE_EXCLUSIVE << 8)
     return command, bytearray(struct.pack("<Q", key))
 
 
 def report(nsid: int) -> NvmeCommand:
     """Encode Reservation Report of ``REPORT_BYTES``, in the extended form."""
-    return NvmeCommand(Opcode.REPORT, nsid, cdw10=REPORT_BYTES // 4 - 1, cdw11=1)
+    return NvmeCommand(_REPORT, nsid, cdw10=REPORT_BYTES // 4 - 1, cdw11=1)
 
 
 # ---- the report ----------------------------------------------------------------------------------
@@ -302,9 +271,7 @@ class Reservation:
                 f"lock {self._uri}: reserved by {holder}, by other software than DLFS"
             )
         self._register()
-        command, data = acquire(
-            self._nsid, AcquireAction.PREEMPT_AND_ABORT, self._key, preempted_key=holder.key
-        )
+        command, data = acquire(self._nsid, self._key, preempted_key=holder.key)
         self._run(command, data, "preempt the reservation of an earlier writer")
 
     def acquire(self) -> None:
@@ -315,7 +282,7 @@ class Reservation:
             DeviceError: the target is lost or refuses the command.
         """
         self._register()
-        command, data = acquire(self._nsid, AcquireAction.ACQUIRE, self._key)
+        command, data = acquire(self._nsid, self._key)
         try:
             self._run(command, data, "reserve")
         except LeaseLostError as error:
@@ -335,7 +302,7 @@ class Reservation:
             raise LeaseLostError(f"write to {self._uri}: it is reserved by {holder} now")
 
     def _register(self) -> None:
-        command, data = register(self._nsid, RegisterAction.REGISTER, self._key)
+        command, data = register(self._nsid, self._key)
         try:
             self._run(command, data, "register for a reservation")
         except LeaseLostError as error:
@@ -358,7 +325,7 @@ class Reservation:
         try:
             command, data = release(self._nsid, self._key)
             self._run(command, data, "release the reservation")
-            command, data = register(self._nsid, RegisterAction.UNREGISTER, self._key)
+            command, data = unregister(self._nsid, self._key)
             self._run(command, data, "unregister from reservations")
         except LeaseLostError:
             if self._holder_elsewhere() is not None:

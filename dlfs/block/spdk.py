@@ -38,7 +38,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlfs._native.device import NativeDevice
-from dlfs._native.spdk import open_namespace
+from dlfs._native.spdk import namespace_id, open_namespace, run_command
 from dlfs.base.forks import OwnerProcess
 from dlfs.block.host import host_identity
 from dlfs.block.nvme import NativeRunner
@@ -80,7 +80,7 @@ class SpdkDevice(SharedNamespaceDevice):
         cores = options.pop("cores", None)
         nqn, host_id = host_identity(keys.pop("hostnqn", None), None)
         numbers = {key: int(value) for key, value in options.items()}
-        namespace = open_namespace(
+        native, self.info = open_namespace(
             str(uri),
             transport_id=" ".join(f"{key}:{value}" for key, value in keys.items()),
             nsid=uri.nsid,
@@ -90,16 +90,14 @@ class SpdkDevice(SharedNamespaceDevice):
             cores=None if cores is None else str(cores).replace("+", ","),
             numbers=numbers,
         )
-        self.info = namespace.info
         self._address = uri
         self._numbers = numbers
         self._owner = OwnerProcess()
-        self._runner = NativeRunner(namespace.run)
-        name = namespace.namespace_id
+        self._runner = NativeRunner(partial(run_command, native))
+        name = namespace_id(self.info)
         if name is None:
             name = f"{(self.info.subsystem_nqn or self.info.serial).decode()}:{uri.nsid}"
-        identity = f"nvme:{name}"
-        super().__init__(namespace.device, uri=str(uri), identity=identity, writable=writable)
+        super().__init__(native, uri=str(uri), identity=f"nvme:{name}", writable=writable)
 
     @property
     def native(self) -> NativeDevice:

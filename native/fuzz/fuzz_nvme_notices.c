@@ -27,11 +27,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
         abort();
     }
     memcpy(log, bytes + NUMBER_BYTES, log_bytes);
-    enum nvme_ana_state state = NVME_ANA_CHANGE;
+    uint32_t state = DLFS_NVME_ANA_CHANGE;
     const char *reason = NULL;
     int code = nvme_decode_ana(log, log_bytes, number, &state, &reason);
     bool valid = code == 0 && reason == NULL && nvme_ana_rank(state) <= NVME_RANK_UNUSABLE &&
-                 (state == NVME_ANA_NONE || strcmp(nvme_ana_word(state), "not reported") != 0);
+                 (state == DLFS_NVME_ANA_NONE || strcmp(nvme_ana_word(state), "not reported") != 0);
     if (!valid && (code != DLFS_E_PROTOCOL || reason == NULL)) {
         abort();
     }

@@ -181,10 +181,9 @@ static struct controller *find(const struct spdk_nvme_transport_id *transport_id
     return controller;
 }
 
-/* Does the work of controller_get. With the registry's lock held. */
-static int get_locked(const dlfs_spdk_config *config,
-                      const struct spdk_nvme_transport_id *transport_id, char *message,
-                      size_t message_bytes, struct controller **out)
+int controller_get(const dlfs_spdk_config *config,
+                   const struct spdk_nvme_transport_id *transport_id, char *message,
+                   size_t message_bytes, struct controller **out)
 {
     struct spdk_nvme_ctrlr_opts options;
     bool tcp = transport_id->trtype == SPDK_NVME_TRANSPORT_TCP;
@@ -192,28 +191,22 @@ static int get_locked(const dlfs_spdk_config *config,
     if (code < 0) {
         return code;
     }
+    (void)pthread_mutex_lock(&registry.lock);
     struct controller *controller = find(transport_id, options.hostnqn);
     if (controller == NULL) {
         unsigned mark = log_mark();
         code = connect_new(config, transport_id, &options, &controller);
         if (code < 0) {
             log_text(mark, message, message_bytes);
-            return code;
+        } else {
+            controller->next = registry.first;
+            registry.first = controller;
         }
-        controller->next = registry.first;
-        registry.first = controller;
     }
-    controller->users++;
-    *out = controller;
-    return 0;
-}
-
-int controller_get(const dlfs_spdk_config *config,
-                   const struct spdk_nvme_transport_id *transport_id, char *message,
-                   size_t message_bytes, struct controller **out)
-{
-    (void)pthread_mutex_lock(&registry.lock);
-    int code = get_locked(config, transport_id, message, message_bytes, out);
+    if (code == 0) {
+        controller->users++;
+        *out = controller;
+    }
     (void)pthread_mutex_unlock(&registry.lock);
     return code;
 }

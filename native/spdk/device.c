@@ -12,8 +12,6 @@
 #include "shim.h"
 
 #define COMMAND_DEPTH 2u
-#define BLOCK_BYTES_MIN 512u
-#define BLOCK_BYTES_MAX 65536u
 
 uint32_t dlfs_spdk_version(void)
 {
@@ -217,8 +215,8 @@ static int open_namespace(struct device *device, char *message, size_t message_b
         return DLFS_E_NOT_FOUND;
     }
     uint32_t block_bytes = spdk_nvme_ns_get_sector_size(ns);
-    if (spdk_nvme_ns_get_md_size(ns) > 0 || block_bytes < BLOCK_BYTES_MIN ||
-        block_bytes > BLOCK_BYTES_MAX || (block_bytes & (block_bytes - 1)) != 0) {
+    if (spdk_nvme_ns_get_md_size(ns) > 0 || block_bytes < DLFS_BLOCK_BYTES_MIN ||
+        block_bytes > DLFS_BLOCK_BYTES_MAX || (block_bytes & (block_bytes - 1)) != 0) {
         (void)snprintf(message, message_bytes,
                        "expected blocks of 512 to 65536 bytes without metadata, got %u and %u of "
                        "metadata",

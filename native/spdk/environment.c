@@ -13,6 +13,7 @@
  *
  * A short ring keeps SPDK's last error messages, for the messages of this library's errors.
  */
+#include "platform/clock.h"
 #include "platform/thread.h"
 #include "shim.h"
 
@@ -56,8 +57,7 @@ static struct {
 
 void shim_sleep_ns(uint64_t duration_ns)
 {
-    struct timespec pause = {.tv_sec = (time_t)(duration_ns / UINT64_C(1000000000)),
-                             .tv_nsec = (long)(duration_ns % UINT64_C(1000000000))};
+    struct timespec pause = clock_timespec(duration_ns);
     (void)nanosleep(&pause, NULL);
 }
 

@@ -37,16 +37,6 @@
 #define STEP_NS UINT64_C(50000) /* between two polls of the first connection */
 #define BACKOFF_REFUSED_NS (UINT64_C(50) * NS_PER_MS) /* pause after several refusals */
 
-static void queue_lock(struct queue *queue)
-{
-    (void)pthread_mutex_lock(&queue->link.lock);
-}
-
-static void queue_unlock(struct queue *queue)
-{
-    (void)pthread_mutex_unlock(&queue->link.lock);
-}
-
 /* ---- the connection -------------------------------------------------------------------------- */
 
 static uint32_t requests_wanted(const struct queue *queue)
@@ -260,7 +250,7 @@ int queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t co
 {
     struct queue *queue = (struct queue *)base;
     uint64_t now = monotonic_ns();
-    queue_lock(queue);
+    (void)pthread_mutex_lock(&queue->link.lock);
     for (uint32_t i = 0; i < count; i++) {
         operation_add(queue, &operations[i], now);
     }
@@ -271,7 +261,7 @@ int queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t co
     if (spdk_likely(ready && queue->connected && !queue->namespace_gone && count > 0)) {
         process(queue, count);
     }
-    queue_unlock(queue);
+    (void)pthread_mutex_unlock(&queue->link.lock);
     return (int)count;
 }
 
@@ -293,7 +283,7 @@ int queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, i
     struct queue *queue = (struct queue *)base;
     uint64_t start_ns = 0;
     for (;;) {
-        queue_lock(queue);
+        (void)pthread_mutex_lock(&queue->link.lock);
         /* Polls for no more completions than the caller takes: their data is then still in the
          * CPU caches, and no poll is spent on an empty connection. */
         if (queue->finished_count < count) {
@@ -306,7 +296,7 @@ int queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, i
             check_times(queue, now);
         }
         bool connected = queue->connected;
-        queue_unlock(queue);
+        (void)pthread_mutex_unlock(&queue->link.lock);
         start_ns = start_ns == 0 ? now : start_ns;
         bool over = timeout_ms >= 0 && now - start_ns >= (uint64_t)timeout_ms * NS_PER_MS;
         if (filled > 0 || over) {
@@ -365,10 +355,10 @@ static int connect_first(struct queue *queue)
     uint64_t deadline_ns = monotonic_ns() + queue->controller->connect_ms * NS_PER_MS;
     queue->down_since_ns = monotonic_ns();
     while (queue->backoff_ns <= BACKOFF_REFUSED_NS) {
-        queue_lock(queue);
+        (void)pthread_mutex_lock(&queue->link.lock);
         process(queue, 0);
         bool up = queue->connected && queue->down_since_ns == 0;
-        queue_unlock(queue);
+        (void)pthread_mutex_unlock(&queue->link.lock);
         bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
         if (up || !ready || monotonic_ns() > deadline_ns) {
             return 0;
@@ -431,14 +421,14 @@ int queue_create(dlfs_device *base, uint32_t depth, const struct dlfs_connect_li
 /* Frees SPDK's queue pair; returns false while the admin thread resets the controller. */
 static bool try_free_qpair(struct queue *queue)
 {
-    queue_lock(queue);
+    (void)pthread_mutex_lock(&queue->link.lock);
     bool resetting =
         queue->spdk != NULL && atomic_load(&queue->controller->state) == CONTROLLER_DOWN;
     if (!resetting) {
         queue->connected = false;
         free_qpair(queue);
     }
-    queue_unlock(queue);
+    (void)pthread_mutex_unlock(&queue->link.lock);
     return !resetting;
 }
 

@@ -13,8 +13,6 @@ import pytest
 
 from dlfs.block.nvme import CommandRunner
 from dlfs.block.reservation import (
-    AcquireAction,
-    RegisterAction,
     Reservation,
     acquire,
     register,
@@ -62,13 +60,13 @@ class ReservedNamespace:
 
     def register_foreign_key(self, runner: CommandRunner) -> None:
         """Register a host as software other than DLFS does."""
-        command, data = register(self.nsid, RegisterAction.REGISTER, FOREIGN_KEY)
+        command, data = register(self.nsid, FOREIGN_KEY)
         assert runner.run_io(command, data, to_device=True).status == 0
 
     def reserve_with_foreign_key(self, runner: CommandRunner) -> None:
         """Register and reserve as software other than DLFS does."""
         self.register_foreign_key(runner)
-        command, data = acquire(self.nsid, AcquireAction.ACQUIRE, FOREIGN_KEY)
+        command, data = acquire(self.nsid, FOREIGN_KEY)
         assert runner.run_io(command, data, to_device=True).status == 0
 
 

@@ -151,14 +151,11 @@ static bool derive_id(const char *folder, uint8_t out[16])
 
 static void write_nqn(const uint8_t id[16], char nqn[DLFS_NVME_NQN_BYTES_MAX + 1])
 {
-    size_t length = sizeof NQN_PREFIX - 1;
-    memcpy(nqn, NQN_PREFIX, sizeof NQN_PREFIX);
-    for (uint32_t i = 0; i < 16; i++) {
-        bool hyphen = i == 4 || i == 6 || i == 8 || i == 10;
-        int written = snprintf(nqn + length, DLFS_NVME_NQN_BYTES_MAX + 1 - length, "%s%02x",
-                               hyphen ? "-" : "", id[i]);
-        length += (size_t)written;
-    }
+    (void)snprintf(nqn, DLFS_NVME_NQN_BYTES_MAX + 1,
+                   NQN_PREFIX
+                   "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+                   id[0], id[1], id[2], id[3], id[4], id[5], id[6], id[7], id[8], id[9], id[10],
+                   id[11], id[12], id[13], id[14], id[15]);
 }
 
 /* Reads the UUID of an NQN in its UUID form. */

@@ -80,21 +80,16 @@ static int refuse_scheme(const struct uri_parser *parser, const char *scheme, st
         if (strcmp(scheme, of_python[i]) != 0) {
             continue;
         }
-        if (parser->message != NULL && parser->message_bytes > 0) {
-            (void)snprintf(parser->message, parser->message_bytes,
-                           "open %s: libdlfs opens paths, file: and nvme-tcp:; %s: needs the "
-                           "Python package dlfs",
-                           uri_show(whole.at, whole.bytes, shown, sizeof shown), scheme);
-        }
+        (void)snprintf(parser->message, parser->message_bytes,
+                       "open %s: libdlfs opens paths, file: and nvme-tcp:; %s: needs the Python "
+                       "package dlfs",
+                       uri_show(whole.at, whole.bytes, shown, sizeof shown), scheme);
         return -ENOTSUP;
     }
     if (strcmp(scheme, "unix") == 0) {
-        if (parser->message != NULL && parser->message_bytes > 0) {
-            (void)snprintf(parser->message, parser->message_bytes,
-                           "open '%s': a service is read-only and no device; name its volume's "
-                           "devices",
-                           uri_show(whole.at, whole.bytes, shown, sizeof shown));
-        }
+        (void)snprintf(parser->message, parser->message_bytes,
+                       "open '%s': a service is read-only and no device; name its volume's devices",
+                       uri_show(whole.at, whole.bytes, shown, sizeof shown));
         return -EINVAL;
     }
     bool is_shown = whole.bytes == parser->whole.bytes && is_printable(whole);
@@ -140,7 +135,7 @@ int uri_parse(const char *text, struct uri *out, char *message, uint32_t message
     struct uri_parser parser = {.whole = {given, strnlen(given, URI_BYTES_MAX + 1)},
                                 .out = out,
                                 .message = message,
-                                .message_bytes = message_bytes};
+                                .message_bytes = message != NULL ? message_bytes : 0};
     memset(out, 0, sizeof *out);
     if (parser.whole.bytes > URI_BYTES_MAX) {
         return uri_reject(&parser, "at most 8192 bytes", parser.whole);

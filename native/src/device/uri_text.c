@@ -107,12 +107,10 @@ int uri_reject(const struct uri_parser *parser, const char *expected, struct sli
     if (whole.bytes < parser->whole.bytes) {
         got = slice_of("something else");
     }
-    if (parser->message != NULL && parser->message_bytes > 0) {
-        (void)snprintf(parser->message, parser->message_bytes,
-                       "parse device URI '%s': expected %s, got '%s'",
-                       uri_show(whole.at, whole.bytes, uri, sizeof uri), expected,
-                       uri_show(got.at, got.bytes, found, sizeof found));
-    }
+    (void)snprintf(parser->message, parser->message_bytes,
+                   "parse device URI '%s': expected %s, got '%s'",
+                   uri_show(whole.at, whole.bytes, uri, sizeof uri), expected,
+                   uri_show(got.at, got.bytes, found, sizeof found));
     return -EINVAL;
 }
 

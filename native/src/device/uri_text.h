@@ -24,7 +24,7 @@ struct slice {
 struct uri_parser {
     struct slice whole;
     struct uri *out;
-    char *message;
+    char *message; /* or NULL, with message_bytes 0 */
     uint32_t message_bytes;
 };
 

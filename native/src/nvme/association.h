@@ -31,11 +31,7 @@ struct nvme_counters {
     _Atomic uint64_t digest_errors;
     _Atomic uint64_t protocol_errors;
     _Atomic uint64_t path_moves;
-    _Atomic uint64_t events; /* of all kinds */
-    _Atomic uint64_t namespace_events;
-    _Atomic uint64_t ana_events;
-    _Atomic uint64_t discovery_events;
-    _Atomic uint64_t health_events;
+    _Atomic uint64_t events[NVME_EVENT_KINDS]; /* by kind */
 };
 
 /* The link between one queue pair and the association; freed when both have released it. */

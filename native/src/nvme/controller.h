@@ -53,7 +53,7 @@ struct nvme_admin {
     struct nvme_address address;
     struct nvme_controller controller;
     struct nvme_namespace ns; /* zeros if the configuration names no namespace */
-    enum nvme_ana_state ana_state;
+    uint32_t ana_state;
     uint32_t transfer_bytes_max;
     uint32_t command_count_max; /* most commands in flight on one I/O queue */
     uint32_t queue_count_max;

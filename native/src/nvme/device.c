@@ -332,24 +332,6 @@ int dlfs_nvme_set_paths(dlfs_device *base, const char *const *hosts, const uint3
     return code;
 }
 
-/* Fills the fields of the status that events and paths change. With the lock held. */
-static void add_events(struct nvme_association *association, dlfs_nvme_status *status)
-{
-    const struct nvme_counters *counters = &association->counters;
-    status->path_moves = atomic_load(&counters->path_moves);
-    status->events = atomic_load(&counters->events);
-    status->namespace_events = atomic_load(&counters->namespace_events);
-    status->ana_events = atomic_load(&counters->ana_events);
-    status->discovery_events = atomic_load(&counters->discovery_events);
-    status->health_events = atomic_load(&counters->health_events);
-    status->namespace_bytes = association->namespace_bytes;
-    status->write_protected = atomic_load(&association->write_protected);
-    status->ana_state = association->admin.ana_state;
-    status->ana_group = association->admin.ns.ana_group;
-    status->health_warnings = association->health_warnings;
-    memcpy(status->last_event, association->event, sizeof status->last_event);
-}
-
 int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)
 {
     struct nvme_association *association;
@@ -357,23 +339,39 @@ int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)
     if (code < 0) {
         return code;
     }
-    const struct nvme_counters *counters = &association->counters;
+    struct nvme_counters *counters = &association->counters;
     (void)pthread_mutex_lock(&association->lock);
     const struct nvme_admin *admin = &association->admin;
-    *status = (dlfs_nvme_status){.reconnects = atomic_load(&counters->reconnects),
-                                 .retries = atomic_load(&counters->retries),
-                                 .timeouts = atomic_load(&counters->timeouts),
-                                 .digest_errors = atomic_load(&counters->digest_errors),
-                                 .protocol_errors = atomic_load(&counters->protocol_errors),
-                                 .connected = association->state == NVME_READY,
-                                 .path = association->path,
-                                 .transfer_bytes_max = admin->transfer_bytes_max,
-                                 .queue_count_max = admin->queue_count_max,
-                                 .write_cache = admin->controller.write_cache,
-                                 .controller_id = admin->controller.id,
-                                 .id_kind = admin->ns.id_kind};
+    *status = (dlfs_nvme_status){
+        .reconnects = atomic_load(&counters->reconnects),
+        .retries = atomic_load(&counters->retries),
+        .timeouts = atomic_load(&counters->timeouts),
+        .digest_errors = atomic_load(&counters->digest_errors),
+        .protocol_errors = atomic_load(&counters->protocol_errors),
+        .connected = association->state == NVME_READY,
+        .path = association->path,
+        .transfer_bytes_max = admin->transfer_bytes_max,
+        .queue_count_max = admin->queue_count_max,
+        .write_cache = admin->controller.write_cache,
+        .controller_id = admin->controller.id,
+        .id_kind = admin->ns.id_kind,
+        .path_moves = atomic_load(&counters->path_moves),
+        .namespace_events = atomic_load(&counters->events[NVME_EVENT_NAMESPACE]),
+        .ana_events = atomic_load(&counters->events[NVME_EVENT_ANA]),
+        .discovery_events = atomic_load(&counters->events[NVME_EVENT_DISCOVERY]),
+        .health_events = atomic_load(&counters->events[NVME_EVENT_HEALTH]) +
+                         atomic_load(&counters->events[NVME_EVENT_FIRMWARE]),
+        .namespace_bytes = association->namespace_bytes,
+        .write_protected = atomic_load(&association->write_protected),
+        .ana_state = admin->ana_state,
+        .ana_group = admin->ns.ana_group,
+        .health_warnings = association->health_warnings,
+    };
+    for (int kind = 0; kind < NVME_EVENT_KINDS; kind++) {
+        status->events += atomic_load(&counters->events[kind]);
+    }
     memcpy(status->id, admin->ns.id, sizeof status->id);
-    add_events(association, status);
+    memcpy(status->last_event, association->event, sizeof status->last_event);
     memcpy(status->last_error, association->error.bytes, sizeof status->last_error);
     (void)pthread_mutex_unlock(&association->lock);
     return 0;

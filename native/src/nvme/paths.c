@@ -179,7 +179,7 @@ int nvme_paths_connect(struct nvme_association *association)
         int code =
             connect_path(association, &best, number, association->config.connect_ms, &admin, &text);
         if (code == 0) {
-            changing += admin.ana_state == NVME_ANA_CHANGE;
+            changing += admin.ana_state == DLFS_NVME_ANA_CHANGE;
             uint32_t limit_ms = admin.controller.ana_transition_ms;
             code = consider(&best, &admin, number, &text);
             if (code < 0 && limit_ms > association->transition_ms) {

@@ -132,8 +132,7 @@ static bool poll_descriptors(struct nvme_queue *queue, uint64_t left_ns)
             (struct pollfd){.fd = queue->connection->descriptor,
                             .events = nvme_queue_needs_room(queue) ? POLLIN | POLLOUT : POLLIN};
     }
-    struct timespec limit = {.tv_sec = (time_t)(left_ns / UINT64_C(1000000000)),
-                             .tv_nsec = (long)(left_ns % UINT64_C(1000000000))};
+    struct timespec limit = clock_timespec(left_ns);
     return ppoll(watched, count, left_ns == UINT64_MAX ? NULL : &limit, NULL) > 0;
 }
 

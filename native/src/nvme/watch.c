@@ -15,22 +15,11 @@
 /* Describes the event in the status and counts it. */
 static void note_event(struct nvme_association *association, uint32_t event)
 {
-    struct nvme_counters *counters = &association->counters;
-    _Atomic uint64_t *const by_kind[] = {[NVME_EVENT_OTHER] = NULL,
-                                         [NVME_EVENT_NAMESPACE] = &counters->namespace_events,
-                                         [NVME_EVENT_ANA] = &counters->ana_events,
-                                         [NVME_EVENT_DISCOVERY] = &counters->discovery_events,
-                                         [NVME_EVENT_HEALTH] = &counters->health_events,
-                                         [NVME_EVENT_FIRMWARE] = &counters->health_events};
-    _Atomic uint64_t *counter = by_kind[nvme_event_kind(event)];
     (void)pthread_mutex_lock(&association->lock);
     (void)snprintf(association->event, sizeof association->event, "%s (0x%06" PRIx32 ")",
                    nvme_event_phrase(event), event);
     (void)pthread_mutex_unlock(&association->lock);
-    atomic_fetch_add(&counters->events, 1);
-    if (counter != NULL) {
-        atomic_fetch_add(counter, 1);
-    }
+    atomic_fetch_add(&association->counters.events[nvme_event_kind(event)], 1);
 }
 
 /* ---- the namespace --------------------------------------------------------------------------- */
@@ -76,7 +65,7 @@ static int on_namespace(struct nvme_association *association, const struct nvme_
 /* ---- ANA ------------------------------------------------------------------------------------- */
 
 /* Ends the generation, so that another path is tried first. */
-static void leave_path(struct nvme_association *association, enum nvme_ana_state state)
+static void leave_path(struct nvme_association *association, uint32_t state)
 {
     char reason[128];
     (void)snprintf(reason, sizeof reason, "the namespace's ANA state is %s (group %u)",

@@ -24,9 +24,9 @@ static size_t make_ana(void)
     return at;
 }
 
-static enum nvme_ana_state state_of(uint32_t group, size_t bytes, int expected)
+static uint32_t state_of(uint32_t group, size_t bytes, int expected)
 {
-    enum nvme_ana_state state = NVME_ANA_CHANGE;
+    uint32_t state = DLFS_NVME_ANA_CHANGE;
     const char *reason = NULL;
     CHECK_EQ(nvme_decode_ana(ana, bytes, group, &state, &reason), expected);
     CHECK_EQ(reason != NULL, expected < 0);
@@ -39,18 +39,18 @@ static void test_ana(void)
     for (uint32_t i = 0; i < GROUPS; i++) {
         CHECK_EQ(state_of(10 + i, bytes, 0), i + 1);
     }
-    CHECK_EQ(state_of(99, bytes, 0), NVME_ANA_NONE);
-    CHECK_EQ(state_of(0, bytes, 0), NVME_ANA_NONE);
+    CHECK_EQ(state_of(99, bytes, 0), DLFS_NVME_ANA_NONE);
+    CHECK_EQ(state_of(0, bytes, 0), DLFS_NVME_ANA_NONE);
     /* Cut at any byte, a group is found if its 32 bytes are there. */
     for (size_t cut = 0; cut <= bytes; cut++) {
-        CHECK_EQ(state_of(10, cut, 0), cut >= 48 ? 1 : NVME_ANA_NONE);
-        CHECK_EQ(state_of(11, cut, 0), cut >= 80 ? 2 : NVME_ANA_NONE);
-        CHECK_EQ(state_of(12, cut, 0), cut >= 116 ? 3 : NVME_ANA_NONE);
+        CHECK_EQ(state_of(10, cut, 0), cut >= 48 ? 1 : DLFS_NVME_ANA_NONE);
+        CHECK_EQ(state_of(11, cut, 0), cut >= 80 ? 2 : DLFS_NVME_ANA_NONE);
+        CHECK_EQ(state_of(12, cut, 0), cut >= 116 ? 3 : DLFS_NVME_ANA_NONE);
     }
     /* A list of namespaces that reaches beyond the log ends the search. */
     nvme_put32(ana + NVME_LOG_ANA_HEADER_BYTES + 4, UINT32_MAX);
-    CHECK_EQ(state_of(10, bytes, 0), NVME_ANA_OPTIMIZED);
-    CHECK_EQ(state_of(11, bytes, 0), NVME_ANA_NONE);
+    CHECK_EQ(state_of(10, bytes, 0), DLFS_NVME_ANA_OPTIMIZED);
+    CHECK_EQ(state_of(11, bytes, 0), DLFS_NVME_ANA_NONE);
     for (uint32_t value = 0; value < 16; value++) {
         bool known = (value >= 1 && value <= 4) || value == 15;
         ana[NVME_LOG_ANA_HEADER_BYTES + 16] = (uint8_t)value;
@@ -58,19 +58,19 @@ static void test_ana(void)
     }
     make_ana();
     nvme_put16(ana + 8, 1); /* groups beyond their number are not looked at */
-    CHECK_EQ(state_of(11, bytes, 0), NVME_ANA_NONE);
+    CHECK_EQ(state_of(11, bytes, 0), DLFS_NVME_ANA_NONE);
 }
 
 static void test_ranks(void)
 {
-    CHECK_EQ(nvme_ana_rank(NVME_ANA_NONE), 0);
-    CHECK_EQ(nvme_ana_rank(NVME_ANA_OPTIMIZED), 0);
-    CHECK_EQ(nvme_ana_rank(NVME_ANA_NON_OPTIMIZED), 1);
-    CHECK_EQ(nvme_ana_rank(NVME_ANA_INACCESSIBLE), NVME_RANK_UNUSABLE);
-    CHECK_EQ(nvme_ana_rank(NVME_ANA_PERSISTENT_LOSS), NVME_RANK_UNUSABLE);
-    CHECK_EQ(nvme_ana_rank(NVME_ANA_CHANGE), NVME_RANK_UNUSABLE);
-    CHECK(strcmp(nvme_ana_word(NVME_ANA_CHANGE), "change") == 0);
-    CHECK(strcmp(nvme_ana_word((enum nvme_ana_state)7), "not reported") == 0);
+    CHECK_EQ(nvme_ana_rank(DLFS_NVME_ANA_NONE), 0);
+    CHECK_EQ(nvme_ana_rank(DLFS_NVME_ANA_OPTIMIZED), 0);
+    CHECK_EQ(nvme_ana_rank(DLFS_NVME_ANA_NON_OPTIMIZED), 1);
+    CHECK_EQ(nvme_ana_rank(DLFS_NVME_ANA_INACCESSIBLE), NVME_RANK_UNUSABLE);
+    CHECK_EQ(nvme_ana_rank(DLFS_NVME_ANA_PERSISTENT_LOSS), NVME_RANK_UNUSABLE);
+    CHECK_EQ(nvme_ana_rank(DLFS_NVME_ANA_CHANGE), NVME_RANK_UNUSABLE);
+    CHECK(strcmp(nvme_ana_word(DLFS_NVME_ANA_CHANGE), "change") == 0);
+    CHECK(strcmp(nvme_ana_word((uint32_t)7), "not reported") == 0);
 }
 
 static void test_events(void)

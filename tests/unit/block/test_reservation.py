@@ -15,8 +15,6 @@ from dlfs.block.nvme import NvmeCommand, NvmeResult
 from dlfs.block.reservation import (
     KEY_TAG,
     REPORT_BYTES,
-    AcquireAction,
-    RegisterAction,
     Reservation,
     ReservationReport,
     acquire,
@@ -27,6 +25,7 @@ from dlfs.block.reservation import (
     release,
     report,
     reservation_key,
+    unregister,
 )
 from dlfs.errors import DeviceError
 from tests.support.reservations import (
@@ -47,19 +46,19 @@ OTHER_HOST = bytes(range(16, 32))
 
 
 def test_register() -> None:
-    command, data = register(5, RegisterAction.REGISTER, KEY)
+    command, data = register(5, KEY)
     assert command == NvmeCommand(0x0D, 5, cdw10=0x00000008)  # RREGA 0, IEKEY, CPTPL 0
     assert data == bytes(8) + bytes.fromhex("8877665544332211")
-    command, data = register(5, RegisterAction.UNREGISTER, KEY)
+    command, data = unregister(5, KEY)
     assert command == NvmeCommand(0x0D, 5, cdw10=0x00000001)
     assert data == bytes.fromhex("8877665544332211") + bytes(8)
 
 
 def test_acquire() -> None:
-    command, data = acquire(5, AcquireAction.ACQUIRE, KEY)
+    command, data = acquire(5, KEY)
     assert command == NvmeCommand(0x11, 5, cdw10=0x00000100)  # RTYPE 1, RACQA 0
     assert data == bytes.fromhex("8877665544332211") + bytes(8)
-    command, data = acquire(5, AcquireAction.PREEMPT_AND_ABORT, KEY, preempted_key=0xABCD)
+    command, data = acquire(5, KEY, preempted_key=0xABCD)
     assert command == NvmeCommand(0x11, 5, cdw10=0x00000102)
     assert data == bytes.fromhex("8877665544332211cdab000000000000")
 

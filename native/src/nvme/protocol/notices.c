@@ -76,17 +76,17 @@ bool nvme_namespace_changed(const uint8_t *data, size_t bytes, uint32_t nsid)
 /* ---- ANA ------------------------------------------------------------------------------------- */
 
 static const char *const state_words[ANA_STATE + 1] = {
-    [NVME_ANA_OPTIMIZED] = "optimized",
-    [NVME_ANA_NON_OPTIMIZED] = "non-optimized",
-    [NVME_ANA_INACCESSIBLE] = "inaccessible",
-    [NVME_ANA_PERSISTENT_LOSS] = "persistent loss",
-    [NVME_ANA_CHANGE] = "change",
+    [DLFS_NVME_ANA_OPTIMIZED] = "optimized",
+    [DLFS_NVME_ANA_NON_OPTIMIZED] = "non-optimized",
+    [DLFS_NVME_ANA_INACCESSIBLE] = "inaccessible",
+    [DLFS_NVME_ANA_PERSISTENT_LOSS] = "persistent loss",
+    [DLFS_NVME_ANA_CHANGE] = "change",
 };
 
-int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, enum nvme_ana_state *state,
+int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, uint32_t *state,
                     const char **reason)
 {
-    enum nvme_ana_state found = NVME_ANA_NONE;
+    uint32_t found = DLFS_NVME_ANA_NONE;
     uint32_t left = bytes >= NVME_LOG_ANA_HEADER_BYTES ? nvme_get16(data + 8) : 0;
     size_t at = NVME_LOG_ANA_HEADER_BYTES;
     for (; left > 0 && bytes - at >= NVME_LOG_ANA_GROUP_BYTES; left--) {
@@ -96,7 +96,7 @@ int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, enum nvme
             if (state_words[value] == NULL) {
                 return nvme_protocol_error(reason, "the ANA log has a group in an unknown state");
             }
-            found = (enum nvme_ana_state)value;
+            found = value;
             break;
         }
         at += NVME_LOG_ANA_GROUP_BYTES;
@@ -110,18 +110,18 @@ int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, enum nvme
     return 0;
 }
 
-const char *nvme_ana_word(enum nvme_ana_state state)
+const char *nvme_ana_word(uint32_t state)
 {
     return state_words[state] != NULL ? state_words[state] : "not reported";
 }
 
-int nvme_ana_rank(enum nvme_ana_state state)
+int nvme_ana_rank(uint32_t state)
 {
     switch (state) {
-    case NVME_ANA_NONE:
-    case NVME_ANA_OPTIMIZED:
+    case DLFS_NVME_ANA_NONE:
+    case DLFS_NVME_ANA_OPTIMIZED:
         return 0;
-    case NVME_ANA_NON_OPTIMIZED:
+    case DLFS_NVME_ANA_NON_OPTIMIZED:
         return 1;
     default:
         return NVME_RANK_UNUSABLE;

@@ -15,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "dlfs/nvme.h"
+
 #define NVME_LOG_HEALTH 0x02u
 #define NVME_LOG_NAMESPACES 0x04u
 #define NVME_LOG_ANA 0x0Cu
@@ -37,6 +39,7 @@ enum nvme_event_kind {
     NVME_EVENT_DISCOVERY,
     NVME_EVENT_HEALTH,
     NVME_EVENT_FIRMWARE,
+    NVME_EVENT_KINDS,
 };
 
 /* Returns the events to enable of those that a controller offers; 0: none. */
@@ -52,27 +55,17 @@ const char *nvme_event_phrase(uint32_t event);
  */
 bool nvme_namespace_changed(const uint8_t *data, size_t bytes, uint32_t nsid);
 
-/* Values as in the ANA log, and as DLFS_NVME_ANA_*; NVME_ANA_NONE: not reported. */
-enum nvme_ana_state {
-    NVME_ANA_NONE = 0,
-    NVME_ANA_OPTIMIZED = 1,
-    NVME_ANA_NON_OPTIMIZED = 2,
-    NVME_ANA_INACCESSIBLE = 3,
-    NVME_ANA_PERSISTENT_LOSS = 4,
-    NVME_ANA_CHANGE = 15,
-};
-
 /*
- * Decodes the state of a group in the ANA log; NVME_ANA_NONE if the group is not in it. bytes: the
- * part of the log that was read; a group that reaches beyond it ends the search. Errors:
+ * Decodes the state of a group in the ANA log; DLFS_NVME_ANA_NONE if the group is not in it. bytes:
+ * the part of the log that was read; a group that reaches beyond it ends the search. Errors:
  * DLFS_E_PROTOCOL for a state without a meaning, with *reason.
  */
-int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, enum nvme_ana_state *state,
+int nvme_decode_ana(const uint8_t *data, size_t bytes, uint32_t group, uint32_t *state,
                     const char **reason);
 /* Returns a word such as "optimized"; never NULL. */
-const char *nvme_ana_word(enum nvme_ana_state state);
+const char *nvme_ana_word(uint32_t state);
 /* Returns the rank of a path by its state: 0 is the best, NVME_RANK_UNUSABLE serves no I/O. */
 #define NVME_RANK_UNUSABLE 2
-int nvme_ana_rank(enum nvme_ana_state state);
+int nvme_ana_rank(uint32_t state);
 
 #endif

@@ -116,19 +116,17 @@ int nvme_decode_icresp(const uint8_t bytes[NVME_IC_BYTES], bool header_digest, b
     return 0;
 }
 
-/* Returns the header length of a PDU type; 0 for a type that a controller may not send here. */
-static uint32_t header_bytes_of(uint8_t type)
-{
-    switch (type) {
-    case NVME_PDU_C2H_TERMINATE:
-    case NVME_PDU_RESPONSE:
-    case NVME_PDU_C2H_DATA:
-    case NVME_PDU_R2T:
-        return NVME_PDU_HEADER_BYTES;
-    default:
-        return 0;
-    }
-}
+/* The types of PDUs that a controller may send, and their flags. */
+static const struct {
+    bool known;
+    uint8_t flags;
+} types[] = {
+    [NVME_PDU_C2H_TERMINATE] = {.known = true},
+    [NVME_PDU_RESPONSE] = {true, NVME_PDU_HEADER_DIGEST},
+    [NVME_PDU_C2H_DATA] = {true, NVME_PDU_HEADER_DIGEST | NVME_PDU_DATA_DIGEST | NVME_PDU_LAST |
+                                     NVME_PDU_SUCCESS},
+    [NVME_PDU_R2T] = {true, NVME_PDU_HEADER_DIGEST},
+};
 
 static int decode_data(const struct nvme_terms *terms, const uint8_t *bytes, uint32_t head_bytes,
                        struct nvme_pdu *pdu, const char **reason)
@@ -187,18 +185,6 @@ static int decode_body(const struct nvme_terms *terms, const uint8_t *bytes, uin
     return 0;
 }
 
-static uint8_t flags_allowed(uint8_t type)
-{
-    switch (type) {
-    case NVME_PDU_C2H_DATA:
-        return NVME_PDU_HEADER_DIGEST | NVME_PDU_DATA_DIGEST | NVME_PDU_LAST | NVME_PDU_SUCCESS;
-    case NVME_PDU_C2H_TERMINATE:
-        return 0;
-    default:
-        return NVME_PDU_HEADER_DIGEST;
-    }
-}
-
 int nvme_decode(const struct nvme_terms *terms, const uint8_t *bytes, size_t available,
                 struct nvme_pdu *pdu, const char **reason)
 {
@@ -206,17 +192,16 @@ int nvme_decode(const struct nvme_terms *terms, const uint8_t *bytes, size_t ava
         return 0;
     }
     uint8_t type = bytes[0];
-    uint32_t header_bytes = header_bytes_of(type);
-    if (header_bytes == 0) {
+    if (type >= sizeof types / sizeof *types || !types[type].known) {
         return nvme_protocol_error(reason, "a PDU of a type that no controller sends");
     }
-    if (bytes[2] != header_bytes) {
+    if (bytes[2] != NVME_PDU_HEADER_BYTES) {
         return nvme_protocol_error(reason,
                                    "a PDU whose header length (HLEN) does not suit its type");
     }
     bool digest = terms->header_digest && type != NVME_PDU_C2H_TERMINATE;
-    uint32_t head_bytes = header_bytes + (digest ? NVME_DIGEST_BYTES : 0);
-    if ((bytes[1] & ~flags_allowed(type)) != 0) {
+    uint32_t head_bytes = NVME_PDU_HEADER_BYTES + (digest ? NVME_DIGEST_BYTES : 0);
+    if ((bytes[1] & ~types[type].flags) != 0) {
         return nvme_protocol_error(reason, "a PDU with flags that do not suit its type");
     }
     if (((bytes[1] & NVME_PDU_HEADER_DIGEST) != 0) != digest) {
@@ -226,7 +211,8 @@ int nvme_decode(const struct nvme_terms *terms, const uint8_t *bytes, size_t ava
     if (available < head_bytes) {
         return 0;
     }
-    if (digest && nvme_get32(bytes + header_bytes) != dlfs_crc32c(0, bytes, header_bytes)) {
+    if (digest &&
+        nvme_get32(bytes + NVME_PDU_HEADER_BYTES) != dlfs_crc32c(0, bytes, NVME_PDU_HEADER_BYTES)) {
         *reason = "a header digest does not match";
         return DLFS_E_DIGEST;
     }
