@@ -380,7 +380,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, POINTER(c_char_p), POINTER(c_uint32), c_uint32),
     ),
     "dlfs_nvme_authenticate": (c_int, (c_void_p,)),
-    "dlfs_device_generation": (c_int, (c_void_p, POINTER(c_uint64))),
+    "dlfs_device_incarnation": (c_int, (c_void_p, POINTER(c_uint64))),
     "dlfs_device_limit_writes": (c_int, (c_void_p, c_uint64, c_uint64)),
     "dlfs_nvme_get_status": (c_int, (c_void_p, POINTER(NvmeStatus))),
     "dlfs_directory_plan_build": (c_int, (POINTER(DirectoryContent), POINTER(DirectoryPlan))),

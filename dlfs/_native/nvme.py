@@ -257,31 +257,31 @@ def set_paths(device: NativeDevice, paths: Sequence[tuple[str, int]]) -> None:
     check(code, f"set the paths of {device.uri}")
 
 
-def get_generation(device: NativeDevice) -> int:
-    """Return the generation of the controller in use, or of the next one while disconnected.
+def get_incarnation(device: NativeDevice) -> int:
+    """Return the incarnation of the controller in use, or of the next one while disconnected.
 
     Raises:
         ClosedError: the device is closed.
     """
     found = c_uint64()
-    code = library().dlfs_device_generation(device.handle, byref(found))
-    check(code, f"read the controller generation of {device.uri}")
+    code = library().dlfs_device_incarnation(device.handle, byref(found))
+    check(code, f"read the controller incarnation of {device.uri}")
     return found.value
 
 
-def limit_writes(device: NativeDevice, generation: int, until_ns: int | None) -> None:
+def limit_writes(device: NativeDevice, incarnation: int, until_ns: int | None) -> None:
     """Permit writes only through one controller and only until a time.
 
     Args:
         device: from ``open_nvme``.
-        generation: generation of the controller, from ``get_generation``.
+        incarnation: incarnation of the controller, from ``get_incarnation``.
         until_ns: end of the permission on CLOCK_BOOTTIME, in ns; None: writes are not limited.
 
     Raises:
         ClosedError: the device is closed.
     """
     until = abi.WRITES_FREE if until_ns is None else until_ns
-    code = library().dlfs_device_limit_writes(device.handle, generation, until)
+    code = library().dlfs_device_limit_writes(device.handle, incarnation, until)
     check(code, f"limit the writes of {device.uri}")
 
 

@@ -6,7 +6,8 @@ machine-id(5) asks not to publish. A machine without an ID, as many containers a
 one that each process made up would match no target's access list, and no reservation of a process
 before it. The error says what to write where.
 
-libdlfs follows the same rules (``native/src/device/host.c``).
+libdlfs follows the same rules (``native/src/device/host.c``), since programs in C connect without
+Python; and this module does not call it, since its errors show what a file contains, and it warns.
 
 Source: NVM Express Base Specification 2.0, section 4.5 (the UUID form of NQNs); machine-id(5).
 """

@@ -34,7 +34,7 @@ from dlfs._native.device import (
     aligned_buffer,
     operation_error,
 )
-from dlfs._native.nvme import get_generation, limit_writes
+from dlfs._native.nvme import get_incarnation, limit_writes
 from dlfs.base.forks import Event
 from dlfs.base.units import KIB
 from dlfs.block import lock
@@ -104,26 +104,26 @@ class SharedNamespaceDevice(NativeBackedDevice):
         """
         return None
 
-    def generation(self) -> int:
-        """Return the generation of the controller in use, or of the next one while disconnected.
+    def incarnation(self) -> int:
+        """Return the incarnation of the controller in use, or of the next one while disconnected.
 
         Raises:
             ClosedError: the device is closed.
         """
-        return get_generation(self.native)
+        return get_incarnation(self.native)
 
-    def limit_writes(self, generation: int, until_s: float | None) -> None:
+    def limit_writes(self, incarnation: int, until_s: float | None) -> None:
         """Make the initiator send writes only through one controller and only until a time.
 
         Args:
-            generation: generation of the controller.
+            incarnation: incarnation of the controller.
             until_s: end of the permission on ``lease.boot_clock``; None: no limit.
 
         Raises:
             ClosedError: the device is closed.
         """
         until_ns = None if until_s is None else round(until_s * 1e9)
-        limit_writes(self.native, generation, until_ns)
+        limit_writes(self.native, incarnation, until_ns)
 
     # ---- writing under the lease -----------------------------------------------------------------
 
@@ -249,14 +249,14 @@ class _RecordBlock:
     @property
     def is_confirmed(self) -> bool:
         """True if the record was read through the controller that is in use now."""
-        return self._confirmed == self._device.generation()
+        return self._confirmed == self._device.incarnation()
 
     @property
     def uri(self) -> str:
         return self._device.uri
 
     def read_record(self) -> bytes:
-        self._read_through = self._device.generation()
+        self._read_through = self._device.incarnation()
         return self._device.read(lock.RECORD_OFFSET_BYTES, self._span)
 
     def write_record(self, content: bytes) -> None:

@@ -13,8 +13,10 @@
 Several URIs, joined by commas, name the members of a volume; a comma in a file's name is written
 ``file:a%2Cb``. Parsing is strict and never opens a device. A URI has at most 8192 bytes.
 
-libdlfs parses paths, ``file:`` and ``nvme-tcp:`` by the same rules: a change here needs the same
-change in ``native/src/device/uri.c`` and ``uri_nvme.c``.
+libdlfs parses paths, ``file:`` and ``nvme-tcp:`` by the same rules, since programs in C open
+volumes without Python. This module does not call it, since discovery has the same options, and
+errors show text as Python writes it. A change here needs the same change in
+``native/src/device/uri.c`` and ``uri_nvme.c``.
 
 Source: NVM Express Base Specification 2.0, section 4.5 (NQNs: at most 223 bytes) and 3.2.1
 (namespace IDs); SPDK ``spdk_nvme_transport_id_parse`` (keys, case-insensitive); RFC 8089 (file

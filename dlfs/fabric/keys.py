@@ -1,6 +1,8 @@
 """Keys of this host: made, imported and listed in a directory of files, one a key.
 
 A URI names a key, and libdlfs reads the key's file at every connection (``native/src/security``).
+Both decode keys: libdlfs lets no key out, and this module checks one before it writes its file,
+also where libdlfs was built without OpenSSL.
 ``key_directory`` is where keys of this user are written: ``$DLFS_KEYS``, or for root
 ``/etc/dlfs/keys`` and for others ``~/.config/dlfs/keys``. libdlfs also looks into the other one of
 these two. The directory has mode 0700 and a file 0600; libdlfs refuses others. A file is written

@@ -225,7 +225,7 @@ static void leave_ready(struct controller *controller, enum controller_state sta
     bool timed_out = atomic_exchange(&controller->timed_out, false);
     atomic_store(&controller->down_since_ns, monotonic_ns());
     atomic_store(&controller->state, (int)state);
-    (void)atomic_fetch_add(&controller->generation, 1);
+    (void)atomic_fetch_add(&controller->incarnation, 1);
     for (struct queue_link *link = controller->queues; link != NULL; link = link->next) {
         link->on_disconnect(link, timed_out);
     }

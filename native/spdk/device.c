@@ -55,7 +55,7 @@ static int flush_command(void *argument, struct nvme_flushed *flushed)
     int code = ensure_command_queue(device);
     if (code == 0) {
         code = run_one(device, &operation);
-        flushed->generation = queue_generation(device->command_queue);
+        flushed->incarnation = queue_incarnation(device->command_queue);
     }
     (void)pthread_mutex_unlock(&device->command_lock);
     flushed->cached = device->volatile_cache;
@@ -118,23 +118,23 @@ int dlfs_spdk_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *co
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static int device_generation(dlfs_device *base, uint64_t *generation)
+static int device_incarnation(dlfs_device *base, uint64_t *incarnation)
 {
     struct device *device = (struct device *)base;
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
-    *generation = atomic_load(&device->controller->generation);
+    *incarnation = atomic_load(&device->controller->incarnation);
     return 0;
 }
 
-static int device_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
+static int device_limit_writes(dlfs_device *base, uint64_t incarnation, uint64_t until_ns)
 {
     struct device *device = (struct device *)base;
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
-    nvme_write_limit_set(&device->write_limit, generation, until_ns);
+    nvme_write_limit_set(&device->write_limit, incarnation, until_ns);
     return 0;
 }
 
@@ -165,7 +165,7 @@ static const struct dlfs_device_ops device_ops = {
     .queue_create = queue_create,
     .flush = device_flush,
     .destroy = device_destroy,
-    .generation = device_generation,
+    .incarnation = device_incarnation,
     .limit_writes = device_limit_writes,
 };
 

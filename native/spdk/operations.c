@@ -168,7 +168,7 @@ static void request_succeeded(const struct request *request, struct operation *o
                request->bytes);
     }
     if (operation->given.kind == DLFS_OP_WRITE) {
-        nvme_durability_note(&queue->device->durability, queue->generation);
+        nvme_durability_note(&queue->device->durability, queue->incarnation);
     }
 }
 
@@ -276,7 +276,7 @@ static int submit_request(struct queue *queue, const struct operation *operation
  */
 static int write_permit(struct queue *queue, struct operation *operation)
 {
-    int permit = nvme_write_permit(&queue->device->write_limit, queue->generation);
+    int permit = nvme_write_permit(&queue->device->write_limit, queue->incarnation);
     if (permit == -EKEYEXPIRED) {
         return permit;
     }

@@ -80,7 +80,7 @@ static bool connect_qpair(struct queue *queue)
     }
     queue->ns = spdk_nvme_ctrlr_get_ns(queue->controller->spdk, queue->device->nsid);
     queue->namespace_gone = queue->ns == NULL || !spdk_nvme_ns_is_active(queue->ns);
-    queue->generation = atomic_load(&queue->controller->generation);
+    queue->incarnation = atomic_load(&queue->controller->incarnation);
     queue->write_lost = false;
     queue->connected = true;
     return true;
@@ -167,7 +167,7 @@ static void fail_unreachable(struct queue *queue, uint64_t now)
 static bool ensure_connected(struct queue *queue)
 {
     bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
-    bool same = queue->generation == atomic_load(&queue->controller->generation);
+    bool same = queue->incarnation == atomic_load(&queue->controller->incarnation);
     if (spdk_likely(queue->connected && ready && same)) {
         return true;
     }
@@ -203,7 +203,7 @@ static bool stop_forbidden_writes(struct queue *queue)
 {
     int permit = 0;
     if (queue->writes_in_flight > 0) {
-        permit = nvme_write_permit(&queue->device->write_limit, queue->generation);
+        permit = nvme_write_permit(&queue->device->write_limit, queue->incarnation);
     }
     if (permit == -EKEYEXPIRED) {
         operations_fail_writes(queue, permit);
@@ -322,9 +322,9 @@ static int queue_register(dlfs_queue *base, void *start, size_t bytes)
     return 0;
 }
 
-uint64_t queue_generation(const dlfs_queue *base)
+uint64_t queue_incarnation(const dlfs_queue *base)
 {
-    return ((const struct queue *)base)->generation;
+    return ((const struct queue *)base)->incarnation;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */

@@ -57,9 +57,9 @@ struct queue {
     bool connected;
     bool namespace_gone;
     bool write_lost; /* a write was aborted with the connection, but the controller was not reset */
-    uint64_t generation; /* generation of the controller that the connection leads to */
-    struct range *range; /* the caller's registered memory, or NULL */
-    uint8_t *bounce;     /* bounce memory of all requests, or NULL */
+    uint64_t incarnation; /* incarnation of the controller that the connection leads to */
+    struct range *range;  /* the caller's registered memory, or NULL */
+    uint8_t *bounce;      /* bounce memory of all requests, or NULL */
     uint32_t bounce_count;
     uint32_t free_operation;
     uint32_t free_request; /* list of free requests without bounce memory */

@@ -88,8 +88,8 @@ struct controller {
     struct queue_link *queues;
     _Atomic int state; /* enum controller_state; changed while all locks are held */
     _Atomic uint64_t down_since_ns;
-    _Atomic uint64_t generation; /* number of disconnects; changes together with state */
-    _Atomic uint64_t quiesce_ns; /* see nvme_quiesce_ms */
+    _Atomic uint64_t incarnation; /* number of disconnects; changes together with state */
+    _Atomic uint64_t quiesce_ns;  /* see nvme_quiesce_ms */
 
     pthread_t thread;
     sem_t wake;
@@ -182,7 +182,7 @@ int queue_submit(dlfs_queue *queue, const dlfs_operation *operations, uint32_t c
 int queue_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t count, int timeout_ms);
 void queue_destroy(dlfs_queue *queue);
 void queue_abandon(dlfs_queue *queue);
-/* Returns the generation of the controller that ran the last operation. For the user's thread. */
-uint64_t queue_generation(const dlfs_queue *queue);
+/* Returns the incarnation of the controller that ran the last operation. For the user's thread. */
+uint64_t queue_incarnation(const dlfs_queue *queue);
 
 #endif

@@ -151,7 +151,7 @@ def test_a_stalled_writer_is_fenced_by_its_successor(target: ScriptedTarget) -> 
         with pytest.raises(LeaseLostError, match="was over before it was sent"):
             stalled.write(0, b"\1" * 512)
         assert target.counters.commands[Event.WRITE] - writes < 2  # the successor's renewal
-        stalled.limit_writes(stalled.generation(), None)
+        stalled.limit_writes(stalled.incarnation(), None)
         with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
             stalled.write(0, b"\1" * 512)
         assert not any(target.namespace.contents[:512])
@@ -176,7 +176,7 @@ def test_a_host_that_was_preempted_stays_fenced_when_the_lease_is_released(
         next_one.lock_exclusive("the next")
         next_one.unlock()
         assert record_of(target.namespace) == bytes(RECORD_BYTES)
-        stalled.limit_writes(stalled.generation(), None)  # it knows of no deadline
+        stalled.limit_writes(stalled.incarnation(), None)  # it knows of no deadline
         with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
             stalled.write(0, b"\1" * 512)
         stalled._locked_by = None

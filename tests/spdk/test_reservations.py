@@ -177,7 +177,7 @@ def test_a_stalled_writer_is_fenced_by_its_successor(opener: Opener) -> None:
             stalled._guard.lease,
             None,
         )  # as if stopped after it checked its lease
-        stalled.limit_writes(stalled.generation(), None)  # it knows of no deadline
+        stalled.limit_writes(stalled.incarnation(), None)  # it knows of no deadline
         next_one.lock_exclusive("the next")
         found = holder(stalled)
         assert found is not None

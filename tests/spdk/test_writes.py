@@ -91,13 +91,13 @@ def test_a_flush_covers_a_write_of_the_same_controller(target: ScriptedTarget) -
 
 def test_no_write_is_sent_when_the_lease_is_over(target: ScriptedTarget) -> None:
     with open_spdk(target) as device:
-        device.limit_writes(device.generation(), boot_clock())
+        device.limit_writes(device.incarnation(), boot_clock())
         with pytest.raises(LeaseLostError, match="was over before it was sent"):
             device.write(0, b"\1" * 512)
         assert writes_of(target) == 0
-        device.limit_writes(device.generation(), boot_clock() + 3600)
+        device.limit_writes(device.incarnation(), boot_clock() + 3600)
         device.write(0, b"\1" * 512)
-        device.limit_writes(device.generation(), None)
+        device.limit_writes(device.incarnation(), None)
         device.write(512, b"\1" * 512)
 
 
@@ -107,10 +107,10 @@ def test_the_data_of_a_write_is_not_sent_when_the_lease_is_over(target: Scripted
     buffer[:] = 1
     target.play(FaultScript([Fault(Event.WRITE, Delay(0.1))]))
     with open_spdk(target) as device, device.queue_pair(1) as queue:
-        device.limit_writes(device.generation(), boot_clock() + 3600)
+        device.limit_writes(device.incarnation(), boot_clock() + 3600)
         assert queue.submit(Kind.WRITE, buffer, 0, 1)
         wait_for(lambda: writes_of(target), "a write")
-        device.limit_writes(device.generation(), boot_clock())
+        device.limit_writes(device.incarnation(), boot_clock())
         ((_, code),) = queue.poll(-1)
         error = operation_error(device.uri, Kind.WRITE, 0, BY_R2T, code)
         assert isinstance(error, LeaseLostError)
@@ -119,14 +119,14 @@ def test_the_data_of_a_write_is_not_sent_when_the_lease_is_over(target: Scripted
 
 
 def wait_for_another_controller(device: SpdkDevice, before: int) -> None:
-    wait_for(lambda: device.generation() != before, "another controller")
+    wait_for(lambda: device.incarnation() != before, "another controller")
 
 
 def test_no_write_is_sent_after_a_reconnect_before_the_lease_is_confirmed(
     target: ScriptedTarget,
 ) -> None:
     with open_spdk(target, timeout_ms=300, reconnect_ms=300) as device:
-        before = device.generation()
+        before = device.incarnation()
         device.limit_writes(before, boot_clock() + 3600)
         device.write(0, b"\1" * 512)
         target.drop_connections()
@@ -134,7 +134,7 @@ def test_no_write_is_sent_after_a_reconnect_before_the_lease_is_confirmed(
         with pytest.raises(DeviceTimeoutError):
             device.write(0, b"\2" * 512)
         assert writes_of(target) == 1
-        device.limit_writes(device.generation(), boot_clock() + 3600)
+        device.limit_writes(device.incarnation(), boot_clock() + 3600)
         device.write(0, b"\3" * 512)
         assert device.read(0, 512) == b"\3" * 512
 
@@ -143,7 +143,7 @@ def test_a_writer_goes_on_after_a_reconnect(target: ScriptedTarget) -> None:
     with open_spdk(target) as device:
         device.lock_exclusive("a writer")
         device.write(0, b"\1" * 512)
-        before = device.generation()
+        before = device.incarnation()
         target.drop_connections()
         wait_for_another_controller(device, before)
         device.write(0, b"\2" * 512)
@@ -153,10 +153,10 @@ def test_a_writer_goes_on_after_a_reconnect(target: ScriptedTarget) -> None:
 def test_a_write_that_was_lost_takes_the_controller_with_it(target: ScriptedTarget) -> None:
     """The time until a target has quiesced counts from the end of all connections."""
     with open_spdk(target) as device, device.queue_pair(1):
-        before = device.generation()
+        before = device.incarnation()
         target.play(FaultScript([Fault(Event.WRITE, Complete(cid=0xFFFF))]))
         device.write(0, b"\1" * 512)
-        assert device.generation() > before
+        assert device.incarnation() > before
         assert target.counters.commands[Event.CONNECT_ADMIN] == 2
 
 

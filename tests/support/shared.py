@@ -56,9 +56,9 @@ class SharedFileDevice(SharedNamespaceDevice):
         """Namespace ID, always 1."""
         return 1
 
-    def generation(self) -> int:
+    def incarnation(self) -> int:
         """Return 0: a file has no controllers."""
         return 0
 
-    def limit_writes(self, generation: int, until_s: float | None) -> None:
+    def limit_writes(self, incarnation: int, until_s: float | None) -> None:
         """Do nothing: writes to a file cannot be limited."""

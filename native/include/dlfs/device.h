@@ -149,16 +149,16 @@ DLFS_API int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer,
                                  uint64_t offset_bytes, uint64_t length_bytes,
                                  uint32_t piece_bytes);
 
-DLFS_API int dlfs_device_generation(dlfs_device *device, uint64_t *generation);
+DLFS_API int dlfs_device_incarnation(dlfs_device *device, uint64_t *incarnation);
 #define DLFS_WRITES_FREE INT64_MAX /* deadline of writes that need no lease */
 /*
- * Limits writes to a lease. Writes are sent only through the controller of that generation, and
- * only before until_ns of CLOCK_BOOTTIME. (dlfs_device_generation returns the generation in use,
+ * Limits writes to a lease. Writes are sent only through the controller of that incarnation, and
+ * only before until_ns of CLOCK_BOOTTIME. (dlfs_device_incarnation returns the incarnation in use,
  * or else the next one.) Through a later controller, writes wait. After until_ns no part of a write
  * is sent, and it ends with -EKEYEXPIRED. In a forked child the lease has ended. -ENOTSUP: the kind
  * of device has no controller.
  */
-DLFS_API int dlfs_device_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns);
+DLFS_API int dlfs_device_limit_writes(dlfs_device *device, uint64_t incarnation, uint64_t until_ns);
 
 #ifdef __cplusplus
 }

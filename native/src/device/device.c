@@ -13,7 +13,7 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
     device->writable = writable;
     atomic_init(&device->queue_count, 0);
     atomic_init(&device->holds, 0);
-    device->queues = (struct dlfs_queues){.generation = dlfs_generation()};
+    device->queues = (struct dlfs_queues){.process = dlfs_process()};
 }
 
 bool dlfs_device_fits(uint64_t size_bytes, uint32_t block_bytes)
@@ -90,20 +90,20 @@ int dlfs_device_flush(dlfs_device *device)
     return device->ops->flush(device);
 }
 
-int dlfs_device_generation(dlfs_device *device, uint64_t *generation)
+int dlfs_device_incarnation(dlfs_device *device, uint64_t *incarnation)
 {
-    if (device == NULL || device->ops->generation == NULL) {
+    if (device == NULL || device->ops->incarnation == NULL) {
         return -ENOTSUP;
     }
-    return device->ops->generation(device, generation);
+    return device->ops->incarnation(device, incarnation);
 }
 
-int dlfs_device_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns)
+int dlfs_device_limit_writes(dlfs_device *device, uint64_t incarnation, uint64_t until_ns)
 {
     if (device == NULL || device->ops->limit_writes == NULL) {
         return -ENOTSUP;
     }
-    return device->ops->limit_writes(device, generation, until_ns);
+    return device->ops->limit_writes(device, incarnation, until_ns);
 }
 
 uint32_t dlfs_device_operation_ms(const dlfs_device *device)

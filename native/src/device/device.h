@@ -60,11 +60,11 @@ struct dlfs_device_ops {
      */
     void (*destroy)(dlfs_device *device);
     /*
-     * Implement dlfs_device_generation and dlfs_device_limit_writes. NULL: the kind does not have
+     * Implement dlfs_device_incarnation and dlfs_device_limit_writes. NULL: the kind does not have
      * them.
      */
-    int (*generation)(dlfs_device *device, uint64_t *generation);
-    int (*limit_writes)(dlfs_device *device, uint64_t generation, uint64_t until_ns);
+    int (*incarnation)(dlfs_device *device, uint64_t *incarnation);
+    int (*limit_writes)(dlfs_device *device, uint64_t incarnation, uint64_t until_ns);
     /* Implements dlfs_device_operation_ms. NULL: the kind does not retry. */
     uint32_t (*operation_ms)(const dlfs_device *device);
 };
@@ -115,7 +115,7 @@ struct dlfs_queues {
     struct dlfs_queue_waiter *waiters;
     uint64_t full_until_ns; /* time until which the target accepts no more queue pairs; 0: it may
                                accept more */
-    uint32_t generation;    /* fork generation of the process that all this belongs to */
+    uint32_t process;       /* number of the process that all this belongs to */
     _Atomic uint32_t waiting;
     _Atomic uint32_t creating; /* queue pairs being created, which queue_count does not count yet */
 };
@@ -135,9 +135,9 @@ struct dlfs_queue {
     const struct dlfs_queue_ops *ops;
     dlfs_device *device;
     uint32_t depth;
-    uint32_t in_flight;  /* operations in flight, counted by queue.c */
-    uint32_t generation; /* fork generation of its process; any other process may only destroy it */
-    dlfs_queue *next;    /* next queue pair in the list of idle ones */
+    uint32_t in_flight;     /* operations in flight, counted by queue.c */
+    uint32_t process;       /* number of its process; any other one may only destroy it */
+    dlfs_queue *next;       /* next queue pair in the list of idle ones */
     uint64_t idle_since_ns; /* time at which it became idle */
 };
 
@@ -149,10 +149,10 @@ bool dlfs_device_fits(uint64_t size_bytes, uint32_t block_bytes);
 void dlfs_queue_close(dlfs_queue *queue);
 
 /*
- * Returns the fork generation: the number of forks between the process that loaded the library and
+ * Returns the number of this process: the forks between the process that loaded the library and
  * this one.
  */
-uint32_t dlfs_generation(void);
+uint32_t dlfs_process(void);
 /*
  * Creates a queue pair like dlfs_queue_create, without waiting in line: DLFS_E_LIMIT when the
  * target has no more. Ends at the limit, which may be NULL, with DLFS_E_TIMEOUT.

@@ -179,8 +179,8 @@ int host_identity_read(const char *folder, const char *nqn, const uint8_t *id,
 {
     char nqn_line[LINE_BYTES];
     char id_line[LINE_BYTES];
-    uint8_t stated[16];
-    uint8_t derived[16];
+    uint8_t stated[16] = {0};
+    uint8_t derived[16] = {0};
     uint8_t named[16];
     const char *stated_nqn = read_line(folder, "nvme/hostnqn", nqn_line);
     const char *stated_id = read_line(folder, "nvme/hostid", id_line);

@@ -1,7 +1,7 @@
 /*
  * The name (NQN) and ID of this host, which it states to NVMe-oF targets. They are the same as
  * those of dlfs/block/host.py, so that a target which allows one program of a machine allows the
- * others.
+ * others. Both exist since programs in C connect without Python, which has the better messages.
  */
 #ifndef DLFS_HOST_H
 #define DLFS_HOST_H

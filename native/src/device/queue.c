@@ -18,16 +18,16 @@
 #define HANG_AFTER_MS 1000
 #define TRANSFER_BATCH 64u
 
-static _Atomic uint32_t process_generation;
+static _Atomic uint32_t process_number;
 
-uint32_t dlfs_generation(void)
+uint32_t dlfs_process(void)
 {
-    return atomic_load_explicit(&process_generation, memory_order_relaxed);
+    return atomic_load_explicit(&process_number, memory_order_relaxed);
 }
 
 static void count_fork(void)
 {
-    atomic_fetch_add_explicit(&process_generation, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&process_number, 1, memory_order_relaxed);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -46,7 +46,7 @@ int dlfs_queue_make(dlfs_device *device, uint32_t depth, const struct dlfs_conne
     queue->device = device;
     queue->depth = depth;
     queue->in_flight = 0;
-    queue->generation = dlfs_generation();
+    queue->process = dlfs_process();
     queue->next = NULL;
     atomic_fetch_add(&device->queue_count, 1);
     *out = queue;
@@ -55,7 +55,7 @@ int dlfs_queue_make(dlfs_device *device, uint32_t depth, const struct dlfs_conne
 
 static bool queue_is_foreign(const dlfs_queue *queue)
 {
-    return queue->generation != dlfs_generation();
+    return queue->process != dlfs_process();
 }
 
 /* Waits for the operations in flight: for reads that the kind can drop, as long as any answer

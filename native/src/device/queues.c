@@ -131,12 +131,12 @@ static void waiter_serve(struct dlfs_queues *queues, struct dlfs_queue_waiter *w
  */
 static dlfs_queue *forget_parents(struct dlfs_queues *queues)
 {
-    uint32_t generation = dlfs_generation();
-    if (queues->generation == generation) {
+    uint32_t process = dlfs_process();
+    if (queues->process == process) {
         return NULL;
     }
     dlfs_queue *idle = queues->idle;
-    queues->generation = generation;
+    queues->process = process;
     queues->idle = NULL;
     queues->waiters = NULL;
     queues->full_until_ns = 0;
@@ -253,7 +253,7 @@ void dlfs_queue_release(dlfs_queue *queue)
     dlfs_queue *unused = forget_parents(queues);
     struct dlfs_queue_waiter *first = queues->waiters;
     bool reusable =
-        queue->generation == queues->generation && (first == NULL || first->depth == queue->depth);
+        queue->process == queues->process && (first == NULL || first->depth == queue->depth);
     if (reusable && first != NULL) {
         waiter_serve(queues, first, queue);
     } else if (reusable) {

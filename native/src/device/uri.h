@@ -1,8 +1,9 @@
 /*
  * Device URIs that libdlfs opens without Python: paths, file: and nvme-tcp:.
  *
- * The grammar is that of dlfs/block/uri.py, whose tests give both parsers the same texts. Parsing
- * reads at most URI_BYTES_MAX bytes, allocates nothing and touches no device.
+ * The grammar is that of dlfs/block/uri.py, whose tests give both parsers the same texts. Both
+ * exist since programs in C open volumes without Python, and most URIs of Python are of other
+ * kinds. Parsing reads at most URI_BYTES_MAX bytes, allocates nothing and touches no device.
  */
 #ifndef DLFS_URI_H
 #define DLFS_URI_H

@@ -199,27 +199,27 @@ bool uri_read_uuid(const char *text, size_t bytes, uint8_t out[16])
 /* The options. */
 static const struct option {
     const char *key;
+    size_t field; /* offset in dlfs_nvme_config of what the option sets */
     enum { FORM_NUMBER, FORM_FLAG, FORM_NQN, FORM_UUID, FORM_KEY } form;
-    size_t field;   /* offset in dlfs_nvme_config of what the option sets */
     uint32_t value; /* of a flag: the bit that it sets; of a key: its index in uri->keys */
     uint32_t low;   /* least and largest number */
     uint32_t high;
 } options[] = {
-    {"nsid", FORM_NUMBER, FIELD(nsid), .low = 1, .high = NSID_MAX},
-    {"hostnqn", FORM_NQN, .field = FIELD(host_nqn)},
-    {"hostid", FORM_UUID, .field = FIELD(host_id)},
-    {"hdgst", FORM_FLAG, FIELD(digests), .value = DLFS_NVME_HEADER_DIGEST},
-    {"ddgst", FORM_FLAG, FIELD(digests), .value = DLFS_NVME_DATA_DIGEST},
-    {"timeout_ms", FORM_NUMBER, FIELD(timeout_ms), .low = 1, .high = DURATION_MS_MAX},
-    {"connect_ms", FORM_NUMBER, FIELD(connect_ms), .low = 1, .high = DURATION_MS_MAX},
-    {"keepalive_ms", FORM_NUMBER, FIELD(keepalive_ms), .high = DURATION_MS_MAX},
-    {"reconnect_ms", FORM_NUMBER, FIELD(reconnect_ms), .high = DURATION_MS_MAX},
-    {"busy_poll_us", FORM_NUMBER, FIELD(busy_poll_us), .high = BUSY_POLL_US_MAX},
-    {"dhchap_key", FORM_KEY, FIELD(dhchap_key), .value = URI_KEY_DHCHAP},
-    {"dhchap_ctrl_key", FORM_KEY, FIELD(dhchap_ctrl_key), .value = URI_KEY_CTRL},
-    {"tls_psk", FORM_KEY, FIELD(tls_psk), .value = URI_KEY_TLS},
-    {"reauth_s", FORM_NUMBER, FIELD(reauth_s), .high = REAUTH_S_MAX},
-    {"concat", FORM_FLAG, FIELD(concat), .value = 1},
+    {"nsid", FIELD(nsid), FORM_NUMBER, .low = 1, .high = NSID_MAX},
+    {"hostnqn", FIELD(host_nqn), .form = FORM_NQN},
+    {"hostid", FIELD(host_id), .form = FORM_UUID},
+    {"hdgst", FIELD(digests), FORM_FLAG, .value = DLFS_NVME_HEADER_DIGEST},
+    {"ddgst", FIELD(digests), FORM_FLAG, .value = DLFS_NVME_DATA_DIGEST},
+    {"timeout_ms", FIELD(timeout_ms), FORM_NUMBER, .low = 1, .high = DURATION_MS_MAX},
+    {"connect_ms", FIELD(connect_ms), FORM_NUMBER, .low = 1, .high = DURATION_MS_MAX},
+    {"keepalive_ms", FIELD(keepalive_ms), FORM_NUMBER, .high = DURATION_MS_MAX},
+    {"reconnect_ms", FIELD(reconnect_ms), FORM_NUMBER, .high = DURATION_MS_MAX},
+    {"busy_poll_us", FIELD(busy_poll_us), FORM_NUMBER, .high = BUSY_POLL_US_MAX},
+    {"dhchap_key", FIELD(dhchap_key), FORM_KEY, .value = URI_KEY_DHCHAP},
+    {"dhchap_ctrl_key", FIELD(dhchap_ctrl_key), FORM_KEY, .value = URI_KEY_CTRL},
+    {"tls_psk", FIELD(tls_psk), FORM_KEY, .value = URI_KEY_TLS},
+    {"reauth_s", FIELD(reauth_s), FORM_NUMBER, .high = REAUTH_S_MAX},
+    {"concat", FIELD(concat), FORM_FLAG, .value = 1},
 };
 #define OPTIONS (sizeof options / sizeof *options)
 

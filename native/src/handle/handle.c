@@ -10,13 +10,13 @@
 
 DLFS_API uint32_t dlfs_handle_process(void)
 {
-    return dlfs_generation();
+    return dlfs_process();
 }
 
 DLFS_API void dlfs_handle_free(void **slot, void (*destroy)(void *object), uint32_t process)
 {
     void *object = __atomic_exchange_n(slot, NULL, __ATOMIC_ACQ_REL);
-    if (object != NULL && (process == DLFS_PROCESS_ANY || process == dlfs_generation())) {
+    if (object != NULL && (process == DLFS_PROCESS_ANY || process == dlfs_process())) {
         destroy(object);
     }
 }

@@ -43,7 +43,7 @@ void nvme_record_error(struct nvme_association *association, int code, const cha
     }
 }
 
-void nvme_fail_generation(struct nvme_association *association, int code, const char *reason)
+void nvme_fail_incarnation(struct nvme_association *association, int code, const char *reason)
 {
     association->failure = code;
     nvme_record_error(association, code, reason);
@@ -55,7 +55,7 @@ void nvme_association_fail(struct nvme_association *association, int code, bool 
     (void)pthread_mutex_lock(&association->lock);
     if (association->failure == 0) {
         association->namespace_gone = namespace_gone;
-        nvme_fail_generation(association, code, reason);
+        nvme_fail_incarnation(association, code, reason);
     }
     (void)pthread_mutex_unlock(&association->lock);
 }
@@ -367,7 +367,7 @@ void nvme_link_release(struct nvme_association *association, struct nvme_link *l
 }
 
 struct nvme_link_update nvme_link_take_update(struct nvme_association *association,
-                                              struct nvme_link *link, uint64_t generation)
+                                              struct nvme_link *link, uint64_t incarnation)
 {
     uint64_t ignored;
     (void)pthread_mutex_lock(&association->lock);
@@ -376,7 +376,7 @@ struct nvme_link_update nvme_link_take_update(struct nvme_association *associati
     atomic_store(&link->signal, 0);
     struct nvme_link_update update = {.connection = link->connection,
                                       .is_over =
-                                          generation != atomic_load(&association->generation),
+                                          incarnation != atomic_load(&association->incarnation),
                                       .timed_out = link->timed_out,
                                       .code = link->code};
     link->connection = NULL;
@@ -385,28 +385,28 @@ struct nvme_link_update nvme_link_take_update(struct nvme_association *associati
     return update;
 }
 
-/* Returns true if a generation is in use and has not failed. With the lock held. */
-static bool is_current(const struct nvme_association *association, uint64_t generation)
+/* Returns true if an incarnation is in use and has not failed. With the lock held. */
+static bool is_current(const struct nvme_association *association, uint64_t incarnation)
 {
-    return generation == atomic_load(&association->generation) &&
+    return incarnation == atomic_load(&association->incarnation) &&
            association->state == NVME_READY && association->failure == 0;
 }
 
-void nvme_association_report(struct nvme_association *association, uint64_t generation, int code,
+void nvme_association_report(struct nvme_association *association, uint64_t incarnation, int code,
                              const char *reason)
 {
     (void)pthread_mutex_lock(&association->lock);
-    if (is_current(association, generation)) {
-        nvme_fail_generation(association, code, reason);
+    if (is_current(association, incarnation)) {
+        nvme_fail_incarnation(association, code, reason);
         wake(association->wake);
     }
     (void)pthread_mutex_unlock(&association->lock);
 }
 
-void nvme_association_check_ana(struct nvme_association *association, uint64_t generation)
+void nvme_association_check_ana(struct nvme_association *association, uint64_t incarnation)
 {
     (void)pthread_mutex_lock(&association->lock);
-    if (is_current(association, generation) && !association->check_ana) {
+    if (is_current(association, incarnation) && !association->check_ana) {
         association->check_ana = true;
         wake(association->wake);
     }
@@ -414,10 +414,10 @@ void nvme_association_check_ana(struct nvme_association *association, uint64_t g
 }
 
 void nvme_link_report(struct nvme_association *association, struct nvme_link *link,
-                      uint64_t generation, int code, const char *reason)
+                      uint64_t incarnation, int code, const char *reason)
 {
     (void)pthread_mutex_lock(&association->lock);
-    if (is_current(association, generation)) {
+    if (is_current(association, incarnation)) {
         nvme_record_error(association, code, reason);
         link->qid = 0; /* the controller may not have noticed the end of the old queue yet */
         link->needs_connection = true;

@@ -10,7 +10,7 @@
  * link's signal and wakes the queue pair. The queue pair reads the signal, an atomic flag, in every
  * call, and takes the association's lock only when it is set.
  *
- * A generation is the number of a controller: each one that the thread connects, after the one
+ * An incarnation is the number of a controller: each one that the thread connects, after the one
  * before has failed, has the next.
  *
  * Locks: association->lock guards the fields below it. No thread does I/O while it holds it.
@@ -46,7 +46,7 @@ struct nvme_link {
     bool connecting;                    /* the thread is connecting it */
     bool released;                      /* the queue pair does not use the link any more */
     bool was_connected;                 /* it had a connection before */
-    bool timed_out;                     /* a timeout ended a generation since the last update */
+    bool timed_out;                     /* a timeout ended an incarnation since the last update */
     struct nvme_connection *connection; /* connected, and not yet taken by the queue pair */
     int code;                           /* < 0: why it will get no connection */
     uint64_t since_ns;                  /* when needs_connection or code was set */
@@ -80,14 +80,14 @@ struct nvme_association {
     atomic_bool stop;
     atomic_bool write_protected; /* the namespace has become read-only */
     struct nvme_counters counters;
-    _Atomic uint64_t generation;
+    _Atomic uint64_t incarnation;
     _Atomic uint32_t writes_in_flight; /* commands of all queue pairs that are no reads */
     atomic_bool writes_paused;         /* no command but reads may be issued */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* state, a link or a request */
     /* Under the lock. */
     enum nvme_state state;
-    int failure;         /* < 0: error of the present generation that the thread has not handled */
+    int failure;         /* < 0: error of the present incarnation that the thread has not handled */
     bool single_round;   /* NVME_LOST after one failed round of attempts */
     bool namespace_gone; /* the failure is the namespace's: the controller is lost at once */
     bool check_ana;      /* a command ended with an ANA status: the thread shall read the state */
@@ -105,8 +105,8 @@ struct nvme_association {
     struct nvme_admin admin;           /* only the thread uses its connection */
     struct nvme_text error;            /* the last error message */
     /* Used by the thread only. */
-    uint64_t connected_ns;     /* when the present generation was connected; 0: never */
-    uint64_t disconnected_ns;  /* when the last generation ended */
+    uint64_t connected_ns;     /* when the present incarnation was connected; 0: never */
+    uint64_t disconnected_ns;  /* when the last incarnation ended */
     uint64_t keep_alive_ns;    /* when the last keep-alive ended */
     uint64_t probe_ns;         /* when to look for an optimized path; UINT64_MAX: never */
     uint64_t random;           /* state of the random numbers that shorten pauses */
@@ -156,22 +156,22 @@ void nvme_link_release(struct nvme_association *association, struct nvme_link *l
 /* The changes of a link since its queue pair last took an update. */
 struct nvme_link_update {
     struct nvme_connection *connection; /* the connection to use from now on; NULL: none */
-    bool is_over;                       /* the generation in use has ended */
+    bool is_over;                       /* the incarnation in use has ended */
     bool timed_out;                     /* it ended because the controller did not answer */
     int code;                           /* < 0: why there will be no connection */
 };
-/* Takes the changes of a link, and clears its signal. generation: the one in use. */
+/* Takes the changes of a link, and clears its signal. incarnation: the one in use. */
 struct nvme_link_update nvme_link_take_update(struct nvme_association *association,
-                                              struct nvme_link *link, uint64_t generation);
-/* Reports that a queue pair closed its connection of a generation; the thread ends that one. */
-void nvme_association_report(struct nvme_association *association, uint64_t generation, int code,
+                                              struct nvme_link *link, uint64_t incarnation);
+/* Reports that a queue pair closed its connection of an incarnation; the thread ends that one. */
+void nvme_association_report(struct nvme_association *association, uint64_t incarnation, int code,
                              const char *reason);
 /* Reports that a connection failed on its own, as by a wrong header digest; the thread connects
  * only this link again. */
 void nvme_link_report(struct nvme_association *association, struct nvme_link *link,
-                      uint64_t generation, int code, const char *reason);
-/* Reports that a command of a generation ended with an ANA status; the thread reads the state. */
-void nvme_association_check_ana(struct nvme_association *association, uint64_t generation);
+                      uint64_t incarnation, int code, const char *reason);
+/* Reports that a command of an incarnation ended with an ANA status; the thread reads the state. */
+void nvme_association_check_ana(struct nvme_association *association, uint64_t incarnation);
 /* Sets a link's signal and wakes its queue pair. */
 void nvme_link_signal(struct nvme_link *link);
 /* Lets the thread try again after a loss. Returns false, and why in *code, if it is too early. */
@@ -183,23 +183,23 @@ bool nvme_link_retry_lost(struct nvme_association *association, struct nvme_link
 void nvme_link_connect_end(struct nvme_association *association, struct nvme_link *link);
 /* Stores an error message and counts the error by its code. */
 void nvme_record_error(struct nvme_association *association, int code, const char *reason);
-/* Records an error and marks the present generation as failed. */
-void nvme_fail_generation(struct nvme_association *association, int code, const char *reason);
+/* Records an error and marks the present incarnation as failed. */
+void nvme_fail_incarnation(struct nvme_association *association, int code, const char *reason);
 
 /* ---- used by the thread, without the lock ---- */
 
-/* Marks the present generation as failed, unless it is. namespace_gone: see the association. */
+/* Marks the present incarnation as failed, unless it is. namespace_gone: see the association. */
 void nvme_association_fail(struct nvme_association *association, int code, bool namespace_gone,
                            const char *reason);
 
-/* ---- generation.c ---- */
+/* ---- incarnation.c ---- */
 
 /* Returns a deadline ms from now, which a wake-up of the thread does not end but a stop does. */
 struct nvme_deadline nvme_association_deadline(struct nvme_association *association, uint64_t ms);
 /* Returns the pause that follows a pause, in milliseconds. */
 uint32_t nvme_next_backoff_ms(uint32_t backoff_ms);
-/* Closes all connections of the present generation and begins the next. With the lock held. */
-void nvme_association_end_generation(struct nvme_association *association);
+/* Closes all connections of the present incarnation and begins the next. With the lock held. */
+void nvme_association_end_incarnation(struct nvme_association *association);
 
 /* ---- thread.c ---- */
 

@@ -32,7 +32,7 @@ struct nvme_connection {
     bool event_requested; /* the controller has an Asynchronous Event Request */
     bool event_arrived;   /* the controller completed it; the connection's user clears this */
     uint32_t event;       /* dword 0 of its completion */
-    uint64_t generation;  /* generation of the controller that it leads to */
+    uint64_t incarnation; /* incarnation of the controller that it leads to */
     /* The following fields are set for I/O queues only. */
     uint32_t command_count;      /* most commands in flight */
     uint32_t transfer_bytes_max; /* most data bytes of one command */

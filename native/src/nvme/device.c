@@ -101,10 +101,10 @@ static int queue_create(dlfs_device *base, uint32_t depth, const struct dlfs_con
 
 /* ---- single commands ------------------------------------------------------------------------- */
 
-/* Runs one I/O command on the internal queue pair. *generation gets that of the controller that
+/* Runs one I/O command on the internal queue pair. *incarnation gets that of the controller that
  * answered. */
 static int run_io(struct nvme_association *association, struct nvme_exchange *exchange,
-                  uint64_t *generation)
+                  uint64_t *incarnation)
 {
     (void)pthread_mutex_lock(&association->passthrough_lock);
     int code = 0;
@@ -112,7 +112,7 @@ static int run_io(struct nvme_association *association, struct nvme_exchange *ex
         code = nvme_queue_make(association, 1, 0, NULL, &association->passthrough_queue);
     }
     if (code == 0) {
-        code = nvme_queue_run(association->passthrough_queue, exchange, generation);
+        code = nvme_queue_run(association->passthrough_queue, exchange, incarnation);
     }
     (void)pthread_mutex_unlock(&association->passthrough_lock);
     return code;
@@ -124,7 +124,7 @@ static int flush_command(void *argument, struct nvme_flushed *flushed)
     struct nvme_exchange exchange = {.direction = DLFS_NVME_DATA_NONE};
     nvme_entry_command(exchange.entry, &(dlfs_nvme_command){.opcode = NVME_OPCODE_FLUSH,
                                                             .nsid = association->config.nsid});
-    int code = run_io(association, &exchange, &flushed->generation);
+    int code = run_io(association, &exchange, &flushed->incarnation);
     if (code == 0) {
         code = nvme_status_code(exchange.cqe.status);
     }
@@ -159,22 +159,22 @@ static int device_flush(dlfs_device *base)
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static int device_generation(dlfs_device *base, uint64_t *generation)
+static int device_incarnation(dlfs_device *base, uint64_t *incarnation)
 {
     struct nvme_association *association;
     int code = own_association(base, &association);
     if (code == 0) {
-        *generation = atomic_load(&association->generation);
+        *incarnation = atomic_load(&association->incarnation);
     }
     return code;
 }
 
-static int device_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
+static int device_limit_writes(dlfs_device *base, uint64_t incarnation, uint64_t until_ns)
 {
     struct nvme_association *association;
     int code = own_association(base, &association);
     if (code == 0) {
-        nvme_write_limit_set(&association->write_limit, generation, until_ns);
+        nvme_write_limit_set(&association->write_limit, incarnation, until_ns);
     }
     return code;
 }
@@ -216,7 +216,7 @@ static const struct dlfs_device_ops nvme_device_ops = {
     .flush = device_flush,
     .queues_max = queues_max,
     .destroy = device_destroy,
-    .generation = device_generation,
+    .incarnation = device_incarnation,
     .limit_writes = device_limit_writes,
     .operation_ms = device_operation_ms,
 };
@@ -288,11 +288,11 @@ int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *co
     struct nvme_exchange exchange = {
         .data = data, .data_bytes = data_bytes, .direction = direction};
     struct nvme_admin_request request = {.exchange = &exchange};
-    uint64_t generation;
+    uint64_t incarnation;
     nvme_entry_command(exchange.entry, command);
     int code = own_association(base, &association);
     if (code == 0) {
-        code = queue == DLFS_NVME_QUEUE_IO ? run_io(association, &exchange, &generation)
+        code = queue == DLFS_NVME_QUEUE_IO ? run_io(association, &exchange, &incarnation)
                                            : nvme_association_run(association, &request);
     }
     if (code < 0) {

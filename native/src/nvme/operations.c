@@ -125,7 +125,7 @@ void nvme_operation_end(struct nvme_queue *queue, uint32_t number)
         }
     }
     if (code == 0 && operation->kind == DLFS_OP_WRITE) {
-        nvme_durability_note(&queue->association->durability, queue->connection->generation);
+        nvme_durability_note(&queue->association->durability, queue->connection->incarnation);
     }
     nvme_operation_complete(queue, number, code < 0 ? code : (int64_t)operation->length_bytes);
 }
@@ -150,13 +150,13 @@ void nvme_command_end(struct nvme_queue *queue, uint32_t number, uint16_t status
     free_command_entry(queue, number);
     operation->commands_in_flight--;
     if (operation->kind == NVME_OP_PASSTHROUGH) {
-        queue->passthrough_generation = queue->connection->generation;
+        queue->passthrough_incarnation = queue->connection->incarnation;
     } else if (status != 0) {
         int code = nvme_status_code(status);
         if (code < 0 && nvme_status_is_retryable(status)) {
             operation->retryable_code = code;
             if (nvme_status_is_ana(status)) {
-                nvme_association_check_ana(queue->association, queue->connection->generation);
+                nvme_association_check_ana(queue->association, queue->connection->incarnation);
             }
         } else if (code < 0 && operation->code == 0) {
             operation->code = code;

@@ -119,7 +119,7 @@ struct nvme_queue {
     uint32_t done_count;
     uint64_t done_bytes;               /* of all operations that were ever completed */
     struct nvme_exchange *passthrough; /* the only command of an internal queue pair */
-    uint64_t passthrough_generation;   /* generation of the controller that answered it */
+    uint64_t passthrough_incarnation;  /* incarnation of the controller that answered it */
     struct nvme_operation *operations; /* [depth] */
     struct nvme_command *commands;     /* [commands_max] */
     dlfs_completion *done;             /* [depth], a ring */

@@ -292,7 +292,7 @@ static bool move(struct nvme_association *association, const struct nvme_admin *
                  atomic_load(&durability->unflushed) == UINT64_MAX;
     if (moves) {
         (void)pthread_mutex_lock(&association->lock);
-        nvme_association_end_generation(association);
+        nvme_association_end_incarnation(association);
         (void)pthread_mutex_unlock(&association->lock);
         association->backoff_ms = 0; /* nothing has failed */
         publish(association, admin, path);

@@ -159,7 +159,7 @@ static void wait_for_events(struct nvme_queue *queue, uint64_t left_ns)
  * lock the socket: the kernel could then not deliver the next segments, and would leave that work
  * to this thread.
  */
-static void wait_awake(struct nvme_queue *queue)
+static void spin_for_events(struct nvme_queue *queue)
 {
     for (uint32_t round = 0; round < BUSY_ROUNDS && !poll_descriptors(queue, 0); round++) {
         for (uint32_t i = 0; i < BUSY_PAUSES; i++) {
@@ -262,7 +262,7 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
             return 0;
         }
         if (!came && keeps_polling(queue, &poll_until_ns)) {
-            wait_awake(queue);
+            spin_for_events(queue);
         } else if (!came) {
             wait_for_events(queue, left_ns);
         }
@@ -294,7 +294,7 @@ int nvme_queue_descriptor(dlfs_queue *base)
     return queue->epoll;
 }
 
-int nvme_queue_run(struct nvme_queue *queue, struct nvme_exchange *exchange, uint64_t *generation)
+int nvme_queue_run(struct nvme_queue *queue, struct nvme_exchange *exchange, uint64_t *incarnation)
 {
     dlfs_operation operation = {.buffer = exchange->data,
                                 .length_bytes = exchange->data_bytes,
@@ -304,7 +304,7 @@ int nvme_queue_run(struct nvme_queue *queue, struct nvme_exchange *exchange, uin
     (void)nvme_queue_submit(&queue->base, &operation, 1);
     while (nvme_queue_poll(&queue->base, &completion, 1, -1) == 0) {
     }
-    *generation = queue->passthrough_generation;
+    *incarnation = queue->passthrough_incarnation;
     return completion.result < 0 ? (int)completion.result : 0;
 }
 

@@ -24,8 +24,8 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
 int nvme_queue_descriptor(dlfs_queue *base);
 /*
  * Runs one command on an idle queue pair of depth 1 and waits for its CQE. Returns 0 if the
- * controller answered, whatever the status; *generation gets that of the controller.
+ * controller answered, whatever the status; *incarnation gets that of the controller.
  */
-int nvme_queue_run(struct nvme_queue *queue, struct nvme_exchange *exchange, uint64_t *generation);
+int nvme_queue_run(struct nvme_queue *queue, struct nvme_exchange *exchange, uint64_t *incarnation);
 
 #endif

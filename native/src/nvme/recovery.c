@@ -140,11 +140,11 @@ static void abandon_connection(struct nvme_queue *queue, int code)
 
 void nvme_queue_fail(struct nvme_queue *queue, int code, const char *reason)
 {
-    uint64_t generation = queue->connection->generation;
+    uint64_t incarnation = queue->connection->incarnation;
     if (code == DLFS_E_DIGEST) {
-        nvme_link_report(queue->association, queue->link, generation, code, reason);
+        nvme_link_report(queue->association, queue->link, incarnation, code, reason);
     } else {
-        nvme_association_report(queue->association, generation, code, reason);
+        nvme_association_report(queue->association, incarnation, code, reason);
     }
     abandon_connection(queue, code);
 }
@@ -165,9 +165,9 @@ void nvme_end_waiting(struct nvme_queue *queue, int code)
 
 void nvme_queue_take_update(struct nvme_queue *queue)
 {
-    uint64_t generation = queue->connection != NULL ? queue->connection->generation : 0;
+    uint64_t incarnation = queue->connection != NULL ? queue->connection->incarnation : 0;
     struct nvme_link_update update =
-        nvme_link_take_update(queue->association, queue->link, generation);
+        nvme_link_take_update(queue->association, queue->link, incarnation);
     if (queue->connection != NULL && update.is_over) {
         abandon_connection(queue, update.timed_out ? DLFS_E_TIMEOUT : DLFS_E_LOST);
     }

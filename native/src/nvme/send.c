@@ -154,7 +154,7 @@ static void issue_next_command(struct nvme_queue *queue, uint32_t number, uint64
 
 static int write_permit(const struct nvme_queue *queue)
 {
-    return nvme_write_permit(&queue->association->write_limit, queue->connection->generation);
+    return nvme_write_permit(&queue->association->write_limit, queue->connection->incarnation);
 }
 
 uint64_t nvme_issue_time(const struct nvme_queue *queue, struct nvme_operation *operation,
@@ -209,7 +209,7 @@ static bool may_issue(struct nvme_queue *queue, const struct nvme_operation *ope
     }
     atomic_fetch_add(&association->writes_in_flight, 1);
     if (!atomic_load(&association->writes_paused) &&
-        queue->connection->generation == atomic_load(&association->generation)) {
+        queue->connection->incarnation == atomic_load(&association->incarnation)) {
         return true;
     }
     atomic_fetch_sub(&association->writes_in_flight, 1);

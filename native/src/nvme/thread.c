@@ -166,7 +166,7 @@ static void link_connect_failed(struct nvme_association *association, struct nvm
 
 /*
  * Returns true if the controller still answers after it refused a queue. A restarted target refuses
- * queues because it does not know the controller any more: then the generation has failed, and the
+ * queues because it does not know the controller any more: then the incarnation has failed, and the
  * refusal says nothing about the queue.
  */
 static bool refusal_is_final(struct nvme_association *association)
@@ -194,7 +194,7 @@ static void link_connect(struct nvme_association *association, struct nvme_link 
     refused = refused && refusal_is_final(association);
     (void)pthread_mutex_lock(&association->lock);
     if (code == 0) {
-        connection->generation = atomic_load(&association->generation);
+        connection->incarnation = atomic_load(&association->incarnation);
         link->connection = connection;
         link->needs_connection = false;
         link->was_connected = true;
@@ -282,7 +282,7 @@ static void run_request(struct nvme_association *association, struct nvme_admin_
                                    NULL, &text);
     (void)pthread_mutex_lock(&association->lock);
     if (code < 0 && code != DLFS_E_CLOSED) {
-        nvme_fail_generation(association, code, text.bytes);
+        nvme_fail_incarnation(association, code, text.bytes);
     }
     if (code < 0 && code != DLFS_E_CLOSED && is_idempotent(request) && !request->no_retry) {
         request->state = NVME_REQUEST_WAITING;
@@ -350,7 +350,7 @@ static void serve_one(struct nvme_association *association)
     (void)pthread_mutex_lock(&association->lock);
     if (association->failure < 0) {
         bool gone = association->namespace_gone;
-        nvme_association_end_generation(association);
+        nvme_association_end_incarnation(association);
         if (gone) {
             declare_lost(association, DLFS_E_LOST);
         }

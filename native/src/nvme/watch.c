@@ -64,7 +64,7 @@ static int on_namespace(struct nvme_association *association, const struct nvme_
 
 /* ---- ANA ------------------------------------------------------------------------------------- */
 
-/* Ends the generation, so that another path is tried first. */
+/* Ends the incarnation, so that another path is tried first. */
 static void leave_path(struct nvme_association *association, uint32_t state)
 {
     char reason[128];

@@ -21,7 +21,7 @@ size_t batch_bytes(const struct batch *batch)
 
 int batch_reserve(struct batch *batch, uint64_t count)
 {
-    batch->process = dlfs_generation();
+    batch->process = dlfs_process();
     if (batch->offsets == NULL || count > batch->capacity) {
         free(batch->offsets);
         batch->capacity = 0;
@@ -123,7 +123,7 @@ void batch_recycle(struct batch *batch)
 DLFS_API void dlfs_batch_release(dlfs_batch *batch)
 {
     struct batch *whole = (struct batch *)batch;
-    if (whole != NULL && whole->process == dlfs_generation()) {
+    if (whole != NULL && whole->process == dlfs_process()) {
         whole->release(whole);
     }
 }

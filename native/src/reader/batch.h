@@ -21,7 +21,7 @@ struct batch {
     uint64_t number;                       /* the service's number of the batch */
     uint64_t capacity;                     /* samples that the arrays have room for */
     uint64_t failure_capacity;
-    uint32_t process; /* dlfs_generation() of the process that may release the batch */
+    uint32_t process; /* dlfs_process() of the process that may release the batch */
     int64_t *offsets; /* one allocation: offsets, lengths and indices, one after the other */
     int64_t *lengths;
     uint64_t *indices;

@@ -12,7 +12,7 @@ struct other {
     uint32_t queues;
     uint32_t abandoned;
     int refuse; /* result of creating a queue pair */
-    uint64_t generation;
+    uint64_t incarnation;
     uint64_t until_ns;
 };
 
@@ -90,16 +90,16 @@ static int other_queue_create(dlfs_device *device, uint32_t depth,
     return 0;
 }
 
-static int other_generation(dlfs_device *device, uint64_t *generation)
+static int other_incarnation(dlfs_device *device, uint64_t *incarnation)
 {
-    *generation = ((struct other *)device)->generation;
+    *incarnation = ((struct other *)device)->incarnation;
     return 0;
 }
 
-static int other_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns)
+static int other_limit_writes(dlfs_device *device, uint64_t incarnation, uint64_t until_ns)
 {
     struct other *other = (struct other *)device;
-    other->generation = generation;
+    other->incarnation = incarnation;
     other->until_ns = until_ns;
     return 0;
 }
@@ -109,7 +109,7 @@ static const struct dlfs_device_ops other_ops = {
     .queue_create = other_queue_create,
     .flush = other_flush,
     .destroy = other_destroy,
-    .generation = other_generation,
+    .incarnation = other_incarnation,
     .limit_writes = other_limit_writes,
 };
 
@@ -151,15 +151,15 @@ static void test_a_library_need_not_limit_writes(void)
 {
     struct other other = describe(make_memory());
     struct dlfs_device_ops fewer = other_ops;
-    fewer.generation = NULL;
+    fewer.incarnation = NULL;
     fewer.limit_writes = NULL;
     other.base.ops = &fewer;
     dlfs_device *device = NULL;
-    uint64_t generation = 0;
+    uint64_t incarnation = 0;
     CHECK_EQ(dlfs_device_create_external(&other.base, &device), 0);
-    CHECK_EQ(dlfs_device_generation(device, &generation), -ENOTSUP);
+    CHECK_EQ(dlfs_device_incarnation(device, &incarnation), -ENOTSUP);
     CHECK_EQ(dlfs_device_limit_writes(device, 0, 0), -ENOTSUP);
-    CHECK_EQ(dlfs_device_generation(other.memory, &generation), -ENOTSUP);
+    CHECK_EQ(dlfs_device_incarnation(other.memory, &incarnation), -ENOTSUP);
     CHECK_EQ(dlfs_device_destroy(device), 0);
 }
 
@@ -174,11 +174,11 @@ static void test_hands_everything_on(void)
     CHECK_EQ(strcmp(dlfs_device_kind(device), "other"), 0);
     CHECK_EQ(dlfs_device_flush(device), -EIO);
     CHECK_EQ(other.flushed, 1);
-    uint64_t generation = 0;
+    uint64_t incarnation = 0;
     CHECK_EQ(dlfs_device_limit_writes(device, 7, 8), 0);
     CHECK_EQ(other.until_ns, 8);
-    CHECK_EQ(dlfs_device_generation(device, &generation), 0);
-    CHECK_EQ(generation, 7);
+    CHECK_EQ(dlfs_device_incarnation(device, &incarnation), 0);
+    CHECK_EQ(incarnation, 7);
     other.refuse = -EMFILE;
     dlfs_queue *queue = NULL;
     CHECK_EQ(dlfs_queue_create(device, 4, &queue), -EMFILE);

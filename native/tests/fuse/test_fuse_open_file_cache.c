@@ -34,7 +34,7 @@ static dlfs_batch *read_batch(uint64_t bytes, int value)
     memset(data, value, bytes);
     batch->public.base = data;
     batch->release = release;
-    batch->process = dlfs_generation();
+    batch->process = dlfs_process();
     (void)atomic_fetch_add(&batches, 1);
     return &batch->public;
 }

@@ -12,11 +12,11 @@
 #define LARGE (1u << 20) /* several commands */
 #define HOUR_NS UINT64_C(3600000000000)
 
-static uint64_t generation_of(dlfs_device *device)
+static uint64_t incarnation_of(dlfs_device *device)
 {
-    uint64_t generation;
-    CHECK_EQ(dlfs_device_generation(device, &generation), 0);
-    return generation;
+    uint64_t incarnation;
+    CHECK_EQ(dlfs_device_incarnation(device, &incarnation), 0);
+    return incarnation;
 }
 
 static void test_writes_end_with_the_lease(void)
@@ -28,12 +28,12 @@ static void test_writes_end_with_the_lease(void)
     uint8_t *out = aligned_memory(LARGE);
     uint8_t *in = aligned_memory(LARGE);
     fill_pattern(out, LARGE, 3);
-    CHECK_EQ(dlfs_device_limit_writes(device, generation_of(device), boottime_ns() + HOUR_NS), 0);
+    CHECK_EQ(dlfs_device_limit_writes(device, incarnation_of(device), boottime_ns() + HOUR_NS), 0);
     CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, out, 0, 4096), 4096);
     CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, out, 0, LARGE), LARGE);
     CHECK(memcmp(target->memory, out, LARGE) == 0);
 
-    CHECK_EQ(dlfs_device_limit_writes(device, generation_of(device), 1), 0);
+    CHECK_EQ(dlfs_device_limit_writes(device, incarnation_of(device), 1), 0);
     unsigned answers = atomic_load(&target->answers);
     fill_pattern(in, LARGE, 4);
     CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, in, 0, 4096), -EKEYEXPIRED);
@@ -84,7 +84,7 @@ static void test_a_child_has_no_lease(void)
     uint8_t *buffer = aligned_memory(4096);
     CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, buffer, 0, 4096), 4096);
     fork_and_write(device, queue, 4096); /* there is no lease, and none is needed */
-    CHECK_EQ(dlfs_device_limit_writes(device, generation_of(device), boottime_ns() + HOUR_NS), 0);
+    CHECK_EQ(dlfs_device_limit_writes(device, incarnation_of(device), boottime_ns() + HOUR_NS), 0);
     CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, buffer, 0, 4096), 4096);
     fork_and_write(device, queue, -EKEYEXPIRED);
     CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, buffer, 0, 4096), 4096);

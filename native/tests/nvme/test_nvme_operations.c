@@ -19,7 +19,7 @@ static void before_count(void);
 #define STATUS_FAILED 0x4002u /* Invalid Field in Command, Do Not Retry */
 
 static struct nvme_association one_association;
-static struct nvme_connection one_connection = {.generation = GENERATION};
+static struct nvme_connection one_connection = {.incarnation = GENERATION};
 static struct nvme_operation one_operations[1];
 static struct nvme_command one_commands[2];
 static dlfs_completion one_done[1];

@@ -17,7 +17,7 @@ struct controller {
     struct nvme_durability durability;
     struct nvme_flushed answer;
     int code;
-    bool writes_meanwhile; /* a write completes on generation 1 during the flush */
+    bool writes_meanwhile; /* a write completes on incarnation 1 during the flush */
     bool flushes_twice;    /* another flush waits while this one runs */
     pthread_t second;
     _Atomic pid_t second_id;
@@ -57,9 +57,9 @@ static int flush(struct controller *controller)
     return code;
 }
 
-static void make(struct controller *controller, uint64_t generation)
+static void make(struct controller *controller, uint64_t incarnation)
 {
-    *controller = (struct controller){.answer = {.generation = generation, .cached = true}};
+    *controller = (struct controller){.answer = {.incarnation = incarnation, .cached = true}};
     nvme_durability_init(&controller->durability);
 }
 
@@ -72,7 +72,7 @@ static void test_a_flush_speaks_for_its_own_controller_only(void)
     CHECK_EQ(flush(&controller), 0);
     nvme_durability_note(&controller.durability, 2);
     nvme_durability_note(&controller.durability, 1);
-    controller.answer.generation = 2;
+    controller.answer.incarnation = 2;
     CHECK_EQ(flush(&controller), -EIO);
     CHECK_EQ(flush(&controller), 0); /* it is reported once */
     nvme_durability_note(&controller.durability, 1);
@@ -89,7 +89,7 @@ static void test_a_failed_flush_forgets_no_write(void)
     controller.code = DLFS_E_LOST;
     CHECK_EQ(flush(&controller), DLFS_E_LOST);
     controller.code = 0;
-    controller.answer.generation = 2;
+    controller.answer.incarnation = 2;
     CHECK_EQ(flush(&controller), -EIO);
     nvme_durability_destroy(&controller.durability);
 }
@@ -101,7 +101,7 @@ static void test_a_write_that_ends_during_a_flush_is_for_the_next(void)
     controller.writes_meanwhile = true;
     CHECK_EQ(flush(&controller), 0);
     controller.writes_meanwhile = false;
-    controller.answer.generation = 2;
+    controller.answer.incarnation = 2;
     CHECK_EQ(flush(&controller), -EIO);
     nvme_durability_destroy(&controller.durability);
 }

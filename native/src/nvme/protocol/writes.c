@@ -23,31 +23,31 @@ void nvme_durability_destroy(struct nvme_durability *durability)
     (void)pthread_mutex_destroy(&durability->flush_lock);
 }
 
-void nvme_durability_note(struct nvme_durability *durability, uint64_t generation)
+void nvme_durability_note(struct nvme_durability *durability, uint64_t incarnation)
 {
     uint64_t oldest = atomic_load(&durability->unflushed);
-    while (generation < oldest &&
-           !atomic_compare_exchange_weak(&durability->unflushed, &oldest, generation)) {
+    while (incarnation < oldest &&
+           !atomic_compare_exchange_weak(&durability->unflushed, &oldest, incarnation)) {
     }
 }
 
 /*
  * A completed write may be lost until a flush that began later has succeeded on the same
- * controller. If a controller of a later generation answers the flush and has a volatile cache, the
- * write may be gone. So may the writes of every flush that waited for flush_lock meanwhile: losses
- * then differs from the value that they read before.
+ * controller. If a controller of a later incarnation answers the flush and has a volatile cache,
+ * the write may be gone. So may the writes of every flush that waited for flush_lock meanwhile:
+ * losses then differs from the value that they read before.
  */
 static int flush_locked(struct nvme_durability *durability, uint64_t losses,
                         nvme_flush_command command, void *argument, bool *lost)
 {
     uint64_t oldest = atomic_exchange(&durability->unflushed, UINT64_MAX);
-    struct nvme_flushed flushed = {.generation = 0};
+    struct nvme_flushed flushed = {.incarnation = 0};
     int code = command(argument, &flushed);
     if (code < 0) {
         nvme_durability_note(durability, oldest);
         return code;
     }
-    if (flushed.cached && oldest < flushed.generation) {
+    if (flushed.cached && oldest < flushed.incarnation) {
         atomic_fetch_add(&durability->losses, 1);
     }
     *lost = atomic_load(&durability->losses) != losses;
@@ -68,17 +68,17 @@ int nvme_durability_flush(struct nvme_durability *durability, nvme_flush_command
 
 void nvme_write_limit_init(struct nvme_write_limit *limit)
 {
-    atomic_init(&limit->generation, 0);
+    atomic_init(&limit->incarnation, 0);
     atomic_init(&limit->until_ns, DLFS_WRITES_FREE);
 }
 
-void nvme_write_limit_set(struct nvme_write_limit *limit, uint64_t generation, uint64_t until_ns)
+void nvme_write_limit_set(struct nvme_write_limit *limit, uint64_t incarnation, uint64_t until_ns)
 {
-    atomic_store(&limit->generation, generation);
+    atomic_store(&limit->incarnation, incarnation);
     atomic_store(&limit->until_ns, until_ns);
 }
 
-int nvme_write_permit(const struct nvme_write_limit *limit, uint64_t generation)
+int nvme_write_permit(const struct nvme_write_limit *limit, uint64_t incarnation)
 {
     uint64_t until_ns = atomic_load(&limit->until_ns);
     if (until_ns == DLFS_WRITES_FREE) {
@@ -87,7 +87,7 @@ int nvme_write_permit(const struct nvme_write_limit *limit, uint64_t generation)
     if (boottime_ns() >= until_ns) {
         return -EKEYEXPIRED;
     }
-    return generation == atomic_load(&limit->generation) ? 0 : -EAGAIN;
+    return incarnation == atomic_load(&limit->incarnation) ? 0 : -EAGAIN;
 }
 
 /* ---- repetition ------------------------------------------------------------------------------ */

@@ -3,7 +3,7 @@
  * completed writes or fails, no write is sent after the writer's lease has expired, and no write is
  * repeated while a target may still execute its first attempt.
  *
- * A generation is the number of a controller of a device: each reconnect begins the next one. A
+ * An incarnation is the number of a controller of a device: each reconnect begins the next one. A
  * flush covers only writes that the same controller completed. A lease allows writes only through
  * the controller that existed when the lease was confirmed.
  *
@@ -23,14 +23,14 @@
  */
 struct nvme_durability {
     pthread_mutex_t flush_lock; /* held during a flush: one at a time */
-    _Atomic uint64_t unflushed; /* oldest generation with an unflushed write; UINT64_MAX: none */
+    _Atomic uint64_t unflushed; /* oldest incarnation with an unflushed write; UINT64_MAX: none */
     _Atomic uint64_t losses;    /* number of flushes that reported a loss */
 };
 
 /* The answer to a flush command. */
 struct nvme_flushed {
-    uint64_t generation; /* generation of the controller that answered */
-    bool cached;         /* true if that controller has a volatile write cache */
+    uint64_t incarnation; /* incarnation of the controller that answered */
+    bool cached;          /* true if that controller has a volatile write cache */
 };
 
 /* Callback that runs one flush command and waits for its answer. Returns 0 or a negative code. */
@@ -39,7 +39,7 @@ typedef int (*nvme_flush_command)(void *argument, struct nvme_flushed *flushed);
 void nvme_durability_init(struct nvme_durability *durability);
 void nvme_durability_destroy(struct nvme_durability *durability);
 /* Notes a completed write. Called before the caller sees its completion. */
-void nvme_durability_note(struct nvme_durability *durability, uint64_t generation);
+void nvme_durability_note(struct nvme_durability *durability, uint64_t incarnation);
 /*
  * Makes every noted write durable. Returns -EIO if such a write may be lost: a controller with a
  * volatile cache completed it, and failed before this flush. Concurrent flushes that waited for
@@ -50,19 +50,20 @@ void nvme_durability_note(struct nvme_durability *durability, uint64_t generatio
 int nvme_durability_flush(struct nvme_durability *durability, nvme_flush_command command,
                           void *argument, bool *lost);
 
-/* Until when and through which generation this host may write; see dlfs_device_limit_writes. */
+/* Until when and through which incarnation this host may write; see dlfs_device_limit_writes. */
 struct nvme_write_limit {
     _Atomic uint64_t until_ns;
-    _Atomic uint64_t generation;
+    _Atomic uint64_t incarnation;
 };
 
 void nvme_write_limit_init(struct nvme_write_limit *limit);
-void nvme_write_limit_set(struct nvme_write_limit *limit, uint64_t generation, uint64_t until_ns);
+void nvme_write_limit_set(struct nvme_write_limit *limit, uint64_t incarnation, uint64_t until_ns);
 /*
- * Returns 0 if a write may be sent now through a controller of that generation, -EKEYEXPIRED if the
- * lease has expired, -EAGAIN if the lease was not confirmed since that controller was connected.
+ * Returns 0 if a write may be sent now through a controller of that incarnation, -EKEYEXPIRED if
+ * the lease has expired, -EAGAIN if the lease was not confirmed since that controller was
+ * connected.
  */
-int nvme_write_permit(const struct nvme_write_limit *limit, uint64_t generation);
+int nvme_write_permit(const struct nvme_write_limit *limit, uint64_t incarnation);
 
 /*
  * Returns how long after the end of its connections a controller may still execute their commands,

@@ -1,4 +1,4 @@
-/* A queue pair across generations: link updates, and operations that start again. */
+/* A queue pair across incarnations: link updates, and operations that start again. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* The end of a generation, the pauses before reconnects, and deadlines; see nvme/association.h. */
+/* The end of an incarnation, the pauses before reconnects, and deadlines; see nvme/association.h.
+ */
 #include "nvme/association.h"
 #include "platform/clock.h"
 
@@ -20,7 +21,7 @@ uint32_t nvme_next_backoff_ms(uint32_t backoff_ms)
     return next < BACKOFF_MS_MIN ? BACKOFF_MS_MIN : next > BACKOFF_MS_MAX ? BACKOFF_MS_MAX : next;
 }
 
-void nvme_association_end_generation(struct nvme_association *association)
+void nvme_association_end_incarnation(struct nvme_association *association)
 {
     uint64_t now = monotonic_ns();
     bool timed_out = association->failure == DLFS_E_TIMEOUT;
@@ -30,7 +31,7 @@ void nvme_association_end_generation(struct nvme_association *association)
     association->state = NVME_CONNECTING;
     association->single_round = false;
     association->disconnected_ns = now;
-    atomic_fetch_add(&association->generation, 1);
+    atomic_fetch_add(&association->incarnation, 1);
     atomic_store(&association->writes_paused, false);
     nvme_connection_drop(&association->admin.connection);
     uint64_t lived_ms = (now - association->connected_ns) / NVME_NANOSECONDS_PER_MS;
