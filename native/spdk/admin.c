@@ -162,7 +162,7 @@ int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_
         call->data = spdk_zmalloc(data_bytes, 4096, NULL, SPDK_ENV_NUMA_ID_ANY, SPDK_MALLOC_DMA);
         code = call->data == NULL ? -ENOMEM : 0;
     }
-    if (code == 0 && direction == DLFS_NVME_DATA_OUT) {
+    if (code == 0 && data_bytes > 0 && direction == DLFS_NVME_DATA_OUT) {
         memcpy(call->data, data, data_bytes);
     }
     if (code == 0) {
@@ -176,7 +176,7 @@ int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_
     if (code < 0) {
         return code;
     }
-    if (direction == DLFS_NVME_DATA_IN) {
+    if (data_bytes > 0 && direction == DLFS_NVME_DATA_IN) {
         memcpy(data, call->data, data_bytes);
     }
     *result = command_result(&call->completion);
