@@ -11,12 +11,11 @@
  * Lanes fit any length: 512 bytes are three lanes of 21 words and one word more, 4096 bytes three
  * lanes of 170 words and two more.
  *
- * With 32-byte or 64-byte registers that can be multiplied (VPCLMULQDQ with AVX2 or AVX-512), four
- * of them hold the state, and 128 or 256 bytes are folded into them at a time. Their 16-byte parts
- * are moved over the following bytes as above, with a constant for each half, and the instruction
- * reduces the last 16 bytes. With 32 bytes this is as fast as the lanes on bytes in the first
- * cache, but twice as fast on others: it reads them in one sequence, which the processor's
- * prefetchers know sooner than three.
+ * With 32-byte registers that can be multiplied (VPCLMULQDQ with AVX2), four of them hold the
+ * state, and 128 bytes are folded into them at a time. Their 16-byte parts are moved over the
+ * following bytes as above, with a constant for each half, and the instruction reduces the last 16
+ * bytes. This is as fast as the lanes on bytes in the first cache, but twice as fast on others: it
+ * reads them in one sequence, which the processor's prefetchers know sooner than three.
  *
  * Sources: Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction",
  * Intel, 2011; the same, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
@@ -54,8 +53,6 @@
 #if defined(__x86_64__) && !defined(DLFS_CRC32C_NARROW) /* a test selects the lanes */
 #define FOLD_TARGET __attribute__((target(HARDWARE_FEATURES ",avx2,vpclmulqdq")))
 #define FOLD_BYTES ((size_t)128) /* folded at a time */
-#define WIDE_TARGET __attribute__((target(HARDWARE_FEATURES ",avx512f,vpclmulqdq")))
-#define WIDE_BYTES ((size_t)256)
 #endif
 
 #define POLYNOMIAL 0x82F63B78u /* reflected */
@@ -63,7 +60,7 @@
 #define LANE_WORDS_MIN 4u /* combining shorter lanes costs more than they gain */
 #define WORD_BYTES ((size_t)8)
 #define LANES ((size_t)3)
-#define FOLDS 5 /* over 16, 32, 64, 128 and 256 bytes */
+#define FOLDS 4 /* over 16, 32, 64 and 128 bytes */
 #define POWERS 64
 #define AHEAD_BYTES ((size_t)4096) /* of the next sample; the processor prefetches the rest */
 #define LINE_BYTES ((size_t)64)
@@ -71,7 +68,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static atomic_bool ready;
 static bool hardware;
-static size_t fold_bytes; /* that the processor folds at a time; 0: it computes lanes */
+static bool folds; /* the processor folds bytes; otherwise it computes lanes */
 static uint32_t tables[8][256];
 /* moves[k]: factor that moves a remainder over k words; k is at most two lanes. */
 static uint32_t moves[2 * LANE_WORDS_MAX + 1];
@@ -155,14 +152,13 @@ static void make_factors(void)
     }
 }
 
-static size_t fold_present(void)
+static bool fold_present(void)
 {
 #ifdef FOLD_TARGET
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq")) {
-        return __builtin_cpu_supports("avx512f") ? WIDE_BYTES : FOLD_BYTES;
-    }
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
+#else
+    return false;
 #endif
-    return 0;
 }
 
 static bool hardware_present(void)
@@ -184,7 +180,7 @@ static void prepare(void)
     make_factors();
     make_powers();
     hardware = hardware_present();
-    fold_bytes = hardware ? fold_present() : 0;
+    folds = hardware && fold_present();
     atomic_store_explicit(&ready, true, memory_order_release);
 }
 
@@ -335,14 +331,14 @@ FOLD_TARGET static inline uint32_t reduce(__m128i value)
 }
 
 /* Moves the two remainders in `value` over the bytes that `pair` stands for, onto `next`. */
-FOLD_TARGET static inline __m256i fold_half(__m256i value, __m256i pair, __m256i next)
+FOLD_TARGET static inline __m256i fold_pair(__m256i value, __m256i pair, __m256i next)
 {
     __m256i low = _mm256_clmulepi64_epi128(value, pair, 0x00);
     __m256i high = _mm256_clmulepi64_epi128(value, pair, 0x11);
     return _mm256_xor_si256(_mm256_xor_si256(low, high), next);
 }
 
-FOLD_TARGET static inline __m256i half_pair_of(unsigned k)
+FOLD_TARGET static inline __m256i pair_of(unsigned k)
 {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)factors[k]));
 }
@@ -352,7 +348,7 @@ FOLD_TARGET static uint32_t crc_fold(uint32_t crc, uint8_t *to, const uint8_t *f
                                      const uint8_t *next)
 {
     __m256i seen[4] = {0};
-    __m256i pair = half_pair_of(3);
+    __m256i pair = pair_of(3);
     for (size_t at = 0; at < bytes; at += FOLD_BYTES) {
         prefetch(next, at, FOLD_BYTES);
         for (size_t part = 0; part < 4; part++) {
@@ -364,57 +360,14 @@ FOLD_TARGET static uint32_t crc_fold(uint32_t crc, uint8_t *to, const uint8_t *f
                 __m128i start = _mm_cvtsi32_si128((int)crc);
                 now = _mm256_xor_si256(now, _mm256_zextsi128_si256(start));
             }
-            seen[part] = fold_half(seen[part], pair, now);
+            seen[part] = fold_pair(seen[part], pair, now);
         }
     }
-    pair = half_pair_of(1);
-    __m256i all = fold_half(seen[0], pair, seen[1]);
-    all = fold_half(all, pair, seen[2]);
-    all = fold_half(all, pair, seen[3]);
+    pair = pair_of(1);
+    __m256i all = fold_pair(seen[0], pair, seen[1]);
+    all = fold_pair(all, pair, seen[2]);
+    all = fold_pair(all, pair, seen[3]);
     return reduce(fold(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
-}
-
-/* Moves the four remainders in `value` over the bytes that `pair` stands for, onto `next`. */
-WIDE_TARGET static inline __m512i fold_wide(__m512i value, __m512i pair, __m512i next)
-{
-    __m512i low = _mm512_clmulepi64_epi128(value, pair, 0x00);
-    __m512i high = _mm512_clmulepi64_epi128(value, pair, 0x11);
-    return _mm512_ternarylogic_epi64(low, high, next, 0x96); /* exclusive or of all three */
-}
-
-WIDE_TARGET static inline __m512i pair_of(unsigned k)
-{
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)factors[k]));
-}
-
-/* Folds runs of WIDE_BYTES, at least one; copies them to `to` unless that is NULL. */
-WIDE_TARGET static uint32_t crc_wide(uint32_t crc, uint8_t *to, const uint8_t *from, size_t bytes,
-                                     const uint8_t *next)
-{
-    __m512i seen[4] = {0};
-    __m512i pair = pair_of(4);
-    for (size_t at = 0; at < bytes; at += WIDE_BYTES) {
-        prefetch(next, at, WIDE_BYTES);
-        for (size_t part = 0; part < 4; part++) {
-            __m512i now = _mm512_loadu_si512(from + at + 64 * part);
-            if (to != NULL) {
-                _mm512_storeu_si512(to + at + 64 * part, now);
-            }
-            if (at == 0 && part == 0) {
-                __m128i start = _mm_cvtsi32_si128((int)crc);
-                now = _mm512_xor_si512(now, _mm512_zextsi128_si512(start));
-            }
-            seen[part] = fold_wide(seen[part], pair, now);
-        }
-    }
-    pair = pair_of(2);
-    __m512i all = fold_wide(seen[0], pair, seen[1]);
-    all = fold_wide(all, pair, seen[2]);
-    all = fold_wide(all, pair, seen[3]);
-    __m128i left = _mm512_extracti32x4_epi32(all, 0);
-    left = fold(left, _mm512_extracti32x4_epi32(all, 1));
-    left = fold(left, _mm512_extracti32x4_epi32(all, 2));
-    return reduce(fold(left, _mm512_extracti32x4_epi32(all, 3)));
 }
 #endif
 
@@ -422,10 +375,9 @@ HARDWARE_TARGET static uint32_t crc_hardware(uint32_t crc, uint8_t *to, const ui
                                              size_t bytes, const uint8_t *next)
 {
 #ifdef FOLD_TARGET
-    if (fold_bytes > 0 && bytes >= fold_bytes) {
-        size_t now = bytes & ~(fold_bytes - 1);
-        crc = fold_bytes == WIDE_BYTES ? crc_wide(crc, to, from, now, next)
-                                       : crc_fold(crc, to, from, now, next);
+    if (folds && bytes >= FOLD_BYTES) {
+        size_t now = bytes & ~(FOLD_BYTES - 1);
+        crc = crc_fold(crc, to, from, now, next);
         to = to != NULL ? to + now : NULL;
         from += now;
         bytes -= now;
@@ -499,8 +451,8 @@ const char *dlfs_crc32c_kind(void)
         return "portable";
     }
 #ifdef FOLD_TARGET
-    if (fold_bytes > 0) {
-        return fold_bytes == WIDE_BYTES ? "avx512" : "avx2";
+    if (folds) {
+        return "avx2";
     }
 #endif
     return HARDWARE_KIND;

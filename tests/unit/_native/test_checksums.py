@@ -27,7 +27,6 @@ def test_published_vectors() -> None:
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
     assert crc32c(b"") == 0
     assert library().dlfs_crc32c_kind() in (
-        b"avx512",
         b"avx2",
         b"sse4.2",
         b"armv8",
