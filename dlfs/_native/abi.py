@@ -476,6 +476,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, POINTER(Part), POINTER(c_bool), POINTER(Failure)),
     ),
     "dlfs_reader_read_part": (c_int, (c_void_p, POINTER(Part), c_void_p, POINTER(Failure))),
+    "dlfs_reader_send_part": (
+        c_int,
+        (c_void_p, POINTER(Part), c_void_p, c_void_p, POINTER(Failure)),
+    ),
     "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),
     "dlfs_reader_get_member_stats": (c_int, (c_void_p, c_uint32, POINTER(MemberStats))),
     "dlfs_reader_lost_members": (c_uint64, (c_void_p,)),
