@@ -460,16 +460,16 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_reader_read": (c_int, (c_void_p, _U64S, c_uint64, _OUT)),
     "dlfs_batch_release": (None, (c_void_p,)),
     "dlfs_batch_gather": (c_int, (c_void_p, c_void_p, c_uint64, _U64S)),
-    "dlfs_reader_read_awake": (
+    "dlfs_reader_read_polling": (
         c_int,
         (c_void_p, _U64S, c_uint64, c_uint32, c_void_p, c_void_p, _OUT),
     ),
     "dlfs_reader_begin": (c_int, (c_void_p, c_uint64, _OUT)),
-    "dlfs_begun_read_finish": (
+    "dlfs_pending_read_finish": (
         c_int,
         (c_void_p, c_uint32, c_void_p, c_void_p, _OUT),
     ),
-    "dlfs_begun_read_cancel": (None, (c_void_p,)),
+    "dlfs_pending_read_cancel": (None, (c_void_p,)),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_reader_load_part": (
         c_int,

@@ -1,7 +1,7 @@
 """Bindings of libdlfs_fuse, the native server of a mount, which answers the kernel without Python.
 
 The library is loaded on first use. What it cannot know by itself it requests from its owner by
-upcalls: ``next_upcall`` fetches one and ``reply`` completes it.
+upcalls: ``next_upcall`` fetches one and ``reply`` completes it. Most are requests of the kernel.
 
 Source: ``native/fuse/dlfs_fuse.h``.
 """
@@ -12,16 +12,15 @@ import ctypes
 import errno
 import functools
 import os
-from collections.abc import Sequence
 from ctypes import (
     POINTER,
     Structure,
     byref,
+    c_char,
     c_char_p,
     c_int,
     c_int32,
     c_int64,
-    c_uint8,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -32,7 +31,6 @@ from typing import Any
 
 from dlfs._native import abi
 from dlfs._native.abi import fields
-from dlfs._native.batch import NativeFailure, failure_of
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import bind, check, library
@@ -41,20 +39,11 @@ from dlfs.errors import ClosedError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 10
+VERSION = 11
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
 OPEN_REQUESTS, RESUME, NO_URING, KEPT = 1, 2, 4, 8
-(
-    UPCALL_LOOKUP,
-    UPCALL_TIME,
-    UPCALL_LIST,
-    UPCALL_STATFS,
-    UPCALL_OPEN_DATASET,
-    UPCALL_REPORT_FAILURE,
-) = range(1, 7)
-INCOMING = 0
-"""Dataset number of ``incoming``, the symbolic link in the root."""
+UPCALL_OPEN_DATASET, UPCALL_REPORT_FAILURE = 0x10000, 0x10001
 NO_MEMBER = (1 << 32) - 1
 """Member number of a failure that concerns a dataset as a whole, not one sample."""
 NO_READER = (1 << 32) - 1
@@ -67,24 +56,37 @@ class CConfig(Structure):
     """``dlfs_fuse_config``."""
 
     _fields_ = fields(
-        (c_uint32, "uid gid file_mode threads_max root_timeout_ms flags busy_poll_us"),
+        (c_uint32, "uid gid file_mode threads_max flags busy_poll_us"),
         (c_int32, "kernel"),
         (c_char_p, "init"),
         (c_uint64, "init_bytes"),
-        (c_char_p, "incoming_link"),
     )
 
 
-class CUpcall(Structure):
-    """``dlfs_fuse_upcall``."""
+class Upcall(Structure):
+    """``dlfs_fuse_upcall``: a request of the native server to its owner.
+
+    Attributes:
+        id: number that the reply repeats.
+        kind: one of ``UPCALL_*``, or the operation of the kernel's request that the reply answers.
+        dataset: number of the dataset, for ``UPCALL_*``.
+        failure: what failed, for ``UPCALL_REPORT_FAILURE``.
+        inode: of a request of the kernel.
+        offset: position in a listing.
+        size: most bytes of a listing.
+        name: name to be looked up.
+        reader: number of the dataset's reader that failed; ``NO_READER`` if none did.
+    """
 
     _fields_ = (
         ("id", c_uint64),
         ("kind", c_uint32),
         ("dataset", c_uint32),
         ("failure", abi.Failure),
-        ("name_bytes", c_uint32),
-        ("name", c_uint8 * (NAME_BYTES_MAX + 1)),
+        ("inode", c_uint64),
+        ("offset", c_uint64),
+        ("size", c_uint32),
+        ("name", c_char * (NAME_BYTES_MAX + 1)),
         ("reader", c_uint32),
     )
 
@@ -95,29 +97,8 @@ class CReply(Structure):
     _fields_ = (
         ("id", c_uint64),
         ("error", c_int32),
-        ("dataset", c_uint32),
-        ("modified_ns", c_int64),
-        ("capacity_bytes", c_uint64),
-        ("free_bytes", c_uint64),
-        ("sample_count", c_uint64),
-    )
-
-
-class CDataset(Structure):
-    """``dlfs_fuse_dataset``."""
-
-    _fields_ = fields(
-        (c_uint32, "number version generation volume"),
-        (c_int64, "modified_ns"),
-    )
-
-
-class CStats(Structure):
-    """``dlfs_fuse_stats``."""
-
-    _fields_ = fields(
-        (c_uint64, "lookups opens reads read_bytes readahead_samples readahead_hits"),
-        (c_uint64, "upcalls cached_bytes"),
+        ("data_bytes", c_uint32),
+        ("data", c_char_p),
     )
 
 
@@ -128,19 +109,14 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_fuse_stop": (None, (c_void_p,)),
     "dlfs_fuse_destroy": (None, (c_void_p,)),
     "dlfs_fuse_uring": (c_int, (c_void_p,)),
-    "dlfs_fuse_next_upcall": (c_int, (c_void_p, c_int, POINTER(CUpcall))),
+    "dlfs_fuse_next_upcall": (c_int, (c_void_p, c_int, POINTER(Upcall))),
     "dlfs_fuse_reply_upcall": (c_int, (c_void_p, POINTER(CReply))),
-    "dlfs_fuse_add_dataset": (c_int, (c_void_p, POINTER(CDataset))),
+    "dlfs_fuse_add_dataset": (c_int, (c_void_p, c_uint32, c_uint32, c_uint32, c_int64)),
     "dlfs_fuse_open_dataset": (c_int, (c_void_p, c_uint32, c_void_p, c_void_p)),
     "dlfs_fuse_replace_reader": (c_int, (c_void_p, c_uint32, c_void_p)),
     "dlfs_fuse_await_reader": (c_int, (c_void_p, c_uint32, c_int)),
     "dlfs_fuse_withdraw_dataset": (c_int, (c_void_p, c_uint32)),
-    "dlfs_fuse_set_listing": (
-        c_int,
-        (c_void_p, c_uint32, c_char_p, c_uint64, c_void_p, c_uint32),
-    ),
     "dlfs_fuse_expire_cache": (None, (c_void_p, c_uint32)),
-    "dlfs_fuse_get_stats": (None, (c_void_p, POINTER(CStats))),
 }
 
 
@@ -176,34 +152,6 @@ def fuse_library() -> ctypes.CDLL:
     return loaded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FuseOptions:
-    """Options of a native mount.
-
-    Attributes:
-        uid: owner of every file and directory.
-        gid: group of every file and directory.
-        file_mode: permission bits of files.
-        threads_max: most threads that answer the kernel.
-        root_seconds: time for which the kernel may cache entries of the upper directories: the
-            root, and those of volumes.
-        busy_poll_us: longest busy polling for an event before a thread sleeps, at most 10,000.
-        open_requests: have the kernel send OPEN requests, as old kernels do.
-        uring: receive requests over io_uring where the kernel offers it.
-        incoming_link: target of the symbolic link ``incoming``; None: there is none.
-    """
-
-    uid: int
-    gid: int
-    file_mode: int
-    threads_max: int
-    root_seconds: float
-    busy_poll_us: int = 0
-    open_requests: bool = False
-    uring: bool = True
-    incoming_link: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class KernelConnection:
     """The kernel's side of a file system that was mounted.
@@ -221,34 +169,19 @@ class KernelConnection:
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Upcall:
-    """A request of the native server to its owner.
-
-    Attributes:
-        id: number that the reply repeats.
-        kind: one of ``UPCALL_*``.
-        dataset: number of the dataset; for ``UPCALL_LOOKUP``, ``UPCALL_TIME`` and ``UPCALL_LIST``
-            that of the upper directory, for ``UPCALL_STATFS`` one of both.
-        name: name in the upper directory, for ``UPCALL_LOOKUP``.
-        failure: what failed, for ``UPCALL_REPORT_FAILURE``.
-        reader: number of the dataset's reader that failed; ``NO_READER`` if none did.
-    """
-
-    id: int
-    kind: int
-    dataset: int
-    name: bytes
-    failure: NativeFailure
-    reader: int
-
-
 class NativeFuse:
     """The native server of a file system that was mounted, which its owner unmounts.
 
     Args:
         connection: the file system.
-        options: options of the server. They must refuse io_uring if the file system is kept.
+        uid: owner of every file and directory.
+        gid: group of every file and directory.
+        file_mode: permission bits of files.
+        threads_max: most threads that answer the kernel.
+        busy_poll_us: longest busy polling for an event before a thread sleeps, at most 10,000.
+        open_requests: have the kernel send OPEN requests, as old kernels do.
+        uring: receive requests over io_uring where the kernel offers it; False if there is a
+            keeper.
 
     Raises:
         NativeError: libdlfs_fuse is not available.
@@ -256,25 +189,32 @@ class NativeFuse:
     Threads: any at once. Call ``close`` when no other method is running.
     """
 
-    def __init__(self, connection: KernelConnection, options: FuseOptions) -> None:
-        flags = OPEN_REQUESTS if options.open_requests else 0
+    def __init__(
+        self,
+        connection: KernelConnection,
+        *,
+        uid: int,
+        gid: int,
+        file_mode: int,
+        threads_max: int,
+        busy_poll_us: int = 0,
+        open_requests: bool = False,
+        uring: bool = True,
+    ) -> None:
+        flags = OPEN_REQUESTS if open_requests else 0
         flags |= KEPT if connection.keeper else 0
         flags |= RESUME if connection.resumed else 0
-        flags |= 0 if options.uring else NO_URING
+        flags |= 0 if uring else NO_URING
         config = CConfig(
-            uid=options.uid,
-            gid=options.gid,
-            file_mode=options.file_mode,
-            threads_max=options.threads_max,
-            root_timeout_ms=int(1000 * options.root_seconds),
+            uid=uid,
+            gid=gid,
+            file_mode=file_mode,
+            threads_max=threads_max,
             flags=flags,
-            busy_poll_us=options.busy_poll_us,
+            busy_poll_us=busy_poll_us,
             kernel=connection.descriptor,
             init=connection.init,
             init_bytes=len(connection.init),
-            incoming_link=None
-            if options.incoming_link is None
-            else os.fsencode(options.incoming_link),
         )
         self._library = fuse_library()
         # Readers of open datasets, by number: the present one, which is the last, and one before it
@@ -332,58 +272,28 @@ class NativeFuse:
         Raises:
             ClosedError: the mount has ended and makes no more upcalls.
         """
-        upcall = CUpcall()
+        upcall = Upcall()
         code = self._library.dlfs_fuse_next_upcall(
             self._open_handle, int(1000 * seconds), byref(upcall)
         )
         if code == -errno.ESHUTDOWN:
             raise ClosedError("wait for upcalls of a mount: it has ended")
-        if not check(code, "wait for upcalls of a mount"):
-            return None
-        return Upcall(
-            upcall.id,
-            upcall.kind,
-            upcall.dataset,
-            bytes(upcall.name)[: upcall.name_bytes],
-            failure_of(upcall.failure),
-            upcall.reader,
-        )
+        return upcall if check(code, "wait for upcalls of a mount") else None
 
-    def reply(
-        self,
-        upcall_id: int,
-        *,
-        error: int = 0,
-        dataset: int = 0,
-        modified_ns: int = 0,
-        capacity_bytes: int = 0,
-        free_bytes: int = 0,
-        sample_count: int = 0,
-    ) -> None:
-        """Complete an upcall. Does nothing if the mount has ended meanwhile."""
-        numbers = modified_ns, capacity_bytes, free_bytes, sample_count
-        reply = CReply(upcall_id, error, dataset, *numbers)
+    def reply(self, upcall_id: int, data: bytes = b"", *, error: int = 0) -> None:
+        """Complete an upcall, with what the kernel gets. Does nothing if the mount has ended."""
+        reply = CReply(upcall_id, error, len(data), data)
         code = self._library.dlfs_fuse_reply_upcall(self._open_handle, byref(reply))
         if code != -errno.ENOENT:
             check(code, "reply to an upcall of a mount")
 
     # ---- datasets --------------------------------------------------------------------------------
 
-    def add_dataset(
-        self, number: int, *, volume: int, version: int, generation: int, modified_ns: int
-    ) -> None:
-        """Register a dataset, in the upper directory ``volume``, unless the number is registered.
-
-        A number that is its own ``volume`` is the directory of a volume.
-        """
-        dataset = CDataset(
-            number=number,
-            version=version,
-            generation=generation,
-            volume=volume,
-            modified_ns=modified_ns,
+    def add_dataset(self, number: int, *, version: int, generation: int, modified_ns: int) -> None:
+        """Register a dataset, unless the number is registered."""
+        code = self._library.dlfs_fuse_add_dataset(
+            self._open_handle, number, version, generation, modified_ns
         )
-        code = self._library.dlfs_fuse_add_dataset(self._open_handle, byref(dataset))
         check(code, f"show dataset number {number}")
 
     def open_dataset(self, number: int, directory: NativeDirectory, reader: NativeReader) -> None:
@@ -429,30 +339,13 @@ class NativeFuse:
                 del self._readers[number][0]
 
     def withdraw_dataset(self, number: int) -> None:
-        """Make a dataset or a volume's directory fail with ESTALE; wait until no thread uses it."""
+        """Make a dataset fail with ESTALE, and wait until no thread uses it."""
         check(
             self._library.dlfs_fuse_withdraw_dataset(self._open_handle, number),
             f"withdraw dataset number {number}",
         )
         self._readers.pop(number, None)
 
-    def set_listing(self, directory: int, names: Sequence[bytes], numbers: Sequence[int]) -> None:
-        """Set the names that an upper directory lists, in order, and their numbers."""
-        packed = b"".join(name + b"\0" for name in names)
-        array = (c_uint32 * max(1, len(numbers)))(*numbers)
-        code = self._library.dlfs_fuse_set_listing(
-            self._open_handle, directory, packed, len(packed), array, len(names)
-        )
-        check(code, f"list {len(names)} datasets")
-
-    # ---- memory and statistics -------------------------------------------------------------------
-
     def expire_cache(self, seconds: float) -> None:
         """Free cached samples that were last used at least that many seconds ago."""
         self._library.dlfs_fuse_expire_cache(self._open_handle, int(1000 * seconds))
-
-    def stats(self) -> dict[str, int]:
-        """Return the fields of ``dlfs_fuse_stats`` by name."""
-        stats = CStats()
-        self._library.dlfs_fuse_get_stats(self._open_handle, byref(stats))
-        return {name: int(getattr(stats, name)) for name, *_ in CStats._fields_}

@@ -5,7 +5,7 @@ volume, below which are the volume's datasets. The directory has the volume's la
 its UUID where the label is empty, no file name, or taken. Volumes come and go while the mount is
 served.
 
-The **upper directories** are those above the datasets: the root, and those of volumes. Each volume
+The **list directories** are those above the datasets: the root, and those of volumes. Each volume
 directory and each version of a dataset that is looked up gets a number from one sequence, which it
 keeps as long as the mount exists. A number is never used twice. Number 0 is the root.
 
@@ -24,6 +24,7 @@ from uuid import UUID
 import trio
 
 from dlfs.base.wording import quote
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import DlfsError, LimitError, NotFoundError, StaleError
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.inode_numbers import DATASET_MAX
@@ -31,7 +32,6 @@ from dlfs.mount.supervise.inherited import DatasetNumbers
 from dlfs.mount.view import (
     IDLE_SECONDS,
     ROOT_SECONDS,
-    LoadedDataset,
     ShownDataset,
     ShownVolume,
     VolumeView,
@@ -39,7 +39,7 @@ from dlfs.mount.view import (
 from dlfs.store.info import DatasetInfo
 
 ROOT_DIRECTORY = 0
-"""Number of the root among the upper directories."""
+"""Number of the root among the list directories."""
 EXPIRY_SECONDS = ROOT_SECONDS + 0.1
 """Time after which the kernel has no old entry of the root, in seconds; it counts in ticks."""
 REFRESH_WAIT_SECONDS = 1.0
@@ -59,8 +59,11 @@ class Space(NamedTuple):
 class ViewServer(Protocol):
     """The server of a mount, which follows the changes of its view; its own tasks call it."""
 
-    async def withdraw(self, shown: Shown) -> None:
-        """Stop using a dataset or a volume's directory that was removed from volume or mount."""
+    def add(self, dataset: ShownDataset) -> None:
+        """Note a dataset that is shown for the first time."""
+
+    async def withdraw(self, dataset: ShownDataset) -> None:
+        """Stop using a dataset that was removed from its volume, or with it from the mount."""
 
 
 class MountView:
@@ -137,7 +140,8 @@ class MountView:
             await self._forget()
         await volume.remove()
         for shown in self.shown_of(volume):
-            await self._withdraw(shown)
+            if isinstance(shown, ShownDataset):
+                await self._withdraw(shown)
 
     def shown_of(self, volume: VolumeView) -> list[Shown]:
         """Return the directory of a volume and its datasets that this server has shown."""
@@ -147,13 +151,13 @@ class MountView:
             if shown is volume or (isinstance(shown, ShownDataset) and shown.volume is volume)
         ]
 
-    # ---- upper directories -----------------------------------------------------------------------
+    # ---- list directories -----------------------------------------------------------------------
 
     def directory(self, number: int) -> VolumeView | None:
-        """Return the volume whose datasets an upper directory shows; None: it shows the volumes.
+        """Return the volume whose datasets a list directory shows; None: it shows the volumes.
 
         Raises:
-            StaleError: this mount has no upper directory of that number, or its volume was removed.
+            StaleError: this mount has no list directory of that number, or its volume was removed.
         """
         if number == ROOT_DIRECTORY:
             return None if self.nested else self._volumes[0]
@@ -164,16 +168,15 @@ class MountView:
 
     def is_volume(self, number: int) -> bool:
         """Return True if a number is that of a volume's directory, even if it was removed."""
-        known = 0 < number <= len(self._shown)
-        return known and isinstance(self._shown[number - 1], VolumeView)
+        return isinstance(self.shown(number), VolumeView)
 
     def generation(self, number: int) -> int:
-        """Return what distinguishes an upper directory from one of that number elsewhere."""
+        """Return what distinguishes a list directory from one of that number elsewhere."""
         volume = self._at(number) if number != ROOT_DIRECTORY else None
         return 0 if volume is None else volume.generation
 
     async def refresh(self, number: int = ROOT_DIRECTORY) -> None:
-        """Read what an upper directory shows again, if that is old.
+        """Read what a list directory shows again, if that is old.
 
         Raises:
             StaleError: it was removed.
@@ -190,7 +193,7 @@ class MountView:
         come or go. A request for the nested root itself waits for none of the lists.
 
         Args:
-            number: of an upper directory or a dataset.
+            number: of a list directory or a dataset.
 
         Raises:
             StaleError: it was removed.
@@ -207,7 +210,7 @@ class MountView:
                 await refreshes[0].wait()
 
     def entries(self, number: int = ROOT_DIRECTORY) -> list[tuple[bytes, Shown]]:
-        """Return the entries that an upper directory lists, in byte order of their names.
+        """Return the entries that a list directory lists, in byte order of their names.
 
         Raises:
             StaleError: it was removed.
@@ -220,7 +223,7 @@ class MountView:
         return sorted(((each.name, each) for each in shown), key=lambda entry: entry[0])
 
     async def child(self, name: bytes, number: int = ROOT_DIRECTORY) -> Shown:
-        """Find a name in an upper directory: a volume, a dataset, or a version of a dataset.
+        """Find a name in a list directory: a volume, a dataset, or a version of a dataset.
 
         Raises:
             NotFoundError: there is no such entry.
@@ -246,7 +249,7 @@ class MountView:
         return max((each.modified_ns() for each in self._below(number)), default=0)
 
     def space(self, number: int = ROOT_DIRECTORY) -> Space:
-        """Return the space of the volume of an upper directory or dataset; of all for the root.
+        """Return the space of the volume of a list directory or dataset; of all for the root.
 
         Raises:
             StaleError: this mount has no such number, or it was removed.
@@ -325,15 +328,13 @@ class MountView:
         dataset.check()
         return dataset
 
-    async def load(self, dataset: ShownDataset) -> LoadedDataset:
+    async def load(self, dataset: ShownDataset) -> Dataset:
         """Load a dataset, unless it is loaded already: see ``VolumeView.load``."""
         return await dataset.volume.load(dataset)
 
-    def shown(self, number: int) -> ShownDataset:
-        """Return a dataset that this server has shown, even if it was removed."""
-        dataset = self._shown[number - 1]
-        assert isinstance(dataset, ShownDataset)
-        return dataset
+    def shown(self, number: int) -> Shown | None:
+        """Return what a number stands for, even if it was removed; None if that is not known."""
+        return self._shown[number - 1] if 0 < number <= len(self._shown) else None
 
     def close(self) -> None:
         """Close every dataset."""
@@ -359,11 +360,9 @@ class MountView:
         return str(volume.uuid).encode() if unusable else label
 
     def _at(self, number: int) -> Shown:
-        if not 0 < number <= len(self._shown):
-            raise StaleError(f"find number {number}: it was not shown by this mount")
-        shown = self._shown[number - 1]
+        shown = self.shown(number)
         if shown is None:
-            raise StaleError(f"use number {number}: it was removed")
+            raise StaleError(f"use number {number}: this mount has not shown it, or it was removed")
         return shown
 
     def _below(self, number: int) -> list[VolumeView]:
@@ -386,6 +385,8 @@ class MountView:
             dataset = ShownDataset(volume, info)
             self._number(dataset, info.uuid, f"dataset {info.name!r}")
             volume.by_uuid[info.uuid] = dataset
+            if self.server is not None:
+                self.server.add(dataset)
         return dataset
 
     def _number(self, shown: Shown, uuid: UUID, label: str) -> None:
@@ -428,8 +429,8 @@ class MountView:
         if self.nursery is not None:
             await trio.sleep(EXPIRY_SECONDS)
 
-    async def _withdraw(self, shown: Shown) -> None:
-        """Have a task of the server stop using something removed, and wait: the server outlives it.
+    async def _withdraw(self, dataset: ShownDataset) -> None:
+        """Have a task of the server stop using a dataset, and wait: the server outlives it.
 
         Raises:
             DlfsError: the server could not stop using it.
@@ -442,7 +443,7 @@ class MountView:
 
         async def run() -> None:
             try:
-                await server.withdraw(shown)
+                await server.withdraw(dataset)
             except DlfsError as error:
                 errors.append(error)
             finally:

@@ -15,20 +15,24 @@ import errno
 import os
 import queue
 import re
+import select
 import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlfs._native.mounting import NO_DEVICES, NO_SET_USER_ID, READ_ONLY, mount
 from dlfs.base.threads import start_thread
+from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
 
 FILE_SYSTEM_TYPE = "fuse.dlfs"
+INIT_BYTES_MAX = 64 * KIB
+"""Buffer for the kernel's first request, in bytes; the kernel demands at least 8 KiB."""
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -236,26 +240,38 @@ def holders(device: str) -> list[str]:
         Such as ``1234 (sh)``. Processes of other users are left out, unless root asks.
     """
     found: list[str] = []
-    seen: set[str] = set()
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the process has ended, or is another user's
-            namespace = os.readlink(place / "ns/mnt")
-            if namespace in seen:
-                continue
-            records = parse_mountinfo((place / "mountinfo").read_bytes())
-            seen.add(namespace)
-            if any((r.device, r.file_system_type) == (device, FILE_SYSTEM_TYPE) for r in records):
-                name = (place / "comm").read_text(errors="replace").strip()
-                found.append(f"{place.name} ({name})")
+    for process, records in mount_namespaces():
+        if any((r.device, r.file_system_type) == (device, FILE_SYSTEM_TYPE) for r in records):
+            with suppress(OSError):  # the process has ended
+                name = (process / "comm").read_text(errors="replace").strip()
+                found.append(f"{process.name} ({name})")
     return found
 
 
-def find_dlfs(directory: str | os.PathLike[str], action: str) -> tuple[str, str]:
+def mount_namespaces() -> Iterator[tuple[Path, list[MountRecord]]]:
+    """Yield the folder in /proc of a process of each mount namespace, and the mounts in it.
+
+    Those of other users are left out, unless root asks.
+    """
+    seen: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended, or is another user's
+            namespace = os.readlink(process / "ns/mnt")
+            if namespace not in seen:
+                records = parse_mountinfo((process / "mountinfo").read_bytes())
+                seen.add(namespace)
+                yield process, records
+
+
+def find_dlfs(
+    directory: str | os.PathLike[str], action: str, expected: str = "a mount of DLFS"
+) -> tuple[str, str]:
     """Return the absolute path and the device of a DLFS mount.
 
     Args:
         directory: the mount point.
         action: what is to be done with the mount, for the message.
+        expected: what must be there, likewise.
 
     Raises:
         UsageError: DLFS is not mounted there.
@@ -264,25 +280,15 @@ def find_dlfs(directory: str | os.PathLike[str], action: str) -> tuple[str, str]
     record = find_mount(path)
     if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
         what = "nothing" if record is None else record.file_system_type
-        raise UsageError(f"{action} {path}: expected a mount of DLFS, got {what} mounted there")
+        raise UsageError(f"{action} {path}: expected {expected}, got {what} mounted there")
     return path, record.device
 
 
-def find_given(directory: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a directory that a caller has mounted for DLFS.
-
-    Raises:
-        UsageError: no file system of the type ``fuse.dlfs`` is mounted there.
-    """
-    path = resolve(directory)
-    record = find_mount(path)
-    if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
-        what = "nothing" if record is None else record.file_system_type
-        raise UsageError(
-            f"mount on {path}: expected a mount of the type {FILE_SYSTEM_TYPE}, to which the given "
-            f"descriptor of /dev/fuse belongs, got {what} mounted there"
-        )
-    return path
+def is_connected(kernel: int) -> bool:
+    """Return True if the file system of a descriptor of /dev/fuse exists, mounted or in use."""
+    poll = select.poll()
+    poll.register(kernel, 0)
+    return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def detach_moved(record: MountRecord) -> None:

@@ -1,9 +1,10 @@
 """The native server of a mount: libdlfs_fuse answers the kernel, this module answers its upcalls.
 
 A sealed dataset never changes, so the C library answers everything below it from its directory and
-reader. Which datasets exist, and why a sample cannot be read, the library requests here by upcalls;
-``MountView`` has the answers, as for the pyfuse3 server. About one upcall a second is usual, in a
-mount of several volumes one for each that is used; there is none per file.
+reader. By upcalls it requests here what it does not know: requests of the kernel for what lies
+above the datasets, which ``ListDirectories`` answers as for the pyfuse3 server, and why a sample
+cannot be read. About one upcall a second is usual, in a mount of several volumes one for each that
+is used; there is none per file.
 
 A dataset that was removed is withdrawn from the library, and closed when no request uses it. When
 the samples of a dataset were moved, the library gets another reader of them, and reads again what
@@ -23,26 +24,25 @@ import errno
 import functools
 import logging
 import os
-import select
 import subprocess
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from dlfs._native import fuse as native
+from dlfs._native.batch import failure_of
 from dlfs._native.reader import NativeReader
-from dlfs.base.units import KIB
-from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError
-from dlfs.format.names import INCOMING
+from dlfs.dataset.dataset import Dataset
+from dlfs.errors import ClosedError, DlfsError, NativeError, NotFoundError
+from dlfs.mount import kernel_replies as replies
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.errnos import report_failure
-from dlfs.mount.mount_view import MountView, Shown
+from dlfs.mount.list_directories import ListDirectories
+from dlfs.mount.mount_view import MountView
 from dlfs.mount.options import DEVICE_TRANSPORT, URING_TRANSPORT, MountOptions, OnReady
 from dlfs.mount.supervise.inherited import InheritedMount
-from dlfs.mount.view import ROOT_SECONDS, LoadedDataset, ShownDataset, VolumeView
+from dlfs.mount.view import ShownDataset
 from dlfs.reader import MovedError, SampleReader
 
 THREADS_MAX = 32
@@ -57,9 +57,6 @@ CACHE_SECONDS = 10.0
 
 READ_AHEAD_KIB = 1024
 """Read-ahead of the kernel on the mount, in KiB; also its largest read request."""
-
-REQUEST_BYTES_MAX = 64 * KIB
-"""Buffer for the kernel's first request, in bytes; the kernel demands at least 8 KiB."""
 
 DEVICES = Path("/sys/class/bdi")
 """Folder with the kernel's settings for the device of each file system."""
@@ -104,23 +101,21 @@ class NativeMount:
     ) -> None:
         self._view = view
         self._path = path
-        self._has_incoming = options.incoming is not None
         self._options = options
-        self._started_ns = time.time_ns()
         self._inherited = inherited
         self._kernel = -1  # descriptor of /dev/fuse, if no keeper has it
         self._answered = inherited is not None and inherited.resumed  # by this server or one before
+        self._lists = ListDirectories(view, options, resumed=self._answered)
         self._ended = trio.Event()
-        self._listing_lock = trio.Lock()
-        self._listings: dict[int, tuple[list[bytes], list[int]]] = {}  # by directory, as set last
-        self._times: dict[int, int] = {}  # of these directories, as told last
         self._nursery: trio.Nursery | None = None
         self._readers: dict[int, SampleReader] = {}  # that the library uses, by dataset number
-        self._handlers: dict[int, Callable[[native.Upcall], Awaitable[dict[str, Any]]]] = {
-            native.UPCALL_LOOKUP: self._look_up,
-            native.UPCALL_TIME: self._time,
-            native.UPCALL_LIST: self._list,
-            native.UPCALL_STATFS: self._statfs,
+        self._handlers: dict[int, Callable[[native.Upcall], Awaitable[bytes]]] = {
+            replies.LOOKUP: self._look_up,
+            replies.GETATTR: self._getattr,
+            replies.READLINK: self._readlink,
+            replies.READDIR: self._readdir,
+            replies.READDIRPLUS: self._readdir,
+            replies.STATFS: self._statfs,
             native.UPCALL_OPEN_DATASET: self._open_dataset,
             native.UPCALL_REPORT_FAILURE: self._report_failure,
         }
@@ -179,17 +174,13 @@ class NativeMount:
         inherited, options = self._inherited, self._options
         self._fuse = native.NativeFuse(
             connection,
-            native.FuseOptions(
-                uid=options.uid,
-                gid=options.gid,
-                file_mode=options.file_mode,
-                threads_max=NESTED_THREADS_MAX if self._view.nested else THREADS_MAX,
-                root_seconds=ROOT_SECONDS,
-                busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
-                open_requests=options.open_requests,
-                uring=options.uring and inherited is None,
-                incoming_link=options.incoming,
-            ),
+            uid=options.uid,
+            gid=options.gid,
+            file_mode=options.file_mode,
+            threads_max=NESTED_THREADS_MAX if self._view.nested else THREADS_MAX,
+            busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
+            open_requests=options.open_requests,
+            uring=options.uring and inherited is None,
         )
         self._record = inherited.record if inherited is not None else None
         if self._record is None:
@@ -199,27 +190,21 @@ class NativeMount:
     def _connect(self) -> native.KernelConnection:
         """Mount the file system."""
         self._kernel = mountpoints.mount_file_system(self._path, self._options.for_kernel())
-        return native.KernelConnection(
-            self._kernel, os.read(self._kernel, REQUEST_BYTES_MAX), keeper=False, resumed=False
-        )
-
-    def _is_connected(self) -> bool:
-        """Return True unless the kernel has ended the connection."""
-        poll = select.poll()
-        poll.register(self._kernel, 0)
-        return not any(events & select.POLLERR for _, events in poll.poll(0))
+        init = os.read(self._kernel, mountpoints.INIT_BYTES_MAX)
+        return native.KernelConnection(self._kernel, init, keeper=False, resumed=False)
 
     async def _answer_kernel(self, on_ready: OnReady) -> None:
         """Answer until the mount is unmounted; unmount it when cancelled."""
         failed = False
         try:
+            self._view.server = self
             for shown in await self._view.restore():
-                self._register(shown)
-                if isinstance(shown, ShownDataset) and shown.loaded is not None:
-                    self._attach(shown, shown.loaded)
+                if isinstance(shown, ShownDataset):
+                    self.add(shown)
+                    if shown.loaded is not None:
+                        self._attach(shown, shown.loaded)
             async with trio.open_nursery() as nursery:
                 self._nursery = self._view.nursery = nursery
-                self._view.server = self
                 for task in (
                     self._fetch_upcalls,
                     self._keep_up,
@@ -232,17 +217,21 @@ class NativeMount:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(self._fuse.run)
                 finally:
-                    self._view.server = self._view.nursery = None
+                    self._view.nursery = None
                     self._ended.set()
                     nursery.cancel_scope.cancel()
         except Exception:
             failed = True
             raise
         finally:
+            self._view.server = None
             if mountpoints.device_of(self._path) == self._device:
                 # An aborted mount stays, and fails; a keeper starts another server after a failure.
-                alone = self._inherited is None
-                if self._is_connected() if alone else not (failed and self._answered):
+                if self._inherited is None:
+                    ends = mountpoints.is_connected(self._kernel)
+                else:
+                    ends = not (failed and self._answered)
+                if ends:
                     mountpoints.detach(self._path)
             elif self._inherited is None and self._record is not None:
                 mountpoints.detach_moved(self._record)  # the keeper does it otherwise
@@ -299,84 +288,47 @@ class NativeMount:
 
     async def _answer(self, upcall: native.Upcall) -> None:
         try:
-            fields = await self._handlers[upcall.kind](upcall)
+            data = await self._handlers[upcall.kind](upcall)
         except Exception as error:  # noqa: BLE001
-            fields = {"error": report_failure(error)}
-        self._fuse.reply(upcall.id, **fields)
+            self._fuse.reply(upcall.id, error=report_failure(error))
+        else:
+            self._fuse.reply(upcall.id, data)
 
-    async def _look_up(self, upcall: native.Upcall) -> dict[str, Any]:
-        if self._has_incoming and upcall.name == INCOMING.encode():
-            return {"dataset": native.INCOMING}
-        found = await self._view.child(upcall.name, upcall.dataset)
-        self._register(found)
-        if isinstance(found, ShownDataset):
-            return {"dataset": found.number}
-        return {"dataset": found.number, **await self._describe(found.number)}
+    async def _look_up(self, upcall: native.Upcall) -> bytes:
+        try:
+            found = await self._lists.lookup(upcall.inode, upcall.name)
+        except NotFoundError:
+            return replies.of_no_entry()
+        return replies.of_entry(found, self._options)
 
-    async def _time(self, upcall: native.Upcall) -> dict[str, Any]:
-        await self._view.refresh_soon(upcall.dataset)
-        return await self._describe(upcall.dataset)
+    async def _getattr(self, upcall: native.Upcall) -> bytes:
+        return replies.of_attributes(await self._lists.getattr(upcall.inode), self._options)
 
-    async def _describe(self, directory: int) -> dict[str, Any]:
-        """Return the time of an upper directory, which is later if its entries have changed."""
-        with contextlib.suppress(LimitError):  # the next listing of the directory reports it
-            await self._set_listing(directory)
-        return {"modified_ns": self._times.get(directory) or self._own_time(directory)}
+    async def _readlink(self, _upcall: native.Upcall) -> bytes:
+        return self._lists.readlink()
 
-    def _own_time(self, directory: int) -> int:
-        return self._view.modified_ns(directory) or self._started_ns
+    async def _readdir(self, upcall: native.Upcall) -> bytes:
+        entries = await self._lists.listing(upcall.inode, upcall.offset)
+        plus = upcall.kind == replies.READDIRPLUS
+        return replies.of_listing(entries, self._options, size=upcall.size, plus=plus)
 
-    async def _list(self, upcall: native.Upcall) -> dict[str, Any]:
-        await self._view.refresh(upcall.dataset)
-        await self._set_listing(upcall.dataset)
-        return {}
+    async def _statfs(self, upcall: native.Upcall) -> bytes:
+        return replies.of_space(await self._lists.statfs(upcall.inode))
 
-    async def _set_listing(self, directory: int) -> None:
-        """Pass the entries to the library.
-
-        The kernel drops its cached listing when the time of the directory changes, so the time
-        rises whenever the entries have changed. The listing of a server before this one may be in
-        the cache, too.
-        """
-        async with self._listing_lock:  # else an older listing could replace a newer one
-            names, numbers = [], []
-            for name, shown in self._view.entries(directory):
-                if self._has_incoming and name == INCOMING.encode():
-                    continue
-                self._register(shown)
-                names.append(name)
-                numbers.append(shown.number)
-            if self._has_incoming:
-                names.append(INCOMING.encode())
-                numbers.append(native.INCOMING)
-            await trio.to_thread.run_sync(self._fuse.set_listing, directory, names, numbers)
-            before, last_ns = self._listings.get(directory), self._times.get(directory, 0)
-            self._listings[directory] = names, numbers
-            own_ns = self._own_time(directory)
-            if before is None and self._inherited is not None and self._inherited.resumed:
-                own_ns = max(own_ns, self._started_ns)
-            if before not in (None, (names, numbers)) and own_ns <= last_ns:
-                own_ns = time.time_ns()
-            self._times[directory] = max(own_ns, last_ns)
-
-    async def _statfs(self, upcall: native.Upcall) -> dict[str, Any]:
-        await self._view.refresh_soon(upcall.dataset)
-        return self._view.space(upcall.dataset)._asdict()
-
-    async def _open_dataset(self, upcall: native.Upcall) -> dict[str, Any]:
+    async def _open_dataset(self, upcall: native.Upcall) -> bytes:
         dataset = self._view.dataset(upcall.dataset)
         loaded = await self._view.load(dataset)
         if not dataset.pin_count:
             self._attach(dataset, loaded)
-        return {}
+        return b""
 
-    async def _report_failure(self, upcall: native.Upcall) -> dict[str, Any]:
-        """Raise the error of a failure, which logs it; EAGAIN if there is another reader now."""
+    async def _report_failure(self, upcall: native.Upcall) -> bytes:
+        """Raise the error of a failure, which logs it, unless there is another reader now."""
         dataset = self._view.dataset(upcall.dataset)
-        failure, reader = upcall.failure, self._readers[dataset.number]
+        failure, reader = failure_of(upcall.failure), self._readers[dataset.number]
         present = self._fuse.reader_number(dataset.number)
         if upcall.reader not in (present, native.NO_READER):
-            return {"error": errno.EAGAIN}
+            return b""
         if failure.member == native.NO_MEMBER:
             error = await trio.to_thread.run_sync(reader.explain_code, failure.code)
         else:
@@ -384,7 +336,7 @@ class NativeMount:
         if not isinstance(error, MovedError) or upcall.reader == native.NO_READER:
             raise error
         await self._follow(dataset, reader)
-        return {"error": errno.EAGAIN}
+        return b""
 
     async def _follow(self, dataset: ShownDataset, moved: SampleReader) -> None:
         """Have the library read a dataset by another reader than one whose samples were moved.
@@ -398,7 +350,7 @@ class NativeMount:
         async with dataset.load_lock:
             if self._readers[dataset.number] is not moved:
                 return  # another task has replaced it
-            session = await trio.to_thread.run_sync(lambda: loaded.dataset.session)
+            session = await trio.to_thread.run_sync(lambda: loaded.session)
             reader = session.reader
             replace = functools.partial(
                 self._fuse.replace_reader, dataset.number, _native_reader(reader)
@@ -409,45 +361,32 @@ class NativeMount:
 
     # ---- datasets --------------------------------------------------------------------------------
 
-    def _register(self, shown: Shown) -> None:
-        if isinstance(shown, VolumeView):
-            self._fuse.add_dataset(
-                shown.number,
-                volume=shown.number,
-                version=0,
-                generation=shown.generation,
-                modified_ns=self._started_ns,
-            )
-            return
+    def add(self, dataset: ShownDataset) -> None:
+        """Have the library know a dataset that is shown for the first time."""
         self._fuse.add_dataset(
-            shown.number,
-            volume=shown.volume.number,
-            version=shown.info.version,
-            generation=shown.generation,
-            modified_ns=shown.modified_ns,
+            dataset.number,
+            version=dataset.info.version,
+            generation=dataset.generation,
+            modified_ns=dataset.modified_ns,
         )
 
-    def _attach(self, dataset: ShownDataset, loaded: LoadedDataset) -> None:
+    def _attach(self, dataset: ShownDataset, loaded: Dataset) -> None:
         """Have the library read a loaded dataset."""
-        reader = loaded.dataset.session.reader
-        directory = loaded.dataset.directory.native
+        reader = loaded.session.reader
+        directory = loaded.directory.native
         self._fuse.open_dataset(dataset.number, directory, _native_reader(reader))
         self._readers[dataset.number] = reader
         dataset.pin()  # until it is withdrawn
         if self._inherited is not None:
             self._inherited.numbers.set_loaded(dataset.number)
 
-    async def withdraw(self, shown: Shown) -> None:
-        """Stop using a dataset or a directory of a volume that was removed."""
-        withdraw = functools.partial(self._fuse.withdraw_dataset, shown.number)
-        if isinstance(shown, VolumeView):
-            await trio.to_thread.run_sync(withdraw)
-            return
-        async with shown.load_lock:
-            await trio.to_thread.run_sync(withdraw)
-        self._readers.pop(shown.number, None)
-        if shown.pin_count:
-            shown.unpin()
+    async def withdraw(self, dataset: ShownDataset) -> None:
+        """Stop using a dataset that was removed."""
+        async with dataset.load_lock:
+            await trio.to_thread.run_sync(self._fuse.withdraw_dataset, dataset.number)
+        self._readers.pop(dataset.number, None)
+        if dataset.pin_count:
+            dataset.unpin()
 
     async def _keep_up(self) -> None:
         """Free memory after a time without use, follow datasets, and log members that were lost."""
@@ -457,6 +396,7 @@ class NativeMount:
             self._fuse.expire_cache(CACHE_SECONDS)
             for number, reader in list(self._readers.items()):
                 dataset = self._view.shown(number)
+                assert isinstance(dataset, ShownDataset)
                 if dataset.removed or dataset.load_lock.locked():
                     continue
                 self._fuse.release_replaced(number)

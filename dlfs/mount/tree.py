@@ -63,6 +63,11 @@ class DatasetTree:
         self._label = directory.label
         self._count = len(directory)
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Chunk size of the volume, in bytes."""
+        return self._directory.chunk_bytes
+
     def path(self, node: TreeNode) -> bytes:
         """Return the path of a file or directory; ``b""`` for the top directory.
 

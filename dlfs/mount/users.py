@@ -18,7 +18,7 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from dlfs.mount.inode_numbers import unpack
-from dlfs.mount.mountpoint import MountRecord
+from dlfs.mount.mountpoint import MountRecord, mount_namespaces
 
 PROC = Path("/proc")
 
@@ -37,7 +37,12 @@ def find_users(mount: MountRecord, name: bytes, numbers: Set[int]) -> list[int]:
     path = os.path.join(mount.mountpoint, name)
     device = mount.device
     processes = [process for process in os.listdir(PROC) if process.isdigit()]
-    mounts = _mounts(processes, device.encode())
+    mounts = {
+        record.mount_id.encode()
+        for _, records in mount_namespaces()
+        for record in records
+        if record.device == device
+    }
     return sorted(
         int(process)
         for process in processes
@@ -52,25 +57,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-def _mounts(processes: list[str], device: bytes) -> set[bytes]:
-    """Return the IDs of all mounts of a file system, in the mount namespaces of all processes."""
-    namespaces: set[str] = set()
-    mounts: set[bytes] = set()
-    for process in processes:
-        try:
-            namespace = os.readlink(PROC / process / "ns/mnt")
-        except OSError:
-            continue
-        if namespace in namespaces:
-            continue
-        namespaces.add(namespace)
-        for line in _read(PROC / process / "mountinfo").split(b"\n"):
-            fields = line.split(b" ", 3)
-            if len(fields) == 4 and fields[2] == device:
-                mounts.add(fields[0])
-    return mounts
 
 
 def _inodes(process: str, mounts: set[bytes], device: str) -> Iterator[int]:

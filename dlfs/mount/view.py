@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from uuid import UUID
 
 import trio
@@ -76,17 +76,6 @@ class ShownVolume(Protocol):
         """Open a dataset."""
 
 
-class LoadedDataset(NamedTuple):
-    """An open dataset, and its directory, which needs no device."""
-
-    dataset: Dataset
-    directory: FrozenDirectory
-
-    def close(self) -> None:
-        """Close the dataset and free its memory."""
-        self.dataset.close()
-
-
 @dataclass(eq=False)
 class ShownDataset:
     """One version of a dataset in this mount."""
@@ -95,11 +84,18 @@ class ShownDataset:
     info: DatasetInfo
     number: int = 0
     """Number in the mount; 0: it has none yet."""
-    loaded: LoadedDataset | None = None
+    loaded: Dataset | None = None
+    directory: FrozenDirectory | None = None
+    """That of the loaded dataset; needs no device."""
     removed: bool = False
     pin_count: int = 0
     """Open files and reads under way."""
     load_lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def name(self) -> bytes:
+        """Name under which it was shown first."""
+        return _name(self.info)
 
     @cached_property
     def generation(self) -> int:
@@ -275,7 +271,7 @@ class VolumeView:
 
     # ---- datasets --------------------------------------------------------------------------------
 
-    async def load(self, dataset: ShownDataset) -> LoadedDataset:
+    async def load(self, dataset: ShownDataset) -> Dataset:
         """Load a dataset, unless it is loaded already.
 
         Raises:
@@ -300,8 +296,7 @@ class VolumeView:
                 await self.refresh()
                 for shown in list(self.by_uuid.values()):
                     if shown.loaded is not None:  # it is opened anew if its members have left
-                        dataset = shown.loaded.dataset
-                        await trio.to_thread.run_sync(getattr, dataset, "session")
+                        await trio.to_thread.run_sync(getattr, shown.loaded, "session")
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -309,7 +304,7 @@ class VolumeView:
         if self.removed:
             raise StaleError(f"use volume {self.volume.uuid}: it is not in the mount any more")
 
-    async def _load_in_thread(self, dataset: ShownDataset) -> LoadedDataset:
+    async def _load_in_thread(self, dataset: ShownDataset) -> Dataset:
         dataset.check()
         load = functools.partial(self._load, dataset)
         loaded = await trio.to_thread.run_sync(load, limiter=self._load_limiter)
@@ -320,7 +315,7 @@ class VolumeView:
             raise
         return loaded
 
-    def _load(self, shown: ShownDataset) -> LoadedDataset:
+    def _load(self, shown: ShownDataset) -> Dataset:
         uuid = shown.info.uuid
         found = (info for info in self.volume.datasets() if info.uuid == uuid)
         info = next(found, None)  # others refresh the volume, too
@@ -330,9 +325,9 @@ class VolumeView:
         if dataset.info.uuid != uuid:  # a new dataset has taken name and version
             dataset.close()
             raise _removed(shown)
-        directory = dataset.directory
-        directory.load_names()  # here, not later in the FUSE loop
-        return LoadedDataset(dataset, directory)
+        shown.directory = dataset.directory
+        shown.directory.load_names()  # here, not later in the FUSE loop
+        return dataset
 
     def _log_once(self, error: DlfsError) -> None:
         """Log why the list cannot be read, unless it is the reason that was logged last."""

@@ -22,21 +22,21 @@ void dataset_table_destroy(struct dataset_table *table)
     (void)pthread_mutex_destroy(&table->lock);
 }
 
-static bool is_number(uint32_t number)
-{
-    return number >= 1 && number <= DLFS_FUSE_DATASET_MAX;
-}
-
 static uint32_t state_of(struct dataset_entry *dataset)
 {
     return atomic_load(&dataset->state);
 }
 
-/* ---- the mount's side ------------------------------------------------------------------------ */
+bool is_above_datasets(struct dataset_table *table, uint64_t inode)
+{
+    struct inode parts = inode_unpack(inode);
+    return parts.dataset == 0 || (parts.node.depth == DATASET_DEPTH &&
+                                  state_of(&table->entries[parts.dataset]) == DATASET_ABSENT);
+}
 
 int dataset_find(struct dataset_table *table, uint32_t number, struct dataset_entry **out)
 {
-    if (!is_number(number)) {
+    if (!is_dataset_number(number)) {
         return ESTALE;
     }
     struct dataset_entry *dataset = &table->entries[number];
@@ -122,96 +122,4 @@ bool dataset_has_memory(struct dataset_table *table, struct dataset_entry *datas
     int code = dlfs_reader_memory(dataset_take_reader(table, dataset, &number), &base, &bytes);
     dataset_return_reader(table, dataset, number);
     return code == 0 && memory == base;
-}
-
-/* ---- the owner's side ------------------------------------------------------------------------ */
-
-int dataset_add(struct dataset_table *table, const dlfs_fuse_dataset *info)
-{
-    if (!is_number(info->number)) {
-        return -EINVAL;
-    }
-    struct dataset_entry *dataset = &table->entries[info->number];
-    (void)pthread_mutex_lock(&table->lock);
-    if (state_of(dataset) == DATASET_ABSENT) {
-        dataset->info = *info;
-        atomic_store(&dataset->state, DATASET_REGISTERED);
-    }
-    (void)pthread_mutex_unlock(&table->lock);
-    return 0;
-}
-
-int dataset_open(struct dataset_table *table, uint32_t number, const dlfs_directory *directory,
-                 dlfs_reader *reader)
-{
-    if (!is_number(number) || directory == NULL || reader == NULL) {
-        return -EINVAL;
-    }
-    struct dataset_entry *dataset = &table->entries[number];
-    (void)pthread_mutex_lock(&table->lock);
-    uint32_t state = state_of(dataset);
-    if (state == DATASET_REGISTERED) {
-        dataset->directory = directory;
-        dataset->readers[0] = reader;
-        dataset->locations = dlfs_directory_locations(directory);
-        dataset->count = dlfs_directory_count(directory);
-        atomic_store(&dataset->state, DATASET_OPEN);
-    }
-    (void)pthread_mutex_unlock(&table->lock);
-    if (state == DATASET_WITHDRAWN) {
-        return -ESTALE;
-    }
-    return state == DATASET_ABSENT ? -EINVAL : 0;
-}
-
-int dataset_replace_reader(struct dataset_table *table, uint32_t number, dlfs_reader *reader)
-{
-    if (!is_number(number) || reader == NULL) {
-        return -EINVAL;
-    }
-    struct dataset_entry *dataset = &table->entries[number];
-    (void)pthread_mutex_lock(&table->lock);
-    uint32_t next = atomic_load(&dataset->reader_number) + 1;
-    while (atomic_load(&dataset->reads[next % 2]) > 0) {
-        (void)pthread_cond_wait(&table->unused, &table->lock);
-    }
-    bool open = state_of(dataset) == DATASET_OPEN;
-    if (open) {
-        dataset->readers[next % 2] = reader;
-        atomic_store(&dataset->reader_number, next);
-    }
-    (void)pthread_mutex_unlock(&table->lock);
-    return open ? 0 : -ESTALE;
-}
-
-int dataset_await_reader(struct dataset_table *table, uint32_t number, bool wait)
-{
-    if (!is_number(number)) {
-        return -EINVAL;
-    }
-    struct dataset_entry *dataset = &table->entries[number];
-    (void)pthread_mutex_lock(&table->lock);
-    _Atomic uint32_t *before = &dataset->reads[(atomic_load(&dataset->reader_number) + 1) % 2];
-    uint32_t reads = atomic_load(before);
-    while (wait && reads > 0) {
-        (void)pthread_cond_wait(&table->unused, &table->lock);
-        reads = atomic_load(before);
-    }
-    (void)pthread_mutex_unlock(&table->lock);
-    return reads > 0 ? 0 : 1;
-}
-
-int dataset_withdraw(struct dataset_table *table, uint32_t number)
-{
-    if (!is_number(number)) {
-        return -EINVAL;
-    }
-    struct dataset_entry *dataset = &table->entries[number];
-    (void)pthread_mutex_lock(&table->lock);
-    atomic_store(&dataset->state, DATASET_WITHDRAWN);
-    while (atomic_load(&dataset->users) > 0) {
-        (void)pthread_cond_wait(&table->unused, &table->lock);
-    }
-    (void)pthread_mutex_unlock(&table->lock);
-    return 0;
 }

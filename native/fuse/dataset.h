@@ -1,6 +1,5 @@
 /*
- * The datasets of a mount, by number: registered, opened on first use, at last withdrawn. The
- * directories of volumes are among them; they are never opened.
+ * The datasets of a mount, by number: registered, opened on first use, at last withdrawn.
  *
  * The owner registers a dataset when its name is looked up, opens it when a thread first needs its
  * samples (an upcall), and withdraws it when it was removed from the volume. A withdrawn number is
@@ -17,6 +16,7 @@
 #include <stdatomic.h>
 
 #include "dlfs_fuse.h"
+#include "inode.h"
 #include "open_file_cache.h"
 #include "upcall.h"
 
@@ -27,7 +27,10 @@ enum dataset_state { DATASET_ABSENT, DATASET_REGISTERED, DATASET_OPEN, DATASET_W
 struct dataset_entry {
     _Atomic uint32_t state; /* enum dataset_state */
     _Atomic uint32_t users; /* threads between dataset_acquire and dataset_release */
-    dlfs_fuse_dataset info;
+    uint32_t number;
+    uint32_t version;
+    uint32_t generation; /* distinguishes it from the same number in another mount */
+    int64_t modified_ns; /* since 1970 */
     const dlfs_directory *directory;
     _Atomic uint32_t reader_number; /* of the present reader, counted from 0 */
     _Atomic uint32_t reads[2];      /* reads under way, by reader_number % 2 */
@@ -47,9 +50,13 @@ struct dataset_table {
 void dataset_table_init(struct dataset_table *table, struct upcall_queue *upcalls);
 void dataset_table_destroy(struct dataset_table *table);
 
-/* ---- the mount's side; functions return 0 or an errno > 0 ------------------------------------ */
+/* Functions return 0 or an errno > 0. */
 
-/* Gets a registered dataset, of which only `info` may be used. ESTALE: unknown or withdrawn. */
+/* Returns true if the owner answers for an inode, which lies above the datasets: the root, the link
+ * `incoming`, or the directory of a volume. */
+bool is_above_datasets(struct dataset_table *table, uint64_t inode);
+/* Gets a registered dataset, of which directory, readers and samples may not
+ * be used. ESTALE: unknown or withdrawn. */
 int dataset_find(struct dataset_table *table, uint32_t number, struct dataset_entry **out);
 /* Gets an open dataset and opens it if necessary. Call dataset_release afterwards. */
 int dataset_acquire(struct dataset_table *table, uint32_t number, struct dataset_entry **out);
@@ -67,28 +74,18 @@ uint64_t dataset_share_bytes(struct dataset_table *table, struct dataset_entry *
 /* Returns true if the sample memory of the dataset's reader begins at this address. */
 bool dataset_has_memory(struct dataset_table *table, struct dataset_entry *dataset,
                         const uint8_t *memory);
+static inline bool is_dataset_number(uint32_t number)
+{
+    return number >= 1 && number <= DLFS_FUSE_DATASET_MAX;
+}
 /* Returns true if this is the number of the dataset's present reader. */
 static inline bool dataset_has_reader(struct dataset_entry *dataset, uint32_t reader_number)
 {
     return atomic_load(&dataset->reader_number) == reader_number;
 }
-/* Returns true if the entry is the directory of a volume. */
-static inline bool is_volume(const struct dataset_entry *dataset)
-{
-    return dataset->info.volume == dataset->info.number;
-}
 static inline uint64_t dataset_length(const struct dataset_entry *dataset, uint64_t index)
 {
     return dlfs_location_length(&dataset->locations[index]);
 }
-
-/* ---- the owner's side: the work of the functions of dlfs_fuse.h ------------------------------ */
-
-int dataset_add(struct dataset_table *table, const dlfs_fuse_dataset *info);
-int dataset_open(struct dataset_table *table, uint32_t number, const dlfs_directory *directory,
-                 dlfs_reader *reader);
-int dataset_replace_reader(struct dataset_table *table, uint32_t number, dlfs_reader *reader);
-int dataset_await_reader(struct dataset_table *table, uint32_t number, bool wait);
-int dataset_withdraw(struct dataset_table *table, uint32_t number);
 
 #endif

@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #define ROOT_INODE 1u
-#define INCOMING_INODE (UINT64_C(1) << INDEX_BITS) /* of a link; depth 1 of no dataset */
 #define INDEX_BITS 36u
 #define DEPTH_BITS 12u
 #define INDEX_MAX ((UINT64_C(1) << INDEX_BITS) - 1)

@@ -14,7 +14,7 @@
 #include "mount.h"
 #include "operations.h"
 #include "platform/clock.h"
-#include "thread.h"
+#include "platform/thread.h"
 
 #define WAKE_SIGNAL (SIGRTMAX - 1)
 #define WAKE_NS UINT64_C(5000000) /* time between two signals */
@@ -38,17 +38,6 @@ static void poll_for_request(struct receivers *receivers, int kernel)
     busy_poll_note(&receivers->kernel, ready > 0);
 }
 
-static void note_client(struct dlfs_fuse *fuse, const uint8_t *request, size_t bytes)
-{
-    struct fuse_in_header header;
-    if (bytes >= sizeof header && !is_over_uring(fuse)) {
-        memcpy(&header, request, sizeof header);
-        if (header.pid != 0) { /* 0: the kernel sent it, and no program waits */
-            receivers_note_request(&fuse->receivers, header.pid);
-        }
-    }
-}
-
 /* Waits for a request. Returns its bytes, or 0 at the end. */
 static size_t receive(struct loop_thread *thread)
 {
@@ -65,7 +54,6 @@ static size_t receive(struct loop_thread *thread)
         int error = errno;
         atomic_store(&thread->receives, false);
         if (got > 0) {
-            note_client(fuse, thread->memory, (size_t)got);
             return (size_t)got;
         }
         if (got == 0 || error == ENODEV) { /* unmounted */
@@ -140,7 +128,7 @@ static int start(struct dlfs_fuse *fuse)
     }
     thread->kernel = descriptor_for_thread(fuse);
     (void)atomic_fetch_add(&loop->idle, 1);
-    int code = start_thread(&thread->thread, work, thread);
+    int code = thread_start(&thread->thread, NULL, work, thread);
     if (code < 0) {
         (void)atomic_fetch_sub(&loop->idle, 1);
         free(thread->memory);

@@ -5,26 +5,23 @@
  *     request.c          requests and replies
  *     tree.c             a dataset's directory as a tree
  *     open_file_cache.c  samples that stay in memory
- *     thread.h           starting threads
  *     readahead.c        which samples to read before they are requested
  *     readahead_thread.c a thread that reads ahead
  *     receivers.c        which threads receive requests, and busy polling
  *     upcall.c           requests to the owner
  *     dataset.c          the datasets by number
- *     early_read.c       a read that is begun with its look-up
  *     mount.h            all of these together
- *     entry.c            attributes of files and directories, and replies that carry them
- *     root.c             the upper directories: the root, and those of volumes
+ *     operations.h       the handlers of requests:
  *     read.c             contents of files
- *     names.c            look-ups and listings
+ *     names.c            attributes, look-ups and listings
  *     xattr.c            extended attributes
  *     processors.c       the processors of the system
- *     uring_protocol.h   the kernel's structures for io_uring
  *     yielding.c         keeps a program on the processor that answers it
  *     operations.c       the table of handlers
- *     uring.c            requests and replies over io_uring; uring_absent.c without liburing
+ *     uring.c            requests and replies over io_uring
  *     loop.c             requests and replies over /dev/fuse
- *     session.c          the functions of dlfs_fuse.h
+ *     owner.c            functions of dlfs_fuse.h: upcalls and datasets
+ *     session.c          the others: creating and running a mount
  *
  * Source: Linux, fs/fuse and include/uapi/linux/fuse.h.
  */
@@ -38,7 +35,6 @@
 
 #include "dataset.h"
 #include "dlfs_fuse.h"
-#include "early_read.h"
 #include "loop.h"
 #include "open_file_cache.h"
 #include "readahead.h"
@@ -52,19 +48,29 @@
 #define PAGE_BYTES_MIN 4096u
 
 struct rings;
-struct upper_listings;
 
+/* Events so far. The tests read them; in a running server a debugger can. */
 struct counters {
-    _Atomic uint64_t lookups;
     _Atomic uint64_t opens;
     _Atomic uint64_t reads;
-    _Atomic uint64_t read_bytes;
-    _Atomic uint64_t readahead_samples;
-    _Atomic uint64_t readahead_hits;
+    _Atomic uint64_t readahead_samples; /* samples read before they were requested */
+    _Atomic uint64_t early_hits;        /* of these, early reads that were requested later */
+};
+
+/*
+ * The early read: the read of a sample that was started when its file was looked up, so that the
+ * device works while the program sends its request for the content. No thread waits for it. There
+ * is one at a time: it serves a program that opens and reads one file after the other.
+ */
+struct early_read {
+    dlfs_pending_read *read;       /* NULL: there is none */
+    struct dataset_entry *dataset; /* whose reader is taken until the read ends */
+    uint64_t index;
+    uint32_t reader; /* number of the dataset's reader */
 };
 
 struct dlfs_fuse {
-    dlfs_fuse_config config; /* its strings are NULL */
+    dlfs_fuse_config config; /* its `init` is NULL */
     uint8_t *init_request;   /* [init_bytes of the config] */
     bool open_requests;      /* the kernel sends OPEN; otherwise the first is refused with ENOSYS */
     bool opendir_requests;   /* the same for OPENDIR */
@@ -75,21 +81,18 @@ struct dlfs_fuse {
     bool running;
     struct loop loop;
 
-    pthread_mutex_t listings_lock; /* protects the next field */
-    struct upper_listings *listings;
-
     struct open_file_cache cache;
     struct readahead readahead;
     struct receivers receivers;
     struct upcall_queue upcalls;
     struct counters counters;
-    _Atomic int uring;   /* what dlfs_fuse_uring returns */
-    int64_t started_ns;  /* since 1970 */
-    char *incoming_link; /* target of the link `incoming`; NULL: there is none */
+    _Atomic int uring; /* what dlfs_fuse_uring returns */
     struct readahead_thread
-        readahead_thread; /* runs while the kernel sends requests over io_uring */
-    struct rings *rings;  /* set before the first request; NULL: all come through /dev/fuse */
+        readahead_thread;       /* runs while the kernel sends requests over io_uring */
+    struct rings *rings;        /* set before the first request; NULL: all come through /dev/fuse */
+    pthread_mutex_t early_lock; /* protects the next field */
     struct early_read early_read;
+    _Atomic bool has_early_read; /* now, or a moment ago */
     struct dataset_table datasets;
 };
 

@@ -1,111 +1,109 @@
 /*
- * Names below a dataset are answered from its sample directory in memory; names in an upper
- * directory need an upcall (root.c).
+ * Names and attributes below a dataset are answered from its sample directory in memory. The owner
+ * answers what lies above the datasets.
+ *
+ * A sealed dataset never changes, so the kernel may cache its attributes and names, missing names
+ * included, as long as it has memory.
  */
-#include "names.h"
+#include "operations.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
-#include "entry.h"
-#include "read.h"
-#include "root.h"
+#include "inode.h"
+#include "platform/clock.h"
 #include "tree.h"
 
-#define REPLY_BYTES_MAX (128u << 10)
+#define FOREVER_SECONDS 1000000000u /* the kernel may cache this as long as it has memory */
+#define BLOCK_BYTES 4096u
+#define DISK_BLOCK_BYTES 512u /* the unit of blocks on every file system */
+#define TYPE_SHIFT 12         /* of the type of a file in its mode */
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 
-static int set_attributes(struct dlfs_fuse *fuse, uint64_t number, struct fuse_entry_out *entry)
+/* Sets the attributes of a file or directory; of a file, the dataset is open. ESTALE: no such
+ * sample. */
+static int set_entry(const struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                     struct tree_node node, struct fuse_entry_out *entry)
 {
-    struct inode inode = inode_unpack(number);
-    struct dataset_entry *dataset;
-    int error;
-    if (root_is_upper(fuse, number, &dataset)) {
-        return entry_ask_upper(fuse, dataset, entry);
+    const dlfs_fuse_config *config = &fuse->config;
+    bool is_file = node.depth == FILE_DEPTH;
+    if (is_file && node.index >= dataset->count) {
+        return ESTALE;
     }
-    if (number == INCOMING_INODE) {
-        entry_set_incoming(fuse, entry);
-        return 0;
-    }
-    if (inode.node.depth != FILE_DEPTH) { /* needs no open dataset */
-        error = dataset_find(&fuse->datasets, inode.dataset, &dataset);
-        if (error == 0) {
-            entry_set_directory(fuse, dataset, inode.node, entry);
-        }
-        return error;
-    }
-    error = dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
-    if (error == 0) {
-        error = entry_set_node(fuse, dataset, inode.node, entry);
-        dataset_release(&fuse->datasets, dataset);
-    }
-    return error;
+    uint64_t inode = inode_pack(dataset->number, node);
+    uint64_t length = is_file ? dataset_length(dataset, node.index) : 0;
+    struct timespec modified = clock_timespec((uint64_t)dataset->modified_ns);
+    uint32_t directory_mode = S_IFDIR | config->file_mode | (config->file_mode & 0444) >> 2;
+    *entry = (struct fuse_entry_out){
+        .nodeid = inode,
+        .generation = dataset->generation,
+        .entry_valid = FOREVER_SECONDS,
+        .attr_valid = FOREVER_SECONDS,
+        .attr = {.ino = inode,
+                 .size = length,
+                 .blocks = (length + DISK_BLOCK_BYTES - 1) / DISK_BLOCK_BYTES,
+                 .atime = (uint64_t)modified.tv_sec,
+                 .mtime = (uint64_t)modified.tv_sec,
+                 .ctime = (uint64_t)modified.tv_sec,
+                 .atimensec = (uint32_t)modified.tv_nsec,
+                 .mtimensec = (uint32_t)modified.tv_nsec,
+                 .ctimensec = (uint32_t)modified.tv_nsec,
+                 .mode = is_file ? S_IFREG | config->file_mode : directory_mode,
+                 .nlink = 1,
+                 .uid = config->uid,
+                 .gid = config->gid,
+                 .blksize = BLOCK_BYTES},
+    };
+    return 0;
 }
 
-void handle_getattr(const struct request *request)
+void handle_getattr(const struct kernel_request *request)
 {
+    struct dlfs_fuse *fuse = fuse_of(request);
+    struct inode inode = inode_unpack(request->inode);
     struct fuse_entry_out entry;
-    int error = set_attributes(fuse_of(request), request->inode, &entry);
-    if (error != 0) {
-        reply_error(&request->reply, error);
+    struct dataset_entry *dataset;
+    if (is_above_datasets(&fuse->datasets, request->inode)) {
+        upcall_forward(&fuse->upcalls, request);
         return;
     }
-    const struct fuse_attr_out attributes = {.attr_valid = entry.attr_valid,
-                                             .attr_valid_nsec = entry.attr_valid_nsec,
-                                             .attr = entry.attr};
-    (void)reply_data(&request->reply, &attributes, sizeof attributes);
-}
-
-void handle_readlink(const struct request *request)
-{
-    const char *target = fuse_of(request)->incoming_link;
-    if (request->inode == INCOMING_INODE && target != NULL) {
-        (void)reply_data(&request->reply, target, strlen(target));
+    bool is_file = inode.node.depth == FILE_DEPTH; /* a directory needs no open dataset */
+    int error = is_file ? dataset_acquire(&fuse->datasets, inode.dataset, &dataset)
+                        : dataset_find(&fuse->datasets, inode.dataset, &dataset);
+    bool acquired = is_file && error == 0;
+    error = error != 0 ? error : set_entry(fuse, dataset, inode.node, &entry);
+    if (error == 0) {
+        const struct fuse_attr_out attributes = {.attr_valid = FOREVER_SECONDS, .attr = entry.attr};
+        (void)reply_data(&request->reply, &attributes, sizeof attributes);
     } else {
-        reply_error(&request->reply, EINVAL);
+        reply_error(&request->reply, error);
+    }
+    if (acquired) {
+        dataset_release(&fuse->datasets, dataset);
     }
 }
 
 /* ---- look-ups -------------------------------------------------------------------------------- */
 
 /*
- * Looks up "." or "..". The kernel asks for them to resolve file handles (NFS) of inodes that it
+ * Finds a name. The kernel asks for "." and ".." to resolve file handles (NFS) of inodes that it
  * has forgotten.
  */
-static int look_up_dots(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                        struct tree_node node, bool parent, struct fuse_entry_out *entry)
+static int find(const dlfs_directory *directory, struct tree_node parent, const char *name,
+                struct tree_node *found)
 {
-    if (parent && node.depth == DATASET_DEPTH) {
-        return root_set_parent(fuse, dataset, entry);
-    }
-    if (parent) {
-        int code = tree_parent(dataset->directory, node, &node);
-        if (code < 0) {
-            return upcall_errno(&fuse->upcalls, dataset->info.number, code);
-        }
-    }
-    return entry_set_node(fuse, dataset, node, entry);
-}
-
-static int look_up(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
-                   struct tree_node parent, const char *name, struct tree_node *found,
-                   struct fuse_entry_out *entry)
-{
-    bool dot_dot = strcmp(name, "..") == 0;
     *found = parent;
-    if (dot_dot || strcmp(name, ".") == 0) {
-        return look_up_dots(fuse, dataset, parent, dot_dot, entry);
+    if (strcmp(name, ".") == 0) {
+        return 0;
     }
-    int code = tree_child(dataset->directory, parent, name, found);
-    if (code < 0) {
-        return upcall_errno(&fuse->upcalls, dataset->info.number, code);
-    }
-    return entry_set_node(fuse, dataset, *found, entry);
+    return strcmp(name, "..") == 0 ? tree_parent(directory, parent, found)
+                                   : tree_child(directory, parent, name, found);
 }
 
-void handle_lookup(const struct request *request)
+void handle_lookup(const struct kernel_request *request)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
     const char *name = request->name;
@@ -113,13 +111,13 @@ void handle_lookup(const struct request *request)
     struct fuse_entry_out entry;
     struct tree_node found;
     struct dataset_entry *dataset;
-    count(&fuse->counters.lookups, 1);
     if (strlen(name) > DLFS_FUSE_NAME_BYTES_MAX) {
         reply_error(&request->reply, ENAMETOOLONG);
         return;
     }
-    if (root_is_upper(fuse, request->inode, &dataset)) {
-        root_lookup(request, dataset);
+    if (is_above_datasets(&fuse->datasets, request->inode) ||
+        (inode.node.depth == DATASET_DEPTH && strcmp(name, "..") == 0)) {
+        upcall_forward(&fuse->upcalls, request);
         return;
     }
     int error = dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
@@ -127,9 +125,12 @@ void handle_lookup(const struct request *request)
         reply_error(&request->reply, error);
         return;
     }
-    error = look_up(fuse, dataset, inode.node, name, &found, &entry);
+    int code = find(dataset->directory, inode.node, name, &found);
+    error = code < 0 ? upcall_errno(&fuse->upcalls, dataset->number, code)
+                     : set_entry(fuse, dataset, found, &entry);
     if (error == ENOENT) {
-        entry_reply_absent(request, false);
+        entry = (struct fuse_entry_out){.entry_valid = FOREVER_SECONDS};
+        (void)reply_data(&request->reply, &entry, sizeof entry);
     } else if (error != 0) {
         reply_error(&request->reply, error);
     } else if (reply_data(&request->reply, &entry, sizeof entry) && found.depth == FILE_DEPTH) {
@@ -140,8 +141,31 @@ void handle_lookup(const struct request *request)
 
 /* ---- listings -------------------------------------------------------------------------------- */
 
+/*
+ * Appends an entry to the reply of a listing; plus: with all attributes. Returns the bytes that the
+ * entry needs. If they are more than `bytes`, nothing was appended.
+ */
+static size_t append_entry(uint8_t *reply, size_t bytes, const struct child *child,
+                           const struct fuse_entry_out *entry, bool plus)
+{
+    struct fuse_dirent item = {.ino = entry->attr.ino,
+                               .off = child->next,
+                               .namelen = (uint32_t)strlen(child->name),
+                               .type = (entry->attr.mode & S_IFMT) >> TYPE_SHIFT};
+    size_t head_bytes = plus ? sizeof *entry : 0;
+    size_t used = head_bytes + FUSE_NAME_OFFSET + item.namelen;
+    size_t needed = FUSE_DIRENT_ALIGN(used);
+    if (needed <= bytes) {
+        memcpy(reply, entry, head_bytes);
+        memcpy(reply + head_bytes, &item, FUSE_NAME_OFFSET);
+        memcpy(reply + head_bytes + FUSE_NAME_OFFSET, child->name, item.namelen);
+        memset(reply + used, 0, needed - used);
+    }
+    return needed;
+}
+
 /* Fills a reply with children from a position on. Returns its bytes, or a negative code. */
-static int64_t fill_reply(const struct request *request, const struct dataset_entry *dataset,
+static int64_t fill_reply(const struct kernel_request *request, const struct dataset_entry *dataset,
                           struct listing *listing, uint64_t position, uint8_t *reply, size_t bytes,
                           bool plus)
 {
@@ -150,11 +174,10 @@ static int64_t fill_reply(const struct request *request, const struct dataset_en
     int code;
     while ((code = listing_child(listing, position, &child)) > 0) {
         struct fuse_entry_out entry;
-        if (entry_set_node(fuse_of(request), dataset, child.node, &entry) != 0) {
+        if (set_entry(fuse_of(request), dataset, child.node, &entry) != 0) {
             return DLFS_E_FORMAT;
         }
-        size_t more =
-            entry_append(reply + used, bytes - used, child.name, &entry, child.next, plus);
+        size_t more = append_entry(reply + used, bytes - used, &child, &entry, plus);
         if (more > bytes - used) {
             break;
         }
@@ -164,17 +187,18 @@ static int64_t fill_reply(const struct request *request, const struct dataset_en
     return code < 0 && used == 0 ? code : (int64_t)used;
 }
 
-static void read_directory(const struct request *request, bool plus)
+void handle_readdir(const struct kernel_request *request)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
     struct inode inode = inode_unpack(request->inode);
     struct fuse_read_in read;
     struct listing listing;
     struct dataset_entry *dataset;
+    bool plus = request->opcode == FUSE_READDIRPLUS;
     memcpy(&read, request->arguments, sizeof read);
-    read.size = read.size < REPLY_BYTES_MAX ? read.size : REPLY_BYTES_MAX;
-    if (root_is_upper(fuse, request->inode, &dataset)) {
-        root_readdir(request, dataset, &read, plus);
+    read.size = read.size < LISTING_BYTES_MAX ? read.size : LISTING_BYTES_MAX;
+    if (is_above_datasets(&fuse->datasets, request->inode)) {
+        upcall_forward(&fuse->upcalls, request);
         return;
     }
     uint8_t *reply = malloc(read.size + 1u);
@@ -194,14 +218,4 @@ static void read_directory(const struct request *request, bool plus)
         reply_error(&request->reply, error);
     }
     free(reply);
-}
-
-void handle_readdir(const struct request *request)
-{
-    read_directory(request, false);
-}
-
-void handle_readdirplus(const struct request *request)
-{
-    read_directory(request, true);
 }

@@ -7,7 +7,6 @@
  */
 #include "open_file_cache.h"
 
-#include <errno.h>
 #include <stdlib.h>
 
 #include "platform/clock.h"
@@ -118,38 +117,57 @@ void file_cache_destroy(struct open_file_cache *cache)
     (void)pthread_mutex_destroy(&cache->lock);
 }
 
-static enum file_cache_result queue_request(struct cached_file *sample,
-                                            const struct read_request *request)
+static bool queue_request(struct cached_file *sample, const struct read_request *request)
 {
     struct read_request *copy = malloc(sizeof *copy);
-    if (copy == NULL) {
-        return FILE_CACHE_NO_MEMORY;
+    if (copy != NULL) {
+        *copy = *request;
+        copy->next = sample->queued;
+        sample->queued = copy;
     }
-    *copy = *request;
-    copy->next = sample->queued;
-    sample->queued = copy;
-    return FILE_CACHE_QUEUED;
+    return copy != NULL;
 }
 
-enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t key,
-                                       const struct read_request *request, bool *was_readahead,
-                                       struct cached_file **out)
+/* Adds a sample that is to be read, with a request. Returns NULL without memory. */
+static struct cached_file *add(struct open_file_cache *cache, uint64_t key, uint64_t bytes,
+                               const struct read_request *request)
 {
-    enum file_cache_result result = FILE_CACHE_MISS;
+    struct cached_file *sample = calloc(1, sizeof *sample);
+    if (sample == NULL || (request != NULL && !queue_request(sample, request))) {
+        free(sample);
+        return NULL;
+    }
+    sample->key = key;
+    sample->bytes = bytes;
+    sample->readahead = request == NULL;
+    struct cached_file **bucket = bucket_of(cache, key);
+    sample->bucket_next = *bucket;
+    *bucket = sample;
+    link_newest(cache, sample);
+    return sample;
+}
+
+enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t key, uint64_t bytes,
+                                       const struct read_request *request, struct cached_file **out)
+{
+    enum file_cache_result result = FILE_CACHE_QUEUED;
     (void)pthread_mutex_lock(&cache->lock);
     struct cached_file *sample = find(cache, key);
-    *was_readahead = sample != NULL && sample->readahead;
-    if (sample != NULL && sample->state == CACHED_READY) {
-        unlink_sample(cache, sample);
-        link_newest(cache, sample);
-        sample->pin_count++;
-        *out = sample;
-        result = FILE_CACHE_HIT;
-    } else if (sample != NULL) {
-        result = queue_request(sample, request);
-    }
-    if (sample != NULL) {
+    if (sample == NULL) {
+        *out = add(cache, key, bytes, request);
+        result = *out != NULL ? FILE_CACHE_MISS : FILE_CACHE_NO_MEMORY;
+    } else if (request != NULL) {
+        cache->readahead_hits += sample->readahead;
         sample->readahead = false;
+        if (sample->state == CACHED_READY) {
+            unlink_sample(cache, sample);
+            link_newest(cache, sample);
+            sample->pin_count++;
+            *out = sample;
+            result = FILE_CACHE_HIT;
+        } else if (!queue_request(sample, request)) {
+            result = FILE_CACHE_NO_MEMORY;
+        }
     }
     (void)pthread_mutex_unlock(&cache->lock);
     return result;
@@ -190,36 +208,6 @@ void file_cache_end_batch(struct open_file_cache *cache, struct pinned_batch *pi
     (void)pthread_mutex_lock(&cache->lock);
     leave_batch(cache, pinned);
     unlock(cache);
-}
-
-static int begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                 struct cached_file **out)
-{
-    if (find(cache, key) != NULL) {
-        return -EEXIST;
-    }
-    struct cached_file *sample = calloc(1, sizeof *sample);
-    if (sample == NULL) {
-        return -ENOMEM;
-    }
-    sample->key = key;
-    sample->bytes = bytes;
-    sample->readahead = readahead;
-    struct cached_file **bucket = bucket_of(cache, key);
-    sample->bucket_next = *bucket;
-    *bucket = sample;
-    link_newest(cache, sample);
-    *out = sample;
-    return 0;
-}
-
-int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                     struct cached_file **out)
-{
-    (void)pthread_mutex_lock(&cache->lock);
-    int code = begin(cache, key, bytes, readahead, out);
-    (void)pthread_mutex_unlock(&cache->lock);
-    return code;
 }
 
 struct read_request *file_cache_finish(struct open_file_cache *cache, struct cached_file *sample,

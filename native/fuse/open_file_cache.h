@@ -66,7 +66,8 @@ struct cached_file {
 
 struct open_file_cache {
     pthread_mutex_t lock;
-    uint64_t bytes; /* what all batches may pin */
+    uint64_t bytes;          /* what all batches may pin */
+    uint64_t readahead_hits; /* samples that were requested after they were read ahead */
     struct cached_file *newest;
     struct cached_file *oldest;
     struct pinned_batch *unused; /* released as soon as the lock is */
@@ -77,15 +78,17 @@ void file_cache_init(struct open_file_cache *cache);
 void file_cache_destroy(struct open_file_cache *cache);
 
 enum file_cache_result {
-    FILE_CACHE_MISS,   /* not in the cache */
+    FILE_CACHE_MISS,   /* *out was added: the caller reads it, and calls file_cache_finish */
     FILE_CACHE_HIT,    /* *out is the sample, pinned: call file_cache_unpin */
     FILE_CACHE_QUEUED, /* the thread that reads the sample will answer the request */
     FILE_CACHE_NO_MEMORY,
 };
-/* Finds a sample for a request. *was_readahead: this is the first request for a sample read ahead.
+/*
+ * Finds a sample of so many bytes for a request, which is queued unless it is a hit. Without a
+ * request (NULL) the sample is to be read ahead, and nothing is done unless it is a miss.
  */
-enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t key,
-                                       const struct read_request *request, bool *was_readahead,
+enum file_cache_result file_cache_find(struct open_file_cache *cache, uint64_t key, uint64_t bytes,
+                                       const struct read_request *request,
                                        struct cached_file **out);
 /* Returns true if a sample is in the cache or being read into it. */
 bool file_cache_has(struct open_file_cache *cache, uint64_t key);
@@ -100,12 +103,6 @@ struct pinned_batch *file_cache_begin_batch(struct open_file_cache *cache, struc
 /* Ends the reading of a batch, which the cache releases once none of its samples is cached. NULL:
  * does nothing. */
 void file_cache_end_batch(struct open_file_cache *cache, struct pinned_batch *pinned);
-/*
- * Adds a sample that the caller will read. Then call file_cache_finish. Errors: -EEXIST, the sample
- * is in the cache by now; -ENOMEM.
- */
-int file_cache_begin(struct open_file_cache *cache, uint64_t key, uint64_t bytes, bool readahead,
-                     struct cached_file **out);
 /*
  * Ends the reading of a sample and returns the queued requests, which the caller answers and frees.
  * With a batch, in which its data lies, the sample is cached, and pinned by the caller. With NULL

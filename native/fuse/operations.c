@@ -12,11 +12,6 @@
 #include <fcntl.h>
 #include <string.h>
 
-#include "names.h"
-#include "read.h"
-#include "root.h"
-#include "xattr.h"
-
 /* Most background requests under way, which no program waits for yet: the kernel's own read-ahead.
  */
 #define BACKGROUND_MAX 64u
@@ -72,7 +67,7 @@ int negotiate(struct dlfs_fuse *fuse, const uint8_t *bytes, size_t byte_count,
     return 0;
 }
 
-static void reply_open(const struct request *request, bool open_requests)
+static void reply_open(const struct kernel_request *request, bool open_requests)
 {
     const struct fuse_open_out open = {.open_flags = FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR};
     count(&fuse_of(request)->counters.opens, 1);
@@ -83,7 +78,7 @@ static void reply_open(const struct request *request, bool open_requests)
     }
 }
 
-static void handle_open(const struct request *request)
+static void handle_open(const struct kernel_request *request)
 {
     struct fuse_open_in open;
     memcpy(&open, request->arguments, sizeof open);
@@ -94,18 +89,23 @@ static void handle_open(const struct request *request)
     }
 }
 
-static void handle_opendir(const struct request *request)
+static void handle_opendir(const struct kernel_request *request)
 {
     reply_open(request, fuse_of(request)->opendir_requests);
 }
 
-static void acknowledge(const struct request *request)
+static void forward(const struct kernel_request *request)
+{
+    upcall_forward(&fuse_of(request)->upcalls, request);
+}
+
+static void acknowledge(const struct kernel_request *request)
 {
     reply_error(&request->reply, 0);
 }
 
 /* The kernel refuses changes itself, unless root has remounted the file system for writing. */
-static void refuse(const struct request *request)
+static void refuse(const struct kernel_request *request)
 {
     reply_error(&request->reply, EROFS);
 }
@@ -113,7 +113,7 @@ static void refuse(const struct request *request)
 /* ---- the table ------------------------------------------------------------------------------- */
 
 struct operation {
-    void (*handle)(const struct request *request);
+    void (*handle)(const struct kernel_request *request);
     size_t argument_bytes; /* of the structure before the name */
     bool has_name;
 };
@@ -121,15 +121,15 @@ struct operation {
 static const struct operation OPERATIONS[] = {
     [FUSE_LOOKUP] = {handle_lookup, 0, true},
     [FUSE_GETATTR] = {handle_getattr, 0, false},
-    [FUSE_READLINK] = {handle_readlink, 0, false},
+    [FUSE_READLINK] = {forward, 0, false},
     [FUSE_OPEN] = {handle_open, sizeof(struct fuse_open_in), false},
     [FUSE_READ] = {handle_read, sizeof(struct fuse_read_in), false},
     [FUSE_RELEASE] = {acknowledge, 0, false},
     [FUSE_OPENDIR] = {handle_opendir, 0, false},
     [FUSE_READDIR] = {handle_readdir, sizeof(struct fuse_read_in), false},
-    [FUSE_READDIRPLUS] = {handle_readdirplus, sizeof(struct fuse_read_in), false},
+    [FUSE_READDIRPLUS] = {handle_readdir, sizeof(struct fuse_read_in), false},
     [FUSE_RELEASEDIR] = {acknowledge, 0, false},
-    [FUSE_STATFS] = {handle_statfs, 0, false},
+    [FUSE_STATFS] = {forward, 0, false},
     [FUSE_GETXATTR] = {handle_getxattr, sizeof(struct fuse_getxattr_in), true},
     [FUSE_LISTXATTR] = {handle_listxattr, sizeof(struct fuse_getxattr_in), false},
     [FUSE_DESTROY] = {acknowledge, 0, false},
@@ -157,8 +157,8 @@ static bool is_without_reply(uint32_t opcode)
 }
 
 /* Sets the arguments of a request from what follows its header. Returns 0 or an errno > 0. */
-static int parse(struct request *request, const struct operation *operation, const uint8_t *bytes,
-                 size_t byte_count)
+static int parse(struct kernel_request *request, const struct operation *operation,
+                 const uint8_t *bytes, size_t byte_count)
 {
     if (byte_count < operation->argument_bytes) {
         return EINVAL;
@@ -182,7 +182,11 @@ bool serve_request(const struct reply_path *path, const uint8_t *bytes, size_t b
     if (is_without_reply(header.opcode)) {
         return true;
     }
-    struct request request = {.reply = *path, .inode = header.nodeid};
+    if (header.pid != 0) { /* otherwise the kernel sent it, and no program waits for it */
+        receivers_note_request(&path->fuse->receivers, header.pid);
+    }
+    struct kernel_request request = {
+        .reply = *path, .opcode = header.opcode, .inode = header.nodeid};
     request.reply.unique = header.unique;
     const struct operation *operation = NULL;
     if (header.opcode < sizeof OPERATIONS / sizeof *OPERATIONS) {

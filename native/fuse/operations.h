@@ -1,8 +1,25 @@
-/* The handlers of all requests, whichever way they come. */
+/* The handlers of all requests, whichever way they come, and what has them called. */
 #ifndef DLFS_FUSE_OPERATIONS_H
 #define DLFS_FUSE_OPERATIONS_H
 
 #include "mount.h"
+
+/* ---- names.c, xattr.c, read.c ---------------------------------------------------------------- */
+
+void handle_lookup(const struct kernel_request *request);
+void handle_getattr(const struct kernel_request *request);
+void handle_readdir(const struct kernel_request *request); /* and READDIRPLUS */
+void handle_getxattr(const struct kernel_request *request);
+void handle_listxattr(const struct kernel_request *request);
+void handle_read(const struct kernel_request *request);
+/* Gives up the early read, if there is one. */
+void early_read_drop(struct dlfs_fuse *fuse);
+/* Reads ahead for a program that reads in sequence; called by the read-ahead thread. */
+void read_ahead_job(void *fuse, const struct readahead_job *job);
+/* Reads ahead after the look-up of a sample, if a read is likely. The caller has the dataset. */
+void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index);
+
+/* ---- operations.c ---------------------------------------------------------------------------- */
 
 /*
  * Handles a request, which is not trusted: one whose structure or name is incomplete fails with

@@ -2,16 +2,16 @@
  * A sample of up to a chunk is read and verified as a whole, whatever part of it is requested; of a
  * larger one, the parts that are requested (dlfs_reader_read_part), unless these are all of it.
  *
- * A file that the kernel requests as a whole goes from the reader's memory directly to the kernel,
- * which caches it. A file that is requested in parts is read once and stays in the open-file cache,
- * which pins it in the reader's memory, until the kernel has all of it; one larger than a chunk is
- * read in parts, of which the reader caches the chunks. Without OPEN requests nothing says when a
- * program is done, so a sample also leaves the cache when others need its room, or some time after
- * its last use.
+ * A sample goes through the open-file cache, which has one thread read it for all requests. One
+ * that the kernel requests as a whole does not stay there: the kernel caches it. One that is
+ * requested in parts stays pinned in the reader's memory, until the kernel has all of it. Without
+ * OPEN requests nothing says when a program is done, so a sample also leaves the cache when others
+ * need its room, or some time after its last use. Of a sample larger than a chunk, the reader
+ * caches the chunks.
  *
  * Samples that were read ahead for a program that goes from index to index wait in the same cache.
  */
-#include "read.h"
+#include "operations.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -26,13 +26,11 @@
 #define PIN_SHARE 2u  /* the open files of a dataset pin up to half of its reader's share */
 
 /* Replies with the requested part of a sample. Returns its bytes. */
-static uint64_t reply_part(struct dlfs_fuse *fuse, const struct read_request *request,
-                           const uint8_t *data, uint64_t length)
+static uint64_t reply_part(const struct read_request *request, const uint8_t *data, uint64_t length)
 {
     uint64_t left = request->offset < length ? length - request->offset : 0;
     uint64_t bytes = request->bytes < left ? request->bytes : left;
     const uint8_t *first = bytes > 0 ? data + request->offset : NULL;
-    count(&fuse->counters.read_bytes, bytes);
     (void)reply_data(&request->reply, first, bytes);
     return bytes;
 }
@@ -44,7 +42,80 @@ static bool is_whole(const struct read_request *request, uint64_t length)
 
 static uint64_t key_of(const struct dataset_entry *dataset, uint64_t index)
 {
-    return inode_pack(dataset->info.number, (struct tree_node){FILE_DEPTH, index});
+    return inode_pack(dataset->number, (struct tree_node){FILE_DEPTH, index});
+}
+
+/* ---- the early read -------------------------------------------------------------------------- */
+
+/*
+ * Puts a read in the place of the present one, which it gives up under the lock, without a wait.
+ * So no thread uses the reader for it any more when early_read_drop returns. The lock is held.
+ */
+static void replace_early_read(struct dlfs_fuse *fuse, struct early_read with)
+{
+    struct early_read before = fuse->early_read;
+    fuse->early_read = with;
+    atomic_store_explicit(&fuse->has_early_read, with.read != NULL, memory_order_relaxed);
+    if (before.read != NULL) {
+        dlfs_pending_read_cancel(before.read);
+        dataset_return_reader(&fuse->datasets, before.dataset, before.reader);
+    }
+}
+
+void early_read_drop(struct dlfs_fuse *fuse)
+{
+    (void)pthread_mutex_lock(&fuse->early_lock);
+    replace_early_read(fuse, (struct early_read){0});
+    (void)pthread_mutex_unlock(&fuse->early_lock);
+}
+
+/* Starts to read a sample, unless it is in the cache or may be requested in parts. */
+static void start_early_read(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index)
+{
+    struct early_read early = {.dataset = dataset, .index = index};
+    uint64_t length = dataset_length(dataset, index);
+    if (length == 0 || length > READAHEAD_SAMPLE_BYTES_MAX ||
+        length > dlfs_directory_chunk_bytes(dataset->directory) ||
+        file_cache_has(&fuse->cache, key_of(dataset, index))) {
+        return;
+    }
+    early_read_drop(fuse); /* also for its queue pair */
+    dlfs_reader *reader = dataset_take_reader(&fuse->datasets, dataset, &early.reader);
+    if (dlfs_reader_begin(reader, index, &early.read) < 0) {
+        dataset_return_reader(&fuse->datasets, dataset, early.reader);
+        return;
+    }
+    (void)pthread_mutex_lock(&fuse->early_lock);
+    replace_early_read(fuse, early);
+    (void)pthread_mutex_unlock(&fuse->early_lock);
+    if (!dataset_has_reader(dataset, early.reader)) {
+        early_read_drop(fuse); /* its replacement has looked before: it waits for this reader */
+    }
+    count(&fuse->counters.readahead_samples, 1);
+}
+
+/*
+ * Returns the early read of a sample, for the caller to finish, and then to return the reader with
+ * this number. NULL: there is none. Gives up that of another sample, which the program has left.
+ */
+static dlfs_pending_read *take_early_read(struct dlfs_fuse *fuse,
+                                          const struct dataset_entry *dataset, uint64_t index,
+                                          uint32_t *reader)
+{
+    if (!atomic_load_explicit(&fuse->has_early_read, memory_order_relaxed)) {
+        return NULL;
+    }
+    dlfs_pending_read *read = NULL;
+    (void)pthread_mutex_lock(&fuse->early_lock);
+    struct early_read *early = &fuse->early_read;
+    if (early->dataset == dataset && early->index == index) {
+        *reader = early->reader;
+        read = early->read;
+        early->read = NULL;
+    }
+    replace_early_read(fuse, (struct early_read){0});
+    (void)pthread_mutex_unlock(&fuse->early_lock);
+    return read;
 }
 
 /* ---- the device ------------------------------------------------------------------------------ */
@@ -74,15 +145,15 @@ static int read_batch(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     struct device_wait wait = {.receivers = receivers};
     bool busy_poll = receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
                      busy_poll_pays(&receivers->device);
-    uint32_t awake_us = busy_poll ? receivers->busy_poll_us : 0;
-    dlfs_begun_read *begun =
-        sample_count == 1 ? early_read_take(&fuse->early_read, dataset, *indices, reader) : NULL;
-    count(&fuse->counters.readahead_hits, begun != NULL);
+    uint32_t poll_us = busy_poll ? receivers->busy_poll_us : 0;
+    dlfs_pending_read *early =
+        sample_count == 1 ? take_early_read(fuse, dataset, *indices, reader) : NULL;
+    count(&fuse->counters.early_hits, early != NULL);
     int code =
-        begun != NULL
-            ? dlfs_begun_read_finish(begun, awake_us, before_sleep, &wait, batch)
-            : dlfs_reader_read_awake(dataset_take_reader(&fuse->datasets, dataset, reader), indices,
-                                     sample_count, awake_us, before_sleep, &wait, batch);
+        early != NULL
+            ? dlfs_pending_read_finish(early, poll_us, before_sleep, &wait, batch)
+            : dlfs_reader_read_polling(dataset_take_reader(&fuse->datasets, dataset, reader),
+                                       indices, sample_count, poll_us, before_sleep, &wait, batch);
     dataset_return_reader(&fuse->datasets, dataset, *reader);
     if (busy_poll) {
         busy_poll_note(&receivers->device, !wait.slept);
@@ -168,11 +239,10 @@ static void read_part(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uin
     int code = dlfs_reader_send_part(dataset_take_reader(&fuse->datasets, dataset, &reader), &part,
                                      send_pieces, &sent, &failure);
     dataset_return_reader(&fuse->datasets, dataset, reader);
-    count(&fuse->counters.read_bytes, code == 0 ? part.length_bytes : 0);
     if (code < 0) {
         failure.member = failure.code == 0 ? UINT32_MAX : failure.member; /* of the whole read */
         failure.code = code;
-        int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, &failure);
+        int error = upcall_report_failure(&fuse->upcalls, dataset->number, reader, &failure);
         reply_failure(fuse, dataset, index, error, request);
     } else if (!sent.replied && sent.gathered_bytes == part.length_bytes) {
         (void)reply_data(&request->reply, sent.gathered, sent.gathered_bytes);
@@ -201,8 +271,8 @@ static void load_range(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
 static void read_ahead_in_file(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                                uint64_t index, const struct read_request *request)
 {
-    struct readahead_job job = {.dataset = dataset->info.number};
-    job.range = readahead_in_file(&fuse->readahead, dataset->info.number, index, request->offset,
+    struct readahead_job job = {.dataset = dataset->number};
+    job.range = readahead_in_file(&fuse->readahead, dataset->number, index, request->offset,
                                   request->bytes, dataset_length(dataset, index),
                                   dataset_share_bytes(&fuse->datasets, dataset));
     if (job.range.bytes > 0) {
@@ -210,32 +280,7 @@ static void read_ahead_in_file(struct dlfs_fuse *fuse, struct dataset_entry *dat
     }
 }
 
-/* ---- a sample in one request ----------------------------------------------------------------- */
-
-static void read_whole(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
-                       const struct read_request *request)
-{
-    dlfs_batch *batch;
-    uint32_t reader;
-    dlfs_failure failure = {.index = index, .member = UINT32_MAX};
-    failure.code =
-        read_batch(fuse, dataset, &index, 1, dataset_length(dataset, index), &reader, &batch);
-    if (failure.code >= 0) {
-        if (batch->failure_count > 0) {
-            failure = batch->failures[0];
-        } else {
-            (void)reply_part(fuse, request, batch->base + batch->offsets[0],
-                             (uint64_t)batch->lengths[0]);
-        }
-        dlfs_batch_release(batch);
-    }
-    if (failure.code < 0) {
-        int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, &failure);
-        reply_failure(fuse, dataset, index, error, request);
-    }
-}
-
-/* ---- samples in the open-file cache ---------------------------------------------------------- */
+/* ---- whole samples --------------------------------------------------------------------------- */
 
 /*
  * Ends the reading of a sample, and answers all requests that were queued for it: with its bytes,
@@ -250,7 +295,7 @@ static void end_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
     struct read_request *request = file_cache_finish(&fuse->cache, sample, pinned, data);
     int error = 0;
     if (request != NULL && failure != NULL) {
-        error = upcall_report_failure(&fuse->upcalls, dataset->info.number, reader, failure);
+        error = upcall_report_failure(&fuse->upcalls, dataset->number, reader, failure);
     }
     uint64_t sent_bytes = 0;
     while (request != NULL) {
@@ -258,7 +303,7 @@ static void end_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
         if (failure != NULL) {
             reply_failure(fuse, dataset, index, error, request);
         } else {
-            sent_bytes += reply_part(fuse, request, data, length);
+            sent_bytes += reply_part(request, data, length);
         }
         free(request);
         request = next;
@@ -292,7 +337,7 @@ static uint64_t pinned_bytes(const struct dataset_entry *dataset, uint64_t bytes
 }
 
 /*
- * Reads samples that file_cache_begin has added, as one batch. They stay in the cache if there is a
+ * Reads samples that file_cache_find has added, as one batch. They stay in the cache if there is a
  * reservation, unless the reader had no slots for them.
  */
 static void load(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
@@ -347,7 +392,7 @@ static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
                        uint32_t sample_count)
 {
     struct cached_file *samples[READAHEAD_SAMPLES_MAX];
-    uint32_t begun = 0;
+    uint32_t added = 0;
     uint64_t bytes;
     sample_count = samples_with_room(fuse, dataset, first, sample_count, &bytes);
     struct pinned_batch *reserved =
@@ -358,14 +403,14 @@ static void read_ahead(struct dlfs_fuse *fuse, struct dataset_entry *dataset, ui
     }
     for (uint64_t index = first; index < first + sample_count; index++) {
         uint64_t length = dataset_length(dataset, index);
-        if (length > 0 && file_cache_begin(&fuse->cache, key_of(dataset, index), length, true,
-                                           &samples[begun]) == 0) {
-            begun++;
+        if (length > 0 && file_cache_find(&fuse->cache, key_of(dataset, index), length, NULL,
+                                          &samples[added]) == FILE_CACHE_MISS) {
+            added++;
         }
     }
-    count(&fuse->counters.readahead_samples, begun);
-    if (begun > 0) {
-        load(fuse, dataset, samples, begun, reserved);
+    count(&fuse->counters.readahead_samples, added);
+    if (added > 0) {
+        load(fuse, dataset, samples, added, reserved);
     } else {
         file_cache_end_batch(&fuse->cache, reserved);
     }
@@ -388,25 +433,13 @@ void read_ahead_job(void *fuse, const struct readahead_job *job)
 static void read_ahead_in_sequence(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
                                    uint64_t index)
 {
-    struct readahead_plan plan = readahead_advance(&fuse->readahead, dataset->info.number, index,
+    struct readahead_plan plan = readahead_advance(&fuse->readahead, dataset->number, index,
                                                    dataset->locations, dataset->count);
-    struct readahead_job job = {.dataset = dataset->info.number, .plan = plan};
+    struct readahead_job job = {.dataset = dataset->number, .plan = plan};
     if (plan.count > 0 && is_over_uring(fuse)) {
         readahead_thread_post(&fuse->readahead_thread, &job);
     } else if (plan.count > 0) {
         read_ahead(fuse, dataset, plan.first, plan.count);
-    }
-}
-
-/* Begins to read a sample, unless it is in the cache or may be requested in parts. */
-static void begin_early_read(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index)
-{
-    uint64_t length = dataset_length(dataset, index);
-    if (length > 0 && length <= READAHEAD_SAMPLE_BYTES_MAX &&
-        length <= dlfs_directory_chunk_bytes(dataset->directory) &&
-        !file_cache_has(&fuse->cache, key_of(dataset, index)) &&
-        early_read_begin(&fuse->early_read, dataset, index)) {
-        count(&fuse->counters.readahead_samples, 1);
     }
 }
 
@@ -422,41 +455,11 @@ void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset,
         return;
     }
     if (sole) {
-        begin_early_read(fuse, dataset, index);
+        start_early_read(fuse, dataset, index);
     } else {
         read_ahead(fuse, dataset, index, 1);
     }
     read_ahead_in_sequence(fuse, dataset, index);
-}
-
-/*
- * Reads a sample into the cache and answers this request and all that are queued meanwhile. Returns
- * false if another thread has added the sample to the cache: the caller looks there again.
- */
-static bool read_into_cache(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index,
-                            const struct read_request *request)
-{
-    struct cached_file *sample;
-    struct cached_file *other;
-    bool was_readahead;
-    uint64_t key = key_of(dataset, index);
-    uint64_t length = dataset_length(dataset, index);
-    int code = file_cache_begin(&fuse->cache, key, length, false, &sample);
-    if (code == -EEXIST) {
-        return false;
-    }
-    if (code < 0) {
-        reply_error(&request->reply, -code);
-        return true;
-    }
-    if (file_cache_find(&fuse->cache, key, request, &was_readahead, &other) != FILE_CACHE_QUEUED) {
-        reply_error(&request->reply, ENOMEM);
-    }
-    struct pinned_batch *reserved =
-        file_cache_begin_batch(&fuse->cache, &dataset->pins, pinned_bytes(dataset, length, false),
-                               pinned_bytes_max(fuse, dataset));
-    load(fuse, dataset, &sample, 1, reserved);
-    return true;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -465,33 +468,34 @@ static void read_sample(struct dlfs_fuse *fuse, struct dataset_entry *dataset, u
                         const struct read_request *request)
 {
     uint64_t length = dataset_length(dataset, index);
-    bool done = takes_parts(fuse, dataset, index, request);
-    if (done) {
+    struct pinned_batch *reserved = NULL;
+    struct cached_file *sample;
+    if (takes_parts(fuse, dataset, index, request)) {
         read_part(fuse, dataset, index, request);
         read_ahead_in_file(fuse, dataset, index, request);
+        return;
     }
-    while (!done) {
-        struct cached_file *sample;
-        bool was_readahead;
-        enum file_cache_result result =
-            file_cache_find(&fuse->cache, key_of(dataset, index), request, &was_readahead, &sample);
-        count(&fuse->counters.readahead_hits, was_readahead);
-        done = true;
-        if (result == FILE_CACHE_HIT) {
-            file_cache_unpin(&fuse->cache, sample,
-                             reply_part(fuse, request, sample->data, sample->bytes));
-        } else if (result == FILE_CACHE_NO_MEMORY) {
-            reply_error(&request->reply, ENOMEM);
-        } else if (result == FILE_CACHE_MISS && is_whole(request, length) &&
-                   length <= WHOLE_BYTES_MAX) {
-            read_whole(fuse, dataset, index, request);
-        } else if (result == FILE_CACHE_MISS) {
-            done = read_into_cache(fuse, dataset, index, request);
+    switch (file_cache_find(&fuse->cache, key_of(dataset, index), length, request, &sample)) {
+    case FILE_CACHE_HIT:
+        file_cache_unpin(&fuse->cache, sample, reply_part(request, sample->data, sample->bytes));
+        break;
+    case FILE_CACHE_MISS:
+        if (!is_whole(request, length)) {
+            reserved = file_cache_begin_batch(&fuse->cache, &dataset->pins,
+                                              pinned_bytes(dataset, length, false),
+                                              pinned_bytes_max(fuse, dataset));
         }
+        load(fuse, dataset, &sample, 1, reserved);
+        break;
+    case FILE_CACHE_QUEUED:
+        break;
+    case FILE_CACHE_NO_MEMORY:
+        reply_error(&request->reply, ENOMEM);
+        break;
     }
 }
 
-void handle_read(const struct request *request)
+void handle_read(const struct kernel_request *request)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
     struct inode inode = inode_unpack(request->inode);
@@ -512,7 +516,7 @@ void handle_read(const struct request *request)
     if (index >= dataset->count) {
         reply_error(&request->reply, ESTALE);
     } else if (part.offset >= length) {
-        (void)reply_part(fuse, &part, NULL, 0);
+        (void)reply_part(&part, NULL, 0);
     } else {
         read_sample(fuse, dataset, index, &part);
     }

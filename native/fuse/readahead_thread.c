@@ -1,7 +1,7 @@
 /* Read-aheads are hints: when there are too many, the newest are dropped. */
 #include "readahead_thread.h"
 
-#include "thread.h"
+#include "platform/thread.h"
 
 void readahead_thread_init(struct readahead_thread *thread)
 {
@@ -47,7 +47,7 @@ int readahead_thread_start(struct readahead_thread *thread,
 {
     thread->read = read;
     thread->owner = owner;
-    int code = start_thread(&thread->thread, run, thread);
+    int code = thread_start(&thread->thread, NULL, run, thread);
     thread->running = code == 0;
     return code;
 }

@@ -14,6 +14,7 @@
 #include <sys/uio.h>
 
 #define REPLY_PIECES_MAX 64u
+#define LISTING_BYTES_MAX (128u << 10) /* of a reply */
 
 struct dlfs_fuse;
 struct entry;
@@ -33,14 +34,15 @@ struct reply_path {
 };
 
 /* A request whose bytes were checked: the operation's structure and name are complete. */
-struct request {
+struct kernel_request {
     struct reply_path reply;
+    uint32_t opcode;
     uint64_t inode;
     const uint8_t *arguments; /* the operation's structure; not aligned */
     const char *name;         /* first string after it; NULL if the operation has none */
 };
 
-static inline struct dlfs_fuse *fuse_of(const struct request *request)
+static inline struct dlfs_fuse *fuse_of(const struct kernel_request *request)
 {
     return request->reply.fuse;
 }

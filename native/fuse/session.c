@@ -10,8 +10,6 @@
 #include "mount.h"
 #include "operations.h"
 #include "platform/clock.h"
-#include "read.h"
-#include "root.h"
 #include "uring.h"
 
 #define STOP_NS UINT64_C(100000000) /* longest wait of dlfs_fuse_stop */
@@ -34,23 +32,13 @@ static uint64_t payload_bytes_of(const struct fuse_init_out *init)
 static int prepare_rings(struct dlfs_fuse *fuse, const struct fuse_init_in *init,
                          const struct fuse_init_out *reply)
 {
-    struct rings *rings = NULL;
     if ((init->flags & FUSE_INIT_EXT) == 0 || (init->flags2 & OVER_IO_URING >> 32) == 0) {
         return -EOPNOTSUPP;
     }
     if ((fuse->config.flags & DLFS_FUSE_NO_URING) != 0) {
         return -ECANCELED;
     }
-    int code = rings_start(fuse, dlfs_fuse_stop, &rings);
-    if (code == 0) {
-        code = rings_allocate(rings, payload_bytes_of(reply));
-    }
-    if (code < 0) {
-        rings_destroy(rings);
-        return code;
-    }
-    fuse->rings = rings;
-    return code;
+    return rings_start(fuse, payload_bytes_of(reply), &fuse->rings);
 }
 
 /*
@@ -105,11 +93,8 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
 {
     fuse->config = *config;
     fuse->config.init = NULL;
-    fuse->config.incoming_link = NULL;
-    fuse->started_ns = (int64_t)clock_read_ns(CLOCK_REALTIME);
     atomic_init(&fuse->uring, -EINPROGRESS);
     (void)pthread_mutex_init(&fuse->lock, NULL);
-    (void)pthread_mutex_init(&fuse->listings_lock, NULL);
     (void)condition_init(&fuse->ended);
     loop_init(&fuse->loop);
     file_cache_init(&fuse->cache);
@@ -118,18 +103,12 @@ static int initialise(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     receivers_init(&fuse->receivers, config->busy_poll_us);
     upcall_queue_init(&fuse->upcalls, &fuse->receivers);
     dataset_table_init(&fuse->datasets, &fuse->upcalls);
-    early_read_init(&fuse->early_read, &fuse->datasets);
+    (void)pthread_mutex_init(&fuse->early_lock, NULL);
     fuse->init_request = malloc(config->init_bytes);
     if (fuse->init_request == NULL) {
         return -ENOMEM;
     }
     memcpy(fuse->init_request, config->init, config->init_bytes);
-    if (config->incoming_link != NULL) {
-        fuse->incoming_link = strdup(config->incoming_link);
-        if (fuse->incoming_link == NULL) {
-            return -ENOMEM;
-        }
-    }
     return 0;
 }
 
@@ -169,18 +148,16 @@ DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
     }
     rings_destroy(fuse->rings);
     readahead_thread_destroy(&fuse->readahead_thread);
-    root_free_all_listings(fuse);
-    free(fuse->incoming_link);
     free(fuse->init_request);
     file_cache_destroy(&fuse->cache);
-    early_read_destroy(&fuse->early_read);
+    early_read_drop(fuse);
     dataset_table_destroy(&fuse->datasets);
     upcall_queue_destroy(&fuse->upcalls);
     receivers_destroy(&fuse->receivers);
     readahead_destroy(&fuse->readahead);
     loop_destroy(&fuse->loop);
     (void)pthread_cond_destroy(&fuse->ended);
-    (void)pthread_mutex_destroy(&fuse->listings_lock);
+    (void)pthread_mutex_destroy(&fuse->early_lock);
     (void)pthread_mutex_destroy(&fuse->lock);
     free(fuse);
 }
@@ -200,7 +177,7 @@ DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse)
     code = code < 0 ? code : loop_run(fuse);
     int failure = fuse->rings != NULL ? rings_stop(fuse->rings) : 0;
     readahead_thread_stop(&fuse->readahead_thread);
-    early_read_drop(&fuse->early_read);
+    early_read_drop(fuse);
     (void)pthread_mutex_lock(&fuse->lock);
     fuse->running = false;
     fuse->stopping = true;
@@ -220,97 +197,4 @@ DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse)
         condition_wait_until(&fuse->ended, &fuse->lock, monotonic_ns() + STOP_NS);
     }
     (void)pthread_mutex_unlock(&fuse->lock);
-}
-
-/* ---- the owner's side ------------------------------------------------------------------------ */
-
-DLFS_API int dlfs_fuse_next_upcall(dlfs_fuse *fuse, int timeout_ms, dlfs_fuse_upcall *upcall)
-{
-    return upcall_fetch(&fuse->upcalls, timeout_ms, upcall);
-}
-
-DLFS_API int dlfs_fuse_reply_upcall(dlfs_fuse *fuse, const dlfs_fuse_reply *reply)
-{
-    return upcall_reply(&fuse->upcalls, reply);
-}
-
-DLFS_API int dlfs_fuse_add_dataset(dlfs_fuse *fuse, const dlfs_fuse_dataset *dataset)
-{
-    return dataset_add(&fuse->datasets, dataset);
-}
-
-DLFS_API int dlfs_fuse_open_dataset(dlfs_fuse *fuse, uint32_t number,
-                                    const dlfs_directory *directory, dlfs_reader *reader)
-{
-    return dataset_open(&fuse->datasets, number, directory, reader);
-}
-
-/* Unpins what the open files of a dataset have in its reader's memory. */
-static void unpin_all(struct dlfs_fuse *fuse, uint32_t number)
-{
-    file_cache_expire(&fuse->cache, &fuse->datasets.entries[number].pins, 0);
-}
-
-DLFS_API int dlfs_fuse_replace_reader(dlfs_fuse *fuse, uint32_t number, dlfs_reader *reader)
-{
-    int code = dataset_replace_reader(&fuse->datasets, number, reader);
-    if (code == 0) {
-        unpin_all(fuse, number);
-    }
-    early_read_drop(&fuse->early_read); /* it may use the reader that was replaced */
-    return code;
-}
-
-DLFS_API int dlfs_fuse_await_reader(dlfs_fuse *fuse, uint32_t number, int wait)
-{
-    return dataset_await_reader(&fuse->datasets, number, wait != 0);
-}
-
-DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number)
-{
-    int code = dataset_withdraw(&fuse->datasets, number);
-    if (code == 0) {
-        unpin_all(fuse, number);
-        early_read_drop(&fuse->early_read);
-        root_free_listings(fuse, number);
-    }
-    return code;
-}
-
-DLFS_API int dlfs_fuse_set_listing(dlfs_fuse *fuse, uint32_t directory, const uint8_t *names,
-                                   uint64_t names_bytes, const uint32_t *numbers,
-                                   uint32_t entry_count)
-{
-    return root_set_listing(fuse, directory, names, names_bytes, numbers, entry_count);
-}
-
-DLFS_API void dlfs_fuse_expire_cache(dlfs_fuse *fuse, uint32_t age_ms)
-{
-    file_cache_expire(&fuse->cache, NULL, age_ms * UINT64_C(1000000));
-    early_read_drop(&fuse->early_read);
-}
-
-DLFS_API int dlfs_fuse_uring(dlfs_fuse *fuse)
-{
-    return atomic_load(&fuse->uring);
-}
-
-static uint64_t value_of(_Atomic uint64_t *counter)
-{
-    return atomic_load_explicit(counter, memory_order_relaxed);
-}
-
-DLFS_API void dlfs_fuse_get_stats(dlfs_fuse *fuse, dlfs_fuse_stats *stats)
-{
-    struct counters *counters = &fuse->counters;
-    *stats = (dlfs_fuse_stats){
-        .lookups = value_of(&counters->lookups),
-        .opens = value_of(&counters->opens),
-        .reads = value_of(&counters->reads),
-        .read_bytes = value_of(&counters->read_bytes),
-        .readahead_samples = value_of(&counters->readahead_samples),
-        .readahead_hits = value_of(&counters->readahead_hits),
-        .upcalls = value_of(&fuse->upcalls.count),
-        .cached_bytes = file_cache_bytes(&fuse->cache),
-    };
 }

@@ -90,28 +90,49 @@ static int starts_with(const dlfs_directory *directory, uint64_t index, const st
     return path.bytes >= start->bytes && memcmp(path.text, start->text, start->bytes) == 0;
 }
 
+/* Finds the first index that does not come before a path: of samples, or of empty directories. */
+static int lower_bound(const dlfs_directory *directory, bool empty, const struct path *path,
+                       uint64_t *index)
+{
+    if (!empty) {
+        return dlfs_directory_lower_bound(directory, path->text, path->bytes, index);
+    }
+    uint64_t number = 0;
+    int code = dlfs_directory_empty_lower_bound(directory, path->text, path->bytes, &number);
+    if (code == 0) {
+        *index = dlfs_directory_count(directory) + number;
+    }
+    return code;
+}
+
+/*
+ * Finds the first sample or empty directory below a directory, by its path and a slash. Returns 1,
+ * 0 if there is none, or an error code.
+ */
+static int find_below(const dlfs_directory *directory, bool empty, const struct path *path,
+                      uint64_t *index)
+{
+    uint64_t found = 0;
+    uint64_t end = dlfs_directory_count(directory);
+    end += empty ? dlfs_directory_empty_count(directory) : 0;
+    int code = lower_bound(directory, empty, path, &found);
+    if (code == 0 && found < end) {
+        code = starts_with(directory, found, path);
+    }
+    if (code > 0) {
+        *index = found;
+    }
+    return code;
+}
+
 /*
  * Finds the index of a directory by its path and a slash: its first sample, or its first empty
  * directory. -ENOENT: there is no such directory.
  */
 static int first_below(const dlfs_directory *directory, const struct path *path, uint64_t *index)
 {
-    uint64_t count = dlfs_directory_count(directory);
-    uint64_t found;
-    int code = dlfs_directory_lower_bound(directory, path->text, path->bytes, &found);
-    if (code == 0 && found < count) {
-        code = starts_with(directory, found, path);
-    }
-    if (code == 0 && dlfs_directory_empty_count(directory) > 0) {
-        code = dlfs_directory_empty_lower_bound(directory, path->text, path->bytes, &found);
-        found += count;
-        if (code == 0 && found < count + dlfs_directory_empty_count(directory)) {
-            code = starts_with(directory, found, path);
-        }
-    }
-    if (code > 0) {
-        *index = found;
-    }
+    int code = find_below(directory, false, path, index);
+    code = code == 0 ? find_below(directory, true, path, index) : code;
     return code > 0 ? 0 : code < 0 ? code : -ENOENT;
 }
 
@@ -192,24 +213,17 @@ int listing_begin(const dlfs_directory *directory, struct tree_node node, struct
     listing->decode_max = LIST_FEW;
     listing->prefix_bytes = path.bytes;
     memcpy(listing->prefix, path.text, path.bytes);
-    uint64_t count = dlfs_directory_count(directory);
-    listing->end = listing->empty = count;
-    listing->empty_end = count + dlfs_directory_empty_count(directory);
+    listing->end = listing->empty = dlfs_directory_count(directory);
+    listing->empty_end = listing->end + dlfs_directory_empty_count(directory);
     if (path.bytes == 0) {
         return 0;
     }
-    uint64_t number = 0;
-    code = dlfs_directory_empty_lower_bound(directory, path.text, path.bytes, &number);
-    listing->empty = count + number;
+    code = lower_bound(directory, true, &path, &listing->empty);
     path.text[path.bytes - 1] = AFTER_SLASH;
     if (code == 0) {
-        code = dlfs_directory_empty_lower_bound(directory, path.text, path.bytes, &number);
-        listing->empty_end = count + number;
+        code = lower_bound(directory, true, &path, &listing->empty_end);
     }
-    if (code == 0) {
-        code = dlfs_directory_lower_bound(directory, path.text, path.bytes, &listing->end);
-    }
-    return code;
+    return code == 0 ? lower_bound(directory, false, &path, &listing->end) : code;
 }
 
 /* Makes sure that the name of a sample is in the decoded window. */
@@ -260,84 +274,75 @@ static int end_path(const struct listing *listing, const struct child *child, st
     return 0;
 }
 
-/* Gets the index after the last sample of a child directory. */
-static int end_of_directory(struct listing *listing, const struct child *child, uint64_t *next)
+/* Gets the index after the last sample, or the last empty directory, of a child directory. */
+static int end_of_directory(const struct listing *listing, struct child *child)
 {
     struct path path;
+    bool empty = child->node.index >= dlfs_directory_count(listing->directory);
     int code = end_path(listing, child, &path);
     if (code == 0) {
-        code = dlfs_directory_lower_bound(listing->directory, path.text, path.bytes, next);
+        code = lower_bound(listing->directory, empty, &path, &child->next);
     }
     if (code < 0) {
         return code;
     }
-    return *next > child->node.index ? 0 : DLFS_E_FORMAT;
+    return child->next > child->node.index ? 0 : DLFS_E_FORMAT;
 }
 
 /*
- * Gets the subdirectory that an empty directory of a listed one is or lies below, and the index
- * after its last empty directory. Returns 1, or 0 if the empty directory is the listed one itself.
+ * Gets the child that a path of a listed directory is or lies below, and the position behind it.
+ * Returns 1, or 0 if the path is the directory's own, as that of an empty directory may be.
  */
-static int empty_child(const struct listing *listing, uint64_t index, struct child *child)
+static int child_of(const struct listing *listing, uint64_t index, const uint8_t *path,
+                    uint64_t bytes, struct child *child)
 {
-    struct path path;
-    int code = path_of(listing->directory, index, &path);
-    if (code < 0) {
-        return code;
-    }
-    if (path.bytes < listing->prefix_bytes ||
-        memcmp(path.text, listing->prefix, listing->prefix_bytes) != 0 ||
-        listing->node.depth == DEPTH_MAX) {
+    uint32_t prefix_bytes = listing->prefix_bytes;
+    if (bytes < prefix_bytes || memcmp(path, listing->prefix, prefix_bytes) != 0) {
         return DLFS_E_FORMAT;
     }
-    const uint8_t *name = path.text + listing->prefix_bytes;
-    uint32_t bytes = path.bytes - listing->prefix_bytes;
-    if (bytes == 0) {
+    if (bytes == prefix_bytes && index >= dlfs_directory_count(listing->directory)) {
         return 0;
     }
-    const uint8_t *slash = memchr(name, '/', bytes);
-    uint64_t name_bytes = slash != NULL ? (uint64_t)(slash - name) : bytes;
+    const uint8_t *name = path + prefix_bytes;
+    const uint8_t *slash = memchr(name, '/', bytes - prefix_bytes);
+    uint64_t name_bytes = slash != NULL ? (uint64_t)(slash - name) : bytes - prefix_bytes;
     if (!is_file_name(name, name_bytes)) {
         return DLFS_E_FORMAT;
     }
     memcpy(child->name, name, name_bytes);
     child->name[name_bytes] = '\0';
-    child->node = (struct tree_node){listing->node.depth + 1, index};
-    code = end_path(listing, child, &path);
-    if (code == 0) {
-        code = dlfs_directory_empty_lower_bound(listing->directory, path.text, path.bytes,
-                                                &child->next);
+    child->next = index + 1;
+    child->node = (struct tree_node){FILE_DEPTH, index};
+    if (slash == NULL) {
+        return 1;
     }
-    if (code < 0) {
-        return code;
+    if (listing->node.depth == DEPTH_MAX) {
+        return DLFS_E_FORMAT;
     }
-    child->next += dlfs_directory_count(listing->directory);
-    return child->next > index ? 1 : DLFS_E_FORMAT;
+    child->node.depth = listing->node.depth + 1;
+    int code = end_of_directory(listing, child);
+    return code < 0 ? code : 1;
 }
 
 /* Gets the first subdirectory without samples at or after an index; see listing_child. */
 static int next_empty_child(const struct listing *listing, uint64_t index, struct child *child)
 {
-    uint64_t count = dlfs_directory_count(listing->directory);
-    for (index = index > listing->empty ? index : listing->empty; index < listing->empty_end;
-         index = child->next) {
+    index = index > listing->empty ? index : listing->empty;
+    while (index < listing->empty_end) {
         struct path path;
         uint64_t first;
-        int code = empty_child(listing, index, child);
+        int code = path_of(listing->directory, index, &path);
+        code = code < 0 ? code : child_of(listing, index, path.text, path.bytes, child);
         if (code <= 0) {
             return code;
         }
         code = end_path(listing, child, &path);
         path.text[path.bytes - 1] = '/';
-        if (code == 0) {
-            code = dlfs_directory_lower_bound(listing->directory, path.text, path.bytes, &first);
-        }
-        if (code == 0 && first < count) {
-            code = starts_with(listing->directory, first, &path);
-        }
+        code = code < 0 ? code : find_below(listing->directory, false, &path, &first);
         if (code <= 0) { /* no sample is below it: it was not listed with these */
             return code < 0 ? code : 1;
         }
+        index = child->next;
     }
     return 0;
 }
@@ -353,30 +358,5 @@ int listing_child(struct listing *listing, uint64_t position, struct child *chil
         return code;
     }
     const uint64_t *offsets = listing->offsets + (index - listing->first);
-    const uint8_t *path = listing->text + offsets[0];
-    uint64_t bytes = offsets[1] - offsets[0];
-    if (bytes < listing->prefix_bytes ||
-        memcmp(path, listing->prefix, listing->prefix_bytes) != 0) {
-        return DLFS_E_FORMAT;
-    }
-    const uint8_t *name = path + listing->prefix_bytes;
-    bytes -= listing->prefix_bytes;
-    const uint8_t *slash = memchr(name, '/', bytes);
-    uint64_t name_bytes = slash != NULL ? (uint64_t)(slash - name) : bytes;
-    if (!is_file_name(name, name_bytes)) {
-        return DLFS_E_FORMAT;
-    }
-    memcpy(child->name, name, name_bytes);
-    child->name[name_bytes] = '\0';
-    child->next = index + 1;
-    child->node = (struct tree_node){FILE_DEPTH, index};
-    if (slash == NULL) {
-        return 1;
-    }
-    if (listing->node.depth == DEPTH_MAX) {
-        return DLFS_E_FORMAT;
-    }
-    child->node.depth = listing->node.depth + 1;
-    code = end_of_directory(listing, child, &child->next);
-    return code < 0 ? code : 1;
+    return child_of(listing, index, listing->text + offsets[0], offsets[1] - offsets[0], child);
 }

@@ -2,6 +2,7 @@
 #include "upcall.h"
 
 #include <errno.h>
+#include <string.h>
 #include <time.h>
 
 #include "platform/clock.h"
@@ -30,11 +31,8 @@ void upcall_queue_close(struct upcall_queue *queue)
     (void)pthread_mutex_unlock(&queue->lock);
 }
 
-/* ---- the mount's side ------------------------------------------------------------------------ */
-
 int upcall_send(struct upcall_queue *queue, struct upcall *upcall)
 {
-    (void)atomic_fetch_add_explicit(&queue->count, 1, memory_order_relaxed);
     receivers_release(queue->receivers);
     upcall->fetched = upcall->replied = false;
     upcall->next = NULL;
@@ -56,7 +54,25 @@ int upcall_send(struct upcall_queue *queue, struct upcall *upcall)
     *at = upcall->next;
     bool replied = upcall->replied;
     (void)pthread_mutex_unlock(&queue->lock);
-    return replied ? upcall->reply.error : ENOTCONN;
+    return replied ? upcall->error : ENOTCONN;
+}
+
+void upcall_forward(struct upcall_queue *queue, const struct kernel_request *request)
+{
+    struct upcall upcall = {.request = {.kind = request->opcode, .inode = request->inode},
+                            .kernel = &request->reply};
+    if (request->name != NULL) {
+        memcpy(upcall.request.name, request->name, strlen(request->name));
+    } else if (request->opcode == FUSE_READDIR || request->opcode == FUSE_READDIRPLUS) {
+        struct fuse_read_in read;
+        memcpy(&read, request->arguments, sizeof read);
+        upcall.request.offset = read.offset;
+        upcall.request.size = read.size < LISTING_BYTES_MAX ? read.size : LISTING_BYTES_MAX;
+    }
+    int error = upcall_send(queue, &upcall);
+    if (error != 0) {
+        reply_error(&request->reply, error);
+    }
 }
 
 int upcall_report_failure(struct upcall_queue *queue, uint32_t dataset, uint32_t reader,
@@ -67,7 +83,7 @@ int upcall_report_failure(struct upcall_queue *queue, uint32_t dataset, uint32_t
                                         .failure = *failure,
                                         .reader = reader}};
     int error = upcall_send(queue, &upcall);
-    return error > 0 ? error : EIO;
+    return error != 0 ? error : EAGAIN;
 }
 
 int upcall_errno(struct upcall_queue *queue, uint32_t dataset, int code)
@@ -83,62 +99,4 @@ int upcall_errno(struct upcall_queue *queue, uint32_t dataset, int code)
         return upcall_report_failure(queue, dataset, DLFS_FUSE_NO_READER, &failure);
     }
     }
-}
-
-/* ---- the owner's side ------------------------------------------------------------------------ */
-
-static struct upcall *first_unfetched(struct upcall_queue *queue)
-{
-    struct upcall *upcall = queue->first;
-    while (upcall != NULL && upcall->fetched) {
-        upcall = upcall->next;
-    }
-    return upcall;
-}
-
-/* Waits for an upcall or the end of the mount. Returns false if the timeout has passed. */
-static bool wait_for_upcall(struct upcall_queue *queue, int timeout_ms)
-{
-    struct deadline deadline = deadline_after(timeout_ms);
-    struct timespec until = clock_timespec(deadline.at_ns);
-    while (first_unfetched(queue) == NULL && !queue->closed) {
-        if (deadline.never) {
-            (void)pthread_cond_wait(&queue->posted, &queue->lock);
-        } else if (pthread_cond_timedwait(&queue->posted, &queue->lock, &until) == ETIMEDOUT) {
-            return false;
-        }
-    }
-    return true;
-}
-
-int upcall_fetch(struct upcall_queue *queue, int timeout_ms, dlfs_fuse_upcall *out)
-{
-    int code = 0;
-    (void)pthread_mutex_lock(&queue->lock);
-    if (wait_for_upcall(queue, timeout_ms)) {
-        code = queue->closed ? -ESHUTDOWN : 1;
-        struct upcall *upcall = first_unfetched(queue);
-        if (code == 1) {
-            upcall->fetched = true;
-            *out = upcall->request;
-        }
-    }
-    (void)pthread_mutex_unlock(&queue->lock);
-    return code;
-}
-
-int upcall_reply(struct upcall_queue *queue, const dlfs_fuse_reply *reply)
-{
-    (void)pthread_mutex_lock(&queue->lock);
-    struct upcall *upcall = queue->first;
-    while (upcall != NULL && upcall->request.id != reply->id) {
-        upcall = upcall->next;
-    }
-    if (upcall != NULL) {
-        upcall->reply = *reply;
-        upcall->replied = true;
-        (void)pthread_cond_broadcast(&queue->replied);
-    }
-    (void)pthread_mutex_unlock(&queue->lock);
-    return upcall != NULL ? 0 : -ENOENT;
 }

@@ -15,11 +15,13 @@
 
 #include "dlfs_fuse.h"
 #include "receivers.h"
+#include "request.h"
 
 /* An upcall; lies on the stack of the thread that waits for the reply. */
 struct upcall {
     dlfs_fuse_upcall request;
-    dlfs_fuse_reply reply;
+    const struct reply_path *kernel; /* where the owner's data goes; NULL: it has none */
+    int error;                       /* of the reply */
     bool fetched;
     bool replied;
     struct upcall *next;
@@ -32,7 +34,6 @@ struct upcall_queue {
     struct upcall *first; /* in the order of posting, until the reply has come */
     uint64_t last_id;
     bool closed;
-    _Atomic uint64_t count;      /* upcalls so far */
     struct receivers *receivers; /* the receiver gives way before it waits for a reply */
 };
 
@@ -41,11 +42,13 @@ void upcall_queue_destroy(struct upcall_queue *queue);
 /* Fails all upcalls, and later ones, with ENOTCONN. */
 void upcall_queue_close(struct upcall_queue *queue);
 
-/* ---- the mount's side; functions return 0 or an errno > 0 ------------------------------------ */
+/* Functions return 0 or an errno > 0. */
 
 /* Posts an upcall and waits for the reply. Returns the reply's error; ENOTCONN if the mount ends.
  */
 int upcall_send(struct upcall_queue *queue, struct upcall *upcall);
+/* Has the owner answer a request of the kernel, and waits until it has. */
+void upcall_forward(struct upcall_queue *queue, const struct kernel_request *request);
 /*
  * Has the owner log a failure of a dataset or of one sample, which a reader of the dataset reported
  * (or DLFS_FUSE_NO_READER). Returns the errno of the request; EAGAIN: read again.
@@ -54,11 +57,5 @@ int upcall_report_failure(struct upcall_queue *queue, uint32_t dataset, uint32_t
                           const dlfs_failure *failure);
 /* Converts an error code of libdlfs into an errno; reports codes that programs do not expect. */
 int upcall_errno(struct upcall_queue *queue, uint32_t dataset, int code);
-
-/* ---- the owner's side ------------------------------------------------------------------------ */
-
-/* These do the work of dlfs_fuse_next_upcall and dlfs_fuse_reply_upcall. */
-int upcall_fetch(struct upcall_queue *queue, int timeout_ms, dlfs_fuse_upcall *out);
-int upcall_reply(struct upcall_queue *queue, const dlfs_fuse_reply *reply);
 
 #endif

@@ -14,12 +14,11 @@
 
 #include "mount.h"
 #include "operations.h"
+#include "platform/thread.h"
 #include "processors.h"
-#include "thread.h"
-#include "uring_protocol.h"
 #include "yielding.h"
 
-#ifdef DLFS_HAVE_URING /* see uring_absent.c */
+#ifdef DLFS_HAVE_URING
 
 #include <liburing.h>
 #include <poll.h>
@@ -34,6 +33,44 @@
 #define ENTRIES_MAX 16u
 #define STOP UINT64_MAX           /* user data of the poll for the end */
 #define ROOM_BYTES UINT64_C(8192) /* of an entry in front of its payload */
+
+/*
+ * ---- the kernel's protocol, which the headers of older systems do not have -------------------
+ *
+ * Source: Linux 6.14, include/uapi/linux/fuse.h, protocol 7.42.
+ */
+
+#define COMMAND_REGISTER 1u
+#define COMMAND_COMMIT_AND_FETCH 2u
+#define HEADER_BYTES 128u  /* of each of the two parts of a header */
+#define COMMAND_OFFSET 48u /* of the command in a submission entry of 128 bytes */
+
+/* struct fuse_uring_ent_in_out */
+struct entry_state {
+    uint64_t flags;
+    uint64_t commit_id; /* identifies the request in COMMIT_AND_FETCH */
+    uint32_t payload_bytes;
+    uint32_t padding;
+    uint64_t reserved;
+};
+
+/* struct fuse_uring_req_header */
+struct entry_header {
+    uint8_t in_out[HEADER_BYTES]; /* fuse_in_header of the request, fuse_out_header of the reply */
+    uint8_t arguments[HEADER_BYTES]; /* first arguments, of an operation that has some */
+    struct entry_state state;
+};
+
+/* struct fuse_uring_cmd_req */
+struct entry_command {
+    uint64_t flags;
+    uint64_t commit_id;
+    uint16_t queue;
+    uint8_t padding[62]; /* to the end of the submission entry */
+};
+
+_Static_assert(sizeof(struct entry_header) == 288, "the kernel's layout");
+_Static_assert(sizeof(struct entry_command) == 80, "the kernel's layout");
 
 /* ---- entries, threads ------------------------------------------------------------------------ */
 
@@ -64,7 +101,6 @@ enum rings_phase { RINGS_STARTING, RINGS_REGISTERING, RINGS_ENDING };
 
 struct rings {
     struct dlfs_fuse *fuse;
-    void (*stop)(struct dlfs_fuse *fuse);
     int kernel;   /* the session's descriptor of /dev/fuse */
     int stopping; /* eventfd, readable from rings_stop on */
     uint32_t queue_count;
@@ -144,7 +180,7 @@ static void fail(struct rings *rings, int code)
 {
     if (!is_end(code)) {
         atomic_store(&rings->error, code);
-        rings->stop(rings->fuse);
+        dlfs_fuse_stop(rings->fuse);
     }
 }
 
@@ -271,9 +307,6 @@ static void handle(struct ring_thread *thread, struct entry *entry)
         uint8_t *arguments = entry->payload - argument_bytes;
         memcpy(arguments, entry->header->arguments, argument_bytes);
         memcpy(arguments - sizeof header, &header, sizeof header);
-        if (header.pid != 0) { /* otherwise the kernel sent it, and no program waits for it */
-            receivers_note_request(&rings->fuse->receivers, header.pid);
-        }
         (void)serve_request(&path, arguments - sizeof header, header.len);
     }
     wait_for_reply(rings, entry);
@@ -418,18 +451,37 @@ static int create(struct dlfs_fuse *fuse, struct rings *rings)
     return 0;
 }
 
-int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), struct rings **out)
+/* Allocates the memory of all entries. */
+static int allocate(struct rings *rings)
+{
+    for (uint32_t i = 0; i < rings->entry_count; i++) {
+        struct entry *entry = &rings->entries[i];
+        uint8_t *memory = mmap(NULL, ROOM_BYTES + rings->payload_bytes, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); /* its pages come with use */
+        if (memory == MAP_FAILED) {
+            return -ENOMEM;
+        }
+        entry->header = (struct entry_header *)memory;
+        entry->payload = memory + ROOM_BYTES;
+        entry->memory[0] = (struct iovec){memory, sizeof *entry->header};
+        entry->memory[1] = (struct iovec){entry->payload, rings->payload_bytes};
+    }
+    return 0;
+}
+
+int rings_start(struct dlfs_fuse *fuse, uint64_t payload_bytes, struct rings **out)
 {
     struct rings *rings = calloc(1, sizeof *rings);
     if (rings == NULL) {
         return -ENOMEM;
     }
-    rings->stop = stop;
+    rings->payload_bytes = payload_bytes;
     int code = create(fuse, rings);
+    code = code < 0 ? code : allocate(rings);
     uint32_t started = 0;
     while (code == 0 && started < rings->thread_count) {
         struct ring_thread *thread = &rings->threads[started];
-        code = start_thread(&thread->thread, run, thread);
+        code = thread_start(&thread->thread, NULL, run, thread);
         thread->started = code == 0;
         started += code == 0;
     }
@@ -440,24 +492,6 @@ int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), st
         return code;
     }
     *out = rings;
-    return 0;
-}
-
-int rings_allocate(struct rings *rings, uint64_t payload_bytes)
-{
-    rings->payload_bytes = payload_bytes;
-    for (uint32_t i = 0; i < rings->entry_count; i++) {
-        struct entry *entry = &rings->entries[i];
-        uint8_t *memory = mmap(NULL, ROOM_BYTES + payload_bytes, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); /* its pages come with use */
-        if (memory == MAP_FAILED) {
-            return -ENOMEM;
-        }
-        entry->header = (struct entry_header *)memory;
-        entry->payload = memory + ROOM_BYTES;
-        entry->memory[0] = (struct iovec){memory, sizeof *entry->header};
-        entry->memory[1] = (struct iovec){entry->payload, payload_bytes};
-    }
     return (int)rings->queue_count;
 }
 
@@ -511,6 +545,31 @@ void rings_destroy(struct rings *rings)
     (void)pthread_cond_destroy(&rings->changed);
     (void)pthread_mutex_destroy(&rings->lock);
     free(rings);
+}
+
+#else
+
+int rings_start(struct dlfs_fuse *fuse, uint64_t payload_bytes, struct rings **out)
+{
+    (void)fuse, (void)payload_bytes, (void)out;
+    return -ENOSYS;
+}
+
+int rings_register(struct rings *rings)
+{
+    (void)rings;
+    return -ENOSYS;
+}
+
+int rings_stop(struct rings *rings)
+{
+    (void)rings;
+    return 0;
+}
+
+void rings_destroy(struct rings *rings)
+{
+    (void)rings;
 }
 
 #endif

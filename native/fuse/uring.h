@@ -22,18 +22,13 @@ struct dlfs_fuse;
 struct rings;
 
 /*
- * Starts the threads and their rings; they wait for rings_register. Called when INIT has come,
- * before the reply. A ring that fails later calls stop(fuse), which makes the mount end. Errors:
- * -ENOSYS (built without liburing, or the processors are unknown), -EPERM (io_uring is forbidden),
- * -ENOMEM, -EAGAIN.
+ * Starts the threads and their rings, which wait for rings_register, with entries for payloads of
+ * up to payload_bytes. Returns the number of queues. Called when INIT has come, before the kernel
+ * gets the reply, since it then waits for all queues. A ring that fails later makes the mount end.
+ * Errors: -ENOSYS (built without liburing, or the processors are unknown), -EPERM (io_uring is
+ * forbidden), -ENOMEM, -EAGAIN.
  */
-int rings_start(struct dlfs_fuse *fuse, void (*stop)(struct dlfs_fuse *fuse), struct rings **out);
-/*
- * Allocates the memory of all entries, each for payloads of up to payload_bytes, and returns the
- * number of queues. Called before the kernel gets the reply to INIT, since it then waits for all
- * queues. -ENOMEM.
- */
-int rings_allocate(struct rings *rings, uint64_t payload_bytes);
+int rings_start(struct dlfs_fuse *fuse, uint64_t payload_bytes, struct rings **out);
 /*
  * Registers all entries. Called when the kernel has the reply to INIT. After an error the kernel
  * sends all requests through /dev/fuse, or the mount ends.

@@ -1,5 +1,5 @@
 /* Extended attributes: index, CRC32C and version of a sample, and the version of a dataset. */
-#include "xattr.h"
+#include "operations.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -14,7 +14,7 @@
 #define VALUE_BYTES 24u /* room for the longest value */
 
 /* Replies with a value; or with its length if the program passed no buffer. */
-static void reply_value(const struct request *request, const char *value, size_t value_bytes)
+static void reply_value(const struct kernel_request *request, const char *value, size_t value_bytes)
 {
     struct fuse_getxattr_in room;
     const struct fuse_getxattr_out length = {.size = (uint32_t)value_bytes};
@@ -41,7 +41,7 @@ static int write_file_value(const struct dataset_entry *dataset, uint64_t index,
     return 0;
 }
 
-void handle_getxattr(const struct request *request)
+void handle_getxattr(const struct kernel_request *request)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
     struct inode inode = inode_unpack(request->inode);
@@ -49,11 +49,12 @@ void handle_getxattr(const struct request *request)
     char value[VALUE_BYTES];
     struct dataset_entry *dataset = NULL;
     int value_bytes = 0;
-    int error =
-        inode.dataset == 0 ? ENODATA : dataset_find(&fuse->datasets, inode.dataset, &dataset);
+    int error = is_above_datasets(&fuse->datasets, request->inode)
+                    ? ENODATA
+                    : dataset_find(&fuse->datasets, inode.dataset, &dataset);
     bool version = inode.node.depth <= DATASET_DEPTH && strcmp(name, XATTR_VERSION) == 0;
-    if (error == 0 && version && !is_volume(dataset)) {
-        value_bytes = snprintf(value, sizeof value, "%" PRIu32, dataset->info.version);
+    if (error == 0 && version) {
+        value_bytes = snprintf(value, sizeof value, "%" PRIu32, dataset->version);
     } else if (error == 0 && inode.node.depth == FILE_DEPTH) {
         error = dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
         if (error == 0) {
@@ -68,16 +69,17 @@ void handle_getxattr(const struct request *request)
     }
 }
 
-void handle_listxattr(const struct request *request)
+void handle_listxattr(const struct kernel_request *request)
 {
     static const char of_file[] = XATTR_INDEX "\0" XATTR_CRC32C "\0" XATTR_VERSION;
     struct dlfs_fuse *fuse = fuse_of(request);
     struct inode inode = inode_unpack(request->inode);
     struct dataset_entry *dataset;
-    int error = inode.dataset == 0 ? 0 : dataset_find(&fuse->datasets, inode.dataset, &dataset);
+    bool above = is_above_datasets(&fuse->datasets, request->inode);
+    int error = above ? 0 : dataset_find(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
         reply_error(&request->reply, error);
-    } else if (inode.dataset == 0 || inode.node.depth > DATASET_DEPTH || is_volume(dataset)) {
+    } else if (above || inode.node.depth > DATASET_DEPTH) {
         reply_value(request, "", 0);
     } else if (inode.node.depth == DATASET_DEPTH) {
         reply_value(request, XATTR_VERSION, sizeof XATTR_VERSION);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "platform/clock.h"
-#include "thread.h"
+#include "platform/thread.h"
 
 #define LOOK_NS UINT64_C(4000000)      /* between two looks of the watcher */
 #define BARRED_NS UINT64_C(1000000000) /* that a thread stays normal after it had to wait */
@@ -86,9 +86,9 @@ static void *watch(void *argument)
     atomic_store(&yielding->permitted, permitted && !yielding->ending);
     while (!yielding->ending) {
         if (yielding->first == NULL) {
-            (void)pthread_cond_wait(&yielding->begun, &yielding->lock);
+            (void)pthread_cond_wait(&yielding->asked, &yielding->lock);
         } else {
-            condition_wait_until(&yielding->begun, &yielding->lock, next_look_ns);
+            condition_wait_until(&yielding->asked, &yielding->lock, next_look_ns);
         }
         if (monotonic_ns() >= next_look_ns) {
             look(yielding);
@@ -103,11 +103,11 @@ static void *watch(void *argument)
 void yielding_start(struct yielding *yielding)
 {
     (void)pthread_mutex_init(&yielding->lock, NULL);
-    (void)condition_init(&yielding->begun);
+    (void)condition_init(&yielding->asked);
     yielding->first = NULL;
     yielding->ending = false;
     atomic_init(&yielding->permitted, false);
-    yielding->started = start_thread(&yielding->watcher, watch, yielding) == 0;
+    yielding->started = thread_start(&yielding->watcher, NULL, watch, yielding) == 0;
 }
 
 void yielding_stop(struct yielding *yielding)
@@ -115,12 +115,12 @@ void yielding_stop(struct yielding *yielding)
     (void)pthread_mutex_lock(&yielding->lock);
     yielding->ending = true;
     atomic_store(&yielding->permitted, false);
-    (void)pthread_cond_signal(&yielding->begun);
+    (void)pthread_cond_signal(&yielding->asked);
     (void)pthread_mutex_unlock(&yielding->lock);
     if (yielding->started) {
         (void)pthread_join(yielding->watcher, NULL);
     }
-    (void)pthread_cond_destroy(&yielding->begun);
+    (void)pthread_cond_destroy(&yielding->asked);
     (void)pthread_mutex_destroy(&yielding->lock);
 }
 
@@ -144,7 +144,7 @@ static void ask(struct yielder *yielder)
         yielder->seen = atomic_load(&yielder->answers) - 1;
         yielder->next = yielding->first;
         yielding->first = yielder;
-        (void)pthread_cond_signal(&yielding->begun);
+        (void)pthread_cond_signal(&yielding->asked);
     }
     (void)pthread_mutex_unlock(&yielding->lock);
 }

@@ -31,7 +31,7 @@ struct yielder;
 
 struct yielding {
     pthread_mutex_t lock;  /* protects the next two fields, and those of the threads */
-    pthread_cond_t begun;  /* a thread asks to yield, or the end has come */
+    pthread_cond_t asked;  /* a thread asks to yield, or the end has come */
     struct yielder *first; /* of those that yield */
     bool ending;
     bool started;

@@ -124,9 +124,10 @@ def start_keeper(directory: Path, server: Server, *, replaces: bool = False) -> 
     if pid:
         return pid
     code = 1
+    os.setpgid(0, 0)
     try:
         before = Predecessor(*find_dlfs(directory, "replace")) if replaces else None
-        request = MountRequest("", str(directory), MountOptions(), None)
+        request = MountRequest([], str(directory), MountOptions(), None)
         Keeper(request, server, lambda: None, before).run()
         code = 0
     except DlfsError:

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -59,26 +59,19 @@ class MountRequest:
     Keepers send it to keepers of other versions, so fields are only added.
 
     Attributes:
-        volume_uri: URI of the volume, the first one of a nested mount.
+        volume_uris: URIs of the volumes; several only if the mount is nested.
         directory: absolute path of the mount point.
         options: options of the mount.
         log: path of the log; None for syslog.
-        more_volume_uris: the other volumes.
         fuse_fd: descriptor of ``/dev/fuse`` that the caller has mounted there, which the background
             server inherits; None if it is to mount.
     """
 
-    volume_uri: str
+    volume_uris: list[str]
     directory: str
     options: MountOptions
     log: str | None
-    more_volume_uris: list[str] = field(default_factory=list)
     fuse_fd: int | None = None
-
-    @property
-    def volume_uris(self) -> list[str]:
-        """URIs of all volumes."""
-        return [self.volume_uri, *self.more_volume_uris]
 
 
 @dataclass(frozen=True)
@@ -122,11 +115,10 @@ def mount_volume(
     Threads: any.
     """
     request = MountRequest(
-        absolute_uri(volume_uri),
+        [absolute_uri(uri) for uri in (volume_uri, *more_volume_uris)],
         os.path.abspath(directory),
         options or MountOptions(),
         None if log is None else os.path.abspath(log),
-        [absolute_uri(uri) for uri in more_volume_uris],
         fuse_fd,
     )
     mounted: Mounted | None = None

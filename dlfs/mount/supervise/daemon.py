@@ -24,7 +24,7 @@ from pathlib import Path
 from dlfs.base.json_records import from_json, to_json
 from dlfs.base.threads import start_thread
 from dlfs.errors import DlfsError, NotFoundError, UsageError, write_error
-from dlfs.mount.mountpoint import find_dlfs, find_given, prepare, unmount
+from dlfs.mount.mountpoint import FILE_SYSTEM_TYPE, find_dlfs, prepare, unmount
 from dlfs.mount.options import OnReady
 from dlfs.mount.server import serve
 from dlfs.mount.supervise.background import (
@@ -40,6 +40,10 @@ from dlfs.mount.supervise.processes import leave_streams
 from dlfs.mount.supervise.replacement import Predecessor, dlfs_version
 
 SYSLOG = Path("/dev/log")
+GIVEN = (
+    f"a mount of the type {FILE_SYSTEM_TYPE}, to which the given descriptor of /dev/fuse belongs,"
+)
+"""What a caller must have mounted, for a message."""
 
 _log = logging.getLogger("dlfs.mount")  # __name__ is __main__ here
 
@@ -64,8 +68,10 @@ def main() -> None:
     with _reported_errors():
         log = _start_log(request.log)
         if request.options.restart and can_keep(request.options):
-            given = request.fuse_fd
-            path = prepare(request.directory) if given is None else find_given(request.directory)
+            if request.fuse_fd is None:
+                path = prepare(request.directory)
+            else:
+                path, _ = find_dlfs(request.directory, "mount on", GIVEN)
             _keep(replace(request, directory=path), ready)
         elif request.fuse_fd is not None:
             raise UsageError(

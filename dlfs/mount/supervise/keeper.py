@@ -49,7 +49,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dlfs._native.fuse import KernelConnection
-from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.options import MountOptions
@@ -79,9 +78,6 @@ INIT_SECONDS = 2
 
 _INIT = 26
 """Operation of the kernel's first request, FUSE_INIT."""
-
-REQUEST_BYTES_MAX = 64 * KIB
-"""Buffer for the kernel's first request, in bytes; the kernel demands at least 8 KiB."""
 
 ENABLE_URING = Path("/sys/module/fuse/parameters/enable_uring")
 """The kernel's parameter that offers io_uring to mounts, read when a mount is made."""
@@ -155,13 +151,6 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _is_connected(kernel: int) -> bool:
-    """Return True if the file system of a descriptor of /dev/fuse exists, mounted or in use."""
-    poll = select.poll()
-    poll.register(kernel, 0)
-    return not any(events & select.POLLERR for _, events in poll.poll(0))
-
-
 def check_given(kernel: int, path: str) -> None:
     """Check that a descriptor that a caller gave is of a mount that nobody has answered yet.
 
@@ -220,7 +209,7 @@ class Keeper:
             any more.
         predecessor: the keeper that has mounted the file system, if it is to be replaced.
 
-    Threads: the main thread of a process without others.
+    Threads: the main thread of a process without others, which leads its process group.
     """
 
     def __init__(
@@ -315,7 +304,7 @@ class Keeper:
 
     def _is_mounted(self) -> bool:
         """Return True if the file system is mounted, and note where it is now."""
-        if self._record is None or not _is_connected(self._kernel):
+        if self._record is None or not mountpoints.is_connected(self._kernel):
             return False
         found = mountpoints.find_again(self._record)
         if found is None:
@@ -394,7 +383,7 @@ class Keeper:
 
     def _take_over(self, link: socket.socket, predecessor: Predecessor) -> bool:
         """Have the server answer in place of the predecessor's. Returns True if it does."""
-        predecessor.stop(self._pid)
+        predecessor.stop()
         self._send_connection(link, resumed=True)
         if self._receive(link, TAKEOVER_SECONDS) != _READY:
             os.kill(self._pid, signal.SIGKILL)
@@ -514,7 +503,7 @@ class Keeper:
         self._record = mountpoints.record_of(self._path)
         if self._record is not None:
             self._port.open(self._record.device)
-        self._init = os.read(self._kernel, REQUEST_BYTES_MAX)
+        self._init = os.read(self._kernel, mountpoints.INIT_BYTES_MAX)
         if struct.unpack_from("=I", self._init, 4)[0] != _INIT:
             os.write(self._kernel, _RESEND)  # another server may answer what was taken
             raise UsageError(
@@ -560,7 +549,7 @@ class Keeper:
         descriptors: list[int] = []
         with contextlib.suppress(ConnectionError):
             link.sendall(_OPENED)
-            message, descriptors, _, _ = socket.recv_fds(link, REQUEST_BYTES_MAX, 1)
+            message, descriptors, _, _ = socket.recv_fds(link, mountpoints.INIT_BYTES_MAX, 1)
         if not descriptors:
             raise DeviceError(f"mount on {self._path}: the keeper has ended")
         resumed = bool(message[0])

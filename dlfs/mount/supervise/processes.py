@@ -30,11 +30,6 @@ def is_dying(pid: int) -> bool:
     return _field_of(pid, "State") in ("", "Z", "X") or _field_of(pid, "CoreDumping") == "1"
 
 
-def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if it has ended."""
-    return int(_field_of(pid, "PPid") or 0)
-
-
 def leave_streams() -> None:
     """Redirect the standard streams, which belong to the caller, to /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)

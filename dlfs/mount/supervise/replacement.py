@@ -6,17 +6,18 @@ kernel's first request, the volume, the options, and the numbers of the datasets
 server, which opens the volume and loads the datasets while the present server answers. Then::
 
     new keeper              present keeper
-        STOP PID  ------------->          kills its server
+        STOP      ------------->          kills its server
                   <-------------  STOPPED   as soon as the server answers nothing any more
-        (the new server, process PID, answers; the kernel sends again what was left unanswered)
+        (the new server answers; the kernel sends again what was left unanswered)
         DONE      ------------->          ends
 
 One new keeper is admitted at a time; others are refused with its process ID. If the connection ends
 before DONE, or DONE does not come within ``PASS_SECONDS`` of STOPPED, the present keeper goes on
-with a server of its own, and before that it kills the new keeper and its server, so that no two
-servers answer. A new keeper that has not sent STOP within ``PREPARE_SECONDS`` has lost its place.
-It gives up itself if the present keeper does not answer within ``ANSWER_SECONDS``. A STOP that the
-present keeper finds on a closed connection is ignored, so its server goes on.
+with a server of its own, and before that it kills the new keeper's process group, which has its
+server, so that no two servers answer. A new keeper that has not sent STOP within
+``PREPARE_SECONDS`` has lost its place. It gives up itself if the present keeper does not answer
+within ``ANSWER_SECONDS``. A STOP that the present keeper finds on a closed connection is ignored,
+so its server goes on.
 
 The socket is a listening one with an abstract address, which contains the device number of the
 mount. Keepers pass it on, so the address is never free while the mount is kept. Both sides check
@@ -49,7 +50,7 @@ from dlfs.errors import DeviceError, NotFoundError, UsageError
 from dlfs.mount.mountpoint import find_again, record_of
 from dlfs.mount.supervise.background import MountRequest
 from dlfs.mount.supervise.inherited import DatasetNumbers
-from dlfs.mount.supervise.processes import is_stopped, parent_of
+from dlfs.mount.supervise.processes import is_stopped
 
 PROTOCOL = 2
 
@@ -160,39 +161,25 @@ class _NewKeeper:
         self.pid = _peer_of(link)[0]
         self._admitted_s = time.monotonic()
         self.process = link.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-        self._server = -1
 
     def age_s(self) -> float:
         """Return the time since it was admitted, in seconds."""
         return time.monotonic() - self._admitted_s
 
-    def note_server(self, message: bytes) -> bool:
-        """Note the process that STOP names. Returns False if it is no child of the new keeper."""
-        word, _, pid = message.partition(b" ")
-        if word != _STOP or not pid.isdigit():
-            return False
-        try:
-            self._server = os.pidfd_open(int(pid))
-        except OSError:
-            return False
-        return parent_of(int(pid)) == self.pid
-
     def kill(self) -> None:
         """Kill it and its server, and wait until both are dead."""
-        for process in (self.process, self._server):
-            with contextlib.suppress(OSError):  # it has ended
-                signal.pidfd_send_signal(process, signal.SIGKILL)
+        if not _is_closed(self.link):  # one of them has its end open, so the group is theirs
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         self.link.settimeout(_KILL_SECONDS)
         with contextlib.suppress(OSError):
             while _receive(self.link):
                 pass
 
     def close(self) -> None:
-        """Close the connection, and the descriptors of processes."""
+        """Close the connection, and the descriptor of its process."""
         self.link.close()
         os.close(self.process)
-        if self._server >= 0:
-            os.close(self._server)
 
 
 class ReplacementPort:
@@ -252,7 +239,7 @@ class ReplacementPort:
         new = self._new
         if new is not None and not self.stop_wanted:
             if select.select([new.link], [], [], 0)[0]:
-                self.stop_wanted = new.note_server(_receive(new.link)) and not _is_closed(new.link)
+                self.stop_wanted = _receive(new.link) == _STOP and not _is_closed(new.link)
                 if not self.stop_wanted:
                     self._drop()
             elif new.age_s() > PREPARE_SECONDS:
@@ -447,20 +434,17 @@ class Predecessor:
         late = f"this one took longer than {PREPARE_SECONDS:g} s"
         return f"its keeper has ended, or {late}; {_GOES_ON}"
 
-    def stop(self, server: int) -> None:
+    def stop(self) -> None:
         """Have the present keeper kill its server, and wait until that is dead.
 
         If that fails, the present keeper goes on.
-
-        Args:
-            server: process ID of the new server.
 
         Raises:
             DeviceError: the present keeper has ended or has dropped this one, or its server does
                 not end within ``ANSWER_SECONDS``.
         """
         try:
-            self._link.sendall(b"%s %d" % (_STOP, server))
+            self._link.sendall(_STOP)
             stopped = _receive(self._link) == _STOPPED
         except ConnectionError:
             stopped = False

@@ -138,30 +138,30 @@ DLFS_API uint64_t dlfs_reader_share_bytes(const dlfs_reader *reader);
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out);
 /*
- * Reads like dlfs_reader_read, but polls the devices for awake_us before the thread sleeps. It
+ * Reads like dlfs_reader_read, but polls the devices for poll_us before the thread sleeps. It
  * calls sleeps(argument) once, before it sleeps or connects to a device, so that the caller can
  * pass other work to another thread.
  */
-DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                                    uint32_t awake_us, void (*sleeps)(void *argument),
-                                    void *argument, dlfs_batch **out);
+DLFS_API int dlfs_reader_read_polling(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                                      uint32_t poll_us, void (*sleeps)(void *argument),
+                                      void *argument, dlfs_batch **out);
 /* A read of one sample that was begun and not finished yet. */
-typedef struct dlfs_begun_read dlfs_begun_read;
+typedef struct dlfs_pending_read dlfs_pending_read;
 /*
  * Begins to read a sample as dlfs_reader_read: the devices get the requests, and the call does not
  * wait for them. Errors: those of dlfs_reader_read; -EAGAIN, a device is not connected or has few
  * queue pairs, of which a read holds one until it is finished or given up.
  */
-DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_begun_read **out);
+DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_pending_read **out);
 /*
- * Waits for a read that was begun, as dlfs_reader_read_awake, and frees it. Any thread, once,
+ * Waits for a read that was begun, as dlfs_reader_read_polling, and frees it. Any thread, once,
  * before the reader is destroyed.
  */
-DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
-                                    void (*sleeps)(void *argument), void *argument,
-                                    dlfs_batch **out);
+DLFS_API int dlfs_pending_read_finish(dlfs_pending_read *pending, uint32_t poll_us,
+                                      void (*sleeps)(void *argument), void *argument,
+                                      dlfs_batch **out);
 /* Gives up a read that was begun, without waiting, instead of finishing it. NULL: does nothing. */
-DLFS_API void dlfs_begun_read_cancel(dlfs_begun_read *begun);
+DLFS_API void dlfs_pending_read_cancel(dlfs_pending_read *pending);
 /*
  * Releases a batch, once; the reader may then reuse its memory. Any thread, at any time: also while
  * other threads use the reader or the stream that the batch came from, and after these were

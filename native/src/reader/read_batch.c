@@ -419,14 +419,14 @@ int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
     return code;
 }
 
-DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                                    uint32_t awake_us, void (*sleeps)(void *argument),
-                                    void *argument, dlfs_batch **out)
+DLFS_API int dlfs_reader_read_polling(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                                      uint32_t poll_us, void (*sleeps)(void *argument),
+                                      void *argument, dlfs_batch **out)
 {
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.busy_wait = (struct busy_wait){.on_sleep = sleeps, .argument = argument};
-    if (awake_us > 0) {
-        terms.busy_wait.until_ns = monotonic_ns() + (uint64_t)awake_us * 1000;
+    if (poll_us > 0) {
+        terms.busy_wait.until_ns = monotonic_ns() + (uint64_t)poll_us * 1000;
     }
     return reader_read(reader, indices, count, &terms, out);
 }
@@ -440,9 +440,9 @@ DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint
 /* ---- a read that is begun by one call and finished by another -------------------------------- */
 
 /* Nothing is begun on members that may have fewer queue pairs: a read holds one until it ends. */
-#define BEGUN_QUEUES_MIN 16u
+#define PENDING_QUEUES_MIN 16u
 
-struct dlfs_begun_read {
+struct dlfs_pending_read {
     struct read read;
     struct read_terms terms;
     _Atomic bool stopped; /* terms.stop points to it */
@@ -455,13 +455,13 @@ static bool may_begin(const dlfs_reader *reader)
     bool may = dlfs_reader_lost_members(reader) == 0; /* a lost one may be connected to probe it */
     for (uint32_t member = 0; may && member < reader->config.member_count; member++) {
         dlfs_device *device = reader->devices[member];
-        may = device != NULL && dlfs_queues_max(device) >= BEGUN_QUEUES_MIN &&
+        may = device != NULL && dlfs_queues_max(device) >= PENDING_QUEUES_MIN &&
               !dlfs_queues_wanted(device);
     }
     return may;
 }
 
-DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_begun_read **out)
+DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_pending_read **out)
 {
     if (reader == NULL || index >= reader->sample_count) {
         return -EINVAL;
@@ -469,61 +469,61 @@ DLFS_API int dlfs_reader_begin(dlfs_reader *reader, uint64_t index, dlfs_begun_r
     if (!may_begin(reader)) {
         return -EAGAIN;
     }
-    dlfs_begun_read *begun = malloc(sizeof(*begun));
-    if (begun == NULL) {
+    dlfs_pending_read *pending = malloc(sizeof(*pending));
+    if (pending == NULL) {
         return -ENOMEM;
     }
-    *begun = (dlfs_begun_read){.terms = READ_TERMS_PLAIN, .index = index};
+    *pending = (dlfs_pending_read){.terms = READ_TERMS_PLAIN, .index = index};
     /* To connect a device may take long: then nothing is begun. */
-    begun->terms.stop = &begun->stopped;
-    begun->terms.busy_wait =
-        (struct busy_wait){.on_sleep = busy_wait_stop, .argument = &begun->stopped};
-    int code = begin(reader, &index, 1, &begun->terms, &begun->read);
+    pending->terms.stop = &pending->stopped;
+    pending->terms.busy_wait =
+        (struct busy_wait){.on_sleep = busy_wait_stop, .argument = &pending->stopped};
+    int code = begin(reader, &index, 1, &pending->terms, &pending->read);
     if (code < 0) {
-        code = atomic_load(&begun->stopped) ? -EAGAIN : code;
-        free(begun);
+        code = atomic_load(&pending->stopped) ? -EAGAIN : code;
+        free(pending);
         return code;
     }
-    start_spans(&begun->read);
-    fetch_step(begun->read.fetch, 0);
-    if (fetch_queue_waiter(begun->read.fetch) != NULL) {
-        dlfs_begun_read_cancel(begun);
+    start_spans(&pending->read);
+    fetch_step(pending->read.fetch, 0);
+    if (fetch_queue_waiter(pending->read.fetch) != NULL) {
+        dlfs_pending_read_cancel(pending);
         return -EAGAIN;
     }
-    *out = begun;
+    *out = pending;
     return 0;
 }
 
-DLFS_API int dlfs_begun_read_finish(dlfs_begun_read *begun, uint32_t awake_us,
-                                    void (*sleeps)(void *argument), void *argument,
-                                    dlfs_batch **out)
+DLFS_API int dlfs_pending_read_finish(dlfs_pending_read *pending, uint32_t poll_us,
+                                      void (*sleeps)(void *argument), void *argument,
+                                      dlfs_batch **out)
 {
-    struct read *read = &begun->read;
+    struct read *read = &pending->read;
     dlfs_reader *reader = read->reader;
     fetch_resume(read->fetch);
-    if (begun->terms.deadline_ns > 0) {
-        begun->terms.deadline_ns = read->fetch->deadline_ns; /* for further attempts */
+    if (pending->terms.deadline_ns > 0) {
+        pending->terms.deadline_ns = read->fetch->deadline_ns; /* for further attempts */
     }
-    begun->terms.busy_wait = (struct busy_wait){.on_sleep = sleeps, .argument = argument};
-    if (awake_us > 0) {
-        begun->terms.busy_wait.until_ns = read->fetch->now_ns + (uint64_t)awake_us * 1000;
+    pending->terms.busy_wait = (struct busy_wait){.on_sleep = sleeps, .argument = argument};
+    if (poll_us > 0) {
+        pending->terms.busy_wait.until_ns = read->fetch->now_ns + (uint64_t)poll_us * 1000;
     }
     int code = complete(read, fetch_all(read), out);
     while (code == -EAGAIN) {
-        code = read_once(reader, &begun->index, 1, &begun->terms, out);
+        code = read_once(reader, &pending->index, 1, &pending->terms, out);
     }
-    free(begun);
+    free(pending);
     return code;
 }
 
-DLFS_API void dlfs_begun_read_cancel(dlfs_begun_read *begun)
+DLFS_API void dlfs_pending_read_cancel(dlfs_pending_read *pending)
 {
     dlfs_batch *batch;
-    if (begun == NULL) {
+    if (pending == NULL) {
         return;
     }
-    atomic_store(&begun->stopped, true);
-    if (dlfs_begun_read_finish(begun, 0, NULL, NULL, &batch) == 0) {
+    atomic_store(&pending->stopped, true);
+    if (dlfs_pending_read_finish(pending, 0, NULL, NULL, &batch) == 0) {
         dlfs_batch_release(batch);
     }
 }

@@ -22,6 +22,7 @@
 
 #include "dlfs_fuse.h"
 #include "fuse/owner.h"
+#include "mount.h"
 #include "reader/reader_tests.h"
 
 #define SKIPPED 77
@@ -71,11 +72,6 @@ static ssize_t mount_file_system(struct mount *made, uint8_t *init)
 static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint32_t flags,
                         uint32_t busy_poll_us)
 {
-    const dlfs_fuse_dataset volume = {.number = VOLUME, .volume = VOLUME};
-    const dlfs_fuse_dataset info = {
-        .number = DATASET, .volume = mount->nested ? VOLUME : 0, .version = 9, .modified_ns = 1000};
-    const uint32_t numbers[] = {DATASET, VOLUME};
-    const uint8_t names[] = "data\0pets";
     uint8_t init[INIT_BYTES_MAX];
     ssize_t init_bytes = mount_file_system(mount, init);
     if (init_bytes < 0) {
@@ -86,7 +82,6 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
         .gid = getgid(),
         .file_mode = 0444,
         .threads_max = 8,
-        .root_timeout_ms = 10,
         .flags = flags,
         .busy_poll_us = busy_poll_us,
         .kernel = mount->kernel,
@@ -96,17 +91,12 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
     mount->ending = false;
     mount->reader = reader_over(dataset, 1 << 20, 8);
     CHECK_EQ(dlfs_fuse_create(&config, &mount->fuse), 0);
-    CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &info), 0);
-    if (mount->nested) {
-        CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &volume), 0);
-        CHECK_EQ(dlfs_fuse_set_listing(mount->fuse, 0, names + 5, 5, numbers + 1, 1), 0);
-    }
-    CHECK_EQ(dlfs_fuse_set_listing(mount->fuse, info.volume, names, 5, numbers, 1), 0);
-    CHECK_EQ(dlfs_fuse_set_listing(mount->fuse, 0, names, 4, numbers, 1), -EINVAL);
-    CHECK_EQ(dlfs_fuse_set_listing(mount->fuse, DLFS_FUSE_DATASET_MAX + 1, names, 5, numbers, 1),
-             -EINVAL);
+    CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, DATASET, 9, 0, 1000), 0);
     CHECK_EQ(pthread_create(&mount->runner, NULL, run, mount), 0);
-    mount->owner = (struct owner){mount->fuse, dataset->directory, mount->reader, mount->nested, 0};
+    mount->owner = (struct owner){.fuse = mount->fuse,
+                                  .directory = dataset->directory,
+                                  .reader = mount->reader,
+                                  .nested = mount->nested};
     owner_begin(&mount->owner);
     return true;
 }
@@ -214,13 +204,10 @@ static void look_up_only(const struct mount *mount, uint64_t index)
 {
     char path[96];
     struct stat status;
-    dlfs_fuse_stats stats;
-    dlfs_fuse_get_stats(mount->fuse, &stats);
-    uint64_t before = stats.readahead_samples;
+    uint64_t before = atomic_load(&mount->fuse->counters.readahead_samples);
     (void)snprintf(path, sizeof path, "%s/data/%06" PRIu64, mount->path, index);
     CHECK_EQ(stat(path, &status), 0);
-    while (stats.readahead_samples == before) {
-        dlfs_fuse_get_stats(mount->fuse, &stats);
+    while (atomic_load(&mount->fuse->counters.readahead_samples) == before) {
         sched_yield();
     }
 }
@@ -229,8 +216,8 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
                          uint32_t busy_poll_us)
 {
     struct reading readings[THREADS];
-    dlfs_fuse_stats stats;
     CHECK(mount_begin(mount, dataset, flags, busy_poll_us));
+    struct counters *counters = &mount->fuse->counters;
     if (busy_poll_us == 0 && (flags & DLFS_FUSE_NO_URING) != 0) { /* as if of several programs */
         look_up_only(mount, COUNT - 1);
     }
@@ -241,20 +228,19 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
     }
     begin_reading(mount, readings);
     end_reading(readings);
-    dlfs_fuse_get_stats(mount->fuse, &stats);
-    CHECK(stats.cached_bytes <= dlfs_reader_share_bytes(mount->reader) / 2);
-    CHECK(stats.reads > 0 && stats.readahead_hits <= stats.readahead_samples);
+    CHECK(file_cache_bytes(&mount->fuse->cache) <= dlfs_reader_share_bytes(mount->reader) / 2);
+    CHECK(atomic_load(&counters->reads) > 0);
+    CHECK(atomic_load(&counters->early_hits) <= atomic_load(&counters->readahead_samples));
     if ((flags & DLFS_FUSE_OPEN_REQUESTS) ==
         0) { /* the first OPEN and OPENDIR of each thread are refused with ENOSYS */
-        CHECK(stats.opens <= 2 * THREADS);
+        CHECK(atomic_load(&counters->opens) <= 2 * THREADS);
     } else {
-        CHECK(stats.opens >= COUNT);
+        CHECK(atomic_load(&counters->opens) >= COUNT);
     }
     do { /* a read-ahead may be under way */
         dlfs_fuse_expire_cache(mount->fuse, 0);
-        dlfs_fuse_get_stats(mount->fuse, &stats);
         sched_yield();
-    } while (stats.cached_bytes > 0);
+    } while (file_cache_bytes(&mount->fuse->cache) > 0);
     mount_end(mount);
 }
 
@@ -264,13 +250,11 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
  */
 static void test_early_read(struct mount *mount, const struct dataset *dataset, uint32_t flags)
 {
-    dlfs_fuse_stats stats;
     CHECK(mount_begin(mount, dataset, flags, BUSY_POLL_US));
     for (uint64_t i = 0; i < SINGLE_READS; i++) {
         CHECK(read_file(mount, i * 7, 1 << 16));
     }
-    dlfs_fuse_get_stats(mount->fuse, &stats);
-    CHECK(stats.readahead_hits > 0);
+    CHECK(atomic_load(&mount->fuse->counters.early_hits) > 0);
     look_up_only(mount, 1);
     look_up_only(mount, 2);
     dlfs_fuse_expire_cache(mount->fuse, 1000);
@@ -298,7 +282,7 @@ static void test_ending_while_in_use(struct mount *mount, const struct dataset *
     end_reading(readings);
 }
 
-/* The directory of a volume lists its datasets, and is stale once both are withdrawn. */
+/* The owner answers for the directory of a volume. */
 static void test_volume(struct mount *mount, const struct dataset *dataset, uint32_t flags)
 {
     char path[96];
@@ -321,7 +305,7 @@ static void test_volume(struct mount *mount, const struct dataset *dataset, uint
     CHECK(folder >= 0);
     CHECK(stat(path, &status) == 0 && status.st_ino == top.st_ino);
     CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, DATASET), 0);
-    CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, VOLUME), 0);
+    atomic_store(&mount->owner.volume_is_gone, true);
     CHECK(fstatat(folder, "new", &status, 0) < 0 && errno == ESTALE);
     CHECK_EQ(close(folder), 0);
     mount_end(mount);
@@ -334,9 +318,8 @@ static void test_ending_while_one_reads(struct mount *mount, const struct datase
     struct reading reading = {.mount = mount, .step = 7};
     CHECK(mount_begin(mount, dataset, DLFS_FUSE_NO_URING, BUSY_POLL_US));
     CHECK_EQ(pthread_create(&reading.thread, NULL, read_files, &reading), 0);
-    dlfs_fuse_stats stats = {0};
-    while (stats.reads < SINGLE_READS) {
-        dlfs_fuse_get_stats(mount->fuse, &stats);
+    while (atomic_load(&mount->fuse->counters.reads) < SINGLE_READS) {
+        sched_yield();
     }
     atomic_store(&mount->ending, true);
     mount_end(mount);

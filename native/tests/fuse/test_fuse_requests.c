@@ -67,7 +67,6 @@ static void begin(struct served *served, uint32_t minor)
                           .minor = minor,
                           .max_readahead = 1 << 17,
                           .flags = 0x7fffffff}};
-    const dlfs_fuse_dataset info = {.number = DATASET, .version = 1};
     int ends[2];
     CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     served->kernel = ends[0];
@@ -80,10 +79,10 @@ static void begin(struct served *served, uint32_t minor)
                                      .init = (const uint8_t *)&request,
                                      .init_bytes = sizeof request};
     CHECK_EQ(dlfs_fuse_create(&config, &served->fuse), 0);
-    CHECK_EQ(dlfs_fuse_add_dataset(served->fuse, &info), 0);
+    CHECK_EQ(dlfs_fuse_add_dataset(served->fuse, DATASET, 1, 0, 0), 0);
     CHECK_EQ(pthread_create(&served->runner, NULL, run, served), 0);
-    served->owner =
-        (struct owner){served->fuse, served->dataset.directory, served->reader, false, 0};
+    served->owner = (struct owner){
+        .fuse = served->fuse, .directory = served->dataset.directory, .reader = served->reader};
     owner_begin(&served->owner);
 }
 

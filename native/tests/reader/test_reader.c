@@ -388,15 +388,15 @@ static void busy_wait(void)
     const uint64_t indices[] = {3, 200, 5};
     uint32_t slept = 0;
     dlfs_batch *batch;
-    CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 0, count, &slept, &batch), 0);
+    CHECK_EQ(dlfs_reader_read_polling(reader, indices, 3, 0, count, &slept, &batch), 0);
     CHECK_EQ(slept, 1);
     check_sample(batch, 1);
     dlfs_batch_release(batch);
-    CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 100000000, count, &slept, &batch), 0);
+    CHECK_EQ(dlfs_reader_read_polling(reader, indices, 3, 100000000, count, &slept, &batch), 0);
     CHECK_EQ(slept, 1); /* it polled long enough */
     check_sample(batch, 2);
     dlfs_batch_release(batch);
-    CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 0, NULL, NULL, &batch), 0);
+    CHECK_EQ(dlfs_reader_read_polling(reader, indices, 3, 0, NULL, NULL, &batch), 0);
     dlfs_batch_release(batch);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);

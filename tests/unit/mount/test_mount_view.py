@@ -50,7 +50,7 @@ def test_names_of_volumes(volumes: list[Volume]) -> None:
             assert await names(view, number) == [b"d"]
             dataset = await view.child(b"d", number)
             assert isinstance(dataset, ShownDataset)
-            assert (await view.load(dataset)).dataset.get("path") == b"%d" % (number - 1)
+            assert (await view.load(dataset)).get("path") == b"%d" % (number - 1)
         assert len({shown.number for each in view.volumes for shown in view.shown_of(each)}) == 12
         for name in (b"d", b"b@1", b".."):
             with pytest.raises(NotFoundError, match="no such volume"):
@@ -97,7 +97,7 @@ def test_a_removed_volume_is_stale(volumes: list[Volume]) -> None:
         assert await names(view) == [b"a", b"b"]
         await view.remove(added)
         assert await names(view) == [b"b"]
-        assert loaded.dataset is not None
+        assert loaded is not None
         assert dataset.loaded is None
         for use in (view.directory, view.modified_ns, view.space, view.entries):
             with pytest.raises(StaleError):

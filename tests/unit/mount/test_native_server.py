@@ -14,8 +14,10 @@ import pytest
 import trio
 
 from dlfs._native import fuse as native
+from dlfs._native.abi import Failure
 from dlfs.errors import ChecksumError, StaleError
 from dlfs.mount import native_server
+from dlfs.mount.kernel_replies import READDIR
 from dlfs.mount.mount_view import MountView
 from dlfs.mount.native_server import NativeMount, widen_read_ahead
 from dlfs.mount.view import ShownDataset
@@ -26,10 +28,10 @@ class Replies:
     """Records the replies to upcalls."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[int, dict[str, Any]]] = []
+        self.given: list[tuple[int, bytes, int]] = []
 
-    def reply(self, upcall_id: int, **fields: Any) -> None:
-        self.given.append((upcall_id, fields))
+    def reply(self, upcall_id: int, data: bytes = b"", *, error: int = 0) -> None:
+        self.given.append((upcall_id, data, error))
 
 
 @pytest.mark.parametrize(
@@ -45,18 +47,18 @@ class Replies:
 def test_every_upcall_gets_a_reply(
     error: Exception, number: int, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(_upcall: native.Upcall) -> dict[str, Any]:
+    async def fail(_upcall: native.Upcall) -> bytes:
         raise error
 
     mount = NativeMount.__new__(NativeMount)
     replies = Replies()
     mount._path = "/mnt"
     mount._fuse = replies  # type: ignore[assignment]
-    mount._handlers = {native.UPCALL_LIST: fail}
-    upcall: Any = SimpleNamespace(kind=native.UPCALL_LIST, id=7)
+    mount._handlers = {READDIR: fail}
+    upcall: Any = SimpleNamespace(kind=READDIR, id=7)
     with caplog.at_level(logging.ERROR):
         trio.run(mount._answer, upcall)
-    assert replies.given == [(7, {"error": number})]
+    assert replies.given == [(7, b"", number)]
     assert logged in caplog.text
 
 
@@ -112,7 +114,7 @@ def test_a_failure_is_answered_while_the_dataset_is_removed() -> None:
         return MovedError("moved")
 
     mount._readers = {1: SimpleNamespace(explain=explain)}  # type: ignore[dict-item]
-    upcall: Any = SimpleNamespace(dataset=1, reader=0, failure=SimpleNamespace(member=0))
+    upcall: Any = SimpleNamespace(dataset=1, reader=0, failure=Failure())
 
     async def answer() -> None:
         async with trio.open_nursery() as view.nursery:

@@ -9,11 +9,12 @@ import pytest
 import trio
 
 import dlfs
+from dlfs.dataset.dataset import Dataset
 from dlfs.errors import DeviceLostError, LimitError, NotFoundError, StaleError
 from dlfs.mount import mount_view
 from dlfs.mount import view as module
 from dlfs.mount.mount_view import MountView
-from dlfs.mount.view import LOADS_MAX, LoadedDataset, ShownDataset
+from dlfs.mount.view import LOADS_MAX, ShownDataset
 from dlfs.volume.volume import Volume
 
 
@@ -108,7 +109,7 @@ def test_a_renamed_dataset_keeps_its_number(
         volume.rename("x", "y")
         add(volume, "x")
         loaded = await view.load(before)  # looked up under the old name
-        assert loaded.dataset.get("a") == b"x"
+        assert loaded.get("a") == b"x"
         assert await view.child(b"y") is before
         assert (await view.child(b"x")).info.version == 2
         assert await listed(view) == [b"x", b"y"]
@@ -125,7 +126,7 @@ class Stuck:
         (volume,) = view.volumes
         real = volume._load
 
-        def load(dataset: ShownDataset) -> LoadedDataset:
+        def load(dataset: ShownDataset) -> Dataset:
             loaded = real(dataset)
             self.waiting.release()
             assert self.go.wait(60)
@@ -172,8 +173,8 @@ def test_what_is_removed_while_it_is_loaded_is_closed(
     add(volume, "stuck")
 
     async def body(view: MountView) -> None:
-        shown, closed = await view.child(b"stuck"), list[LoadedDataset]()
-        monkeypatch.setattr(LoadedDataset, "close", lambda loaded: closed.append(loaded))
+        shown, closed = await view.child(b"stuck"), list[Dataset]()
+        monkeypatch.setattr(Dataset, "close", lambda loaded: closed.append(loaded))
         stuck = Stuck(view, monkeypatch)
         refused: list[StaleError] = []
 

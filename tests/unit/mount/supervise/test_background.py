@@ -18,7 +18,7 @@ from dlfs.mount.supervise.daemon import SYSLOG
 def test_requests_survive_serialisation() -> None:
     options = MountOptions(uid=1, gid=2, file_mode=0o440, allow_other=True, cache_bytes=5)
     for log in (None, "/var/log/dlfs"):
-        request = MountRequest("/data/odd\udcff name", "/mnt/x\n", options, log)
+        request = MountRequest(["/data/odd\udcff name"], "/mnt/x\n", options, log)
         assert from_json(to_json(request), MountRequest) == request
 
 

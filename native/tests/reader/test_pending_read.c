@@ -45,10 +45,10 @@ static dlfs_reader *connected_reader(const struct dataset *dataset, uint64_t mem
     return reader;
 }
 
-static void finish_well(dlfs_begun_read *begun, uint64_t index)
+static void finish_well(dlfs_pending_read *pending, uint64_t index)
 {
     dlfs_batch *batch;
-    CHECK_EQ(dlfs_begun_read_finish(begun, index % 2 * 100, NULL, NULL, &batch), 0);
+    CHECK_EQ(dlfs_pending_read_finish(pending, index % 2 * 100, NULL, NULL, &batch), 0);
     CHECK_EQ(batch->count, 1);
     CHECK_EQ(batch->indices[0], index);
     CHECK_EQ(batch->failure_count, 0);
@@ -60,20 +60,20 @@ static void finish_well(dlfs_begun_read *begun, uint64_t index)
 static void every_sample(uint64_t memory_bytes)
 {
     struct dataset dataset;
-    dlfs_begun_read *begun;
+    dlfs_pending_read *pending;
     dataset_create(&dataset, NULL);
     dlfs_reader *reader = connected_reader(&dataset, memory_bytes, LONG_MS);
     for (uint64_t index = 0; index < COUNT; index++) {
-        CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
+        CHECK_EQ(dlfs_reader_begin(reader, index, &pending), 0);
         if (index % 5 == 4) {
-            dlfs_begun_read_cancel(begun);
+            dlfs_pending_read_cancel(pending);
         } else {
-            finish_well(begun, index);
+            finish_well(pending, index);
         }
     }
-    CHECK_EQ(dlfs_reader_begin(reader, COUNT, &begun), -EINVAL);
-    CHECK_EQ(dlfs_reader_begin(NULL, 0, &begun), -EINVAL);
-    dlfs_begun_read_cancel(NULL);
+    CHECK_EQ(dlfs_reader_begin(reader, COUNT, &pending), -EINVAL);
+    CHECK_EQ(dlfs_reader_begin(NULL, 0, &pending), -EINVAL);
+    dlfs_pending_read_cancel(NULL);
     check_memory(&dataset, reader, memory_bytes);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
@@ -84,11 +84,11 @@ static void a_device_that_is_not_connected(void)
 {
     struct dataset dataset;
     struct gate gate = {.closed = true};
-    dlfs_begun_read *begun;
+    dlfs_pending_read *pending;
     gate_dataset(&dataset, &gate);
     dlfs_reader *reader =
         reader_as(&dataset, (dlfs_reader_config){.depth = DEPTH, .memory_bytes = 8 * CHUNK});
-    CHECK_EQ(dlfs_reader_begin(reader, 1, &begun), -EAGAIN);
+    CHECK_EQ(dlfs_reader_begin(reader, 1, &pending), -EAGAIN);
     CHECK_EQ(atomic_load(&gate.queues), 0);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
@@ -100,23 +100,23 @@ static void a_silent_device(void)
 {
     struct dataset dataset;
     struct gate gate = {.closed = false};
-    dlfs_begun_read *begun;
+    dlfs_pending_read *pending;
     gate_dataset(&dataset, &gate);
     dlfs_reader *reader = connected_reader(&dataset, 8 * CHUNK, LONG_MS);
     atomic_store(&gate.closed, true);
     uint64_t before_ns = monotonic_ns();
     uint32_t operations = atomic_load(&gate.operation_count);
     for (uint64_t index = 301; index < 331; index += 2) { /* more than the depth */
-        CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
-        dlfs_begun_read_cancel(begun);
+        CHECK_EQ(dlfs_reader_begin(reader, index, &pending), 0);
+        dlfs_pending_read_cancel(pending);
     }
     CHECK_EQ(atomic_load(&gate.operation_count), operations + DEPTH);
     CHECK(monotonic_ns() - before_ns < LONG_MS / 4 * NS_PER_MS);
     CHECK_EQ(dlfs_reader_lost_members(reader), 0);
     atomic_store(&gate.closed, false);
     for (uint64_t index = 0; index < COUNT; index++) {
-        CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
-        finish_well(begun, index);
+        CHECK_EQ(dlfs_reader_begin(reader, index, &pending), 0);
+        finish_well(pending, index);
     }
     check_memory(&dataset, reader, 8 * CHUNK);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
@@ -138,19 +138,19 @@ static void the_only_queue_pair(void)
 {
     struct dataset dataset;
     struct gate gate = {.closed = false, .queues_max = 1};
-    dlfs_begun_read *begun;
-    dlfs_begun_read *second;
+    dlfs_pending_read *pending;
+    dlfs_pending_read *second;
     pthread_t thread;
     gate_dataset(&dataset, &gate);
     dlfs_reader *reader = connected_reader(&dataset, 8 * CHUNK, LONG_MS);
     atomic_store(&gate.closed, true);
-    CHECK_EQ(dlfs_reader_begin(reader, 301, &begun), 0);
+    CHECK_EQ(dlfs_reader_begin(reader, 301, &pending), 0);
     CHECK_EQ(dlfs_reader_begin(reader, 303, &second), -EAGAIN);
     CHECK_EQ(thread_start(&thread, NULL, read_one, reader), 0);
     while (!dlfs_queues_wanted(gate.device)) {
         sched_yield();
     }
-    dlfs_begun_read_cancel(begun);
+    dlfs_pending_read_cancel(pending);
     CHECK_EQ(dlfs_reader_begin(reader, 303, &second), -EAGAIN); /* others are in line */
     uint64_t before_ns = monotonic_ns();
     atomic_store(&gate.closed, false);
@@ -160,9 +160,9 @@ static void the_only_queue_pair(void)
     dataset_destroy(&dataset);
 }
 
-static void *finish_one(void *begun)
+static void *finish_one(void *pending)
 {
-    finish_well(begun, 301);
+    finish_well(pending, 301);
     return NULL;
 }
 
@@ -172,7 +172,7 @@ static void a_pause(void)
 {
     struct dataset dataset;
     struct gate gate = {.closed = false};
-    dlfs_begun_read *begun;
+    dlfs_pending_read *pending;
     dlfs_member_stats before;
     dlfs_member_stats after;
     pthread_t thread;
@@ -181,12 +181,12 @@ static void a_pause(void)
     CHECK_EQ(dlfs_reader_get_member_stats(reader, 0, &before), 0);
     atomic_store(&gate.closed, true);
     uint64_t used_ns = monotonic_ns();
-    CHECK_EQ(dlfs_reader_begin(reader, 301, &begun), 0);
+    CHECK_EQ(dlfs_reader_begin(reader, 301, &pending), 0);
     used_ns = monotonic_ns() - used_ns;
     sleep_ms(PAUSE_MS);
     atomic_store(&gate.closed, false);
     uint64_t finish_ns = monotonic_ns();
-    CHECK_EQ(thread_start(&thread, NULL, finish_one, begun), 0);
+    CHECK_EQ(thread_start(&thread, NULL, finish_one, pending), 0);
     pthread_join(thread, NULL);
     used_ns += monotonic_ns() - finish_ns;
     CHECK_EQ(dlfs_reader_get_member_stats(reader, 0, &after), 0);
@@ -211,9 +211,9 @@ static void another_copy(uint32_t silent)
     read_batches(reader); /* connects all members */
     atomic_store(&gate.closed, true);
     for (uint64_t index = 1; index < COUNT && dlfs_reader_lost_members(reader) == 0; index += 7) {
-        dlfs_begun_read *begun;
-        CHECK_EQ(dlfs_reader_begin(reader, index, &begun), 0);
-        finish_well(begun, index);
+        dlfs_pending_read *pending;
+        CHECK_EQ(dlfs_reader_begin(reader, index, &pending), 0);
+        finish_well(pending, index);
     }
     CHECK_EQ(dlfs_reader_lost_members(reader), UINT64_C(1) << silent);
     atomic_store(&gate.closed, false);
@@ -228,12 +228,12 @@ static void a_failing_device(void)
 {
     const dlfs_fault_config faults = {.seed = 1, .flip_per_million = MILLION};
     struct dataset dataset;
-    dlfs_begun_read *begun;
+    dlfs_pending_read *pending;
     dlfs_batch *batch;
     dataset_create(&dataset, &faults);
     dlfs_reader *reader = connected_reader(&dataset, 8 * CHUNK, LONG_MS);
-    CHECK_EQ(dlfs_reader_begin(reader, 301, &begun), 0);
-    CHECK_EQ(dlfs_begun_read_finish(begun, 0, NULL, NULL, &batch), 0);
+    CHECK_EQ(dlfs_reader_begin(reader, 301, &pending), 0);
+    CHECK_EQ(dlfs_pending_read_finish(pending, 0, NULL, NULL, &batch), 0);
     CHECK_EQ(batch->failure_count, 1);
     CHECK_EQ(batch->failures[0].code, DLFS_E_CHECKSUM);
     CHECK_EQ(batch->failures[0].index, 301);
