@@ -7,20 +7,18 @@ returns meanwhile, and no read may fail. DLFS_STRESS_SEEDS sets the number of se
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from dlfs.base.units import KIB, MIB
-from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ChecksumError, DeviceError, TruncatedError
-from dlfs.reader import ReaderOptions, SampleReader, Where, make_native_reader, read_into
-from tests.fault.test_reader_stress import LASTING, PASSING, SEEDS
-from tests.support.datasets import lay_dataset, random_samples
-from tests.support.devices import Faults, FaultyNativeDevice
+from dlfs.reader import read_into
+from tests.fault.test_reader_stress import CHUNK_BYTES, LASTING, PASSING, SEEDS, Stress
+from tests.support.datasets import random_samples
 
-CHUNK_BYTES = 16 * KIB
 LARGE = [5 * CHUNK_BYTES + 4321, 40 * CHUNK_BYTES, 17 * CHUNK_BYTES + 1]
 """Bytes of the samples that are larger than a chunk."""
 SMALL = 60
@@ -28,58 +26,22 @@ THREADS = 4
 TURNS = 60
 
 
-class Ranges:
-    """A dataset of large and small samples on devices that fail, and a reader of it."""
-
-    def __init__(self, seed: int, name: str, options: dict[str, int], *, replicas: int) -> None:
-        random = np.random.default_rng(seed)
-        members = max(int(random.integers(1, 4)), replicas)
-        self.devices = [
-            MemoryDevice(f"{name}-{seed}-{member}", 64 * MIB, writable=True)
-            for member in range(members)
-        ]
-        samples = {b"a%d" % i: random.bytes(size) for i, size in enumerate(LARGE)}
-        self.laid = lay_dataset(
-            self.devices,
-            samples | random_samples(SMALL, seed, high=6000),
-            chunk_bytes=CHUNK_BYTES,
-            fragment_chunks=int(random.integers(0, 4)),
-            replicas=replicas,
-        )
-        self.faults = Faults(
-            seed=seed,
-            error_per_million=int(random.choice([0, 50_000])),
-            short_per_million=int(random.choice([0, 20_000])),
-            flip_per_million=int(random.choice([20_000, 60_000])),
-            stall_per_million=int(random.choice([0, 30_000])),
-            stall_ms=int(random.choice([1, 60])) if options is LASTING else 2,
-            reorder=bool(random.integers(0, 2)),
-        )
-        self.natives = [
-            FaultyNativeDevice(one.native, self.faults, uri=one.uri) for one in self.devices
-        ]
-        native = make_native_reader(
-            self.natives,
-            self.laid.geometry,
-            self.laid.runs,
-            self.laid.directory,
-            ReaderOptions(
-                memory_bytes=int(random.choice([4, 9, 60])) * CHUNK_BYTES,
-                depth=int(random.choice([1, 4, 32])),
-                **options,
-            ),
-        )
-        where = Where("stress", tuple(one.uri for one in self.devices))
-        self.reader = SampleReader(native, self.laid.geometry, self.laid.directory, where)
-
-    def close(self) -> None:
-        self.reader.close()
-        for device in self.devices:
-            device.close()
-            MemoryDevice.forget(device.name)
+@contextmanager
+def ranges_of(
+    request: pytest.FixtureRequest, seed: int, options: dict[str, int], replicas: int = 1
+) -> Iterator[Stress]:
+    """Make a dataset of large and small samples on devices that fail, and a reader of it."""
+    random = np.random.default_rng(seed)
+    large = {b"a%d" % i: random.bytes(size) for i, size in enumerate(LARGE)}
+    samples = large | random_samples(SMALL, seed, high=6000)
+    made = Stress(seed, request.node.name, options, replicas=replicas, samples=samples)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
-def _take_turns(ranges: Ranges, seed: int, *, loses: bool) -> tuple[int, int]:
+def _take_turns(ranges: Stress, seed: int, *, loses: bool) -> tuple[int, int]:
     """Read in turns; return how many reads gave bytes, and how many failed."""
     random = np.random.default_rng(seed)
     given, failed = 0, 0
@@ -109,7 +71,7 @@ def _take_turns(ranges: Ranges, seed: int, *, loses: bool) -> tuple[int, int]:
     return given, failed
 
 
-def _run(ranges: Ranges, seed: int, *, loses: bool = False) -> tuple[int, int]:
+def _run(ranges: Stress, seed: int, *, loses: bool = False) -> tuple[int, int]:
     """Have threads take turns; one of them loses a member if asked to. Return the sums."""
     print(f"seed {seed}, {len(ranges.devices)} members, {ranges.faults}")
     with ThreadPoolExecutor(THREADS) as pool:
@@ -123,13 +85,10 @@ def _run(ranges: Ranges, seed: int, *, loses: bool = False) -> tuple[int, int]:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_ranges_are_right_or_fail(request: pytest.FixtureRequest, seed: int) -> None:
-    ranges = Ranges(seed, request.node.name, LASTING, replicas=1)
-    try:
+    with ranges_of(request, seed, LASTING) as ranges:
         given, failed = _run(ranges, seed)
         assert given + failed == THREADS * TURNS
         assert given > 0
-    finally:
-        ranges.close()
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -137,8 +96,5 @@ def test_ranges_are_right_or_fail(request: pytest.FixtureRequest, seed: int) -> 
 def test_ranges_outlast_faults_that_pass(
     request: pytest.FixtureRequest, seed: int, replicas: int
 ) -> None:
-    ranges = Ranges(seed, request.node.name, PASSING, replicas=replicas)
-    try:
+    with ranges_of(request, seed, PASSING, replicas) as ranges:
         assert _run(ranges, seed, loses=replicas > 1) == (THREADS * TURNS, 0)
-    finally:
-        ranges.close()

@@ -36,9 +36,25 @@ LASTING = {"timeout_ms": 20, "retry_count": 1}
 
 
 class Stress:
-    """A dataset and a reader of it, both made from a seed."""
+    """A dataset on devices that fail, and a reader of it, made from a seed.
 
-    def __init__(self, seed: int, name: str, options: dict[str, int], *, replicas: int = 1) -> None:
+    Args:
+        seed: draws the devices, the samples, the faults and the reader's limits.
+        name: name that no other test has.
+        options: options of the reader about faults.
+        replicas: copies of each chunk.
+        samples: the samples, instead of small ones that are drawn.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        name: str,
+        options: dict[str, int],
+        *,
+        replicas: int = 1,
+        samples: dict[bytes, bytes] | None = None,
+    ) -> None:
         random = np.random.default_rng(seed)
         members = max(int(random.integers(1, 4)), replicas)
         self.devices = [
@@ -48,7 +64,7 @@ class Stress:
         high = int(random.choice([600, 6000, 30_000]))
         self.laid: LaidDataset = lay_dataset(
             self.devices,
-            random_samples(COUNT, seed, high=high),
+            samples or random_samples(COUNT, seed, high=high),
             chunk_bytes=CHUNK_BYTES,
             fragment_chunks=int(random.integers(0, 4)),
             replicas=replicas,

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -78,6 +77,12 @@ def _write(path: str, value: object) -> str:
 def namespace_uuid(nqn: str, nsid: int) -> UUID:
     """Return the UUID of a namespace."""
     return uuid5(NAMESPACE_URL, f"{nqn}/{nsid}")
+
+
+def tcp_uri(port: int, nqn: str, nsid: int, **options: object) -> str:
+    """Return the device URI of a namespace of any target on 127.0.0.1."""
+    query = "".join(f"&{key}={quote(str(value))}" for key, value in options.items())
+    return f"nvme-tcp://127.0.0.1:{port}/{nqn}?nsid={nsid}{query}"
 
 
 def _key_lines(host: str, keys: Keys) -> list[str]:
@@ -164,8 +169,7 @@ class KernelTarget:
             nsid: namespace ID, which need not exist.
             options: options of the URI, such as ``hdgst=1``.
         """
-        query = "".join(f"&{key}={quote(str(value))}" for key, value in options.items())
-        return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"
+        return tcp_uri(self.port, nqn, nsid, **options)
 
     def disk(self, nqn: str, nsid: int = 1) -> Path:
         """Return the path of the file behind a namespace."""
@@ -191,12 +195,7 @@ class KernelTarget:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.kill()
 
 

@@ -19,13 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
-from uuid import NAMESPACE_URL, uuid5
 
 from dlfs._native.spdk import spdk_library
 from dlfs.base.units import MIB
 from dlfs.errors import NativeError
+from tests.nvmet import target
 from tests.nvmet.guest import free_port
 from tests.support.stopping import stop_process
 
@@ -61,17 +60,13 @@ def lacks_spdk() -> str | None:
 
 
 @dataclass(frozen=True)
-class Namespace:
-    """One namespace of a subsystem.
+class Namespace(target.Namespace):
+    """One namespace of a subsystem; without a path, it is a RAM disk of zeros.
 
     Attributes:
-        path: path of the backing file; None: a RAM disk of zeros.
         fails: it is an error device over that, ``EE_NAME``, which answers as it is told.
     """
 
-    size_bytes: int = 32 * MIB
-    block_bytes: int = 512
-    path: Path | None = None
     fails: bool = False
 
 
@@ -217,7 +212,7 @@ class SpdkTarget:
         self.call("nvmf_create_subsystem", nqn=nqn, allow_any_host=True, serial_number="DLFS")
         for nsid, namespace in enumerate(namespaces, 1):
             name = f"{nqn}/{nsid}"
-            uuid = str(uuid5(NAMESPACE_URL, name))
+            uuid = str(target.namespace_uuid(nqn, nsid))
             if namespace.path is None:
                 blocks = namespace.size_bytes // namespace.block_bytes
                 self.call(
@@ -283,8 +278,7 @@ class SpdkTarget:
 
     def tcp_uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
         """Return the URI of a namespace through libdlfs's initiator."""
-        query = "".join(f"&{key}={value}" for key, value in options.items())
-        return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"
+        return target.tcp_uri(self.port, nqn, nsid, **options)
 
     def freeze(self) -> None:
         """Stop the process (SIGSTOP), so that connections stay open but nothing is answered."""
@@ -312,11 +306,6 @@ class SpdkTarget:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.kill()
         shutil.rmtree(self._folder)

@@ -23,15 +23,6 @@ def filled(*paths: bytes) -> DirectoryBuilder:
     return builder
 
 
-def test_keeps_path_order_whatever_the_order_of_adding() -> None:
-    builder = filled(b"b", b"a/2", b"c", b"a/10", b"a-")
-    assert list(builder) == [b"a-", b"a/10", b"a/2", b"b", b"c"]
-    assert len(builder) == 5
-    assert b"b" in builder
-    assert b"a" not in builder
-    assert builder.get(b"c") == Location(20, 10, 2)
-
-
 def test_get_names_what_is_missing() -> None:
     with pytest.raises(NotFoundError, match="'x/y'"):
         filled(b"x/z").get(b"x/y")
@@ -92,31 +83,6 @@ def test_limits() -> None:
     with pytest.raises(UsageError):
         builder.add_many([b"g"], [1, 2], [1, 1], [0, 0])
     assert list(builder) == [longest]
-
-
-def test_grows_past_its_first_columns() -> None:
-    builder = DirectoryBuilder()
-    paths = [b"%05d" % n for n in range(5000)]
-    for first in range(0, 5000, 500):
-        numbers = np.arange(first, first + 500)
-        builder.add_many(paths[first : first + 500], numbers, np.ones(500), numbers)
-    assert [builder.get(path).address for path in paths] == list(range(5000))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_paths_in_any_order_are_listed_in_theirs(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    parts = [b"a", b"ab", b"a-", b"b", b"\xff", b"a.b", b"zz"]
-    lengths = random.integers(1, 5, 3000)
-    drawn = {b"/".join(parts[k] for k in random.integers(0, 7, n)) + b".x" for n in lengths}
-    paths = list(drawn)
-    random.shuffle(paths)
-    builder = DirectoryBuilder()
-    half = len(paths) // 2
-    for some in (paths[:half], paths[half:]):
-        builder.add_many(some, np.zeros(len(some)), np.zeros(len(some)), np.zeros(len(some)))
-        assert list(builder) == sorted(builder)
-    assert [paths[row] for row in builder.rows()] == list(builder) == sorted(paths)
 
 
 def test_a_sample_takes_little_memory_beside_its_path() -> None:
@@ -182,8 +148,3 @@ def test_freeze_takes_the_parts_of_samples_larger_than_a_chunk() -> None:
         builder.freeze(DATASET, 5 * CHUNK, chunk_bytes=CHUNK, parts=table)
     with pytest.raises(UsageError):
         builder.freeze(DATASET, 5 * CHUNK, chunk_bytes=CHUNK)
-
-
-def test_empty() -> None:
-    parts = DirectoryBuilder().freeze(DATASET, 0, chunk_bytes=CHUNK)
-    assert (parts.sample_count, parts.sample_bytes) == (0, 0)

@@ -1,4 +1,4 @@
-"""FrozenDirectory: lookups, listings, lazy names, and what it does with damaged parts."""
+"""FrozenDirectory: lazy names, wrong use, damaged parts; ``tests/property`` has its look-ups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from dlfs._native.checksums import crc32c
 from dlfs._native.library import library
-from dlfs.directory import DirectoryBuilder, Entry, FrozenDirectory, FrozenParts
+from dlfs.directory import DirectoryBuilder, FrozenDirectory, FrozenParts
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
@@ -45,15 +45,6 @@ def parts() -> FrozenParts:
 @pytest.fixture
 def directory(parts: FrozenParts) -> FrozenDirectory:
     return FrozenDirectory(parts.entries, lambda: parts.names, label="dataset t")
-
-
-def test_finds_every_path_and_no_other(directory: FrozenDirectory) -> None:
-    assert len(directory) == len(PATHS)
-    assert directory.find(PATHS).tolist() == list(range(len(PATHS)))
-    assert (
-        directory.find([b"train", b"", b"nope", PATHS[0] + b"x", b"x" * 9000]).tolist() == [-1] * 5
-    )
-    assert directory.find([]).tolist() == []
 
 
 def test_find_packed_checks_its_arrays(directory: FrozenDirectory) -> None:
@@ -108,13 +99,6 @@ def test_long_names_come_in_pieces() -> None:
     assert directory.names_of(range(599, -1, -1)) == paths[::-1]
 
 
-def test_lower_bound(directory: FrozenDirectory) -> None:
-    for index, path in enumerate(PATHS):
-        assert directory.lower_bound(path) == index
-        assert directory.lower_bound(path + b"\0") == index + 1
-    assert directory.lower_bound(b"") == 0
-
-
 def test_locations(directory: FrozenDirectory) -> None:
     count = len(PATHS)
     assert directory.lengths().tolist() == [10] * count
@@ -134,36 +118,6 @@ def test_locations(directory: FrozenDirectory) -> None:
             directory.lengths(indices)
     with pytest.raises(UsageError):
         directory.order(1, count)
-
-
-def test_children_of_the_root(directory: FrozenDirectory) -> None:
-    first = PATHS.index(b"train/00/000.png")
-    assert list(directory.children(b"")) == [
-        Entry(b"readme", False, 0),
-        Entry(b"train-notes", False, 1),
-        Entry(b"train.txt", False, 2),
-        Entry(b"train", True, first),
-        Entry(b"val", True, PATHS.index(b"val/a/b/c/deep")),
-        Entry(b"\xff", True, len(PATHS) - 1),
-    ]
-
-
-def test_children_below(directory: FrozenDirectory) -> None:
-    assert [e.name for e in directory.children(b"train")] == [b"%02d" % n for n in range(7)]
-    assert all(e.is_directory for e in directory.children(b"train"))
-    files = list(directory.children(b"train/03"))
-    assert [e.name for e in files] == [b"%03d.png" % n for n in range(3, 300, 7)]
-    assert all(PATHS[e.first_index] == b"train/03/" + e.name for e in files)
-    assert list(directory.children(b"nope")) == []
-    assert list(directory.children(b"readme")) == []
-
-
-@pytest.mark.parametrize("prefix", [b"", b"train", b"train/03"])
-def test_children_go_on_behind_any_of_them(directory: FrozenDirectory, prefix: bytes) -> None:
-    entries = list(directory.children(prefix))
-    for position, entry in enumerate(entries):
-        rest = list(directory.children(prefix, start_after=entry.name))
-        assert rest == entries[position + 1 :]
 
 
 def test_children_of_a_directory_larger_than_a_batch() -> None:
@@ -197,17 +151,6 @@ def test_listing_a_tree_does_not_decode_what_is_below(
     monkeypatch.setattr(FrozenDirectory, "names", counting)
     assert len(list(directory.children(b""))) == 10
     assert decoded <= 10 * 64
-
-
-def test_subtrees(directory: FrozenDirectory) -> None:
-    first, last = directory.subtree_range(b"train")
-    assert all(path.startswith(b"train/") for path in PATHS[first:last])
-    assert last - first == 300
-    assert directory.subtree_range(b"") == (0, len(PATHS))
-    assert directory.is_directory(b"train")
-    assert directory.is_directory(b"")
-    assert not directory.is_directory(b"readme")
-    assert not directory.is_directory(b"tra")
 
 
 def test_names_are_loaded_once_and_late(parts: FrozenParts) -> None:
@@ -278,19 +221,3 @@ def test_a_directory_of_another_version_is_refused() -> None:
     parts.entries[4092:4096].view(np.uint32)[0] = crc32c(parts.entries[:4092])
     with pytest.raises(VersionError, match="expected version 1, got 2"):
         FrozenDirectory(parts.entries, lambda: parts.names)
-
-
-def test_a_sound_directory_passes_its_verification(directory: FrozenDirectory) -> None:
-    directory.verify()
-
-
-def test_empty() -> None:
-    parts = DirectoryBuilder().freeze(uuid.UUID(int=1), 0, chunk_bytes=CHUNK)
-    directory = FrozenDirectory(parts.entries, lambda: parts.names)
-    assert len(directory) == 0
-    assert directory.find([b"a"]).tolist() == [-1]
-    assert list(directory.children(b"")) == []
-    assert directory.names() == []
-    assert directory.order().tolist() == []
-    assert directory.is_directory(b"")
-    directory.verify()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from tests.support.nvme.command import (
@@ -78,12 +77,7 @@ class Host:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.socket.close()
 
     def send(self, pdu: Pdu) -> None:
@@ -236,11 +230,6 @@ class Pair:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.io.socket.close()
         self.admin.socket.close()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.nvme import DEFAULT_NQN, Event, Fault, FaultScript, Fragments, ScriptedTarget
+from tests.support.nvme import DEFAULT_NQN, Event, Fault, FaultScript, ScriptedTarget
 from tests.support.nvme.command import Nvm
 from tests.support.nvme.faults import (
     Change,
@@ -17,23 +17,19 @@ from tests.support.nvme.faults import (
     Complete,
     Cut,
     Delay,
-    Drip,
     Finish,
-    Garbage,
     Insert,
     Omit,
     Patch,
     Plus,
     Recut,
     Repeat,
-    Silence,
-    SplitR2T,
     SpoilDataDigest,
     SpoilHeaderDigest,
 )
-from tests.support.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleCmd, CapsuleResp, Pdu, PduError
-from tests.support.nvme.script import Action, Gather
-from tests.unit.support.nvme.host import NOTHING, Host, Pair
+from tests.support.nvme.pdu import C2HData, C2HTermReq, CapsuleCmd, CapsuleResp, Pdu, PduError
+from tests.support.nvme.script import Action
+from tests.unit.support.nvme.host import NOTHING, Pair
 
 DATA = bytes(range(256)) * 16
 
@@ -158,23 +154,6 @@ def test_data_is_recut(way: str, parts: list[tuple[int, int, bool]]) -> None:
     assert [pdu.success for pdu in data] == [way == "success early", False, False][: len(data)]
 
 
-@pytest.mark.parametrize(("order", "expected"), [("same", [1, 2, 3]), ("reversed", [3, 2, 1])])
-def test_answers_are_gathered(order: str, expected: list[int]) -> None:
-    do = Gather(3, order, wait_ms=20000)  # type: ignore[arg-type]
-    script = FaultScript([Fault(Event.READ, do, times=None)], seed=1)
-    with ScriptedTarget(script=script) as target, Pair(target.port, DEFAULT_NQN) as pair:
-        for cid in (1, 2, 3):
-            pair.io.send(read_command(cid))
-        pdus = [pair.io.receive() for _ in range(6)]
-        assert [cid_of(pdu) for pdu in pdus if isinstance(pdu, CapsuleResp)] == expected
-
-
-def test_gathered_answers_do_not_wait_for_ever() -> None:
-    script = FaultScript([Fault(Event.READ, Gather(3, "random"), times=None)])
-    with ScriptedTarget(script=script) as target, Pair(target.port, DEFAULT_NQN) as pair:
-        assert pair.io.read(0, 8)[0] == 0
-
-
 @pytest.mark.parametrize(
     ("do", "count"), [(Cut(100), 100), (Cut(0), 0), (Cut(-24), 4120), (Cut(24, reset=True), None)]
 )
@@ -198,49 +177,6 @@ def received(peer: socket.socket) -> int | None:
     except ConnectionResetError:
         return None
     return count
-
-
-def test_silence_lasts() -> None:
-    script = FaultScript([Fault(Event.READ, Silence(), nth=2)])
-    with ScriptedTarget(script=script) as target, Pair(target.port, DEFAULT_NQN) as pair:
-        assert pair.io.read(0, 8)[0] == 0
-        pair.io.socket.settimeout(0.05)
-        for _ in range(2):
-            with pytest.raises(TimeoutError):
-                pair.io.read(0, 8)
-        assert pair.admin.property_get(0x1C) == 1
-
-
-def test_bytes_drip_and_are_garbage() -> None:
-    for do in (Drip(Fragments([1, 7], pause_ms=0.01, pieces_max=20)), Garbage(64)):
-        script = FaultScript([Fault(Event.READ, do, nth=1)], seed=3)
-        with ScriptedTarget(script=script) as target, Pair(target.port, DEFAULT_NQN) as pair:
-            if isinstance(do, Drip):
-                assert pair.io.read(0, 8)[0] == 0
-            else:
-                with pytest.raises(PduError):
-                    pair.io.read(0, 8)
-
-
-@pytest.mark.parametrize("sizes", [[1], [3, 1, 24], [127]])
-def test_everything_may_come_in_fragments(sizes: list[int]) -> None:
-    script = FaultScript(fragments=Fragments(sizes))
-    with ScriptedTarget(script=script) as target, Pair(target.port, DEFAULT_NQN, digests=3) as pair:
-        assert pair.io.write(0, DATA, in_capsule=False) == 0
-        assert pair.io.read(0, 8) == (0, DATA)
-
-
-def test_too_many_r2ts() -> None:
-    script = FaultScript([Fault(Event.R2T, SplitR2T(3))])
-    with ScriptedTarget(script=script) as target, Pair(target.port, DEFAULT_NQN) as pair:
-        write = replace(NOTHING, opcode=Nvm.WRITE, nsid=1, cid=9, length=4096, cdw12=7)
-        pair.io.send(CapsuleCmd(write.encode()))
-        asked = [pair.io.receive() for _ in range(3)]
-        assert [(pdu.offset, pdu.length) for pdu in asked if isinstance(pdu, R2T)] == [
-            (0, 1364),
-            (1364, 1364),
-            (2728, 1368),
-        ]
 
 
 @pytest.mark.parametrize(
@@ -269,14 +205,3 @@ def test_faults_happen_when_they_should(make: Callable[[], Fault], good: list[in
         assert [int(cid in seen) for cid in range(4)] == good
         assert script.played == 4 - sum(good)
         assert "seed 1" in repr(script)
-
-
-def test_faults_of_accepting_and_initializing() -> None:
-    with ScriptedTarget(script=FaultScript([Fault(Event.ACCEPT, Cut(reset=True))])) as target:
-        with pytest.raises(ConnectionError):
-            Host(target.port)
-        Host(target.port).socket.close()
-    with ScriptedTarget(script=FaultScript([Fault(Event.INITIALIZE, Cut(64))])) as target:
-        with pytest.raises(EOFError):
-            Host(target.port)
-        Host(target.port).socket.close()
