@@ -1,7 +1,8 @@
 """A program that interrupts operations of dlfs as Ctrl-C would, at chosen and at random moments.
 
-``python -m tests.fault.interrupting MODE OPERATION FOLDER [SEED COUNT]``
+``python -m tests.fault.interrupting MODES OPERATIONS FOLDER SEED COUNT``
 
+MODES and OPERATIONS are names with commas between them; each operation is interrupted in each mode.
 ``lines`` raises KeyboardInterrupt at lines of dlfs, ``returns`` on the return of functions of C
 that dlfs calls: each run of the operation is interrupted once, at another of the points that it
 reaches. ``signals`` lets a timer expire at random moments; ``busy`` does so while a thread opens,
@@ -19,6 +20,7 @@ import ctypes
 import dis
 import faulthandler
 import gc
+import itertools
 import os
 import random
 import shutil
@@ -42,6 +44,9 @@ HANG_S = 60
 
 CLOSING_S = 10
 """Longest wait for descriptors that other threads have open for a moment, in seconds."""
+LOST = ("signals", "workers")
+"""Not tried: lines of PyTorch that start worker processes lose Ctrl-C."""
+
 COUNT = 60
 SAMPLE_BYTES = 3000
 _PACKAGE = str(Path(dlfs.__file__).parent)
@@ -253,9 +258,15 @@ def _leaks(frame: FrameType) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("POP_EXCEPT", "PUSH_EXC_INFO")
 
 
-def trace_natives(tracer: Tracer) -> None:
+@contextlib.contextmanager
+def trace_natives(tracer: Tracer) -> Iterator[None]:
     """Have functions of libdlfs count as points when they return in the main thread."""
     loaded = library()
+    natives = {
+        name: function
+        for name, function in vars(loaded).items()
+        if isinstance(function, ctypes._CFuncPtr) and not name.endswith(_DESTROYERS)  # type: ignore[attr-defined]
+    }
 
     def wrap(name: str, function: Any) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -266,9 +277,12 @@ def trace_natives(tracer: Tracer) -> None:
 
         return call
 
-    for name, function in list(vars(loaded).items()):
-        if isinstance(function, ctypes._CFuncPtr) and not name.endswith(_DESTROYERS):  # type: ignore[attr-defined]
-            setattr(loaded, name, wrap(name, function))
+    for name, function in natives.items():
+        setattr(loaded, name, wrap(name, function))
+    try:
+        yield
+    finally:
+        vars(loaded).update(natives)
 
 
 @contextlib.contextmanager
@@ -374,20 +388,19 @@ def run_points(
     """Interrupt an operation at points that it reaches."""
     operation = getattr(operations, name)
     tracer = Tracer(returns=returns)
-    if returns:
-        trace_natives(tracer)
-    operation()
-    tracer.run(operation, None)
-    points = tracer.points(2)
-    operations.check()
-    gc.collect()
-    checks = Checks(operations)
-    chosen = random.Random(seed).sample(points, min(count, len(points)))
-    for point in chosen:
-        where = f"{name} at {point[0]}:{point[1]} #{point[2]}"
-        checks.interrupt(
-            where, lambda point=point: tracer.run(operation, point), lambda: tracer.raised
-        )  # type: ignore[misc]
+    with trace_natives(tracer) if returns else contextlib.nullcontext():
+        operation()
+        tracer.run(operation, None)
+        points = tracer.points(2)
+        operations.check()
+        gc.collect()
+        checks = Checks(operations)
+        chosen = random.Random(seed).sample(points, min(count, len(points)))
+        for point in chosen:
+            where = f"{name} at {point[0]}:{point[1]} #{point[2]}"
+            checks.interrupt(
+                where, lambda point=point: tracer.run(operation, point), lambda: tracer.raised
+            )  # type: ignore[misc]
     print(f"{name}: {len(chosen)} of {len(points)} points", flush=True)
     return checks
 
@@ -424,26 +437,33 @@ def run_signals(operations: Operations, name: str, seed: int, count: int) -> Che
     return checks
 
 
+def run_mode(operations: Operations, mode: str, name: str, seed: int, count: int) -> Checks:
+    """Interrupt an operation in one of the modes."""
+    if mode == "signals":
+        return run_signals(operations, name, seed, count)
+    if mode == "busy":
+        copy = str(shutil.copy(operations.volume, operations.folder / "other.img"))
+        with busy(copy):
+            return run_signals(operations, name, seed, count)
+    return run_points(operations, name, seed, count, returns=mode == "returns")
+
+
 def main() -> int:
     """Run the program."""
-    mode, name, folder, seed, count = sys.argv[1:]
+    modes, names, folder, seed, count = sys.argv[1:]
     print(f"seed {seed}", flush=True)
     operations = Operations(Path(folder))
     operations.prepare()
-    if mode == "prepare":
-        return 0
-    if mode == "signals":
-        checks = run_signals(operations, name, int(seed), int(count))
-    elif mode == "busy":
-        copy = str(shutil.copy(operations.volume, operations.folder / "other.img"))
-        with busy(copy):
-            checks = run_signals(operations, name, int(seed), int(count))
-    else:
-        checks = run_points(operations, name, int(seed), int(count), returns=mode == "returns")
-    for problem, times in sorted(checks.problems.items()):
-        print(f"{times} times: {problem}", flush=True)
-    print(f"{checks.interruptions} interruptions", flush=True)
-    return 1 if checks.problems else 0
+    problems = 0
+    for mode, name in itertools.product(modes.split(","), names.split(",")):
+        if not name or (mode, name) == LOST:
+            continue
+        checks = run_mode(operations, mode, name, int(seed), int(count))
+        for problem, times in sorted(checks.problems.items()):
+            print(f"{mode}: {times} times: {problem}", flush=True)
+        print(f"{mode}, {name}: {checks.interruptions} interruptions", flush=True)
+        problems += len(checks.problems)
+    return min(problems, 1)
 
 
 if __name__ == "__main__":

@@ -50,14 +50,14 @@ def local_order(volume: str, **arguments: object) -> list[int]:
         return order(dataset.batches(16, **arguments))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_map_style_in_workers(connected, samples, method):
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, "spawn")])
+def test_map_style_in_workers(connected, samples, workers, method):
     # Here, too, before the workers start: they have their own channels all the same.
     assert connected[0] == next(iter(samples.values()))
     loader = DataLoader(
         SampleDataset(connected, labels=ColumnLabels(connected, "number")),
         batch_size=20,
-        num_workers=2,
+        num_workers=workers,
         multiprocessing_context=method,
         collate_fn=list,
     )
@@ -66,10 +66,10 @@ def test_map_style_in_workers(connected, samples, method):
     assert [label for _, label in got] == list(range(len(samples)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_epochs_in_workers_of_the_loader(connected, service, volume, samples, method):
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, "spawn")])
+def test_epochs_in_workers_of_the_loader(connected, service, volume, samples, workers, method):
     wanted = list(samples.values())
-    loader = Loader(connected, 32, seed=3, num_workers=2, multiprocessing_context=method)
+    loader = Loader(connected, 32, seed=3, num_workers=workers, multiprocessing_context=method)
     for epoch in range(2):
         given = []
         for batch in loader:

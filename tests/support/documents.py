@@ -1,8 +1,8 @@
 """Runs examples of the documents in this process.
 
 ``tests/unit/test_documents.py`` runs the examples of most pages, each in a process of its own, by
-``tests/support/examples.py``. The tests of a framework run the example of their section of
-docs/frameworks.md by this module, because they have imported the framework: that takes seconds.
+``tests/support/examples.py``. It runs those that need PyTorch by this module, and so do the tests
+of a framework with their section of docs/frameworks.md: to import these takes seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ def run_framework(name: str, folder: Path) -> None:
     page = "docs/frameworks.md"
     ((_, code),) = dict(sections(page, (ROOT / page).read_text()))[f"{page}: {name}"]
     _make_photos(folder / "photos.img")
+    run_here(code, folder)
+
+
+def run_here(code: str, folder: Path) -> None:
+    """Run a block of Python in a folder, and check what it prints."""
     found = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(found):
-        exec(compile(code, name, "exec"), {"__name__": "__main__"})
+        exec(compile(code, "example", "exec"), {"__name__": "__main__"})
     expected = printed_texts(code)
     lines = found.getvalue().splitlines()
     assert [line for line in lines if line in expected] == expected, lines  # frameworks print, too

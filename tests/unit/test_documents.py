@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documents import ROOT
+from tests.support.documents import ROOT, run_here
 from tests.support.examples import Installation, run_example, sections
 
 CHECKOUT = Installation(
@@ -74,9 +74,13 @@ def folder(made: Path, tmp_path: Path) -> Iterator[Path]:
         if title != SAMPLES
     ],
 )
-def test_examples(title: str, folder: Path) -> None:
+def test_examples(title: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    is_here = request.node.get_closest_marker("torch") is not None
     for language, block in SECTIONS[title]:
-        run_example(language, block, folder, CHECKOUT)
+        if is_here and language == "python":
+            run_here(block, folder)
+        else:
+            run_example(language, block, folder, CHECKOUT)
 
 
 @pytest.mark.parametrize("way", ["api", "pytorch", "service", "mount", "c", "formats"])

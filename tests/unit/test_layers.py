@@ -1,6 +1,7 @@
 """The shape of the code: layers, who may know ctypes, lengths of functions and files, prose."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ LONG_FILES: dict[str, int] = {}  # a file above the limit, with its own limit
 COLUMNS_MAX = 100
 
 
+@functools.cache
 def parse(module: str) -> ast.Module:
     return ast.parse((ROOT / module).read_text())
 
@@ -91,52 +93,51 @@ def test_imports_point_down() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if "/_native/" not in name])
-def test_only_native_knows_ctypes(module: str) -> None:
-    assert not {name.split(".")[0] for name in imports(parse(module))} & {"ctypes", "cffi"}
+def test_only_native_knows_ctypes() -> None:
+    knowing = [name for name in MODULES if roots_of(name) & {"ctypes", "cffi"}]
+    assert all("/_native/" in name for name in knowing), knowing
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if "/cli/" not in name])
-def test_no_module_imports_the_command_line(module: str) -> None:
-    assert not [name for name in imports(parse(module)) if name.startswith("dlfs.cli")]
+def test_no_module_imports_the_command_line() -> None:
+    for module in MODULES:
+        if "/cli/" not in module:
+            wrong = [name for name in imports(parse(module)) if name.startswith("dlfs.cli")]
+            assert not wrong, module
 
 
-@pytest.mark.parametrize(
-    "module",
-    [f"dlfs/{name}.py" for name in ("base/arguments", "errors", "base/units", "base/wording")],
-)
-def test_the_ground_floor_is_standard_library_only(module: str) -> None:
-    roots = {name.split(".")[0] for name in imports(parse(module))}
-    assert roots <= set(sys.stdlib_module_names) | {"dlfs", "__future__"}
+def test_the_ground_floor_is_standard_library_only() -> None:
+    for name in ("base/arguments", "errors", "base/units", "base/wording"):
+        assert roots_of(f"dlfs/{name}.py") <= {*sys.stdlib_module_names, "dlfs", "__future__"}, name
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_and_functions_are_of_readable_length(module: str) -> None:
-    tree = parse(module)
-    assert len((ROOT / module).read_text().splitlines()) <= FILE_LINES_MAX
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            body = node.end_lineno - node.lineno + 1
-            docstring = ast.get_docstring(node, clean=False)
-            body -= len(docstring.splitlines()) if docstring else 0
-            assert body <= FUNCTION_LINES_MAX, f"{module}:{node.lineno} {node.name}"
+def roots_of(module: str) -> set[str]:
+    return {name.split(".")[0] for name in imports(parse(module))}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_open_with_prose(module: str) -> None:
-    assert ast.get_docstring(parse(module)), f"{module} needs a docstring"
+def test_modules_and_functions_are_of_readable_length() -> None:
+    for module in MODULES:
+        assert len((ROOT / module).read_text().splitlines()) <= FILE_LINES_MAX, module
+        for node in ast.walk(parse(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                body = node.end_lineno - node.lineno + 1
+                docstring = ast.get_docstring(node, clean=False)
+                body -= len(docstring.splitlines()) if docstring else 0
+                assert body <= FUNCTION_LINES_MAX, f"{module}:{node.lineno} {node.name}"
 
 
-@pytest.mark.parametrize("name", C_FILES)
-def test_c_files_open_with_prose_and_keep_to_the_columns(name: str) -> None:
-    lines = (ROOT / name).read_text().splitlines()
-    assert lines[0].startswith("/*"), f"{name} needs a comment at its head"
-    assert len(lines) <= LONG_FILES.get(name, FILE_LINES_MAX)
-    long = [number for number, line in enumerate(lines, 1) if len(line) > COLUMNS_MAX]
-    assert not long, f"{name}: lines over {COLUMNS_MAX} columns: {long}"
-    functions = [number for number, line in enumerate(lines) if line == "{"]
-    ends = [number for number, line in enumerate(lines) if line == "}"]
-    for start in functions:
-        end = min(number for number in ends if number > start)
-        assert end - start <= FUNCTION_LINES_MAX, f"{name}:{start + 1}"
+def test_modules_open_with_prose() -> None:
+    assert not [module for module in MODULES if not ast.get_docstring(parse(module))]
+
+
+def test_c_files_open_with_prose_and_keep_to_the_columns() -> None:
+    for name in C_FILES:
+        lines = (ROOT / name).read_text().splitlines()
+        assert lines[0].startswith("/*"), f"{name} needs a comment at its head"
+        assert len(lines) <= LONG_FILES.get(name, FILE_LINES_MAX), name
+        long = [number for number, line in enumerate(lines, 1) if len(line) > COLUMNS_MAX]
+        assert not long, f"{name}: lines over {COLUMNS_MAX} columns: {long}"
+        ends = [number for number, line in enumerate(lines) if line == "}"]
+        for start in (number for number, line in enumerate(lines) if line == "{"):
+            end = min(number for number in ends if number > start)
+            assert end - start <= FUNCTION_LINES_MAX, f"{name}:{start + 1}"

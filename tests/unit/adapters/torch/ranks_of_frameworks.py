@@ -26,10 +26,17 @@ from torch.utils.data import DataLoader, default_collate
 import dlfs
 from dlfs.adapters.torch import DistributedBatchSampler, DistributedSampler, Loader, SampleDataset
 from dlfs.errors import DlfsError
+from tests.unit.adapters.torch.forked_ranks import fork_ranks
 
 BATCH = 16
 EPOCHS = 2
 WORLD = 2
+LAUNCHED = {
+    "torchrun": [],
+    "accelerate": ["accelerate"],
+    "trainer": ["transformers", "transformers.trainer"],
+}
+"""Ranks that do not come from the framework, and the modules that they need."""
 FORM: dict[str, Any] = {"dtype": "float32", "shape": (2, 3)}
 
 
@@ -228,7 +235,7 @@ def run_pool(dataset, out: Path, how: str, before: bool, kinds: list[str]) -> No
 
 
 def run_rank(dataset, out: Path, how: str, before: bool, kinds: list[str]) -> None:
-    """Run one rank that a launcher started: a plain loop, Accelerate or ``Trainer``."""
+    """Run one rank as a launcher starts it: a plain loop, Accelerate or ``Trainer``."""
     rank = int(os.environ["RANK"])
     early = {kind: make(kind, dataset) for kind in kinds} if before else {}
     join(rank, f"file://{out}/meeting-{how}-{before}")
@@ -250,8 +257,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     runs: dict[str, Any] = {"spawn": run_pool, "fork": run_pool}
-    runs |= dict.fromkeys(("torchrun", "accelerate", "trainer"), run_rank)
-    if how not in runs:
+    runs |= dict.fromkeys(LAUNCHED, run_rank)
+    if how in LAUNCHED:
+        for name in LAUNCHED[how]:
+            import_module(name)
+        fork_ranks(WORLD)
+    elif how not in runs:
         runs[how] = import_module("tests.unit.adapters.torch.ranks_of_lightning").run
     with dlfs.open(volume) as opened, opened["arrays"] as dataset:
         runs[how](dataset, Path(out), how, made == "before", kinds)

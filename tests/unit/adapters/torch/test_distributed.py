@@ -27,12 +27,14 @@ from datetime import timedelta
 import torch.distributed as dist
 import dlfs
 from dlfs.adapters.torch import DistributedSampler, Loader
+from tests.unit.adapters.torch.forked_ranks import fork_ranks
 
-volume, address, rank, out = sys.argv[1:]
-dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2,
+volume, address, folder = sys.argv[1:]
+rank = fork_ranks(2)
+dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2,
                         timeout=timedelta(seconds=60))
 with dlfs.open(volume) as opened, opened["arrays"] as dataset:
-    loader = Loader(dataset, 10, seed=7, num_workers=int(rank) + 1)  # not the same on each
+    loader = Loader(dataset, 10, seed=7, num_workers=rank + 1)  # not the same on each
     taken = [batch.indices.tolist() for _, batch in zip(range(4), loader)]
     states = [None, None]
     dist.all_gather_object(states, loader.state_dict())
@@ -40,7 +42,7 @@ with dlfs.open(volume) as opened, opened["arrays"] as dataset:
     found = {"taken": taken, "state": states[0], "rank": loader.rank, "world": loader.world_size,
              "sampled": len(DistributedSampler(dataset))}
     loader.close()
-with open(out, "w") as file:
+with open(f"{folder}/{rank}", "w") as file:
     json.dump(found, file)
 dist.destroy_process_group()
 """
@@ -54,9 +56,11 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 import dlfs
 from dlfs.adapters.torch import ColumnLabels, Loader
+from tests.unit.adapters.torch.forked_ranks import fork_ranks
 
-volume, address, rank, out = sys.argv[1:]
-dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2,
+volume, address, folder = sys.argv[1:]
+rank = fork_ranks(2)
+dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2,
                         timeout=timedelta(seconds=60))
 accelerator = Accelerator(cpu=True)
 range_of = lambda indices: indices.astype("int64")
@@ -71,34 +75,20 @@ with dlfs.open(volume) as opened, opened["arrays"] as dataset:
         error = None
     except Exception as caught:  # of rank 1: that rank 0 is gone
         error = f"{type(caught).__name__}: {caught}"
-with open(out, "w") as file:
+with open(f"{folder}/{rank}", "w") as file:
     found = {"world": accelerator.num_processes, "taken": taken, "split": numbers, "error": error}
     json.dump(found, file)
 dist.destroy_process_group()  # a thread of Gloo that wants the GIL of a Python that ends aborts
 """
 
 
-def run_ranks(script, volume, folder):
-    """Run a script as two ranks; return what each wrote as JSON."""
+def run_ranks(script, volume, folder, world=2):
+    """Run a script, which makes the ranks; return what each wrote as JSON."""
     address = f"file://{folder}/meeting"  # a port that is free now may be another's by then
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, volume, address, str(rank), folder / str(rank)],
-            cwd=ROOT,
-            env={
-                "GLOO_SOCKET_IFNAME": "lo",
-                "PATH": "",
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",  # which Accelerate wants, and does not use
-                "MASTER_PORT": "1",
-            },
-        )
-        for rank in range(2)
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0]
-    return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
+    command = [sys.executable, "-c", script, volume, address, folder]
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "PATH": ""}
+    subprocess.run(command, cwd=ROOT, env=environment, timeout=240, check=True)
+    return [json.loads((folder / str(rank)).read_text()) for rank in range(world)]
 
 
 @pytest.mark.frameworks
@@ -130,16 +120,21 @@ def test_ranks_of_torch_distributed(torch_volume, tmp_path, arrays):
 
 
 TRAINING = """
-import json, sys
+import json, os, sys
 from datetime import timedelta
 import torch
 import torch.distributed as dist
 import dlfs
 from dlfs.adapters.torch import DistributedBatchSampler, Loader, SampleDataset
+from tests.unit.adapters.torch.forked_ranks import fork_ranks
 
-volume, address, rank, world, out = sys.argv[1:]
+volume, address, folder = sys.argv[1:]
+world = 4
+rank = fork_ranks(world)
+for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    del os.environ[name]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=int(world),
+dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world,
                         timeout=timedelta(seconds=60))
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 1))
 
@@ -154,7 +149,7 @@ def train(batches):
 
 with dlfs.open(volume) as opened, opened["arrays"] as dataset:
     form = {"dtype": "float32", "shape": (2, 3)}
-    loader = Loader(dataset, 57, seed=7, where=range(229), num_workers=int(rank) % 2, **form)
+    loader = Loader(dataset, 57, seed=7, where=range(229), num_workers=rank % 2, **form)
     epochs = [train((b.samples, b.indices.tolist()) for b in loader) for _ in range(2)]
     batches = iter(loader)
     begun = train((b.samples, b.indices.tolist()) for b in [next(batches)])
@@ -167,26 +162,15 @@ with dlfs.open(volume) as opened, opened["arrays"] as dataset:
     numbers = SampleDataset(dataset, labels=lambda indices: indices.astype("int64"), **form)
     sampled = train((samples, labels.tolist()) for samples, labels in
                     torch.utils.data.DataLoader(numbers, batch_sampler=sampler))
-with open(out, "w") as file:
+with open(f"{folder}/{rank}", "w") as file:
     json.dump({"epochs": epochs, "begun": begun, "rest": rest, "sampled": sampled}, file)
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_with_unequal_data_end_together(torch_volume, tmp_path, arrays, world):
-    address = f"file://{tmp_path}/meeting"
-    command = [sys.executable, "-c", TRAINING, torch_volume, address]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), tmp_path / str(rank)],
-            cwd=ROOT,
-            env={"GLOO_SOCKET_IFNAME": "lo", "PATH": ""},
-        )
-        for rank in range(world)
-    ]
-    assert [process.wait(240) for process in processes] == [0] * world
-    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(world)]
+def test_ranks_with_unequal_data_end_together(torch_volume, tmp_path, arrays):
+    world = 4
+    found = run_ranks(TRAINING, torch_volume, tmp_path, world)
     rounds = -(-229 // world)
 
     def all_ranks(taken: list[list[list[int]]]) -> list[int]:
@@ -214,9 +198,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 import dlfs
 from dlfs.adapters.torch import DistributedSampler, Loader
+from tests.unit.adapters.torch.forked_ranks import fork_ranks
 
-volume, address, rank, out = sys.argv[1:]
-dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2,
+volume, address, folder = sys.argv[1:]
+rank = fork_ranks(2)
+dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2,
                         timeout=timedelta(seconds=60))
 
 
@@ -240,7 +226,7 @@ with dlfs.open(volume) as opened, opened["arrays"] as dataset:
     found["given"] = warned(load(rank=dp.get_local_rank(), world_size=dp.size()))
     twice = Loader(dataset, 10)
     found["once"] = warned(lambda: [next(iter(twice)), next(iter(twice))])
-with open(out, "w") as file:
+with open(f"{folder}/{rank}", "w") as file:
     json.dump(found, file)
 dist.destroy_process_group()
 """
@@ -262,8 +248,10 @@ import torch.distributed as dist
 import dlfs
 from dlfs import UsageError
 from dlfs.adapters.torch import Loader
+from tests.unit.adapters.torch.forked_ranks import fork_ranks
 
-volume, address, rank, out = sys.argv[1:]
+volume, address, folder = sys.argv[1:]
+rank = fork_ranks(2)
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
     del os.environ[name]
 with dlfs.open(volume) as opened, opened["arrays"] as dataset:
@@ -272,7 +260,7 @@ with dlfs.open(volume) as opened, opened["arrays"] as dataset:
     reading = iter(loaders[2])
     next(reading)
     lengths = [len(loaders[0])]
-    dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2,
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2,
                             timeout=timedelta(seconds=60))
     errors = []
     for again in (lambda: next(iter(loaders[0])), lambda: next(reading)):
@@ -285,7 +273,7 @@ with dlfs.open(volume) as opened, opened["arrays"] as dataset:
     rest = [index for batch in loaders[0] for index in batch.indices.tolist()]
     loaders[1].set_epoch(1)
     other = [index for batch in loaders[1] for index in batch.indices.tolist()]
-with open(out, "w") as file:
+with open(f"{folder}/{rank}", "w") as file:
     json.dump({"looked": looked, "errors": errors, "lengths": lengths, "rest": rest,
                "other": other}, file)
 dist.destroy_process_group()

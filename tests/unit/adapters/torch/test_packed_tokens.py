@@ -133,10 +133,10 @@ def test_ranks_and_a_resume_at_others(plain, uneven) -> None:
     assert all((tokens[number] == whole[number]).all() for number in tokens)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_of_a_caller(plain, context) -> None:
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, "spawn")])
+def test_workers_of_a_caller(plain, workers, method) -> None:
     loader = Loader(dlfs.TokenSequences(plain, LENGTH), 4, seed=5)
-    given = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context=context)
+    given = DataLoader(loader, batch_size=None, num_workers=workers, multiprocessing_context=method)
     assert (tokens_of(list(given)) == expected(plain, 0, seed=5)).all()
 
 

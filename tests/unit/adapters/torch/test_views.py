@@ -41,7 +41,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dlfs.DatasetView]
 
 
 @pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 2}, {"num_workers": 2, "multiprocessing_context": "spawn"}]
+    "workers", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}]
 )
 def test_a_loader_gives_a_mix_with_its_labels(view, workers) -> None:
     labels = ColumnLabels(view, "label")
