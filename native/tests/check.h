@@ -1,4 +1,7 @@
-/* CHECK: like assert, but never compiled out, and it prints the compared values. */
+/*
+ * CHECK: like assert, but never compiled out, and it prints the compared values. ROUNDS_OF: how
+ * often a test repeats what is random.
+ */
 #ifndef DLFS_TESTS_CHECK_H
 #define DLFS_TESTS_CHECK_H
 
@@ -22,5 +25,11 @@
             abort();                                                                        \
         }                                                                                   \
     } while (0)
+
+#ifdef __SANITIZE_THREAD__ /* under ThreadSanitizer, a round takes ten or more times as long */
+#define ROUNDS_OF(count, with_threads) (with_threads)
+#else
+#define ROUNDS_OF(count, with_threads) (count)
+#endif
 
 #endif

@@ -1,4 +1,4 @@
-"""``make demo``: its steps, without FUSE, and what it leaves when it is interrupted."""
+"""``make demo`` without FUSE, and what it leaves when it is interrupted; CI runs it as it is."""
 
 from __future__ import annotations
 
@@ -17,18 +17,6 @@ DEMO = [sys.executable, "-m", "examples.demo"]
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.fuse
-def test_demo(tmp_path) -> None:
-    done = subprocess.run(
-        [*DEMO, "--dir", tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for step in ("digits", "format", "import", "verify", "mount", "diff -r", "train", "time"):
-        assert f"✓ {step}" in done.stdout
-    assert "plain files" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_demo_without_fuse(tmp_path) -> None:
     done = subprocess.run(
         [*DEMO, "--dir", tmp_path, "--keep"],
@@ -39,6 +27,8 @@ def test_demo_without_fuse(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    for step in ("digits", "format", "import", "verify", "train", "time"):
+        assert f"✓ {step}" in done.stdout
     assert "left out: fusermount3" in done.stdout
     (folder,) = tmp_path.iterdir()
     trained = {"training"} if importlib.util.find_spec("torch") else set()
@@ -63,15 +53,14 @@ def test_a_failed_step_is_named_and_leaves_nothing(tmp_path) -> None:
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_demo_leaves_nothing(tmp_path, number) -> None:
+def test_interrupted_demo_leaves_nothing(tmp_path) -> None:
     command = [*DEMO, "--dir", tmp_path]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if "✓ mount" in line:
                 break
-        demo.send_signal(number)
+        demo.send_signal(signal.SIGINT)
         demo.stdout.read()
     assert demo.returncode == 130
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()

@@ -6,6 +6,7 @@ replicas, each member alone gives a complete generation too.
 """
 
 import hashlib
+import os
 import random
 import signal
 import uuid
@@ -24,7 +25,9 @@ from tests.support.forked import run_forked
 MEMBER_BYTES = 1 * MIB + 256 * KIB
 MEMBERS = 2
 SEED = 20190923
-CUTS = 6
+STRIDE = 1 if os.environ.get("DLFS_CRASH_AT_EACH_WRITE") else 2
+"""Distance of the writes at which a recovery is tried; of a plain crash all writes are."""
+CUTS = int(os.environ.get("DLFS_POWER_CUTS", "2"))
 """Power cuts tried after each event, with different writes lost, torn and reordered."""
 
 FIRST = {f"a/{i}".encode(): bytes([i + 1]) * (700 + 90 * i) for i in range(8)}
@@ -233,7 +236,9 @@ def test_a_crash_after_a_crash(media):
     chance = random.Random(SEED)
     events = media.log.events
     # Only the superblocks' phase differs from a plain import: some copies are new already.
-    tail = [i for i, event in enumerate(events) if isinstance(event, WriteEvent)][-4 * MEMBERS :]
+    tail = [i for i, event in enumerate(events) if isinstance(event, WriteEvent)][
+        -4 * MEMBERS :: STRIDE
+    ]
     for first in tail:
         crashed = media.log.reordered_images(first + 1, chance)
         media.restore(crashed)

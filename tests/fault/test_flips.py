@@ -1,9 +1,11 @@
 """Any single flipped bit is detected before its bytes are returned, or is provably harmless.
 
-Metadata: one bit of each byte of every superblock copy, of the catalog and of a directory segment
-(byte i has bit i mod 8 flipped), and every bit of a directory header. Data: random bits.
+Metadata: one bit of each byte of every superblock copy and of a directory segment (byte i has bit
+i mod 8 flipped), and every bit of one superblock, of the catalog and of a directory header. Data:
+random bits.
 """
 
+import os
 import random
 import uuid
 from dataclasses import astuple
@@ -25,7 +27,7 @@ from dlfs.store.transaction import load_generation
 MEMBER_BYTES = 1 * MIB + 160 * KIB
 BLOCK_BYTES = 512
 SEED = 20190923
-DATA_FLIPS = 400
+DATA_FLIPS = int(os.environ.get("DLFS_FLIPS", "150"))
 
 SAMPLES = {
     f"dir{i % 2}/sample-{i}".encode(): random.Random(i).randbytes(size)
@@ -115,7 +117,8 @@ def test_superblocks(media, copy):
     start = superblock_offsets(MEMBER_BYTES)[copy]
     described = [*range(start, start + 272), *range(start + 512, start + 528)]
     described += range(start + 4092, start + 4096)
-    for byte, bit in [*each_bit(described), *each_byte(range(start, start + 4096))]:
+    every_bit = each_bit(described) if copy == 0 else []  # copies are checked by the same code
+    for byte, bit in [*every_bit, *each_byte(range(start, start + 4096))]:
         media.flip(byte, bit)
         found = load_generation(media.devices)
         media.flip(byte, bit)

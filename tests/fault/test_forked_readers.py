@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-FORKS = int(os.environ.get("DLFS_FORKS", "24"))
+FORKS = int(os.environ.get("DLFS_FORKS", "12"))
 CHILD_SECONDS = float(os.environ.get("DLFS_FORK_SECONDS", "60"))
 COUNT = 120
 MEMORY_BYTES = 2 * MIB

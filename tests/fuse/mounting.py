@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 import dlfs
 from bench.serving import uring_offered
 from dlfs.base.units import MIB
@@ -25,6 +27,9 @@ from tests.support.stopping import stop_process
 
 SECONDS_MAX = 100
 """Longest wait for a condition, in seconds; long enough for a slow and busy machine."""
+
+ALIKE_OVER_URING = pytest.mark.parametrize("server", ["native", "pyfuse3"], indirect=True)
+"""Marks rules about mounting, which do not depend on how the kernel sends requests."""
 
 
 def wait_for_exit(pid: int) -> None:

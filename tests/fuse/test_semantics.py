@@ -29,6 +29,7 @@ from dlfs.mount.mountpoint import find_mount, parse_mountinfo, unmount
 from dlfs.mount.supervise import background
 from dlfs.mount.supervise.background import mount_volume
 from tests.fuse.mounting import (
+    ALIKE_OVER_URING,
     AS_NOBODY,
     EMPTY_DIRECTORIES,
     SECONDS_MAX,
@@ -50,9 +51,6 @@ pytestmark = pytest.mark.fuse
 
 RULES = Path(mountpoint.__file__).with_name("SEMANTICS.md")
 NOBODY = 65534
-
-ALIKE_OVER_URING = pytest.mark.parametrize("server", ["native", "pyfuse3"], indirect=True)
-"""Marks rules about mounting, which do not depend on how the kernel sends requests."""
 
 
 def walk(top: Path) -> Iterator[tuple[bytes, os.stat_result]]:
@@ -574,6 +572,7 @@ def test_rule_25_mounting_answers_or_says_why(
         assert find_mount(directory) is None
 
 
+@ALIKE_OVER_URING
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "unmount"])
 def test_rule_26_ends(server: str, own_volume: Path, tmp_path: Path, how: str) -> None:
     with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount:
@@ -587,6 +586,7 @@ def test_rule_26_ends(server: str, own_volume: Path, tmp_path: Path, how: str) -
         assert os.listdir(mount.directory) == []
 
 
+@ALIKE_OVER_URING
 @pytest.mark.parametrize("restart", [True, False])
 def test_rule_26_ends_where_it_has_moved(
     server: str, own_volume: Path, tmp_path: Path, restart: bool

@@ -24,6 +24,7 @@ from dlfs.mount.options import MountOptions
 from dlfs.mount.supervise.keeper import can_keep
 from dlfs.service.client import attach, detach
 from tests.fuse.mounting import (
+    ALIKE_OVER_URING,
     SECONDS_MAX,
     Mount,
     add_dataset,
@@ -103,6 +104,7 @@ def test_rule_39_each_volume_has_a_directory(
         assert errno_of(lambda: os.mkdir(mount / "cats/new")) == errno.EROFS
 
 
+@ALIKE_OVER_URING
 def test_rule_39_one_volume_nested(server: str, volumes: list[Path], tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
     directory.mkdir()
@@ -265,6 +267,7 @@ def service(volumes: list[Path], server: str, tmp_path: Path) -> Iterator[Servic
     assert os.listdir(tmp_path / "mnt") == []
 
 
+@ALIKE_OVER_URING
 def test_rule_52_volumes_come_and_go(service: Service, volumes: list[Path], tmp_path: Path) -> None:
     top = tmp_path / "mnt"
     descriptor = os.open(top / "cats/train/b/c", os.O_RDONLY)
@@ -290,55 +293,58 @@ def test_rule_52_volumes_come_and_go(service: Service, volumes: list[Path], tmp_
     assert (top / uuid_of(volumes[1]) / "train/a").read_bytes() == DOGS[b"a"]
 
 
-@pytest.mark.parametrize("use", ["file", "directory", "top", "mapping", "work"])
-def test_rule_52_a_volume_in_use_is_busy(
-    service: Service, volumes: list[Path], tmp_path: Path, use: str
-) -> None:
-    attach(service.uri, str(volumes[1]))
-    top = tmp_path / "mnt/dogs"
+@contextlib.contextmanager
+def using(top: Path, use: str) -> Iterator[int]:
+    """Use a volume in some way; yield the ID of the process that does."""
+    if use == "work":
+        with working_in(top / "train") as pid:
+            yield pid
+        return
     path = {"directory": top / "train/b", "top": top}.get(use, top / "train/a")
-    with contextlib.ExitStack() as stack:
-        pid = os.getpid()
-        if use == "work":
-            pid = stack.enter_context(working_in(top / "train"))
-        else:
-            descriptor = os.open(path, os.O_RDONLY)
-            if use == "mapping":
-                mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-                os.close(descriptor)
-                stack.callback(mapping.close)
-            else:
-                stack.callback(os.close, descriptor)
-        with pytest.raises(DeviceError, match=f"processes use .*dogs: {pid}; close") as caught:
-            detach(service.uri, "dogs")
-        assert caught.value.errno == errno.EBUSY
-        assert (top / "train/b/c").read_bytes() == DOGS[b"b/c"]
+    descriptor = os.open(path, os.O_RDONLY)
+    if use == "mapping":
+        mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        os.close(descriptor)
+        yield os.getpid()
+        mapping.close()
+    else:
+        yield os.getpid()
+        os.close(descriptor)
+
+
+def check_busy(service: Service, top: Path, *uses: str) -> None:
+    """Check that a volume cannot be detached while it is used, and then can."""
+    for use in uses:
+        with using(top, use) as pid:
+            with pytest.raises(DeviceError, match=f"processes use {top}: {pid}; close") as caught:
+                detach(service.uri, "dogs")
+            assert caught.value.errno == errno.EBUSY
+            assert (top / "train/b/c").read_bytes() == DOGS[b"b/c"]
     detach(service.uri, "dogs")
     assert not top.exists()
 
 
-@pytest.mark.parametrize("use", ["file", "work"])
+@ALIKE_OVER_URING
+def test_rule_52_a_volume_in_use_is_busy(
+    service: Service, volumes: list[Path], tmp_path: Path
+) -> None:
+    attach(service.uri, str(volumes[1]))
+    check_busy(service, tmp_path / "mnt/dogs", "file", "directory", "top", "mapping", "work")
+
+
+@ALIKE_OVER_URING
 def test_rule_52_a_volume_is_busy_after_a_rename_above_the_mount(
-    volumes: list[Path], server: str, tmp_path: Path, use: str
+    volumes: list[Path], server: str, tmp_path: Path
 ) -> None:
     with served_mount(tmp_path / "before", volumes[0], server, "--nested") as service:
         (tmp_path / "before").rename(tmp_path / "after")
         top = tmp_path / "after/mnt/dogs"
         assert attach(service.uri, str(volumes[1])).mount == str(top)
-        with other_mount(tmp_path / "before", volumes[2]), contextlib.ExitStack() as stack:
-            if use == "file":
-                stack.enter_context(open(top / "train/a", "rb"))
-                pid = os.getpid()
-            else:
-                pid = stack.enter_context(working_in(top / "train"))
-            with pytest.raises(DeviceError, match=f"processes use {top}: {pid}; close") as caught:
-                detach(service.uri, "dogs")
-            assert caught.value.errno == errno.EBUSY
-            assert (top / "train/b/c").read_bytes() == DOGS[b"b/c"]
-        detach(service.uri, "dogs")
-        assert not top.exists()
+        with other_mount(tmp_path / "before", volumes[2]):
+            check_busy(service, top, "file", "work")
 
 
+@ALIKE_OVER_URING
 def test_rule_52_only_the_mount_of_the_service_ends(
     volumes: list[Path], server: str, tmp_path: Path
 ) -> None:

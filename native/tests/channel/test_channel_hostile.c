@@ -11,7 +11,7 @@
 #include "platform/memory.h"
 
 #define MEMORY (1u << 20)
-#define ROUNDS 200u
+#define ROUNDS ROUNDS_OF(200u, 50u)
 #define ENTRIES 400u
 
 struct attacker {

@@ -18,11 +18,7 @@
 #define LENGTH (2 * HUGE_PAGE)
 #define OTHERS 3
 #define OTHERS_BYTES ((size_t)3 << 20)
-#ifdef __SANITIZE_THREAD__ /* a mapping takes a hundred times as long under ThreadSanitizer */
-#define ROUNDS 200
-#else
-#define ROUNDS 6000
-#endif
+#define ROUNDS ROUNDS_OF(6000, 200)
 
 static atomic_bool finished;
 
