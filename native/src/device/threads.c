@@ -270,13 +270,6 @@ static const struct dlfs_queue_ops threads_queue_ops = {
     .abandon = threads_queue_abandon,
 };
 
-static int locks_init(struct threads_queue *queue)
-{
-    (void)pthread_mutex_init(&queue->mutex, NULL);
-    (void)pthread_cond_init(&queue->work, NULL);
-    return condition_init(&queue->done);
-}
-
 int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth,
                               const struct dlfs_connect_limit *limit, dlfs_queue **out)
 {
@@ -285,11 +278,13 @@ int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth,
     if (queue == NULL) {
         return -ENOMEM;
     }
-    int error = locks_init(queue);
+    int error = condition_init(&queue->done);
     if (error < 0) {
         free(queue);
         return error;
     }
+    (void)pthread_mutex_init(&queue->mutex, NULL);
+    (void)pthread_cond_init(&queue->work, NULL);
     queue->descriptor = ((const struct dlfs_file_device *)device)->descriptor;
     queue->block_bytes = device->block_bytes;
     queue->waiting.first = NO_ENTRY;

@@ -32,7 +32,7 @@
 /*
  * Pause before the next submission when the kernel is short of memory and no request is in flight.
  */
-#define PAUSE_NS 1000000L
+#define PAUSE_NS UINT64_C(1000000)
 /* The kernel's limit for one registered buffer; a longer range is registered as several buffers. */
 #define REGISTERED_BYTES_MAX (UINT64_C(1) << 30)
 #define REGISTERED_COUNT_MAX 1024u
@@ -213,15 +213,6 @@ static uint32_t ring_reap(struct uring_queue *queue, dlfs_completion *completion
     return filled;
 }
 
-static void pause_briefly(uint64_t left_ns)
-{
-    struct timespec pause = {.tv_sec = 0, .tv_nsec = PAUSE_NS};
-    if (left_ns < (uint64_t)PAUSE_NS) {
-        pause.tv_nsec = (long)left_ns;
-    }
-    (void)nanosleep(&pause, NULL);
-}
-
 /* Waits for one completion, a signal or the time-out. Returns 0, or the error of a broken ring. */
 static int ring_wait(struct uring_queue *queue, uint64_t left_ns)
 {
@@ -255,7 +246,8 @@ static int uring_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
             return 0;
         }
         if (io_uring_sq_ready(&queue->ring) >= base->in_flight) {
-            pause_briefly(left_ns);
+            struct timespec pause = clock_timespec(left_ns < PAUSE_NS ? left_ns : PAUSE_NS);
+            (void)nanosleep(&pause, NULL);
             continue;
         }
         error = ring_wait(queue, left_ns);

@@ -17,13 +17,6 @@ void nvme_text_format(struct nvme_text *text, const char *format, ...)
     va_end(arguments);
 }
 
-int nvme_socket_code(int error)
-{
-    bool timed_out = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
-                     error == EHOSTDOWN || error == ENETDOWN;
-    return timed_out ? DLFS_E_TIMEOUT : DLFS_E_LOST;
-}
-
 struct nvme_deadline nvme_deadline_within(const struct nvme_deadline *deadline, uint64_t ns)
 {
     struct nvme_deadline limit = *deadline;

@@ -6,6 +6,7 @@
 #ifndef DLFS_NVME_SOCKET_H
 #define DLFS_NVME_SOCKET_H
 
+#include <errno.h>
 #include <netinet/in.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -48,6 +49,11 @@ struct nvme_address {
 };
 
 /* Returns DLFS_E_TIMEOUT for a socket error that means an unreachable peer, else DLFS_E_LOST. */
-int nvme_socket_code(int error);
+static inline int nvme_socket_code(int error)
+{
+    bool timed_out = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
+                     error == EHOSTDOWN || error == ENETDOWN;
+    return timed_out ? DLFS_E_TIMEOUT : DLFS_E_LOST;
+}
 
 #endif

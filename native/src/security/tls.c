@@ -12,6 +12,7 @@
 #include <openssl/ssl.h>
 
 #include "dlfs/codes.h"
+#include "nvme/socket.h"
 #include "security/chap.h"
 #include "security/secret.h"
 
@@ -250,13 +251,6 @@ static int received_alert(unsigned long error)
                : -1;
 }
 
-static int socket_code(int error)
-{
-    bool timed_out = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
-                     error == EHOSTDOWN || error == ENETDOWN;
-    return timed_out ? DLFS_E_TIMEOUT : DLFS_E_LOST;
-}
-
 /*
  * Returns the code of an error after the handshake, and writes tls->reason. OpenSSL's first error
  * is the cause: after it, the alert that it sends may fail at the socket too.
@@ -287,7 +281,7 @@ static int explain_failure(struct nvme_tls *tls, int kind)
     }
     if (tls->socket_error != 0) {
         (void)snprintf(reason, room, "%s", strerror(tls->socket_error));
-        return socket_code(tls->socket_error);
+        return nvme_socket_code(tls->socket_error);
     }
     const char *why = ERR_reason_error_string(error);
     (void)snprintf(reason, room, "the target violates TLS: %s", why != NULL ? why : "unknown");
@@ -316,7 +310,7 @@ static int handshake_failure(const struct nvme_tls *tls, int kind,
                        "%s in the TLS handshake: the target was restarted, or refuses TLS on this "
                        "port",
                        strerror(tls->socket_error));
-        return socket_code(tls->socket_error);
+        return nvme_socket_code(tls->socket_error);
     } else if (kind == SSL_ERROR_ZERO_RETURN || tls->ended) {
         (void)snprintf(message, room,
                        "the target refused identity %.8s, or was restarted: it closed the "
