@@ -29,7 +29,7 @@ void nvme_link_signal(struct nvme_link *link)
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-void nvme_record_error(struct nvme_association *association, int code, const char *reason)
+static void record_error(struct nvme_association *association, int code, const char *reason)
 {
     const struct nvme_path *path = &association->config.paths[association->path];
     nvme_text_format(&association->error, "%.255s:%u: %.200s", path->host, path->port, reason);
@@ -46,7 +46,7 @@ void nvme_record_error(struct nvme_association *association, int code, const cha
 void nvme_fail_incarnation(struct nvme_association *association, int code, const char *reason)
 {
     association->failure = code;
-    nvme_record_error(association, code, reason);
+    record_error(association, code, reason);
 }
 
 void nvme_association_fail(struct nvme_association *association, int code, bool namespace_gone,
@@ -62,39 +62,6 @@ void nvme_association_fail(struct nvme_association *association, int code, bool 
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int make_locks(struct nvme_association *association)
-{
-    int code = condition_init(&association->changed);
-    if (code < 0) {
-        return code;
-    }
-    (void)pthread_mutex_init(&association->lock, NULL);
-    (void)pthread_mutex_init(&association->passthrough_lock, NULL);
-    association->locks_made = true;
-    return 0;
-}
-
-int nvme_association_create(const struct nvme_config *config, struct nvme_association **out)
-{
-    struct nvme_association *association = calloc(1, sizeof *association);
-    if (association == NULL) {
-        return -ENOMEM;
-    }
-    association->config = *config;
-    association->owner = getpid();
-    association->random = monotonic_ns() ^ (uint64_t)association->owner << 32;
-    nvme_durability_init(&association->durability);
-    nvme_write_limit_init(&association->write_limit);
-    association->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int code = association->wake >= 0 ? make_locks(association) : -errno;
-    if (code < 0) {
-        nvme_association_destroy(association);
-        return code;
-    }
-    *out = association;
-    return 0;
-}
-
 static void free_memory(struct nvme_association *association)
 {
     while (association->links != NULL) {
@@ -108,6 +75,28 @@ static void free_memory(struct nvme_association *association)
         (void)close(association->wake);
     }
     free(association);
+}
+int nvme_association_create(const struct nvme_config *config, struct nvme_association **out)
+{
+    struct nvme_association *association = calloc(1, sizeof *association);
+    if (association == NULL) {
+        return -ENOMEM;
+    }
+    association->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int code = association->wake >= 0 ? condition_init(&association->changed) : -errno;
+    if (code < 0) {
+        free_memory(association);
+        return code;
+    }
+    (void)pthread_mutex_init(&association->lock, NULL);
+    (void)pthread_mutex_init(&association->passthrough_lock, NULL);
+    nvme_durability_init(&association->durability);
+    nvme_write_limit_init(&association->write_limit);
+    association->config = *config;
+    association->owner = getpid();
+    association->random = monotonic_ns() ^ (uint64_t)association->owner << 32;
+    *out = association;
+    return 0;
 }
 
 void nvme_association_destroy(struct nvme_association *association)
@@ -126,11 +115,9 @@ void nvme_association_destroy(struct nvme_association *association)
         wake(association->wake);
         (void)pthread_join(association->thread, NULL);
     }
-    if (association->locks_made) {
-        (void)pthread_cond_destroy(&association->changed);
-        (void)pthread_mutex_destroy(&association->lock);
-        (void)pthread_mutex_destroy(&association->passthrough_lock);
-    }
+    (void)pthread_cond_destroy(&association->changed);
+    (void)pthread_mutex_destroy(&association->lock);
+    (void)pthread_mutex_destroy(&association->passthrough_lock);
     nvme_durability_destroy(&association->durability);
     free_memory(association);
 }
@@ -418,7 +405,7 @@ void nvme_link_report(struct nvme_association *association, struct nvme_link *li
 {
     (void)pthread_mutex_lock(&association->lock);
     if (is_current(association, incarnation)) {
-        nvme_record_error(association, code, reason);
+        record_error(association, code, reason);
         link->qid = 0; /* the controller may not have noticed the end of the old queue yet */
         link->needs_connection = true;
         link->since_ns = monotonic_ns();

@@ -76,7 +76,6 @@ struct nvme_association {
     pthread_t thread;
     int wake; /* an eventfd for the thread */
     bool thread_started;
-    bool locks_made;
     atomic_bool stop;
     atomic_bool write_protected; /* the namespace has become read-only */
     struct nvme_counters counters;
@@ -181,9 +180,7 @@ bool nvme_link_retry_lost(struct nvme_association *association, struct nvme_link
 
 /* Ends the thread's use of a link; frees the link if its queue pair has released it. */
 void nvme_link_connect_end(struct nvme_association *association, struct nvme_link *link);
-/* Stores an error message and counts the error by its code. */
-void nvme_record_error(struct nvme_association *association, int code, const char *reason);
-/* Records an error and marks the present incarnation as failed. */
+/* Records an error, counts it by its code, and marks the present incarnation as failed. */
 void nvme_fail_incarnation(struct nvme_association *association, int code, const char *reason);
 
 /* ---- used by the thread, without the lock ---- */

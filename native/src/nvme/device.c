@@ -57,28 +57,6 @@ static int own_association(dlfs_device *base, struct nvme_association **out)
 
 /* ---- queue pairs ----------------------------------------------------------------------------- */
 
-/* A read whose connection is closed ends there. A write may still be executed: its end is waited
- * for, as the writer's promises demand. */
-static bool queue_drops_operations(const dlfs_queue *base)
-{
-    return ((const struct nvme_queue *)base)->unfinished_changes == 0;
-}
-
-static void queue_destroy(dlfs_queue *base)
-{
-    nvme_queue_free((struct nvme_queue *)base);
-}
-
-static const struct dlfs_queue_ops nvme_queue_ops = {
-    .submit = nvme_queue_submit,
-    .poll = nvme_queue_poll,
-    .descriptor = nvme_queue_descriptor,
-    .register_range = NULL,
-    .destroy = queue_destroy,
-    .drops_operations = queue_drops_operations,
-    .abandon = queue_destroy,
-};
-
 static int queue_create(dlfs_device *base, uint32_t depth, const struct dlfs_connect_limit *limit,
                         dlfs_queue **out)
 {

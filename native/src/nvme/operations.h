@@ -7,7 +7,7 @@
  *   - waiting: it is in queue->waiting, with commands still to issue, and some may be in flight;
  *   - in flight: all of its commands were issued, and some have not completed;
  *   - delayed: it is in queue->delayed until a pause before its next attempt is over;
- *   - done: its completion is in queue->done until nvme_queue_poll returns it.
+ *   - done: its completion is in queue->done until dlfs_queue_poll returns it.
  *
  * Layers of a queue pair, each of which calls only those above it in this list:
  *   operations.c           operations and commands: enqueue, complete, try again
@@ -91,7 +91,7 @@ struct nvme_queue {
     struct nvme_link *link;
     struct nvme_connection *connection; /* NULL while there is none */
     int lost_code;     /* < 0: the controller is lost, and operations end with this code */
-    int epoll;         /* descriptor that nvme_queue_descriptor returned; -1: none was requested */
+    int epoll;         /* descriptor that dlfs_queue_descriptor returned; -1: none was requested */
     bool socket_full;  /* the last send found no room in the socket */
     bool watches_room; /* the epoll set reports room in the socket */
     uint32_t block_shift;

@@ -264,11 +264,6 @@ bool nvme_paths_pause_writes(struct nvme_association *association, uint64_t ms)
     return atomic_load(&association->writes_in_flight) == 0;
 }
 
-void nvme_paths_resume_writes(struct nvme_association *association)
-{
-    atomic_store(&association->writes_paused, false);
-}
-
 void nvme_paths_plan_probe(struct nvme_association *association)
 {
     association->probe_ns = UINT64_MAX;
@@ -297,7 +292,7 @@ static bool move(struct nvme_association *association, const struct nvme_admin *
         association->backoff_ms = 0; /* nothing has failed */
         publish(association, admin, path);
     }
-    nvme_paths_resume_writes(association);
+    atomic_store(&association->writes_paused, false);
     (void)pthread_mutex_unlock(&durability->flush_lock);
     return moves;
 }

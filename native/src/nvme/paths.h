@@ -30,9 +30,9 @@ int nvme_check_same(const struct nvme_namespace *before, const struct nvme_names
                     uint32_t nsid, struct nvme_text *text);
 /*
  * Keeps commands other than reads from being issued and waits up to ms until none is in flight.
- * Returns true if that is so. nvme_paths_resume_writes permits them again.
+ * Returns true if that is so. Clearing writes_paused permits them again, as the next controller
+ * does.
  */
 bool nvme_paths_pause_writes(struct nvme_association *association, uint64_t ms);
-void nvme_paths_resume_writes(struct nvme_association *association);
 
 #endif

@@ -56,7 +56,7 @@ static void announce_done(struct nvme_queue *queue)
     }
 }
 
-int nvme_queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
+static int queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
 {
     struct nvme_queue *queue = (struct nvme_queue *)base;
     uint64_t now_ns = nvme_queue_now(queue);
@@ -233,7 +233,8 @@ static bool keeps_polling(const struct nvme_queue *queue, uint64_t *until_ns)
     return now_ns < *until_ns;
 }
 
-int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
+static int queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
+                      int timeout_ms)
 {
     struct nvme_queue *queue = (struct nvme_queue *)base;
     struct deadline deadline = {.at_ns = 0};
@@ -269,7 +270,7 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
     }
 }
 
-int nvme_queue_descriptor(dlfs_queue *base)
+static int queue_descriptor(dlfs_queue *base)
 {
     struct nvme_queue *queue = (struct nvme_queue *)base;
     if (queue->epoll >= 0) {
@@ -301,8 +302,8 @@ int nvme_queue_run(struct nvme_queue *queue, struct nvme_exchange *exchange, uin
                                 .kind = NVME_OP_PASSTHROUGH};
     dlfs_completion completion;
     queue->passthrough = exchange;
-    (void)nvme_queue_submit(&queue->base, &operation, 1);
-    while (nvme_queue_poll(&queue->base, &completion, 1, -1) == 0) {
+    (void)queue_submit(&queue->base, &operation, 1);
+    while (queue_poll(&queue->base, &completion, 1, -1) == 0) {
     }
     *incarnation = queue->passthrough_incarnation;
     return completion.result < 0 ? (int)completion.result : 0;
@@ -388,3 +389,24 @@ void nvme_queue_free(struct nvme_queue *queue)
     free(queue->done);
     free(queue);
 }
+
+static void queue_destroy(dlfs_queue *base)
+{
+    nvme_queue_free((struct nvme_queue *)base);
+}
+
+/* A read whose connection is closed ends there. A write may still be executed: its end is waited
+ * for, as the writer's promises demand. */
+static bool queue_drops_operations(const dlfs_queue *base)
+{
+    return ((const struct nvme_queue *)base)->unfinished_changes == 0;
+}
+
+const struct dlfs_queue_ops nvme_queue_ops = {
+    .submit = queue_submit,
+    .poll = queue_poll,
+    .descriptor = queue_descriptor,
+    .destroy = queue_destroy,
+    .drops_operations = queue_drops_operations,
+    .abandon = queue_destroy,
+};

@@ -12,6 +12,7 @@
 
 #include "nvme/operations.h"
 
+extern const struct dlfs_queue_ops nvme_queue_ops;
 /*
  * Creates a queue pair; the caller initializes queue->base. block_bytes is 0 for one that only runs
  * passthrough commands. Ends at the limit, which may be NULL, with DLFS_E_TIMEOUT.
@@ -19,9 +20,6 @@
 int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32_t block_bytes,
                     const struct dlfs_connect_limit *limit, struct nvme_queue **out);
 void nvme_queue_free(struct nvme_queue *queue);
-int nvme_queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count);
-int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms);
-int nvme_queue_descriptor(dlfs_queue *base);
 /*
  * Runs one command on an idle queue pair of depth 1 and waits for its CQE. Returns 0 if the
  * controller answered, whatever the status; *incarnation gets that of the controller.
