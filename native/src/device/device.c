@@ -12,7 +12,7 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
     device->block_bytes = block_bytes;
     device->writable = writable;
     atomic_init(&device->queue_count, 0);
-    atomic_init(&device->holds, 0);
+    atomic_init(&device->references, 0);
     device->queues = (struct dlfs_queues){.process = dlfs_process()};
 }
 
@@ -46,10 +46,10 @@ int dlfs_device_destroy(dlfs_device *device)
         return 0;
     }
     dlfs_queues_close(device);
-    if (atomic_fetch_or(&device->holds, 1) > 1) {
+    if (atomic_fetch_or(&device->references, 1) > 1) {
         return 0;
     }
-    atomic_store(&device->holds, 0);
+    atomic_store(&device->references, 0);
     if (atomic_load(&device->queue_count) != 0) {
         return -EBUSY;
     }
@@ -57,15 +57,15 @@ int dlfs_device_destroy(dlfs_device *device)
     return 0;
 }
 
-void dlfs_device_hold(dlfs_device *device)
+void dlfs_device_retain(dlfs_device *device)
 {
-    atomic_fetch_add(&device->holds, 2);
+    atomic_fetch_add(&device->references, 2);
 }
 
-void dlfs_device_unhold(dlfs_device *device)
+void dlfs_device_release(dlfs_device *device)
 {
-    if (atomic_fetch_sub(&device->holds, 2) == 3) {
-        atomic_store(&device->holds, 0);
+    if (atomic_fetch_sub(&device->references, 2) == 3) {
+        atomic_store(&device->references, 0);
         (void)dlfs_device_destroy(device);
     }
 }

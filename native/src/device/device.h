@@ -127,7 +127,7 @@ struct dlfs_device {
     uint32_t block_bytes;
     bool writable;
     _Atomic uint32_t queue_count;
-    _Atomic uint32_t holds; /* twice the number of holds; odd once the owner has destroyed it */
+    _Atomic uint32_t references; /* twice their number; odd once the owner has destroyed it */
     struct dlfs_queues queues;
 };
 
@@ -145,7 +145,7 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
                       uint64_t size_bytes, uint32_t block_bytes, bool writable);
 /* Returns true if a device may have such a size and blocks. */
 bool dlfs_device_fits(uint64_t size_bytes, uint32_t block_bytes);
-/* Destroys a queue pair. Those who wait for one are not woken: dlfs_queue_destroy does both. */
+/* Destroys a queue pair. Threads that wait for one are not woken: dlfs_queue_destroy does both. */
 void dlfs_queue_close(dlfs_queue *queue);
 
 /*
@@ -194,11 +194,11 @@ int dlfs_queue_read_until(dlfs_queue *queue, void *buffer, uint64_t offset_bytes
                           uint64_t length_bytes, uint32_t piece_bytes, uint64_t until_ns);
 
 /*
- * Keeps a device until dlfs_device_unhold: dlfs_device_destroy returns 0 and leaves it to the last
+ * Keeps a device until dlfs_device_release: dlfs_device_destroy returns 0 and leaves it to the last
  * holder, whose queue pairs have operations in flight that nobody waits for.
  */
-void dlfs_device_hold(dlfs_device *device);
-void dlfs_device_unhold(dlfs_device *device);
+void dlfs_device_retain(dlfs_device *device);
+void dlfs_device_release(dlfs_device *device);
 /* Waits for the operations in flight. Returns false if some may hang: nothing was answered for a
  * second, and the kind cannot drop them. */
 bool dlfs_queue_ends(dlfs_queue *queue);

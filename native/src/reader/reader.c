@@ -116,7 +116,7 @@ static void hold_devices(const dlfs_reader *reader, bool hold)
 {
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
         if (reader->devices[member] != NULL) {
-            (hold ? dlfs_device_hold : dlfs_device_unhold)(reader->devices[member]);
+            (hold ? dlfs_device_retain : dlfs_device_release)(reader->devices[member]);
         }
     }
 }

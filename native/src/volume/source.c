@@ -74,7 +74,7 @@ static void *leave_thread(void *argument)
 {
     struct volume_source *source = argument;
     source_free(source);
-    dlfs_device_unhold(source->device);
+    dlfs_device_release(source->device);
     free(source);
     return NULL;
 }
@@ -88,7 +88,7 @@ void volume_source_close(struct volume_source *source)
     if (dlfs_queue_ends(source->queue)) {
         source_free(source);
     } else {
-        dlfs_device_hold(source->device);
+        dlfs_device_retain(source->device);
         left = malloc(sizeof *left);
     }
     if (left != NULL) {
