@@ -106,16 +106,24 @@ def datasets_coming_and_going(mount: Mount) -> Iterator[None]:
             add_dataset(mount.volume, "coming", {b"x": b"%d" % count})
             (mount / "incoming/sealed").mkdir()
             (mount / "incoming/sealed/x").write_bytes(b"%d" % count)
-            # The server may be killed: the next one puts the directory back, or it is sealed.
-            while os.path.lexists(mount / "incoming/sealed"):
-                run_cli("seal", mount.directory, "sealed")
+            # The server may be killed: the next one puts the directory back, unless it is sealed.
+            while run_cli("seal", mount.directory, "sealed").returncode != 0:
+                wait_for(lambda: is_back() or is_sealed(), "what was not sealed")
+                if is_sealed():
+                    break
             with dlfs.open(str(mount.volume)) as volume:
                 volume.remove("coming")
-                if "sealed" in volume:
-                    assert volume["sealed"].get("x") == b"%d" % count
-                    volume.remove("sealed")
-                    count += 1
+                assert volume["sealed"].get("x") == b"%d" % count
+                volume.remove("sealed")
+            count += 1
         return count
+
+    def is_back() -> bool:
+        return os.path.lexists(mount / "incoming/sealed")
+
+    def is_sealed() -> bool:
+        with dlfs.open(str(mount.volume)) as volume:
+            return "sealed" in volume
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(repeat)
