@@ -3,65 +3,21 @@
 The lease is the lock record (``dlfs.block.lock``) with a mark: a nonce, and a counter that the
 holder of the lease changes every ``renew_s``. The algorithm is Fischer's mutual exclusion, extended
 by an expiry. It needs only reads and writes of whole blocks. Each host measures intervals on its
-own clock; the clocks of two hosts are never compared.
+own clock; the clocks of two hosts are never compared. docs/leases.md has what it assumes, and why
+at most one writer holds the lease.
 
-**Claim.** A writer reads the record until it is free. It is free if it has no mark, or if its mark
-has not changed for its ``expiry_ms``. A mark that changes belongs to a living holder: the claim
-ends with LockedError, which names the holder. The writer then writes its own record with a new
-nonce. If more than ``claim_s`` passed between the start of its last read and the end of this write,
-the claim is void and starts again. Otherwise it flushes, waits a little more than ``claim_s`` and
-reads once more. If the record has its own mark, it holds the lease.
+**Claim.** A writer reads the record until it is free: without a mark, or with one that has not
+changed for its ``expiry_ms``. It writes its own record with a new nonce, within ``claim_s`` of the
+start of its last read, flushes, waits a little more than ``claim_s`` and reads once more. If the
+record has its own mark, it holds the lease.
 
 **Hold.** Every ``renew_s`` the holder reads the record, checks its nonce, and writes the next
 counter. It may write to the device until its deadline, ``valid_s`` after the *start* of its last
-successful renewal. Its clock, CLOCK_BOOTTIME, advances while the host is suspended. After the
-deadline, or once the record has another nonce, the lease is lost for good: ``check`` raises and
-nothing more is submitted. The initiator enforces the deadline too (``limit_writes``): libdlfs reads
-the clock right before each call that sends a write, its data or a repetition; with SPDK, right
-before each call in which SPDK may send. After a reconnect it sends no write through the new
-controller until ``confirm`` has read the record, and the reservation, through that controller.
+successful renewal. After the deadline, or once the record has another nonce, the lease is lost for
+good: ``check`` raises, and the initiator sends nothing more (``limit_writes``).
 
 **Release.** The holder writes zeros over its own record, before the deadline. If one of its writes
-failed, it leaves the record to expire instead: that write may still take effect, and the next
-writer must wait for it. The same holds for a writer that gives up while it takes over from a dead
-holder, since reservations may have changed already.
-
-Assumptions:
-
-1. A read returns what the last write that took effect left in the first 512 bytes of the record
-   (NVMe promises one logical block).
-2. A write that succeeds takes effect once, before its completion. A write that fails takes effect
-   no later than ``drain_s`` after it was submitted, or never. At most ``drain_s`` pass between the
-   last check of the deadline and the end of a write that it allowed. This includes command
-   time-outs and reconnects; the kernel retransmits a write for no longer than the time-out of a
-   command.
-3. The clocks of two hosts differ in rate by less than one part in twenty.
-4. The target ends the connections of a host that is silent for twice the keep-alive timeout.
-   ``lock_exclusive`` refuses a keep-alive timeout of more than half of ``drain_s``.
-
-Consequences, with ``expiry_s = 1.05 * (valid_s + drain_s)``:
-
-- *Of two concurrent claims at most one succeeds.* Let A's write take effect before B's. Both claims
-  were valid, so B's last read started less than ``claim_s`` before its write took effect, and A
-  checks at least ``claim_s`` after its own write. If B's write came before A's check, A reads B's
-  record and fails. If it came after A's check, B's last read came after A's write: B saw A's claim
-  and would not have written.
-- *No writer gets a lease while its holder, or a late write of the holder, is alive.* Let B take
-  over A's lease. B saw one mark for ``expiry_s``. No renewal of A succeeded in that time, so A's
-  last successful renewal started before it. A's deadline, and ``drain_s`` later all of A's writes,
-  had passed before ``expiry_s`` was over.
-- *A claim that takes effect late gives the lease to no one.* If it overwrites the record of a
-  living holder, that holder reads another nonce at its next renewal and loses the lease. Any other
-  writer then waits for ``expiry_s``.
-
-*A holder may be stopped* (SIGSTOP, a paused virtual machine) and continue after its lease was taken
-over. Normally it finds its deadline passed. Two cases remain: its clock was stopped too, or it was
-stopped within the microsecond between reading the clock and the call that sends. In both cases its
-host was silent for at least ``drain_s`` after the deadline. By assumption 4 the target has ended
-its connections: it executes nothing that is sent through them. Through new connections nothing is
-sent before the record was read, which has another nonce. Where the target has reservations and
-preempted the stopped host, assumption 4 is not needed (``dlfs.block.reservation``). A record that
-lists the chunks which its holder may write would protect data but no superblock; there is none.
+failed, it leaves the record to expire instead: that write may still take effect.
 
 Durations: a claim of a free lease takes ``claim_s``; a living holder is recognized after about its
 ``renew_s``; a dead one after its ``expiry_s``.
