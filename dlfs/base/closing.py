@@ -109,46 +109,11 @@ class Uses:
             free()
 
 
-class LiveObjects(Generic[T]):
-    """The objects of a kind that are still in use, for hooks that run at a fork.
-
-    Unlike ``weakref.WeakSet``, it runs no bytecode when an object is collected: Python would
-    ignore the exception of Ctrl-C.
-    """
-
-    _PRUNE_LEAST = 64
-
-    def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[T]] = {}
-        self._prune_at = self._PRUNE_LEAST
-
-    def add(self, made: T) -> None:
-        """Remember an object until it is collected."""
-        self._references[id(made)] = weakref.ref(made)
-        if len(self._references) >= self._prune_at:
-            self._prune()
-
-    def __iter__(self) -> Iterator[T]:
-        found = (reference() for reference in list(self._references.values()))
-        return (made for made in found if made is not None)
-
-    def clear(self) -> None:
-        """Forget all objects."""
-        self._references.clear()
-
-    def _prune(self) -> None:
-        for key, reference in list(self._references.items()):
-            if reference() is None:
-                now = self._references.pop(key, reference)
-                if now() is not None:  # another thread's object, which has the same address
-                    self._references[key] = now
-        self._prune_at = max(self._PRUNE_LEAST, 2 * len(self._references))
-
-
 class LiveValues(Generic[K, T]):
     """Objects that are still in use, by a key.
 
-    Unlike ``weakref.WeakValueDictionary``, it runs no bytecode when an object is collected.
+    Unlike ``weakref.WeakValueDictionary``, it runs no bytecode when an object is collected: Python
+    would ignore the exception of Ctrl-C.
     """
 
     _PRUNE_LEAST = 64
@@ -166,11 +131,28 @@ class LiveValues(Generic[K, T]):
         """Remember an object by a key until it is collected."""
         self._references[key] = weakref.ref(value)
         if len(self._references) >= self._prune_at:
-            for other, reference in list(self._references.items()):
-                if reference() is None and self._references.get(other) is reference:
-                    self._references.pop(other, None)
-            self._prune_at = max(self._PRUNE_LEAST, 2 * len(self._references))
+            self._prune()
 
     def clear(self) -> None:
         """Forget all objects."""
         self._references.clear()
+
+    def _prune(self) -> None:
+        for key, reference in list(self._references.items()):
+            if reference() is None:
+                now = self._references.pop(key, reference)
+                if now() is not None:  # which another thread has put there meanwhile
+                    self._references[key] = now
+        self._prune_at = max(self._PRUNE_LEAST, 2 * len(self._references))
+
+
+class LiveObjects(LiveValues[int, T]):
+    """The objects of a kind that are still in use, for hooks that run at a fork."""
+
+    def add(self, made: T) -> None:
+        """Remember an object until it is collected."""
+        self.put(id(made), made)
+
+    def __iter__(self) -> Iterator[T]:
+        found = (reference() for reference in list(self._references.values()))
+        return (made for made in found if made is not None)

@@ -77,39 +77,12 @@ class Lock(_thread.RLock):  # type: ignore[misc] # which CPython allows
 _locks: LiveObjects[Lock] = LiveObjects()
 
 
-class Event:
+class Event(threading.Event):
     """A ``threading.Event`` with a lock that a forked child finds free."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(Lock())
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        """Return True after ``set``, until ``clear``."""
-        return self._is_set
-
-    def set(self) -> None:
-        """Set the event, and wake all threads that wait for it."""
-        with self._changed:
-            self._is_set = True
-            self._changed.notify_all()
-
-    def clear(self) -> None:
-        """Clear the event: from now on ``wait`` waits."""
-        with self._changed:
-            self._is_set = False
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the event.
-
-        Args:
-            timeout_s: longest wait in seconds; None for no limit.
-
-        Returns:
-            True if the event is set, False if the time has passed.
-        """
-        with self._changed:
-            return self._changed.wait_for(self.is_set, timeout_s)
+        super().__init__()
+        self._cond = threading.Condition(Lock())
 
 
 class cached_property(Generic[T]):  # noqa: N801 - named as that of functools

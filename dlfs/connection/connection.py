@@ -54,8 +54,7 @@ from dlfs.reader import (
 from dlfs.reader.field_readers import OpenParts
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
-from dlfs.store.located import open_located, open_members, remember_members
-from dlfs.store.losses import report_loss, report_members, report_return
+from dlfs.store.losses import report_change, report_members
 from dlfs.store.members import (
     Identified,
     Opener,
@@ -65,12 +64,12 @@ from dlfs.store.members import (
 from dlfs.store.newest import (
     REOPEN_PAUSE_S,
     REOPEN_TIMEOUT_S,
-    close_departed,
+    close_removed,
+    load_again,
     load_joined,
-    without_departed,
 )
 from dlfs.store.places import opener_for
-from dlfs.store.records import find_record
+from dlfs.store.recorded import open_members, remember_members
 from dlfs.store.transaction import Generation, load_generation
 
 _log = logging.getLogger("dlfs")
@@ -290,7 +289,7 @@ class LocalConnection:
             if identity is not None and other is not None:
                 raise identity.stale(other) from error
             raise
-        close_departed(generation, devices)
+        close_removed(generation, devices)
         report_members(generation)
         _loaded.put(generation.superblock.volume_uuid, generation)
         return generation
@@ -298,28 +297,25 @@ class LocalConnection:
     def open_dataset(
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
-        """Open the members for this dataset alone, its directory and a reader."""
-        with limit_call():
-            return self._open_moving_dataset(identity, directory)
+        """Open the members for this dataset alone, its directory and a reader.
 
-    def _open_moving_dataset(
-        self, identity: DatasetIdentity, directory: FrozenDirectory | None
-    ) -> DatasetSession:
-        """Open a dataset, again while it is moved, or a device cannot be opened for the moment."""
+        It does so again while the dataset is moved, or a device cannot be opened for the moment.
+        """
         deadline = time.monotonic() + REOPEN_TIMEOUT_S
         moves = 0
-        while True:
-            try:
-                return self._open_dataset(identity, directory)
-            except MovedError:  # while it was opened
-                moves += 1
-                if moves == MOVES_MAX:
-                    raise
-            except DeviceError as error:
-                over = is_over() or time.monotonic() > deadline
-                if over or not error.retryable or any(map(is_silent, self.uris)):
-                    raise
-                time.sleep(REOPEN_PAUSE_S)
+        with limit_call():
+            while True:
+                try:
+                    return self._open_dataset(identity, directory)
+                except MovedError:  # while it was opened
+                    moves += 1
+                    if moves == MOVES_MAX:
+                        raise
+                except DeviceError as error:
+                    over = is_over() or time.monotonic() > deadline
+                    if over or not error.retryable or any(map(is_silent, self.uris)):
+                        raise
+                    time.sleep(REOPEN_PAUSE_S)
 
     def _open_dataset(
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
@@ -328,7 +324,7 @@ class LocalConnection:
         options = self.options
         uses = Uses(f"use dataset {identity.name!r}: it is closed")
         try:
-            record = find_record(generation.catalog, identity.uuid)
+            record = generation.catalog.find_uuid(identity.uuid)
             if record is None:
                 raise identity.missing_from(generation.devices)
             directory = directory or load_segment(
@@ -348,8 +344,8 @@ class LocalConnection:
                 identity.name,
                 identity.version,
                 format_count(record.sample_count, "sample"),
-                format_bytes(self.options.memory_bytes),
-                self.options.depth,
+                format_bytes(options.memory_bytes),
+                options.depth,
             )
         except BaseException:
             close_devices(generation.devices)
@@ -412,7 +408,7 @@ class LocalConnection:
                 identity.name, tuple(device.uri for device in generation.devices), span, timeout_ms
             ),
             placement,
-            lambda number, reason: _report(generation, number, reason),
+            lambda number, reason: report_change(generation, number, reason),
         )
 
 
@@ -468,23 +464,13 @@ class LocalVolume:
         before = opened.devices
         devices = [self._reopen(device) for device in before]
         try:
-            options = self.options
-            devices += open_located(
-                devices,
-                self.superblock.volume_uuid,
-                writable=False,
-                opener=options.opener,
-            )
-            self.generation = load_joined(
-                devices,
-                opener=options.opener,
-                load=lambda devices: self._newest(without_departed(opened, devices), known),
-            )
+            load = partial(self._newest, known=known)
+            self.generation = load_again(opened, devices, opener=self.options.opener, load=load)
         except BaseException:
             close_devices([device for device in devices if device not in before])
             raise
         _loaded.put(self.superblock.volume_uuid, self.generation)
-        close_departed(self.generation, devices)
+        close_removed(self.generation, devices)
 
     def _newest(self, devices: Sequence[BlockDevice], known: Generation) -> Generation:
         """Load the newest generation of the same volume.
@@ -518,11 +504,3 @@ class LocalVolume:
         if self._watch is not None:
             self._watch.close()
         close_devices(self.generation.devices)
-
-
-def _report(generation: Generation, number: int, reason: str | None) -> None:
-    """Log that a member was lost or is back."""
-    if reason is None:
-        report_return(generation, number)
-    else:
-        report_loss(generation, number, reason)

@@ -36,11 +36,11 @@ from dlfs.connection.identity import DatasetIdentity
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import SUPERBLOCK_BYTES
-from dlfs.format.superblock import decode_superblock, superblock_offsets
-from dlfs.store.located import remember_members
+from dlfs.format.geometry import superblock_offsets
+from dlfs.format.superblock import decode_superblock
 from dlfs.store.members import Member, Opener, describe_swapped
-from dlfs.store.newest import have_left, is_moved, newest_generation
-from dlfs.store.records import find_record
+from dlfs.store.newest import groups_of, have_left, is_moved, newest_generation
+from dlfs.store.recorded import remember_members
 from dlfs.store.transaction import Generation
 
 WATCH_S = 1.0
@@ -115,12 +115,18 @@ class LocalPlacement:
             if self.moved:
                 return self._identity.moved()
             marks = self._read_marks(_members_of(self._opened, self._record, every=True))
-            if self._note_if_right(marks):
-                return None
+            with self._lock:
+                if self._are_right(marks):
+                    self._note(marks)
+                    return None
             found = self._examine()
             if found is None:
                 return self._identity.missing_from(self._opened.devices)
-            if self.moved or found or self._is_foreign(marks):
+            read = [_newest_in(mark) for mark in marks.values() if mark is not None]
+            # One may be none of the volume any more, which replicas allow. The bytes may be of its
+            # device, so the dataset is opened anew without it.
+            foreign = any(newest is None or newest[0] != self.volume_uuid for newest in read)
+            if self.moved or found or foreign:
                 self.moved = True
                 return self._identity.moved()
             with self._lock:
@@ -162,7 +168,7 @@ class LocalPlacement:
         with newest_generation(self._opened, self._opener) as newest:
             if newest.superblock.volume_uuid == self.volume_uuid:
                 remember_members(self._opened.members, newest.superblock, newest.members)
-            found = find_record(newest.catalog, self._record.uuid)
+            found = newest.catalog.find_uuid(self._record.uuid)
             if found is None:
                 return None
             self.moved |= have_left(self._opened, self._record, newest)
@@ -175,14 +181,6 @@ class LocalPlacement:
             for member in members
         }
 
-    def _note_if_right(self, marks: _Marks) -> bool:
-        """Return True, and note the marks, if they say that the chunks are the dataset's."""
-        with self._lock:
-            right = self._are_right(marks)
-            if right:
-                self._note(marks)
-            return right
-
     def _are_right(self, marks: _Marks) -> bool:
         """Return True if the superblocks say that the chunks are the dataset's."""
         new = {number: mark for number, mark in marks.items() if number not in self._right}
@@ -193,14 +191,6 @@ class LocalPlacement:
     def _note(self, marks: _Marks) -> None:
         self._right |= marks
         self._seen = {member.number: marks[member.number] for member in self._members}
-
-    def _is_foreign(self, marks: _Marks) -> bool:
-        """Return True if a member is none of the volume any more, which replicas allow.
-
-        The bytes may be of its device, so the dataset is opened anew without it.
-        """
-        found = [_newest_in(mark) for mark in marks.values() if mark is not None]
-        return any(newest is None or newest[0] != self.volume_uuid for newest in found)
 
     def _are_opened(self, marks: _Marks) -> bool:
         """Return True if the superblocks are those of the generation that was opened."""
@@ -214,9 +204,8 @@ def _members_of(generation: Generation, record: DatasetRecord, *, every: bool) -
 
     Each gets a superblock in every commit. One that was replaced, which replicas allow, gets none.
     """
-    runs = (*record.data_runs, *record.directory_runs)
-    groups = [g for g in generation.geometry.groups if any(g.has(run) for run in runs)]
     count = None if every else 1
+    groups = groups_of(generation, record)
     numbers = [number for group in groups for number in group.members[:count]]
     members = [generation.members[number] for number in numbers]
     return [member for member in members if member.reason is None]

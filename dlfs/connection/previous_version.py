@@ -69,7 +69,12 @@ def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVe
         FormatError: the directory or an attribute is malformed.
         DeviceError: a read failed.
     """
-    table = _load_attributes(base, record)
+    segment = read_attributes(base.sources, base.geometry, record)
+    extent = record.attribute_extent
+    if segment is None or extent is None:
+        table = AttributeTable.empty(record.uuid, record.sample_count)
+    else:
+        table = AttributeTable.over(segment, extent.head_bytes)
     name = display(record.name)
     fields = find_fields(table, np.arange(record.sample_count), name)
     encoder = FieldEncoder(fields) if fields else None
@@ -89,14 +94,6 @@ def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVe
             columns=columns,
             encoder=encoder,
         )
-
-
-def _load_attributes(base: Generation, record: DatasetRecord) -> AttributeTable:
-    segment = read_attributes(base.sources, base.geometry, record)
-    extent = record.attribute_extent
-    if segment is None or extent is None:
-        return AttributeTable.empty(record.uuid, record.sample_count)
-    return AttributeTable.over(segment, extent.head_bytes)
 
 
 class SharedChunks:

@@ -16,12 +16,7 @@ import numpy as np
 from dlfs.base.closing import Uses
 from dlfs.block import open_device
 from dlfs.connection.identity import DatasetIdentity
-from dlfs.directory import (
-    DirectoryIdentity,
-    DirectorySizes,
-    FrozenDirectory,
-    load_directory,
-)
+from dlfs.directory import DirectoryIdentity, DirectorySizes, FrozenDirectory, load_directory
 from dlfs.directory.sharing import SHARED_ROOT
 from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 from dlfs.format.catalog import DatasetRecord
@@ -30,7 +25,6 @@ from dlfs.format.paths import display
 from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_into
 from dlfs.store.members import Opener, describe_swapped
 from dlfs.store.newest import is_moved, newest_generation
-from dlfs.store.records import find_record
 from dlfs.store.transaction import Generation
 
 
@@ -59,7 +53,7 @@ def _read_moved(
     identity = DatasetIdentity.of(record, opened.superblock.volume_uuid)
     try:
         with newest_generation(opened, opener) as newest:
-            found = find_record(newest.catalog, record.uuid)
+            found = newest.catalog.find_uuid(record.uuid)
             if found is None:
                 raise identity.missing_from(newest.devices)
             moved = is_moved(opened, record, newest, found)

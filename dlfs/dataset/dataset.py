@@ -44,7 +44,6 @@ from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
 from dlfs.reader import Batch, Epoch, follow, pick_fields, read_into, read_pieces
 from dlfs.store.info import DatasetInfo, SampleInfo, describe_dataset
-from dlfs.store.records import find_record
 
 if TYPE_CHECKING:
     import pyarrow
@@ -479,7 +478,7 @@ class Dataset(Closing):
         """Return the error for a checkpoint of another dataset, named if the volume has it."""
         record = None
         with suppress(DlfsError, ValueError), closing(self._connection.open_volume()) as volume:
-            record = find_record(volume.catalog, UUID(uuid))
+            record = volume.catalog.find_uuid(UUID(uuid))
         other = None if record is None else DatasetIdentity.of(record)
         return self._identity.other_checkpoint(uuid, other, self._connection.uri)
 

@@ -11,14 +11,18 @@ Decoding checks the whole of it (``catalog_checks``): every chunk of the volume 
 exactly one owner, be it a dataset's data, a directory, a journal, the catalog or the free space.
 Only the data of several datasets may share chunks. Counts are compared with the length of the bytes
 before any memory is allocated by them.
+
+libdlfs decodes catalogs as well (native/src/volume), for programs without Python. This decoder is
+here because it names the record that is wrong, and checks what a writer commits by the same rules.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import overload
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, overload
 from uuid import UUID
 
 import numpy as np
@@ -45,6 +49,7 @@ from dlfs.format.constants import (
 from dlfs.format.dataset_record import (
     LAYOUTS,
     ROW,
+    RUN_KINDS,
     AttributeExtent,
     DatasetRecord,
     decode_record,
@@ -69,13 +74,13 @@ __all__ = [
 # records, text bytes
 _HEADER = struct.Struct("<8sII16sQQIIII")
 _SEALED = 0
-_NO_TEXT = np.zeros(0, np.uint8)
 
 
+@dataclass(eq=False, repr=False)
 class Catalog:
     """The records of one generation, in order of (name, version), and its free runs, in order.
 
-    Args:
+    Attributes:
         generation: generation of the volume.
         volume_uuid: UUID of the volume.
         table: rows of the records, ``ROW[n]``.
@@ -86,21 +91,12 @@ class Catalog:
     The arrays are not changed. Threads: any at once.
     """
 
-    def __init__(
-        self,
-        generation: int,
-        volume_uuid: UUID,
-        table: NDArray[np.void],
-        runs: RunArray,
-        free_runs: RunArray,
-        text: NDArray[np.uint8],
-    ) -> None:
-        self.generation = generation
-        self.volume_uuid = volume_uuid
-        self.table = table
-        self.runs = runs
-        self.free_runs = free_runs
-        self.text = text
+    generation: int
+    volume_uuid: UUID
+    table: NDArray[np.void]
+    runs: RunArray
+    free_runs: RunArray
+    text: NDArray[np.uint8]
 
     @classmethod
     def of(
@@ -111,13 +107,20 @@ class Catalog:
         free: Sequence[ChunkRun],
     ) -> Catalog:
         """Return a catalog of records in order of (name, version)."""
-        table, runs, text = _encode_records(records)
-        return cls(generation, volume_uuid, table, runs, to_array(free), text)
+        tags = [encode_tags(record) for record in records]
+        rows = [encode_row(record, len(tag)) for record, tag in zip(records, tags, strict=True)]
+        text = b"".join(record.name + tag for record, tag in zip(records, tags, strict=True))
+        return cls(
+            generation,
+            volume_uuid,
+            np.array(rows, ROW),
+            to_array(run for record in records for run in record.runs),
+            to_array(free),
+            np.frombuffer(text, np.uint8),
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Catalog) and encode_catalog(self) == encode_catalog(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     # ---- records -----------------------------------------------------------------------------
 
@@ -192,11 +195,15 @@ class Catalog:
         return names.view(f"S{width}").reshape(-1)
 
     @cached_property
+    def run_counts(self) -> NDArray[np.int64]:
+        """Number of data, directory and journal runs of each record, ``int64[n, 3]``."""
+        counts = [self.table[f"{kind}_run_count"] for kind in RUN_KINDS]
+        return np.stack(counts, axis=1).astype(np.int64)
+
+    @cached_property
     def run_starts(self) -> NDArray[np.int64]:
         """Position of each record's first run, and the number of runs, ``int64[n + 1]``."""
-        table = self.table
-        counts = [table[f"{kind}_run_count"].astype(np.int64) for kind in _KINDS]
-        return np.concatenate([[0], np.cumsum(counts[0] + counts[1] + counts[2])])
+        return np.concatenate([[0], np.cumsum(self.run_counts.sum(axis=1))])
 
     @cached_property
     def text_starts(self) -> NDArray[np.int64]:
@@ -211,12 +218,12 @@ class Catalog:
             values: ``int64[n_runs]``.
 
         Returns:
-            ``int64[n_records, 3]``: over its data, directory and journal runs.
+            ``int64[n_records, 3]``: over its data, directory and journal runs. A sum that is too
+            large wraps around.
         """
-        counts = [self.table[f"{kind}_run_count"].astype(np.int64) for kind in _KINDS]
-        ends = self.run_starts[:-1, None] + np.cumsum(np.stack([0 * counts[0], *counts], 1), 1)
+        ends = np.cumsum(self.run_counts).reshape(-1, 3)
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
-        of_kinds: NDArray[np.int64] = np.diff(sums[ends], axis=1)
+        of_kinds: NDArray[np.int64] = sums[ends] - sums[ends - self.run_counts]
         return of_kinds
 
     # ---- chunks ------------------------------------------------------------------------------
@@ -241,12 +248,10 @@ class Catalog:
 
     def with_free(self, free_runs: RunArray) -> Catalog:
         """Return this catalog with other free runs."""
-        made = Catalog(
-            self.generation, self.volume_uuid, self.table, self.runs, free_runs, self.text
-        )
-        for name in ("names", "run_starts", "text_starts", "used_runs"):
-            if name in self.__dict__:
-                made.__dict__[name] = self.__dict__[name]
+        made = copy(self)
+        made.free_runs = free_runs
+        for name in ("free", "datasets"):  # computed from the free runs, or with this object in it
+            made.__dict__.pop(name, None)
         return made
 
     def edited(self, removed: Sequence[DatasetRecord], added: Sequence[DatasetRecord]) -> Catalog:
@@ -261,34 +266,26 @@ class Catalog:
                 there.
             LimitError: the tagged values of a record are too long.
         """
-        gone = sorted(self._position_of(record) for record in removed)
-        fresh = sorted(added, key=lambda record: record.key)
-        table, runs, text = _encode_records(fresh)
-        run_starts = [0, *accumulate(len(record.runs) for record in fresh)]
-        sizes = table["name_bytes"].astype(np.int64) + table["tags_bytes"]
-        text_starts = [0, *accumulate(sizes.tolist())]
-        pieces = _Pieces(self)
-        edits = [(position, 1, 0) for position in gone]
-        edits += [(self.position(*r.key), 0, number) for number, r in enumerate(fresh)]
-        for position, is_removal, number in sorted(edits):
-            pieces.keep_until(position)
-            if is_removal:
-                pieces.position += 1
-                continue
-            pieces.add(
-                table[number : number + 1],
-                runs[run_starts[number] : run_starts[number + 1]],
-                text[text_starts[number] : text_starts[number + 1]],
-            )
-        pieces.keep_until(len(self.table))
-        return Catalog(
-            self.generation + 1,
-            self.volume_uuid,
-            np.concatenate(pieces.tables),
-            np.concatenate(pieces.runs),
-            self.free_runs,
-            np.concatenate(pieces.texts),
-        )
+        ordered = sorted(added, key=lambda record: record.key)
+        fresh = Catalog.of(self.generation, self.volume_uuid, ordered, ())
+        edits = [(self._position_of(record), 1, 0) for record in removed]
+        edits += [(self.position(*r.key), 0, number) for number, r in enumerate(ordered)]
+        pieces = []
+        start = 0
+        for position, removes, number in sorted(edits):
+            pieces.append(self._slice(start, position))
+            start = position + removes
+            if not removes:
+                pieces.append(fresh._slice(number, number + 1))
+        pieces.append(self._slice(start, len(self.table)))
+        table, runs, text = map(np.concatenate, zip(*pieces, strict=True))
+        return Catalog(self.generation + 1, self.volume_uuid, table, runs, self.free_runs, text)
+
+    def _slice(self, start: int, end: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return rows, runs and text of consecutive records."""
+        runs = slice(self.run_starts[start], self.run_starts[end])
+        text = slice(self.text_starts[start], self.text_starts[end])
+        return self.table[start:end], self.runs[runs], self.text[text]
 
     def _position_of(self, record: DatasetRecord) -> int:
         at = self.position(*record.key)
@@ -301,49 +298,17 @@ class Catalog:
         return at
 
 
-_KINDS = ("data", "directory", "journal")
-
-
-class _Pieces:
-    """The pieces of a new catalog: slices of an old one, and new records between them."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self.position = 0
-        self.tables: list[NDArray[np.void]] = [catalog.table[:0]]
-        self.runs: list[RunArray] = [catalog.runs[:0]]
-        self.texts: list[NDArray[np.uint8]] = [catalog.text[:0]]
-
-    def keep_until(self, end: int) -> None:
-        """Keep the old records before a position."""
-        first, catalog = self.position, self._catalog
-        if first < end:
-            run_starts, text_starts = catalog.run_starts, catalog.text_starts
-            self.add(
-                catalog.table[first:end],
-                catalog.runs[run_starts[first] : run_starts[end]],
-                catalog.text[text_starts[first] : text_starts[end]],
-            )
-            self.position = end
-
-    def add(self, table: NDArray[np.void], runs: RunArray, text: NDArray[np.uint8]) -> None:
-        """Add records."""
-        self.tables.append(table)
-        self.runs.append(runs)
-        self.texts.append(text)
-
-
+@dataclass(eq=False, repr=False)
 class Records(Sequence[DatasetRecord]):
     """Some records of a catalog; each is decoded when it is looked at.
 
-    Args:
+    Attributes:
         catalog: the catalog.
         positions: positions of the records in it.
     """
 
-    def __init__(self, catalog: Catalog, positions: NDArray[np.intp]) -> None:
-        self.catalog = catalog
-        self.positions = positions
+    catalog: Catalog
+    positions: NDArray[np.intp]
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -378,24 +343,11 @@ class Records(Sequence[DatasetRecord]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"<Records {[(record.name, record.version) for record in self]}>"
 
 
 _NAME_BYTES = (ROW.names or ()).index("name_bytes")
-
-
-def _encode_records(
-    records: Sequence[DatasetRecord],
-) -> tuple[NDArray[np.void], RunArray, NDArray[np.uint8]]:
-    """Return table, runs and text of some records."""
-    tags = [encode_tags(record) for record in records]
-    rows = [encode_row(record, len(tag)) for record, tag in zip(records, tags, strict=True)]
-    text = b"".join(record.name + tag for record, tag in zip(records, tags, strict=True))
-    runs = to_array(run for record in records for run in record.runs)
-    return np.array(rows, ROW), runs, np.frombuffer(text, np.uint8)
 
 
 def encode_catalog(catalog: Catalog) -> bytes:
@@ -489,7 +441,7 @@ def _parse(raw: bytes) -> Catalog:
         np.frombuffer(raw, ROW, records, CATALOG_HEADER_BYTES),
         np.frombuffer(raw, "<u8", 2 * runs, runs_at).reshape(-1, 2),
         np.frombuffer(raw, "<u8", 2 * free, free_at).reshape(-1, 2),
-        np.frombuffer(raw, np.uint8, text_bytes, text_at) if text_bytes else _NO_TEXT,
+        np.frombuffer(memoryview(raw)[text_at:], np.uint8),
     )
 
 

@@ -26,7 +26,7 @@ from dlfs.format.constants import (
     TAG_SOURCE,
     TIME_NS_MAX,
 )
-from dlfs.format.dataset_record import LAYOUTS, STATES, decode_tags
+from dlfs.format.dataset_record import LAYOUTS, RUN_KINDS, STATES, decode_tags
 from dlfs.format.names import dataset_name_problem
 from dlfs.format.run_arrays import gaps, to_array
 from dlfs.format.superblock import Superblock
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from dlfs.format.catalog import Catalog
 
 NO_GROUP = "chunk numbers of no group"
-_KINDS = ("data", "directory", "journal")
-_DATA = 0
 _Values = NDArray[Any]
 
 
@@ -125,39 +123,35 @@ def _check_ranges(catalog: Catalog) -> None:
     """Check the fields that have a range, one field of all records after the other."""
     table = catalog.table
     sealed = table["state"] == STATES.index("sealed")
-    zero = np.zeros(len(table), np.uint64)
-    in_journal = np.where(sealed, zero, np.uint64(ADDRESS_MAX))
-    entries, data = table["entries_bytes"], table["data_bytes"]
-    least = np.where(sealed, np.uint64(DIRECTORY_BLOCK_BYTES), np.uint64(0))
     longest = np.where(sealed, np.uint64(ADDRESS_MAX), np.uint64(0))
-    in_directory = entries // np.uint64(LOCATION_BYTES)
+    least = np.where(sealed, np.uint64(DIRECTORY_BLOCK_BYTES), np.uint64(0))
+    versions_max = np.where(sealed, np.uint64(DATASET_VERSION_MAX), np.uint64(0))
+    in_directory = table["entries_bytes"] // np.uint64(LOCATION_BYTES)
     samples_max = np.where(sealed, in_directory, np.uint64(DATASET_SAMPLES_MAX))
-    fields: list[tuple[str, _Values, _Values, _Values]] = [
-        ("state", table["state"], zero, zero + np.uint64(len(STATES) - 1)),
-        ("layout", table["layout"], zero, zero + np.uint64(len(LAYOUTS) - 1)),
-        (
-            "version",
-            table["version"],
-            sealed.astype(np.uint64),
-            np.where(sealed, np.uint64(DATASET_VERSION_MAX), np.uint64(0)),
-        ),
-        ("creation time", table["created_ns"], zero, zero + np.uint64(TIME_NS_MAX)),
-        ("entries bytes", entries, least, longest),
-        ("names bytes", table["names_bytes"], least, longest),
-        ("sample count", table["sample_count"], zero, samples_max),
-        ("data bytes", data, zero, zero + np.uint64(ADDRESS_MAX)),
-        ("sample bytes", table["sample_bytes"], zero, data),
-        ("journal bytes", table["journal_bytes"], zero, in_journal),
-        ("journal runs", table["journal_run_count"], zero, in_journal),
-        ("attribute address", table["attributes_address"], zero, longest),
-        ("attribute bytes", table["attributes_bytes"], zero, longest),
-        ("attribute head bytes", table["attributes_head_bytes"], zero, longest),
-    ]  # fmt: skip
-    for name, values, low, high in fields:
+    in_journal = np.where(sealed, np.uint64(0), np.uint64(ADDRESS_MAX))
+    fields: list[tuple[str, str, _Values | int, _Values | int]] = [
+        ("state", "state", 0, len(STATES) - 1),
+        ("layout", "layout", 0, len(LAYOUTS) - 1),
+        ("version", "version", sealed.astype(np.uint64), versions_max),
+        ("creation time", "created_ns", 0, TIME_NS_MAX),
+        ("entries bytes", "entries_bytes", least, longest),
+        ("names bytes", "names_bytes", least, longest),
+        ("sample count", "sample_count", 0, samples_max),
+        ("data bytes", "data_bytes", 0, ADDRESS_MAX),
+        ("sample bytes", "sample_bytes", 0, table["data_bytes"]),
+        ("journal bytes", "journal_bytes", 0, in_journal),
+        ("journal runs", "journal_run_count", 0, in_journal),
+        ("attribute address", "attributes_address", 0, longest),
+        ("attribute bytes", "attributes_bytes", 0, longest),
+        ("attribute head bytes", "attributes_head_bytes", 0, longest),
+    ]
+    for name, field, low, high in fields:
+        values = table[field]
         for position in np.flatnonzero((values < low) | (values > high))[:1].tolist():
+            least_here, most_here = (np.broadcast_to(b, len(table))[position] for b in (low, high))
             raise UsageError(
-                f"{describe(catalog, position)}: expected {name} in {low[position]}.."
-                f"{high[position]}, got {values[position]}"
+                f"{describe(catalog, position)}: expected {name} in {least_here}..{most_here}, "
+                f"got {values[position]}"
             )
 
 
@@ -165,7 +159,9 @@ def _check_sizes(catalog: Catalog, chunk_bytes: int) -> None:
     """Check the sizes of records against their runs, and their attribute segments."""
     table, size = catalog.table, np.uint64(chunk_bytes)
     block = np.uint64(ATTRIBUTE_BLOCK_BYTES)
-    data_chunks, directory_chunks, journal_chunks = _chunks_by_kind(catalog)
+    # A sum that has wrapped around is of runs that overlap, which is an error as well.
+    chunks = catalog.sums(catalog.runs[:, 1]).view(np.uint64)
+    data_chunks, directory_chunks, journal_chunks = chunks.T
     data = table["data_bytes"]
     address, segment, head = (
         table[f"attributes_{field}"] for field in ("address", "bytes", "head_bytes")
@@ -212,25 +208,6 @@ def _chunks(sizes: _Values, chunk_bytes: np.uint64) -> _Values:
     return chunks
 
 
-def _kinds(catalog: Catalog) -> NDArray[np.uint8]:
-    """Return the kind of each run of a record, as a position in ``_KINDS``."""
-    table = catalog.table
-    counts = np.stack([table[f"{kind}_run_count"] for kind in _KINDS], axis=1).reshape(-1)
-    return np.repeat(np.tile(np.arange(3, dtype=np.uint8), len(table)), counts)
-
-
-def _chunks_by_kind(catalog: Catalog) -> list[NDArray[np.uint64]]:
-    """Return the number of chunks of each record, of data, directories and journals.
-
-    A sum that is too large for 64 bits wraps around. Its runs overlap, which is an error as well.
-    """
-    table = catalog.table
-    counts = np.stack([table[f"{kind}_run_count"] for kind in _KINDS], axis=1).astype(np.int64)
-    ends = np.cumsum(counts.reshape(-1)).reshape(-1, 3)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(catalog.runs[:, 1])])
-    return [sums[ends[:, kind]] - sums[ends[:, kind] - counts[:, kind]] for kind in range(3)]
-
-
 def _check_free(catalog: Catalog) -> None:
     """Check that free runs rise and that no two could be one."""
     first, counts = catalog.free_runs[:, 0], catalog.free_runs[:, 1]
@@ -255,10 +232,11 @@ class _Owners:
         ]
         self._others = [(name, len(runs)) for name, runs in others]
         self._runs = np.concatenate([catalog.runs, *(runs for _, runs in others)])
-        kinds = _kinds(catalog)
+        kinds = np.tile(np.arange(len(RUN_KINDS), dtype=np.uint8), len(catalog.table))
+        self._kinds = np.repeat(kinds, catalog.run_counts.reshape(-1))
+        """Kind of each run of a record, as a position in ``RUN_KINDS``."""
         self._is_data = np.zeros(len(self._runs), bool)
-        self._is_data[: len(kinds)] = kinds == _DATA
-        self._kinds = kinds
+        self._is_data[: len(self._kinds)] = self._kinds == RUN_KINDS.index("data")
 
     def check(self) -> None:
         """Check that each chunk has one owner, or belongs to the data of several datasets."""
@@ -320,6 +298,6 @@ class _Owners:
         """Return the name of a run's owner."""
         if at < len(self._kinds):
             position = int(self._catalog.run_starts.searchsorted(at, "right")) - 1
-            return f"the {_KINDS[self._kinds[at]]} of {describe(self._catalog, position)}"
+            return f"the {RUN_KINDS[self._kinds[at]]} of {describe(self._catalog, position)}"
         ends = np.cumsum([count for _, count in self._others])
         return self._others[int(ends.searchsorted(at - len(self._kinds), "right"))][0]

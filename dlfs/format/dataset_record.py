@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -23,6 +24,8 @@ LAYOUTS = ("path", "shuffled")
 """Names of the packing orders; the number of a layout on media is its position here."""
 STATES = ("sealed", "unfinished")
 """States of a record; the number of a state on media is its position here."""
+RUN_KINDS = ("data", "directory", "journal")
+"""Kinds of a record's runs, in the order of the catalog."""
 
 ROW = np.dtype(
     [
@@ -51,7 +54,6 @@ ROW = np.dtype(
 """The fixed part of a record, 128 bytes."""
 _NAMES = ROW.names or ()
 _TAG = struct.Struct("<HHI")
-_Pair = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +113,6 @@ class DatasetRecord:
     def runs(self) -> tuple[ChunkRun, ...]:
         """All runs of the record, in the order of the catalog."""
         return (*self.data_runs, *self.directory_runs, *self.journal_runs)
-
-    @property
-    def data_chunks(self) -> int:
-        """Number of chunks that hold the dataset's samples."""
-        return sum(run.chunk_count for run in self.data_runs)
-
-    @property
-    def directory_chunks(self) -> int:
-        """Number of chunks that hold the dataset's directory segment."""
-        return sum(run.chunk_count for run in self.directory_runs)
 
     def split_data_runs(
         self, chunk_bytes: int
@@ -198,7 +190,7 @@ def decode_tags(raw: bytes) -> tuple[tuple[int, bytes], ...]:
 
 
 def decode_record(
-    row: Sequence[bytes | int], runs: Sequence[_Pair], name: bytes, tags: bytes
+    row: Sequence[Any], runs: Sequence[Sequence[int]], name: bytes, tags: bytes
 ) -> DatasetRecord:
     """Return the record of a row that was checked.
 
@@ -210,32 +202,29 @@ def decode_record(
     """
     (
         uuid, version, state, layout, created_ns, sample_count, sample_bytes, seed, data_bytes,
-        entries_bytes, names_bytes, address, segment_bytes, head_bytes, data_count,
-        directory_count, _, _, _, journal_bytes,
+        entries_bytes, names_bytes, address, segment_bytes, head_bytes, data_end, directory_count,
+        _, _, _, journal_bytes,
     ) = row  # fmt: skip
     all_runs = tuple([ChunkRun(first, count) for first, count in runs])
-    data_end = int(data_count)
-    directory_end = data_end + int(directory_count)
-    assert isinstance(uuid, bytes)
+    directory_end = data_end + directory_count
+    extent = AttributeExtent(address, segment_bytes, head_bytes) if segment_bytes else None
     return DatasetRecord(
         name=name,
-        version=int(version),
+        version=version,
         uuid=UUID(bytes=uuid.ljust(16, b"\0")),
-        created_ns=int(created_ns),
-        sample_count=int(sample_count),
-        sample_bytes=int(sample_bytes),
-        layout=LAYOUTS[int(layout)],
-        seed=int(seed),
+        created_ns=created_ns,
+        sample_count=sample_count,
+        sample_bytes=sample_bytes,
+        layout=LAYOUTS[layout],
+        seed=seed,
         data_runs=all_runs[:data_end],
-        data_bytes=int(data_bytes),
+        data_bytes=data_bytes,
         directory_runs=all_runs[data_end:directory_end],
-        entries_bytes=int(entries_bytes),
-        names_bytes=int(names_bytes),
-        attribute_extent=AttributeExtent(int(address), int(segment_bytes), int(head_bytes))
-        if segment_bytes
-        else None,
+        entries_bytes=entries_bytes,
+        names_bytes=names_bytes,
+        attribute_extent=extent,
         tags=decode_tags(tags) if tags else (),
-        state=STATES[int(state)],
+        state=STATES[state],
         journal_runs=all_runs[directory_end:],
-        journal_bytes=int(journal_bytes),
+        journal_bytes=journal_bytes,
     )

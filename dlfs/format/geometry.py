@@ -265,7 +265,7 @@ def check_sizes(chunk_bytes: int, block_bytes: int) -> None:
         ("a chunk", chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX),
         ("a block", block_bytes, BLOCK_BYTES_MIN, BLOCK_BYTES_MAX),
     ):
-        if not is_power_of_two(value) or not low <= value <= high:
+        if value.bit_count() != 1 or not low <= value <= high:
             raise UsageError(
                 f"lay out a volume: expected {name} of a power of two in {low}..{high} bytes, "
                 f"got {value}"
@@ -275,11 +275,6 @@ def check_sizes(chunk_bytes: int, block_bytes: int) -> None:
             f"lay out a volume: expected a block of at most the chunk's {chunk_bytes} bytes, "
             f"got {block_bytes}"
         )
-
-
-def is_power_of_two(value: int) -> bool:
-    """Return True if the value is 1, 2, 4, ..."""
-    return value > 0 and value & (value - 1) == 0
 
 
 def superblock_offsets(member_bytes: int) -> tuple[int, int, int]:
@@ -346,10 +341,10 @@ class DataSpace:
     def member_ranges(
         self, address: int, length_bytes: int, copy: int = 0
     ) -> Iterator[MemberRange]:
-        """Divide a range of the space into segments, in order, each consecutive on one member.
+        """Divide a range of the space into ranges of members, in order.
 
-        Chunks that follow each other on one member (a volume of one member) make one range; else
-        each range lies in one chunk, and the ranges of all copies cover the same addresses.
+        The chunks of a run on a group of one member make one range; else each range lies in one
+        chunk, and the ranges of all copies cover the same addresses.
 
         Raises:
             UsageError: the range leaves the space, or there is no such copy.
@@ -359,21 +354,11 @@ class DataSpace:
                 f"cut a range: expected it within 0..{self.size_bytes} bytes, "
                 f"got {length_bytes} bytes at {address}"
             )
-        current: MemberRange | None = None
         while length_bytes > 0:
-            member, offset = self.resolve(address, copy)
             taken = min(length_bytes, self._bytes_in_a_row(address))
-            if current is None:
-                current = MemberRange(member, offset, taken)
-            elif (current.member, current.offset_bytes + current.length_bytes) == (member, offset):
-                current = MemberRange(member, current.offset_bytes, current.length_bytes + taken)
-            else:
-                yield current
-                current = MemberRange(member, offset, taken)
+            yield MemberRange(*self.resolve(address, copy), taken)
             address += taken
             length_bytes -= taken
-        if current is not None:
-            yield current
 
     def _bytes_in_a_row(self, address: int) -> int:
         """Return a number of bytes from an address on that are consecutive on its member."""

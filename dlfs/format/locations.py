@@ -64,19 +64,14 @@ class LocationRecord:
         end = length - _CRC.size
         if _CRC.unpack_from(content, end)[0] != crc32c(content[:end]):
             return None
-        uris = _decode_entries(content[:end], count)
-        return None if uris is None else cls(UUID(bytes=volume), generation, uris)
-
-
-def _decode_entries(content: bytes, count: int) -> dict[UUID, str] | None:
-    uris: dict[UUID, str] = {}
-    at = _HEAD.size
-    for _ in range(count):
-        if at + _MEMBER.size > len(content):
-            return None
-        uuid, length = _MEMBER.unpack_from(content, at)
-        at += _MEMBER.size + length
-        if at > len(content):
-            return None
-        uris[UUID(bytes=uuid)] = content[at - length : at].decode(errors="surrogateescape")
-    return uris
+        uris: dict[UUID, str] = {}
+        at = _HEAD.size
+        for _ in range(count):
+            if at + _MEMBER.size > end:
+                return None
+            uuid, uri_bytes = _MEMBER.unpack_from(content, at)
+            at += _MEMBER.size + uri_bytes
+            if at > end:
+                return None
+            uris[UUID(bytes=uuid)] = content[at - uri_bytes : at].decode(errors="surrogateescape")
+        return cls(UUID(bytes=volume), generation, uris)

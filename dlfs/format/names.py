@@ -12,9 +12,10 @@ import unicodedata
 from collections.abc import Container
 from dataclasses import dataclass
 
+from dlfs.base.wording import quote
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.constants import DATASET_NAME_BYTES_MAX, NEW_DATASET_NAME_BYTES_MAX
-from dlfs.format.paths import display, shown, to_bytes
+from dlfs.format.paths import display, to_bytes
 
 INCOMING = "incoming"
 """Name of the link in a mount's root to the staging area, which holds what is not yet sealed."""
@@ -72,7 +73,7 @@ def new_dataset_name(name: str | bytes) -> bytes:
     problem = _new_name_problem(raw)
     if problem:
         kind = LimitError if len(raw) > NEW_DATASET_NAME_BYTES_MAX else UsageError
-        raise kind(f"name a new dataset {shown(raw)}: {problem}; {NEW_NAME_RULE}")
+        raise kind(f"name a new dataset {quote(raw)}: {problem}; {NEW_NAME_RULE}")
     return raw
 
 
@@ -108,12 +109,12 @@ def dataset_name_bytes(name: str | bytes) -> bytes:
     raw = to_bytes(name, "dataset name")
     if len(raw) > DATASET_NAME_BYTES_MAX:
         raise LimitError(
-            f"check the dataset name {shown(raw)}: expected at most {DATASET_NAME_BYTES_MAX} "
+            f"check the dataset name {quote(raw)}: expected at most {DATASET_NAME_BYTES_MAX} "
             f"bytes, got {len(raw)}"
         )
     problem = dataset_name_problem(raw)
     if problem:
-        raise UsageError(f"check the dataset name {shown(raw)}: {problem}")
+        raise UsageError(f"check the dataset name {quote(raw)}: {problem}")
     return raw
 
 

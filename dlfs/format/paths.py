@@ -27,13 +27,13 @@ def path_bytes(path: PathLike) -> bytes:
     raw = to_bytes(path, "sample path")
     if len(raw) > PATH_BYTES_MAX:
         raise LimitError(
-            f"check the sample path {shown(raw)}: expected at most {PATH_BYTES_MAX} bytes, "
+            f"check the sample path {quote(raw)}: expected at most {PATH_BYTES_MAX} bytes, "
             f"got {len(raw)}"
         )
     problem = path_problem(raw)
     if problem:
         kind = LimitError if max(map(len, raw.split(b"/"))) > COMPONENT_BYTES_MAX else UsageError
-        raise kind(f"check the sample path {shown(raw)}: {problem}")
+        raise kind(f"check the sample path {quote(raw)}: {problem}")
     return raw
 
 
@@ -88,8 +88,3 @@ def to_bytes(value: PathLike, what: str) -> bytes:
             f"check the {what} {plain!r}: expected text that UTF-8 can hold, "
             f"got {plain[error.start]!r} at character {error.start}"
         ) from error
-
-
-def shown(raw: bytes) -> str:
-    """Format a path for a message: quoted, and shortened if it is long."""
-    return quote(raw)

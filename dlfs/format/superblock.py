@@ -2,6 +2,9 @@
 
 Each member has three copies: A, B and the tail. Generation G is written to the slot
 ``slot_for(G)``, so the copy of G - 1 is never overwritten while G is being written.
+
+libdlfs decodes superblocks as well (native/src/volume), for programs without Python. This decoder
+is here because it has words for what is wrong, and checks what a writer encodes by the same rules.
 """
 
 from __future__ import annotations
@@ -43,25 +46,7 @@ from dlfs.format.constants import (
     VERSION_MAJOR,
     VERSION_MINOR,
 )
-from dlfs.format.geometry import (
-    ChunkRun,
-    Geometry,
-    MemberGroup,
-    check_sizes,
-    superblock_offsets,
-    usable_bytes,
-)
-
-__all__ = [
-    "Superblock",
-    "UnknownSuperblock",
-    "decode_superblock",
-    "decode_unknown",
-    "encode_superblock",
-    "slot_for",
-    "superblock_offsets",
-    "with_removed",
-]
+from dlfs.format.geometry import ChunkRun, Geometry, MemberGroup, check_sizes, usable_bytes
 
 # magic, major, minor, size, incompat, ro_compat, volume, member, number, count, chunk, block,
 # data offset, groups, draft, member bytes, generation, created, replicas, catalog runs, catalog

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dlfs.base.units import MIB, format_bytes, format_count
 from dlfs.base.wording import dtype_name
@@ -48,39 +48,8 @@ RESERVED = "dlfs:"
 """Beginning of the names of columns that describe how samples are stored."""
 
 
-@runtime_checkable
-class Columns(Protocol):
-    """The columns of a dataset or a view."""
-
-    @property
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """Dtype of each column by name."""
-
-    def column_bytes(self, name: str) -> int:
-        """Return the size of a column in bytes."""
-
-    def column(self, name: str, indices: ArrayLike) -> NDArray[Any]:
-        """Return the values of some samples."""
-
-
-class Samples(Protocol):
-    """The samples of a dataset or a view."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def path(self, index: int) -> bytes:
-        """Return the path of a sample."""
-
-    def lengths(self, indices: ArrayLike) -> NDArray[np.int64]:
-        """Return the lengths of samples in bytes."""
-
-    def read(self, indices: ArrayLike, *, on_error: Any) -> Any:
-        """Read samples as a batch."""
-
-
-OpenColumns = Callable[[], object]
-"""Returns columns; raises if they cannot be read."""
+OpenColumns = Callable[[], Any]
+"""Returns the columns of a dataset or a view; raises if they cannot be read."""
 
 
 # ---- volumes -------------------------------------------------------------------------------------
@@ -211,7 +180,8 @@ def _choose(sizes: Sequence[int]) -> list[int]:
         sizes: number of samples of each dataset, whose indices follow one another.
     """
     chosen: list[int] = []
-    sized = [(start, size) for start, size in zip(_starts(sizes), sizes, strict=True) if size]
+    starts = accumulate(sizes, initial=0)
+    sized = [(start, size) for start, size in zip(starts, sizes, strict=False) if size]
     for place, (start, size) in enumerate(sized[:THUMBNAILS_MAX]):
         left = min(len(sized), THUMBNAILS_MAX) - place
         shown = min(size, (THUMBNAILS_MAX - len(chosen)) // left)
@@ -219,12 +189,7 @@ def _choose(sizes: Sequence[int]) -> list[int]:
     return chosen
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
-    """Return the index of the first sample of each dataset."""
-    return [0, *accumulate(sizes)][: len(sizes)]
-
-
-def _thumbnails(samples: Samples, indices: Sequence[int]) -> Html:
+def _thumbnails(samples: Any, indices: Sequence[int]) -> Html:
     """Read some samples and return their thumbnails."""
     if not indices:
         return note("no samples")
@@ -266,10 +231,13 @@ def _values(batch: Any, count: int) -> Sequence[Any]:
 def _column_table(columns: OpenColumns, indices: Sequence[int]) -> Html:
     """Return a table of columns: name, type and the values of some samples."""
     known = columns()
-    assert isinstance(known, Columns)
     dtypes = _visible(known.dtypes)
     rows = [
-        (readable(name), _type_name(dtype), _join(known, name, indices))
+        (
+            readable(name),
+            "text" if dtype == np.dtype(object) else dtype_name(dtype),
+            _join(known, name, indices),
+        )
         for name, dtype in islice(dtypes.items(), ROWS_MAX)
     ]
     if not rows:
@@ -282,12 +250,8 @@ def _visible(dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, np.dtype[Any]]:
     return {name: dtype for name, dtype in dtypes.items() if not name.startswith(RESERVED)}
 
 
-def _type_name(dtype: np.dtype[Any]) -> str:
-    return "text" if dtype == np.dtype(object) else dtype_name(dtype)
-
-
 def _cells(
-    columns: Columns, name: str, indices: ArrayLike, characters: int = CELL_CHARACTERS_MAX
+    columns: Any, name: str, indices: ArrayLike, characters: int = CELL_CHARACTERS_MAX
 ) -> list[str] | None:
     """Return some values of a column as text; None if the column is too large to load."""
     if columns.column_bytes(name) > COLUMN_BYTES_MAX:
@@ -295,7 +259,7 @@ def _cells(
     return [readable(value, characters) for value in columns.column(name, indices)]
 
 
-def _join(columns: Columns, name: str, indices: ArrayLike) -> str:
+def _join(columns: Any, name: str, indices: ArrayLike) -> str:
     """Return some values of a column as one text, or its error or size."""
     try:
         cells = _cells(columns, name, indices, LISTED_CHARACTERS_MAX)
@@ -332,9 +296,8 @@ def show_batch(batch: Any, columns: OpenColumns | None) -> str:
         }
         right = ["index", "bytes"]
         known = None if columns is None else columns()
-        dtypes = _visible(known.dtypes) if isinstance(known, Columns) else {}
+        dtypes = {} if known is None else _visible(known.dtypes)
         for name, dtype in islice(dtypes.items(), COLUMNS_MAX):
-            assert isinstance(known, Columns)
             title = readable(name)
             found[title] = _cells(known, name, indices) or ["not loaded"] * count
             right += [] if dtype == np.dtype(object) else [title]

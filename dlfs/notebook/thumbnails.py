@@ -10,6 +10,7 @@ Limits: the constants below. No sample is trusted: one that cannot be decoded is
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from base64 import b64encode
@@ -41,29 +42,19 @@ FIELDS_MAX = 4
 """Most fields of a sample that are shown."""
 
 _BOX = f"width:{SIDE_PIXELS}px;height:{SIDE_PIXELS}px;"
-_MAGIC = (
-    ("image/png", 0, b"\x89PNG\r\n\x1a\n"),
-    ("image/jpeg", 0, b"\xff\xd8\xff"),
-    ("image/gif", 0, b"GIF87a"),
-    ("image/gif", 0, b"GIF89a"),
-    ("image/webp", 8, b"WEBPVP8"),
-    ("image/avif", 4, b"ftypavif"),
-    ("image/bmp", 6, b"\0\0\0\0"),  # of two letters before it only: see image_type
+_MAGIC = re.compile(
+    rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)"
+    rb"|(?P<webp>RIFF....WEBPVP8)|(?P<avif>....ftypavif)"
+    rb"|(?P<bmp>BM....\0\0\0\0....\x28\0\0\0)",
+    re.DOTALL,
 )
+"""First bytes of the images that browsers show, by the name of their media type."""
 
 
 def image_type(data: bytes | memoryview) -> str | None:
     """Return the media type of an image that browsers show, by its first bytes; else None."""
-    head = bytes(data[:32])
-    for kind, offset, magic in _MAGIC:
-        if head[offset : offset + len(magic)] != magic:
-            continue
-        if kind == "image/bmp" and not (head[:2] == b"BM" and head[14:18] == b"\x28\0\0\0"):
-            continue
-        if kind == "image/webp" and head[:4] != b"RIFF":
-            continue
-        return kind
-    return None
+    found = _MAGIC.match(data[:32])
+    return None if found is None else f"image/{found.lastgroup}"
 
 
 # ---- arrays --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 The service's side: ``NodeService`` (``process``) is the process that ``dlfs serve`` runs. It holds
 the volumes and a ``DatasetCache`` (``dataset_cache``), listens on a Unix socket (``sockets``) and
 runs a ``SampleServer`` (``server``), which serves each client in a ``Session`` (``session``).
+All sessions share a ``ServerState`` (``state``); ``attachments`` changes which volumes it has.
 ``metrics`` exports the counters to Prometheus; ``systemd`` notifies systemd.
 
 The client's side: ``connect`` (``client``) opens a volume through a ``ControlConnection``

@@ -25,7 +25,6 @@ import mmap
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -55,35 +54,12 @@ from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import Geometry
 from dlfs.format.superblock import Superblock
 from dlfs.reader import SampleReader, Where
+from dlfs.service import protocol
 from dlfs.service.control import TIMEOUT_S, ControlConnection
 from dlfs.service.generation_file import read_generation
-from dlfs.service.protocol import (
-    Attached,
-    AttachVolume,
-    ChannelState,
-    ConnectIncoming,
-    DatasetState,
-    Detached,
-    DetachVolume,
-    Diagnose,
-    Diagnosis,
-    GetSegment,
-    GetStatistics,
-    GetVolume,
-    Incoming,
-    ListVolumes,
-    OpenChannel,
-    OpenDataset,
-    Segment,
-    Statistics,
-    VolumeName,
-    Volumes,
-    VolumeState,
-)
 from dlfs.service.sockets import SCHEME, path_of
 from dlfs.store.info import VolumeInfo
 from dlfs.store.members import Members, split_uris
-from dlfs.store.records import find_record
 from dlfs.volume.volume import Volume
 
 ATTACH_TIMEOUT_S = 60.0
@@ -123,7 +99,7 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
 
 
 def get_statistics(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """Get the counters of a service: see ``SampleServer.snapshot``.
+    """Get the counters of a service: see ``ServerState.snapshot``.
 
     Args:
         uri: ``unix:`` and the path of the service's socket.
@@ -132,13 +108,11 @@ def get_statistics(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     Raises:
         DlfsError: the same errors as ``connect``.
     """
-    with closing(ControlConnection(os.path.abspath(path_of(uri)), timeout_s)) as control:
-        answer, descriptors = control.request(GetStatistics(), Statistics)
-        with descriptors:
-            return answer.values
+    with ControlConnection(os.path.abspath(path_of(uri)), timeout_s) as control:
+        return control.request(protocol.GetStatistics(), protocol.Statistics)[0].values
 
 
-def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) -> Attached:
+def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) -> protocol.Attached:
     """Have a running service serve one more volume, until it is detached or the service ends.
 
     Args:
@@ -155,16 +129,16 @@ def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) ->
         DeviceError: this user may not attach volumes (EACCES): only root and the service's user.
         DlfsError: the service cannot open or mount it, or the same errors as ``connect``.
     """
-    request = AttachVolume(split_uris(volume))
+    request = protocol.AttachVolume(split_uris(volume))
     path = os.path.abspath(path_of(uri))
-    with closing(ControlConnection(path, timeout_s, accept_s=TIMEOUT_S)) as control:
-        answer, _ = control.request(request, Attached)
+    with ControlConnection(path, timeout_s, accept_s=TIMEOUT_S) as control:
+        answer, _ = control.request(request, protocol.Attached)
     return answer
 
 
 def detach(
     uri: str, volume: str, *, force: bool = False, timeout_s: float = ATTACH_TIMEOUT_S
-) -> VolumeName:
+) -> protocol.VolumeName:
     """Have a running service stop serving a volume and close its devices.
 
     Args:
@@ -180,10 +154,10 @@ def detach(
         DlfsError: the same errors as ``connect``.
     """
     path = os.path.abspath(path_of(uri))
-    with closing(ControlConnection(path, timeout_s, accept_s=TIMEOUT_S)) as control:
-        answer, _ = control.request(ListVolumes(), Volumes)
+    with ControlConnection(path, timeout_s, accept_s=TIMEOUT_S) as control:
+        answer, _ = control.request(protocol.ListVolumes(), protocol.Volumes)
         chosen = ServiceConnection(path, volume, timeout_s).choose(answer.volumes)
-        control.request(DetachVolume(chosen.uuid, force), Detached)
+        control.request(protocol.DetachVolume(chosen.uuid, force), protocol.Detached)
     return chosen
 
 
@@ -198,8 +172,8 @@ def connect_incoming(uri: str, *, timeout_s: float = TIMEOUT_S) -> socket.socket
         UsageError: the service has no staging area.
         DlfsError: the same errors as ``connect``.
     """
-    with closing(ControlConnection(os.path.abspath(path_of(uri)), timeout_s)) as control:
-        _, descriptors = control.request(ConnectIncoming(), Incoming, 1)
+    with ControlConnection(os.path.abspath(path_of(uri)), timeout_s) as control:
+        _, descriptors = control.request(protocol.ConnectIncoming(), protocol.Incoming, 1)
         with descriptors:
             return socket.socket(fileno=os.dup(descriptors[0]))
 
@@ -231,7 +205,7 @@ class ServiceConnection:
         """Connect, choose the volume, and load its newest generation."""
         control = self.connect()
         try:
-            answer, _ = control.request(ListVolumes(), Volumes)
+            answer, _ = control.request(protocol.ListVolumes(), protocol.Volumes)
             chosen = self.choose(answer.volumes)
             _log.debug("connected to %s for volume %s", self.uri, chosen.uuid)
             return ServiceVolume(replace(self, volume=str(chosen.uuid)), control)
@@ -239,7 +213,7 @@ class ServiceConnection:
             control.close()
             raise
 
-    def choose(self, volumes: Sequence[VolumeName]) -> VolumeName:
+    def choose(self, volumes: Sequence[protocol.VolumeName]) -> protocol.VolumeName:
         """Return the wanted one of a service's volumes.
 
         Raises:
@@ -279,11 +253,11 @@ class ServiceConnection:
         identity: DatasetIdentity,
         directory: FrozenDirectory | None,
     ) -> DatasetSession:
-        request = OpenDataset(self.volume_uuid, identity.uuid)
-        state, descriptors = control.request(request, DatasetState, 2)
+        request = protocol.OpenDataset(self.volume_uuid, identity.uuid)
+        state, descriptors = control.request(request, protocol.DatasetState, 2)
         with descriptors:
             superblock, catalog = read_generation(descriptors[0], self.uri)
-            record = find_record(catalog, identity.uuid)
+            record = catalog.find_uuid(identity.uuid)
             if record is None:
                 raise identity.stale()
             directory = directory or self._load_directory(record, identity)
@@ -324,8 +298,8 @@ class ServiceConnection:
         """
         control = self.connect()
         try:
-            request = OpenDataset(self.volume_uuid, identity.uuid, span)
-            state, descriptors = control.request(request, DatasetState, 2)
+            request = protocol.OpenDataset(self.volume_uuid, identity.uuid, span)
+            state, descriptors = control.request(request, protocol.DatasetState, 2)
             with descriptors:
                 if state.fields == span:
                     return control, self._make_reader(
@@ -342,7 +316,7 @@ class ServiceConnection:
         control: ControlConnection,
         identity: DatasetIdentity,
         geometry: Geometry,
-        state: DatasetState,
+        state: protocol.DatasetState,
         arena: int,
         directory: FrozenDirectory,
     ) -> SampleReader:
@@ -400,12 +374,9 @@ class ServiceConnection:
 
         It uses a new control connection, since those of the dataset may be lost by then.
         """
-        control = self.connect()
-        try:
-            request = GetSegment(self.volume_uuid, identity.uuid, name)
-            answer, descriptors = control.request(request, Segment, 1)
-        finally:
-            control.close()
+        with self.connect() as control:
+            request = protocol.GetSegment(self.volume_uuid, identity.uuid, name)
+            answer, descriptors = control.request(request, protocol.Segment, 1)
         with descriptors:
             if answer.size_bytes != size_bytes:
                 raise FormatError(
@@ -423,7 +394,7 @@ def _is_lost(control: ControlConnection, reader: SampleReader) -> bool:
 
 
 def _open_channel(control: ControlConnection, identity: DatasetIdentity) -> ChannelDescriptors:
-    _, descriptors = control.request(OpenChannel(identity.uuid), ChannelState, 2)
+    _, descriptors = control.request(protocol.OpenChannel(identity.uuid), protocol.ChannelState, 2)
     return ChannelDescriptors(*descriptors.owners[:2])
 
 
@@ -446,7 +417,9 @@ class ServicePlacement:
     def diagnose(self) -> DlfsError | None:
         """Return the error that explains failed reads: dataset removed or moved, device swapped."""
         try:
-            answer, _ = self._control.request(Diagnose(self._identity.uuid), Diagnosis)
+            answer, _ = self._control.request(
+                protocol.Diagnose(self._identity.uuid), protocol.Diagnosis
+            )
         except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
             return None  # the errors of the samples say more
         self.moved |= answer.moved
@@ -475,18 +448,13 @@ class ServiceVolume:
     """
 
     def __init__(self, connection: ServiceConnection, control: ControlConnection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._control = control
         self._lock = Lock()
         self.superblock: Superblock
         self.catalog: Catalog
         self._info: VolumeInfo
         self.refresh()
-
-    @property
-    def connection(self) -> ServiceConnection:
-        """Socket of the service, with the volume's UUID."""
-        return self._connection
 
     def describe(self) -> VolumeInfo:
         """Return the description of the volume at the loaded generation."""
@@ -501,11 +469,11 @@ class ServiceVolume:
         """
         with self._lock:
             if self._control.is_lost:
-                self._control = self._connection.connect()
-            request = GetVolume(self._connection.volume_uuid)
-            state, descriptors = self._control.request(request, VolumeState, 1)
+                self._control = self.connection.connect()
+            request = protocol.GetVolume(self.connection.volume_uuid)
+            state, descriptors = self._control.request(request, protocol.VolumeState, 1)
             with descriptors:
-                found = read_generation(descriptors[0], self._connection.uri)
+                found = read_generation(descriptors[0], self.connection.uri)
             (self.superblock, self.catalog), self._info = found, state.info
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class Descriptors(Closing):
             owner.close()
 
 
-class ControlConnection:
+class ControlConnection(Closing):
     """A connection that the service has accepted.
 
     Args:
@@ -133,15 +133,11 @@ class ControlConnection:
             try:
                 self._under_way = True
                 answer, descriptors = self._exchange(frame)
-            except OSError as error:
+            except (OSError, FormatError) as error:
                 self.close()
+                timed_out = isinstance(error, TimeoutError)
                 reason = f"nothing came from it within {self._timeout_s:g} s"
-                raise self._lost(
-                    reason if isinstance(error, TimeoutError) else str(error)
-                ) from error
-            except FormatError as error:
-                self.close()
-                raise self._lost(str(error)) from error
+                raise self._lost(reason if timed_out else str(error)) from error
             except BaseException:  # Ctrl-C: the answer may come yet, and is none to what follows
                 self.close()
                 raise

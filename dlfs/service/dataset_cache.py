@@ -34,7 +34,7 @@ from dlfs.reader import follow
 from dlfs.service.memory import ServiceMemory
 from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
-from dlfs.store.records import find_record, no_such_dataset
+from dlfs.store.records import no_such_dataset
 from dlfs.store.transaction import Generation
 from dlfs.volume.volume import Volume
 
@@ -53,7 +53,7 @@ class _Entry:
     opening: Lock = field(default_factory=Lock)
     loading: Lock = field(default_factory=Lock)
     """Held while ``attributes`` is read from the devices, by those that wait for it alone."""
-    dataset: CachedDataset | None = None
+    dataset: Dataset | None = None
     attributes: Part | None = None
     users: int = 0
     used_at_s: float = 0.0
@@ -88,7 +88,8 @@ class DatasetCache:
         try:
             with entry.opening:
                 if entry.dataset is None:
-                    entry.dataset = self._open(volume, entry)
+                    entry.dataset = Dataset(volume.connection, entry.identity).open()
+                    _log.info("dataset %r version %d is open", identity.name, identity.version)
             return entry.dataset
         except BaseException:
             self.release(record.uuid)
@@ -148,9 +149,9 @@ class DatasetCache:
         with self._mutex:
             entries = [p for p in self._places.values() if p.volume_uuid == volume_uuid]
         for entry in entries:
-            if entry.dataset is not None:
+            if entry.dataset is not None and entry.dataset.present_session is None:
                 with contextlib.suppress(ClosedError):  # evicted by another thread meanwhile
-                    entry.dataset.follow()
+                    entry.dataset.directory.load_names()  # else devices stay open for them
 
     def is_used(self, volume_uuid: UUID) -> bool:
         """Return True if a dataset of a volume is in use."""
@@ -170,14 +171,9 @@ class DatasetCache:
         found = []
         for entry in entries:
             with contextlib.suppress(ClosedError):  # evicted by another thread meanwhile
-                found += _statistics_of(entry)
+                if entry.dataset is not None:
+                    found.append(_statistics_of(entry, entry.dataset))
         return found
-
-    def _open(self, volume: ServedVolume, entry: _Entry) -> CachedDataset:
-        dataset = CachedDataset(volume.connection, entry.identity)
-        dataset.open()
-        _log.info("dataset %r version %d is open", entry.identity.name, entry.identity.version)
-        return dataset
 
     def _take_excess(self) -> list[_Entry]:
         """Take out the unused datasets beyond ``UNUSED_MAX``, the least recently used ones."""
@@ -195,27 +191,23 @@ def _load_attributes(session: DatasetSession) -> Part | None:
     )
 
 
-def _statistics_of(entry: _Entry) -> list[dict[str, Any]]:
-    """Return the statistics of an entry's dataset; an empty list if it is not open yet.
+def _statistics_of(entry: _Entry, dataset: Dataset) -> dict[str, Any]:
+    """Return the statistics of an entry's dataset.
 
     Raises:
         ClosedError: the dataset was closed meanwhile.
     """
-    if entry.dataset is None:
-        return []
-    reader = entry.dataset.stats()
-    return [
-        {
-            "volume": str(entry.volume_uuid),
-            "dataset": entry.identity.name,
-            "version": entry.identity.version,
-            "uuid": str(entry.identity.uuid),
-            "users": entry.users,
-            "cache_bytes": reader["held_bytes"],
-            "reader": reader,
-            "members": entry.dataset.member_stats(),
-        }
-    ]
+    reader = dataset.stats()
+    return {
+        "volume": str(entry.volume_uuid),
+        "dataset": entry.identity.name,
+        "version": entry.identity.version,
+        "uuid": str(entry.identity.uuid),
+        "users": entry.users,
+        "cache_bytes": reader["held_bytes"],
+        "reader": reader,
+        "members": dataset.member_stats(),
+    }
 
 
 def _close(entries: Iterable[_Entry]) -> None:
@@ -224,20 +216,6 @@ def _close(entries: Iterable[_Entry]) -> None:
             entry.attributes.release()
         if entry.dataset is not None:
             entry.dataset.close()
-
-
-class CachedDataset(Dataset):
-    """A dataset of the cache."""
-
-    def follow(self) -> None:
-        """Open the dataset anew if its members have left the volume, so that these are closed.
-
-        Raises:
-            DlfsError: it cannot be opened.
-        """
-        session = self._session
-        if session is not None and session.is_lost():
-            self.directory.load_names()  # else devices stay open for them
 
 
 class ServedVolume(Closing):
@@ -257,7 +235,6 @@ class ServedVolume(Closing):
 
     def __init__(self, uri: str | Sequence[str], cache: DatasetCache, options: OpenOptions) -> None:
         self._cache = cache
-        self._options = options
         self.volume = Volume(LocalConnection(split_uris(uri), options))
         try:
             cache.memory.add_volume(self.volume.chunk_bytes, self.volume.uri)
@@ -323,7 +300,7 @@ class ServedVolume(Closing):
             StaleError: the volume has no such dataset any more.
             DlfsError: the dataset cannot be opened.
         """
-        record = find_record(self.volume.session.catalog, uuid)
+        record = self.volume.session.catalog.find_uuid(uuid)
         if record is None:
             raise StaleError(f"open dataset {uuid} of volume {self.uuid}: it was removed")
         dataset = self._cache.acquire(self, record)
@@ -347,10 +324,6 @@ class ServedVolume(Closing):
         for record in catalog.find(raw, version):
             return self.acquire(record.uuid)
         raise no_such_dataset(catalog, raw, version, where=self.volume.uri)
-
-    def attributes(self, uuid: UUID) -> Part:
-        """Return the attribute segment of an acquired dataset: see ``DatasetCache.attributes``."""
-        return self._cache.attributes(uuid)
 
     def close(self) -> None:
         """Close the volume; the cache closes its datasets. Idempotent."""

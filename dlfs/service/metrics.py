@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -29,7 +30,7 @@ from dlfs.errors import DeviceError, UsageError
 from dlfs.service.statistics import by_process
 
 Snapshot = Mapping[str, Any]
-"""Counters as ``SampleServer.snapshot`` returns them."""
+"""Counters as ``ServerState.snapshot`` returns them."""
 
 _READER = {
     "samples": "samples delivered",
@@ -81,96 +82,90 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, from a new snapshot."""
         found = self._snapshot()
+        processes = by_process(found["clients"])
         yield GaugeMetricFamily(
             "dlfs_uptime_seconds", "time since the service started", found["uptime_s"]
         )
-        processes = by_process(found["clients"])
         yield GaugeMetricFamily("dlfs_clients", "processes connected", len(processes))
         for name, about in _MEMORY.items():
             yield GaugeMetricFamily(f"dlfs_{name}", about, found["memory"][name])
-        yield from _dataset_metrics(found["datasets"])
-        yield from _member_metrics(found["datasets"])
-        yield from _client_metrics(processes)
+        datasets = [
+            ((each["volume"], each["dataset"], str(each["version"])), each)
+            for each in found["datasets"]
+        ]
+        yield from _dataset_metrics(datasets)
+        yield from _member_metrics(
+            [((*key, m["uri"]), m) for key, each in datasets for m in each["members"]]
+        )
+        clients = [((str(each["pid"]), str(each["uid"])), each) for each in processes.values()]
+        for kind, names in ((CounterMetricFamily, _CLIENT), (GaugeMetricFamily, _CLIENT_NOW)):
+            for name, about in names.items():
+                values = ((key, each.get(name, 0)) for key, each in clients)
+                yield _family(kind, f"client_{name}", about, ("pid", "uid"), values)
 
     def describe(self) -> list[Metric]:
         """Return no metrics: their labels depend on the datasets that are open."""
         return []
 
 
-def _labels(dataset: Mapping[str, Any]) -> list[str]:
-    return [dataset["volume"], dataset["dataset"], str(dataset["version"])]
+_Counted = Sequence[tuple[tuple[str, ...], Mapping[str, Any]]]
+"""Counters, each with the values of its labels."""
 
 
-def _dataset_metrics(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    about: str,
+    labels: Sequence[str],
+    values: Iterable[tuple[Sequence[str], float]],
+) -> Metric:
+    """Return a metric with a value for each tuple of values of its labels."""
+    family = kind(f"dlfs_{name}", about, labels=labels)
+    for key, value in values:
+        family.add_metric(key, value)
+    return family
+
+
+def _dataset_metrics(datasets: _Counted) -> Iterator[Metric]:
     for name, about in _READER.items():
-        counter = CounterMetricFamily(f"dlfs_{name}", about, labels=_DATASET)
-        for dataset in datasets:
-            counter.add_metric(_labels(dataset), dataset["reader"][_NAMES.get(name, name)])
-        yield counter
-    spent = CounterMetricFamily(
-        "dlfs_reading_seconds", "time of reading by phase", labels=(*_DATASET, "phase")
+        values = ((key, each["reader"][_NAMES.get(name, name)]) for key, each in datasets)
+        yield _family(CounterMetricFamily, name, about, _DATASET, values)
+    spent = (
+        ((*key, phase), each["reader"][f"{phase}_ns"] / 1e9)
+        for key, each in datasets
+        for phase in _PHASES
     )
-    memory = GaugeMetricFamily(
-        "dlfs_cache_bytes", "memory for samples that the dataset holds", labels=_DATASET
-    )
-    users = GaugeMetricFamily(
-        "dlfs_dataset_clients", "sessions that have the dataset open", labels=_DATASET
-    )
-    for dataset in datasets:
-        for phase in _PHASES:
-            nanoseconds = dataset["reader"][f"{phase}_ns"]
-            spent.add_metric([*_labels(dataset), phase], nanoseconds / 1e9)
-        memory.add_metric(_labels(dataset), dataset["cache_bytes"])
-        users.add_metric(_labels(dataset), dataset["users"])
-    yield from (spent, memory, users)
+    about = "time of reading by phase"
+    yield _family(CounterMetricFamily, "reading_seconds", about, (*_DATASET, "phase"), spent)
+    for name, field, about in (
+        ("cache_bytes", "cache_bytes", "memory for samples that the dataset holds"),
+        ("dataset_clients", "users", "sessions that have the dataset open"),
+    ):
+        values = ((key, each[field]) for key, each in datasets)
+        yield _family(GaugeMetricFamily, name, about, _DATASET, values)
 
 
-def _member_metrics(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
+def _member_metrics(members: _Counted) -> Iterator[Metric]:
     labels = (*_DATASET, "member")
     seconds = HistogramMetricFamily(
         "dlfs_member_read_seconds", "latency of a member's reads", labels=labels
     )
-    read_bytes = CounterMetricFamily(
-        "dlfs_member_read_bytes", "bytes read from a member", labels=labels
-    )
-    errors = CounterMetricFamily(
-        "dlfs_member_errors", "reads of a member that failed", labels=labels
-    )
-    lost = GaugeMetricFamily("dlfs_member_lost", "1 while the member cannot be read", labels=labels)
-    for dataset in datasets:
-        for member in dataset["members"]:
-            named = [*_labels(dataset), member["uri"]]
-            buckets = _buckets(member["latency"])
-            seconds.add_metric(named, buckets, member["latency_ns"] / 1e9)
-            read_bytes.add_metric(named, member["read_bytes"])
-            errors.add_metric(named, member["errors"])
-            lost.add_metric(named, int(member["lost"]))
-    yield from (seconds, read_bytes, errors, lost)
+    for key, member in members:
+        seconds.add_metric(key, _buckets(member["latency"]), member["latency_ns"] / 1e9)
+    yield seconds
+    for kind, name, about in (
+        (CounterMetricFamily, "read_bytes", "bytes read from a member"),
+        (CounterMetricFamily, "errors", "reads of a member that failed"),
+        (GaugeMetricFamily, "lost", "1 while the member cannot be read"),
+    ):
+        values = ((key, int(member[name])) for key, member in members)
+        yield _family(kind, f"member_{name}", about, labels, values)
 
 
 def _buckets(counts: list[int]) -> list[tuple[str, float]]:
     """Return Prometheus' histogram buckets: upper bounds in seconds with cumulative counts."""
-    total = 0
-    found: list[tuple[str, float]] = []
-    for bucket, count in enumerate(counts[:-1]):
-        total += count
-        found.append((repr(2 ** (bucket + 1) / 1e6), float(total)))
-    return [*found, ("+Inf", float(total + counts[-1]))]
-
-
-def _client_metrics(processes: Mapping[int, Mapping[str, Any]]) -> Iterator[Metric]:
-    labels = ("pid", "uid")
-    kinds: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], dict[str, str]], ...] = (
-        (CounterMetricFamily, _CLIENT),
-        (GaugeMetricFamily, _CLIENT_NOW),
-    )
-    for kind, names in kinds:
-        for name, about in names.items():
-            metric = kind(f"dlfs_client_{name}", about, labels=labels)
-            for process in processes.values():
-                named = [str(process["pid"]), str(process["uid"])]
-                metric.add_metric(named, process.get(name, 0))
-            yield metric
+    bounds = [*(repr(2 ** (bucket + 1) / 1e6) for bucket in range(len(counts) - 1)), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(counts)), strict=True))
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -8,7 +8,6 @@ Threads: the trio loop.
 from __future__ import annotations
 
 import errno
-import functools
 import logging
 import os
 import socket
@@ -64,12 +63,9 @@ class ServiceMount:
             self._record = mountpoints.record_of(path)
             task_status.started()
 
-        serve = functools.partial(
-            serve_view, self._view, path, self._options, on_ready, self._sealing
-        )
         try:
             with self._scope:
-                await serve()
+                await serve_view(self._view, path, self._options, on_ready, self._sealing)
             if not self._scope.cancelled_caught:
                 _log.warning("%s was unmounted; clients are still served", path)
         finally:

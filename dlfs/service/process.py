@@ -28,10 +28,10 @@ from dlfs.connection.connection import OpenOptions
 from dlfs.errors import UsageError
 from dlfs.mount.signals import run_until_signal
 from dlfs.service import systemd
-from dlfs.service.attachments import VolumeAttachments
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.server import SampleServer
 from dlfs.service.sockets import AllowList, Listener, adopt, default_path, listen
+from dlfs.service.state import ServerState
 
 if TYPE_CHECKING:
     from dlfs.service.metrics import MetricsEndpoint
@@ -102,37 +102,28 @@ class NodeService:
             socket.
 
     Attributes:
-        volumes: the served volumes, by UUID; clients may attach and detach some.
-        server: the sample server.
+        state: the served volumes, and all that the sessions of clients share.
         listener: the socket that clients connect to.
         metrics: the endpoint for Prometheus; None without one.
     """
 
     def __init__(self, options: NodeOptions) -> None:
         self._options = options
-        self._cache = DatasetCache(options.cache_bytes)
+        cache = DatasetCache(options.cache_bytes)
         with ExitStack() as opened:
             served = [
-                opened.enter_context(ServedVolume(uri, self._cache, options.open_options))
+                opened.enter_context(ServedVolume(uri, cache, options.open_options))
                 for uri in options.volumes
             ]
-            self.volumes = {volume.uuid: volume for volume in served}
-            if len(self.volumes) < len(served):
+            volumes = {volume.uuid: volume for volume in served}
+            if len(volumes) < len(served):
                 raise UsageError(f"serve {', '.join(options.volumes)}: a volume is given twice")
-            self._mount = self._make_mount()
-            attachments = VolumeAttachments(
-                self.volumes,
-                self._cache,
-                options.open_options,
-                lambda volume: self.server.sessions_of(volume),
-                lambda volume: self.server.uses(volume),
-                self._mount,
-            )
-            self.server = SampleServer(self.volumes, self._cache, options.allow, attachments)
+            self._mount = self._make_mount(served)
+            self.state = ServerState(volumes, cache, options.open_options, self._mount)
             self.metrics = self._open_metrics()
             if self.metrics is not None:
                 opened.callback(self.metrics.close)
-            self.listener = self._listen()
+            self.listener = self._listen(served[0])
             _log.info("memory for samples: %s", describe_service_memory(options.cache_bytes))
             opened.pop_all()
 
@@ -141,11 +132,11 @@ class NodeService:
             return None
         from dlfs.service.metrics import MetricsEndpoint  # prometheus-client is needed only here
 
-        endpoint = MetricsEndpoint(self._options.metrics, self.server.snapshot)
+        endpoint = MetricsEndpoint(self._options.metrics, self.state.snapshot)
         _log.info("metrics on %s", endpoint.url)
         return endpoint
 
-    def _make_mount(self) -> ServiceMount | None:
+    def _make_mount(self, volumes: Sequence[ServedVolume]) -> ServiceMount | None:
         options = self._options
         if options.mount is None:
             return None
@@ -156,14 +147,13 @@ class NodeService:
         return ServiceMount(
             options.mount,
             MountOptions(incoming=options.incoming, fuse=options.fuse, nested=nested),
-            list(self.volumes.values()),
+            volumes,
         )
 
-    def _listen(self) -> Listener:
+    def _listen(self, first: ServedVolume) -> Listener:
         handed = systemd.listening_socket()
         if handed is not None:
             return adopt(handed)
-        first = next(iter(self.volumes.values()))
         given = self._options.socket
         path = given or default_path(first.label or str(first.uuid))
         return listen(os.path.abspath(path), self._options.allow, make_directory=given is None)
@@ -194,7 +184,8 @@ class NodeService:
         async with trio.open_nursery() as nursery:
             if self._mount is not None:
                 await nursery.start(self._mount.serve)
-            nursery.start_soon(self.server.serve, self.listener)
+            server = SampleServer(self.state, self._options.allow)
+            nursery.start_soon(server.serve, self.listener)
             nursery.start_soon(_feed_watchdog)
             systemd.notify(f"READY=1\nSTATUS=serving on {self.listener.path}")
             on_ready(self.listener.path)

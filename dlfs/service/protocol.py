@@ -204,7 +204,7 @@ class Diagnosis(Message, frozen=True):
 
 
 class Statistics(Message, frozen=True):
-    """Counters of the service by name, nested; see ``SampleServer.snapshot``."""
+    """Counters of the service by name, nested; see ``ServerState.snapshot``."""
 
     values: dict[str, Any]
 

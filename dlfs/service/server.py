@@ -11,20 +11,14 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
-import time
-from typing import Any
-from uuid import UUID
 
 import trio
 
-import dlfs
 from dlfs.errors import DeviceError, LimitError
-from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.protocol import encode, failure_of
 from dlfs.service.session import Session
 from dlfs.service.sockets import AllowList, Listener, Peer, peer_of
-from dlfs.service.state import Attachments, ServerState
+from dlfs.service.state import ServerState
 
 CLIENTS_MAX = 1024
 """Most connections at a time."""
@@ -40,24 +34,13 @@ class SampleServer:
     """Serves volumes to the processes of this node.
 
     Args:
-        volumes: the volumes to serve, by UUID; the caller may change them.
-        cache: the cache of their open datasets.
+        state: the volumes and all that the sessions share.
         allow: users and groups that may use the service.
-        attachments: attaches and detaches volumes for clients.
     """
 
-    def __init__(
-        self,
-        volumes: dict[UUID, ServedVolume],
-        cache: DatasetCache,
-        allow: AllowList,
-        attachments: Attachments,
-    ) -> None:
-        self._cache = cache
+    def __init__(self, state: ServerState, allow: AllowList) -> None:
+        self._state = state
         self._allow = allow
-        self._sessions: dict[Session, None] = {}  # a set in order of connection
-        self._started_at_s = time.monotonic()
-        self._state = ServerState(volumes, self.snapshot, attachments)
 
     async def serve(self, listener: Listener) -> None:
         """Accept clients until cancelled. Sessions then release nothing: see ``Session``."""
@@ -72,39 +55,6 @@ class SampleServer:
             nursery.start_soon(self._state.close_revoked)
             await trio.serve_listeners(handle, [accepting])
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the counters of the service, its clients and its open datasets. Any thread.
-
-        Returns:
-            Plain values for JSON: ``version``, ``pid``, ``uptime_s``; ``volumes``, a list with
-            ``uuid`` and ``label``; ``clients``, a list with ``pid``, ``uid``, ``datasets``,
-            ``channels`` and sums of the channels' counters; ``memory``, with the bound of the
-            memory for samples, ``memory_bytes``, and its part in use, ``held_bytes``; ``datasets``,
-            a list with ``users``, ``cache_bytes``, which a dataset holds of that memory, and the
-            counters of ``reader`` and ``members``.
-        """
-        clients = [session.statistics() for session in list(self._sessions)]
-        return {
-            "version": dlfs.__version__,
-            "pid": os.getpid(),
-            "uptime_s": time.monotonic() - self._started_at_s,
-            "volumes": [
-                {"uuid": str(volume.uuid), "label": volume.label}
-                for volume in list(self._state.volumes.values())
-            ],
-            "clients": clients,
-            "memory": self._cache.memory.stats(),
-            "datasets": self._cache.statistics(),
-        }
-
-    def sessions_of(self, volume: UUID) -> list[Session]:
-        """Return the sessions whose clients have datasets of a volume open."""
-        return [session for session in self._sessions if session.uses(volume)]
-
-    def uses(self, volume: UUID) -> bool:
-        """Return True if a request that uses a volume's devices is waiting or running."""
-        return self._state.runs_for_volume(volume)
-
     async def _serve_client(self, stream: trio.SocketStream, group: int) -> None:
         try:
             peer = peer_of(stream.socket)
@@ -118,12 +68,13 @@ class SampleServer:
         except (trio.BrokenResourceError, OSError):
             return
         session = Session(self._state, stream, peer)
-        self._sessions[session] = None
+        self._state.sessions[session] = None
         try:
             await session.run()
         except Exception:  # noqa: BLE001  a bug in one session must not end the others
             _log.exception("serving %s", peer)
-        del self._sessions[session]  # not in a finally: a cancelled session keeps its resources
+        # Not in a finally: a cancelled session keeps its resources.
+        del self._state.sessions[session]
 
     def _refusal(self, peer: Peer, group: int) -> DeviceError | LimitError | None:
         """Return the error for a peer that is not served; None if it is served."""
@@ -133,10 +84,11 @@ class SampleServer:
                 "--allow-group lets a user in",
                 errno.EACCES,
             )
-        own = sum(session.peer.process == peer.process for session in self._sessions)
-        users = sum(session.peer.uid == peer.uid for session in self._sessions)
+        others = [session.peer for session in self._state.sessions]
+        own = sum(other.process == peer.process for other in others)
+        users = sum(other.uid == peer.uid for other in others)
         for count, limit, whose in (
-            (len(self._sessions), CLIENTS_MAX, "in all"),
+            (len(others), CLIENTS_MAX, "in all"),
             (own, CLIENTS_OF_PROCESS_MAX, "of one process"),
             (users, CLIENTS_OF_USER_MAX, "of one user"),
         ):

@@ -56,40 +56,10 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.reader import MovedError, SampleReader, follow
+from dlfs.service import protocol
+from dlfs.service.attachments import attach, detach
 from dlfs.service.generation_file import generation_file
-from dlfs.service.protocol import (
-    HEADER,
-    PROTOCOL_VERSION,
-    REQUESTS,
-    AttachVolume,
-    ChannelState,
-    ConnectIncoming,
-    DatasetState,
-    Detached,
-    DetachVolume,
-    Diagnose,
-    Diagnosis,
-    GetSegment,
-    GetStatistics,
-    GetVolume,
-    Hello,
-    Incoming,
-    ListVolumes,
-    Message,
-    OpenChannel,
-    OpenDataset,
-    Pending,
-    Segment,
-    Statistics,
-    VolumeName,
-    Volumes,
-    VolumeState,
-    Welcome,
-    body_bytes,
-    decode,
-    encode,
-    failure_of,
-)
+from dlfs.service.protocol import Message
 from dlfs.service.sockets import Peer
 from dlfs.service.state import ServerState
 from dlfs.store.info import describe_volume
@@ -170,16 +140,16 @@ class Session:
         self._channels: dict[ServerChannel, UUID] = {}  # with their datasets
         self.peer = peer
         self._handlers: dict[type[Message], Callable[[Any], Awaitable[Reply]]] = {
-            ListVolumes: self._list_volumes,
-            GetVolume: self._get_volume,
-            OpenDataset: self._open_dataset,
-            GetSegment: self._get_segment,
-            OpenChannel: self._open_channel,
-            Diagnose: self._diagnose,
-            GetStatistics: self._get_statistics,
-            AttachVolume: self._attach_volume,
-            DetachVolume: self._detach_volume,
-            ConnectIncoming: self._connect_incoming,
+            protocol.ListVolumes: self._list_volumes,
+            protocol.GetVolume: self._get_volume,
+            protocol.OpenDataset: self._open_dataset,
+            protocol.GetSegment: self._get_segment,
+            protocol.OpenChannel: self._open_channel,
+            protocol.Diagnose: self._diagnose,
+            protocol.GetStatistics: self._get_statistics,
+            protocol.AttachVolume: self._attach_volume,
+            protocol.DetachVolume: self._detach_volume,
+            protocol.ConnectIncoming: self._connect_incoming,
         }
         self._dropped = trio.CancelScope()
 
@@ -241,11 +211,7 @@ class Session:
 
     async def _close_ended_channels(self) -> None:
         """Close the channels that the client has closed on its side; their threads have ended."""
-        await self._close_channels([channel for channel in self._channels if channel.ended])
-
-    async def _close_channels(self, channels: Sequence[ServerChannel]) -> None:
-        """Close channels whose clients have ended."""
-        for channel in channels:
+        for channel in [channel for channel in self._channels if channel.ended]:
             await self._state.close(channel.close)
             del self._channels[channel]
             self._state.count_channels(self.peer, -1)
@@ -277,26 +243,26 @@ class Session:
             while (request := await self._receive()) is not None:
                 await self._send(await self._answer(request))
         except FormatError as error:
-            await self._send(Reply(failure_of(error)))
+            await self._send(Reply(protocol.failure_of(error)))
             raise
 
     def _greet(self, hello: Message) -> Reply:
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, protocol.Hello):
             raise FormatError(f"greet a client: expected Hello, got {type(hello).__name__}")
-        if hello.protocol != PROTOCOL_VERSION:
+        if hello.protocol != protocol.PROTOCOL_VERSION:
             raise VersionError(
-                f"connect to the service: it speaks protocol {PROTOCOL_VERSION} (dlfs "
+                f"connect to the service: it speaks protocol {protocol.PROTOCOL_VERSION} (dlfs "
                 f"{dlfs.__version__}), the client {hello.protocol} (dlfs {hello.version[:40]})"
             )
-        return Reply(Welcome(PROTOCOL_VERSION, dlfs.__version__, os.getpid()))
+        return Reply(protocol.Welcome(protocol.PROTOCOL_VERSION, dlfs.__version__, os.getpid()))
 
     async def _receive(self) -> Message | None:
         """Return the next request; None when the client has closed the connection."""
         if not self._received and not await self._receive_more():
             return None
         with trio.fail_after(FRAME_TIMEOUT_S):
-            length = body_bytes(await self._take(HEADER.size))
-            return decode(await self._take(length), REQUESTS)
+            length = protocol.body_bytes(await self._take(protocol.HEADER.size))
+            return protocol.decode(await self._take(length), protocol.REQUESTS)
 
     async def _take(self, count: int) -> bytes:
         while len(self._received) < count:
@@ -317,9 +283,9 @@ class Session:
         """Send a frame; its descriptors travel with its first byte."""
         with reply.cleanup, trio.fail_after(FRAME_TIMEOUT_S):
             try:
-                frame, descriptors = encode(reply.message), reply.descriptors
+                frame, descriptors = protocol.encode(reply.message), reply.descriptors
             except LimitError as error:  # statistics of very many clients
-                frame, descriptors = encode(failure_of(error)), ()
+                frame, descriptors = protocol.encode(protocol.failure_of(error)), ()
             rights = array.array("i", descriptors)
             extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
             sent = await self._stream.socket.sendmsg([frame], extra)
@@ -338,7 +304,7 @@ class Session:
                 return await handler(request)
             except (DlfsError, OSError, MemoryError) as error:
                 _log.info("%s, %s: %s", self.peer, type(request).__name__, error)
-                return Reply(failure_of(error))
+                return Reply(protocol.failure_of(error))
             finally:
                 answered.set()
 
@@ -351,17 +317,17 @@ class Session:
                 with trio.move_on_after(PENDING_S):
                     await answered.wait()
                     return
-                await self._send(Reply(Pending()))
+                await self._send(Reply(protocol.Pending()))
 
-    async def _list_volumes(self, _request: ListVolumes) -> Reply:
+    async def _list_volumes(self, _request: protocol.ListVolumes) -> Reply:
         volumes = self._state.volumes.values()
-        return Reply(Volumes(tuple(VolumeName(v.uuid, v.label) for v in volumes)))
+        return Reply(protocol.Volumes(tuple(protocol.VolumeName(v.uuid, v.label) for v in volumes)))
 
-    async def _get_volume(self, request: GetVolume) -> Reply:
+    async def _get_volume(self, request: protocol.GetVolume) -> Reply:
         volume = self._state.volume(request.volume)
         await self._state.refresh(volume)
         generation = volume.generation()
-        reply = Reply(VolumeState(describe_volume(generation)))
+        reply = Reply(protocol.VolumeState(describe_volume(generation)))
         reply.descriptors = [self._attach_generation(reply, generation)]
         return reply
 
@@ -369,7 +335,7 @@ class Session:
         file = generation_file(generation.superblock, generation.catalog)
         return reply.cleanup.enter_context(file)
 
-    async def _open_dataset(self, request: OpenDataset) -> Reply:
+    async def _open_dataset(self, request: protocol.OpenDataset) -> Reply:
         if len(self._datasets) == DATASETS_MAX:
             raise LimitError(f"open a dataset: expected at most {DATASETS_MAX} on a connection")
         if request.dataset in self._datasets:
@@ -385,7 +351,9 @@ class Session:
             native = samples.native
             assert isinstance(native, NativeReader)
             arena, arena_bytes = native.arena()
-            state = DatasetState(session.members, arena_bytes, native.timeout_ms, samples.span)
+            state = protocol.DatasetState(
+                session.members, arena_bytes, native.timeout_ms, samples.span
+            )
             reply = Reply(state)
             shares = self._shares(request.dataset, arena_bytes, samples)
             generation = self._attach_generation(reply, volume.generation())
@@ -415,7 +383,7 @@ class Session:
             memory.parent.allow(MEMORY_PROCESSES * most)
         return pins, memory
 
-    async def _get_segment(self, request: GetSegment) -> Reply:
+    async def _get_segment(self, request: protocol.GetSegment) -> Reply:
         volume = self._state.volume(request.volume)
 
         def find(cleanup: ExitStack) -> int:
@@ -425,13 +393,13 @@ class Session:
             if request.segment == "names":
                 return directory.names_descriptor()
             if request.segment == "attributes":
-                return volume.attributes(request.dataset).descriptor
+                return self._state.cache.attributes(request.dataset).descriptor
             raise NotFoundError(f"get segment {request.segment!r} of a dataset: no such segment")
 
         with ExitStack() as cleanup:
             descriptor = await self._state.run_for_volume(volume, functools.partial(find, cleanup))
             size_bytes = os.fstat(descriptor).st_size
-            return Reply(Segment(size_bytes), [descriptor], cleanup.pop_all())
+            return Reply(protocol.Segment(size_bytes), [descriptor], cleanup.pop_all())
 
     def _opened(self, uuid: UUID) -> _ClientDataset:
         opened = self._datasets.get(uuid)
@@ -439,7 +407,7 @@ class Session:
             raise ClosedError(f"use dataset {uuid}: this connection has not opened it")
         return opened
 
-    async def _open_channel(self, request: OpenChannel) -> Reply:
+    async def _open_channel(self, request: protocol.OpenChannel) -> Reply:
         opened = self._opened(request.dataset)
         await self._close_ended_channels()
         for owner, most, whose in (
@@ -459,34 +427,38 @@ class Session:
             raise
         self._channels[channel] = request.dataset
         descriptors = channel.descriptors
-        reply = Reply(ChannelState(), [descriptors.memory.value, descriptors.wake.value])
+        reply = Reply(protocol.ChannelState(), [descriptors.memory.value, descriptors.wake.value])
         reply.cleanup.enter_context(descriptors)
         return reply
 
-    async def _diagnose(self, request: Diagnose) -> Reply:
+    async def _diagnose(self, request: protocol.Diagnose) -> Reply:
         opened = self._opened(request.dataset)
         volume = self._state.volume(opened.volume)
         found = await self._state.run_for_volume(volume, opened.samples.diagnose)
         reason = None if found is None else str(found)
-        return Reply(Diagnosis(reason, isinstance(found, MovedError)))
+        return Reply(protocol.Diagnosis(reason, isinstance(found, MovedError)))
 
-    async def _get_statistics(self, _request: GetStatistics) -> Reply:
-        return Reply(Statistics(await trio.to_thread.run_sync(self._state.snapshot)))
+    async def _get_statistics(self, _request: protocol.GetStatistics) -> Reply:
+        return Reply(protocol.Statistics(await trio.to_thread.run_sync(self._state.snapshot)))
 
-    async def _attach_volume(self, request: AttachVolume) -> Reply:
+    async def _attach_volume(self, request: protocol.AttachVolume) -> Reply:
         self._check_owner("attach")
-        return Reply(await self._state.attachments.attach(request.members))
+        return Reply(await attach(self._state, request.members))
 
-    async def _detach_volume(self, request: DetachVolume) -> Reply:
+    async def _detach_volume(self, request: protocol.DetachVolume) -> Reply:
         self._check_owner("detach")
         if request.force:  # to be dropped as other sessions are would take its answer from it
             await self._release(request.volume)
-        await self._state.attachments.detach(request.volume, force=request.force)
-        return Reply(Detached())
+        await detach(self._state, request.volume, force=request.force)
+        return Reply(protocol.Detached())
 
-    async def _connect_incoming(self, _request: ConnectIncoming) -> Reply:
-        connection = self._state.attachments.connect_incoming(self.peer.uid)
-        reply = Reply(Incoming(), [connection.fileno()])
+    async def _connect_incoming(self, _request: protocol.ConnectIncoming) -> Reply:
+        if self._state.mount is None:
+            raise UsageError(
+                "seal: the service has no mount; start it with --mount DIR --incoming AREA"
+            )
+        connection = self._state.mount.connect_incoming(self.peer.uid)
+        reply = Reply(protocol.Incoming(), [connection.fileno()])
         reply.cleanup.enter_context(connection)
         return reply
 

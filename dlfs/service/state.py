@@ -1,4 +1,4 @@
-"""``ServerState``: the volumes, limits and worker threads that all sessions of a service share.
+"""``ServerState``: the volumes, sessions, limits and worker threads of a service.
 
 Threads: the trio loop.
 """
@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import functools
 import logging
-import socket
+import os
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import trio
 
+import dlfs
 from dlfs._native.server_channel import ServerChannel, Share
+from dlfs.connection.connection import OpenOptions
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, drop_tracebacks
 from dlfs.fields import FieldSpan
-from dlfs.service.dataset_cache import ServedVolume
-from dlfs.service.protocol import Attached
+from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.sockets import Peer
 from dlfs.store.transaction import Generation
+
+if TYPE_CHECKING:
+    from dlfs.service.mount import ServiceMount
+    from dlfs.service.session import Session
 
 VOLUME_THREADS_MAX = 8
 """Most worker threads that requests for one volume use at a time. A volume that does not answer
@@ -45,32 +51,6 @@ Arena = tuple[UUID, FieldSpan]
 """A sample memory: the dataset, and the fields of its samples; no fields for whole samples."""
 
 
-class Attachments(Protocol):
-    """The part of a service that attaches and detaches volumes while it runs."""
-
-    async def attach(self, members: Sequence[str]) -> Attached:
-        """Serve one more volume.
-
-        Raises:
-            DlfsError: it cannot be opened or mounted, or is served already.
-        """
-
-    async def detach(self, volume: UUID, *, force: bool) -> None:
-        """Stop serving a volume.
-
-        Raises:
-            NotFoundError: the service does not serve it.
-            DeviceError: it is in use (EBUSY), and ``force`` is not set.
-        """
-
-    def connect_incoming(self, uid: int) -> socket.socket:
-        """Return a connection to the server of the staging area, for a client of a user.
-
-        Raises:
-            UsageError: the service has no staging area.
-        """
-
-
 class Refreshes:
     """The refreshes of one volume: one at a time, whose outcome waiting requests share.
 
@@ -80,7 +60,7 @@ class Refreshes:
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
-        self._begun = 0
+        self._started = 0
         self._shared = 0
         """Number of the last refresh whose outcome is shared; a cancelled one has none."""
         self._error: Exception | None = None
@@ -91,17 +71,17 @@ class Refreshes:
         Raises:
             Exception: as ``refresh``.
         """
-        begun_before = self._begun
+        started_before = self._started
         async with self._lock:
-            if self._shared <= begun_before:
-                self._begun += 1
+            if self._shared <= started_before:
+                self._started += 1
                 outcome: Exception | None = None
                 try:
                     await refresh()
                 except (DlfsError, OSError, MemoryError) as error:
                     drop_tracebacks(error)
                     outcome = error
-                self._shared, self._error = self._begun, outcome
+                self._shared, self._error = self._started, outcome
             shared = self._error
         if shared is not None:
             raise shared
@@ -109,12 +89,15 @@ class Refreshes:
 
 @dataclass(eq=False)
 class ServerState:
-    """State that all sessions of a server share.
+    """State that all sessions of a service share.
 
     Attributes:
-        volumes: the volumes that the service serves, by UUID.
-        snapshot: returns the service's counters; called in a worker thread.
-        attachments: attaches and detaches volumes.
+        volumes: the volumes that the service serves, by UUID; clients attach and detach some.
+        cache: cache of their open datasets.
+        open_options: options for opening the devices of further volumes.
+        mount: mount of the service; None: it has none.
+        attaching: lock of the changes of ``volumes``.
+        sessions: the sessions, in order of connection; the values have no meaning.
         channel_counts: open channels of each client process and of each user.
         revoked: channels that are served no longer, whose clients have not hung up yet: they may
             read what they have in place.
@@ -126,8 +109,11 @@ class ServerState:
     """
 
     volumes: dict[UUID, ServedVolume]
-    snapshot: Callable[[], dict[str, Any]]
-    attachments: Attachments
+    cache: DatasetCache
+    open_options: OpenOptions = field(default_factory=OpenOptions)
+    mount: ServiceMount | None = None
+    attaching: trio.Lock = field(default_factory=trio.Lock)
+    sessions: dict[Session, None] = field(default_factory=dict)
     channel_counts: Counter[str | int] = field(default_factory=Counter)
     revoked: dict[ServerChannel, Peer] = field(default_factory=dict)
     shares: WeakValueDictionary[tuple[str | int, Arena | None], Share] = field(
@@ -138,9 +124,38 @@ class ServerState:
     closing_limiter: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(CLOSING_THREADS_MAX)
     )
+    _started_at_s: float = field(default_factory=time.monotonic)
     _ending: bool = False
     _waits: set[trio.CancelScope] = field(default_factory=set)
     """Scopes of the calls in threads, which a cancellation does not reach before the end."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counters of the service, its clients and its open datasets. Any thread.
+
+        Returns:
+            Plain values for JSON: ``version``, ``pid``, ``uptime_s``; ``volumes``, a list with
+            ``uuid`` and ``label``; ``clients``, a list with ``pid``, ``uid``, ``datasets``,
+            ``channels`` and sums of the channels' counters; ``memory``, with the bound of the
+            memory for samples, ``memory_bytes``, and its part in use, ``held_bytes``; ``datasets``,
+            a list with ``users``, ``cache_bytes``, which a dataset holds of that memory, and the
+            counters of ``reader`` and ``members``.
+        """
+        return {
+            "version": dlfs.__version__,
+            "pid": os.getpid(),
+            "uptime_s": time.monotonic() - self._started_at_s,
+            "volumes": [
+                {"uuid": str(volume.uuid), "label": volume.label}
+                for volume in list(self.volumes.values())
+            ],
+            "clients": [session.statistics() for session in list(self.sessions)],
+            "memory": self.cache.memory.stats(),
+            "datasets": self.cache.statistics(),
+        }
+
+    def sessions_of(self, volume: UUID) -> list[Session]:
+        """Return the sessions whose clients have datasets of a volume open."""
+        return [session for session in self.sessions if session.uses(volume)]
 
     def volume(self, uuid: UUID) -> ServedVolume:
         """Return a volume by its UUID.
@@ -171,22 +186,17 @@ class ServerState:
             bytes_max: bound for one process.
             bytes_of_user_max: bound for all processes of the user.
         """
-        of_user = self._share((peer.uid, arena), bytes_of_user_max, None)
-        return self._share((peer.process, arena), bytes_max, of_user)
+        of_user = self.shares.setdefault((peer.uid, arena), Share(bytes_of_user_max, None))
+        return self.shares.setdefault((peer.process, arena), Share(bytes_max, of_user))
 
-    def _share(
-        self, key: tuple[str | int, Arena | None], bytes_max: int, parent: Share | None
-    ) -> Share:
-        share = self.shares.get(key)
-        if share is None:
-            share = self.shares[key] = Share(bytes_max, parent)
-        return share
+    async def refresh(self, volume: ServedVolume, *, idle: bool = False) -> None:
+        """Load a volume's newest generation.
 
-    async def refresh(self, volume: ServedVolume) -> None:
-        """Load a volume's newest generation."""
-        await self._refresh(volume, volume.refresh)
-
-    async def _refresh(self, volume: ServedVolume, refresh: Callable[[], None]) -> None:
+        Args:
+            volume: the volume.
+            idle: True if no request asks for it: see ``ServedVolume.keep_current``.
+        """
+        refresh = volume.keep_current if idle else volume.refresh
         refreshes = self.refreshes.setdefault(volume.uuid, Refreshes())
         await refreshes.run(functools.partial(self.run_for_volume, volume, refresh))
 
@@ -203,7 +213,7 @@ class ServerState:
                     generation = volume.generation()
                     if failed.get(uuid) is generation:
                         continue
-                    await self._refresh(volume, volume.keep_current)
+                    await self.refresh(volume, idle=True)
                 except ClosedError:
                     continue  # it was detached meanwhile
                 except (DlfsError, OSError, MemoryError) as error:

@@ -118,7 +118,6 @@ class _Range:
     """A range that is being read into memory."""
 
     memory: NDArray[np.uint8]
-    pending: list[int]
     failures: list[FailedRead] = field(default_factory=list)
     halves: list[_Request] = field(default_factory=list)
     """Halves of requests that failed, to be submitted next."""
@@ -138,7 +137,9 @@ class _Request:
     offset_bytes: int = 0
     unreadable: bool = False
     """True if a member answered with an error other than its own loss."""
-    landing: NDArray[np.uint8] | None = None
+    error: DlfsError | None = None
+    """Error of the last read that failed; None if all members so far are absent."""
+    bounce: NDArray[np.uint8] | None = None
     """Memory of the read of a member that may answer after another copy was read; else None."""
 
 
@@ -166,23 +167,22 @@ class _Fetcher(Closing):
     def __init__(self, devices: Sequence[BlockDevice], choice: CopyOrder) -> None:
         self._devices = devices
         self._choice = choice
-        self._queues: list[QueuePair | None] = []
-        self._absences: dict[int, DeviceError] = {}
+        self._queues: list[QueuePair | DeviceError] = []
+        """Queue pair of each member, or the reason why it has none."""
         self._in_flight: dict[int, _Request] = {}
         self._tag = 0
-        for member, device in enumerate(devices):
+        for device in devices:
             try:
                 self._check_silence(device)
                 self._queues.append(device.queue_pair(DEPTH))
             except DeviceError as error:
                 if isinstance(error, DeviceTimeoutError):
                     note_unanswered(device)
-                self._queues.append(None)
-                self._absences[member] = error
+                self._queues.append(error)
 
     def close(self) -> None:
         for device, queue in zip(self._devices, self._queues, strict=False):
-            if queue is not None:
+            if not isinstance(queue, DeviceError):
                 leave(device, queue)
 
     def _check_silence(self, device: BlockDevice) -> None:
@@ -198,50 +198,70 @@ class _Fetcher(Closing):
 
     def start(self, space: DataSpace, address: int, memory: NDArray[np.uint8]) -> _Range:
         """Start reading from an address until the memory is full."""
-        target = _Range(memory, [0] * len(self._devices))
+        target = _Range(memory)
         at = 0
         for piece in space.member_ranges(address, memory.nbytes):
             for start in range(0, piece.length_bytes, REQUEST_BYTES_MAX):
                 length = min(REQUEST_BYTES_MAX, piece.length_bytes - start)
                 part = memory[at : at + length]
                 copies = self._choice.order(space, address + at)
-                self._read_next_copy(_Request(target, space, address + at, part, copies))
+                self._send(_Request(target, space, address + at, part, copies))
                 at += length
         return target
 
     def finish(self, target: _Range) -> None:
         """Wait until all requests of a range have completed or failed."""
-        while any(target.pending) or target.halves:
+        while True:
             while target.halves:
-                self._read_next_copy(target.halves.pop())
-            for member, _ in enumerate(target.pending):
-                while target.pending[member]:
-                    self._collect(member)
+                self._send(target.halves.pop())
+            request = next((r for r in self._in_flight.values() if r.target is target), None)
+            if request is None:
+                return
+            self._collect(request.member)
 
-    def _read_next_copy(self, request: _Request, error: DlfsError | None = None) -> None:
+    def _send(self, request: _Request) -> None:
         """Submit a request to its next copy; record its failure if no copy is left."""
-        absence: DeviceError | None = None
         while request.copies:
             copy = request.copies.pop(0)
             request.member, request.offset_bytes = request.space.resolve(request.address, copy)
-            absence = self._absences.get(request.member)
-            if absence is None:
-                self._submit(request)
+            if self._submit(request):
                 return
         if request.unreadable and request.memory.nbytes > request.space.geometry.block_bytes:
             self._halve(request)
             return
-        problem = error or absence
-        assert problem is not None
+        problem = request.error or self._queues[request.member]
+        assert isinstance(problem, DlfsError)
         request.target.failures.append(
             FailedRead(
                 request.address,
                 request.memory.nbytes,
                 problem,
-                absent=error is None,
+                absent=request.error is None,
                 member=request.member,
             )
         )
+
+    def _submit(self, request: _Request) -> bool:
+        """Submit a request to its member; return False if the member fails or is absent."""
+        device = self._devices[request.member]
+        while not isinstance(queue := self._queues[request.member], DeviceError):
+            request.bounce = None
+            if request.copies and current_deadline() is not None and not device.drops_reads:
+                request.bounce = aligned_buffer(request.memory.nbytes, device.block_bytes)
+            memory = request.memory if request.bounce is None else request.bounce
+            self._tag += 1
+            tag = self._tag
+            try:
+                if queue.submit(Kind.READ, memory, request.offset_bytes, tag):
+                    self._in_flight[tag] = request
+                    return True
+            except DeviceError as error:
+                request.error = error
+                return False
+            self._collect(request.member)
+            dropped = self._queues[request.member]
+            request.error = dropped if isinstance(dropped, DeviceError) else request.error
+        return False
 
     def _halve(self, request: _Request) -> None:
         """Split a failed request into halves, so that a bad block costs no other block."""
@@ -254,34 +274,10 @@ class _Fetcher(Closing):
                 _Request(request.target, request.space, address, memory, copies)
             )
 
-    def _submit(self, request: _Request) -> None:
-        self._tag += 1
-        tag = self._tag
-        member = request.member
-        while True:
-            queue = self._queues[member]
-            if queue is None:
-                self._read_next_copy(request, self._absences[member])
-                return
-            device = self._devices[member]
-            request.landing = None
-            if request.copies and current_deadline() is not None and not device.drops_reads:
-                request.landing = aligned_buffer(request.memory.nbytes, device.block_bytes)
-            memory = request.memory if request.landing is None else request.landing
-            try:
-                if queue.submit(Kind.READ, memory, request.offset_bytes, tag):
-                    break
-            except DeviceError as error:
-                self._read_next_copy(request, error)
-                return
-            self._collect(member)
-        self._in_flight[tag] = request
-        request.target.pending[member] += 1
-
     def _collect(self, member: int) -> None:
         """Process the completions of a member; wait for the first one."""
         queue = self._queues[member]
-        assert queue is not None
+        assert not isinstance(queue, DeviceError)
         try:
             completions = self._wait(member, queue)
         except DeviceError as error:
@@ -289,28 +285,26 @@ class _Fetcher(Closing):
             return
         for tag, result in completions:
             request = self._in_flight.pop(tag)
-            request.target.pending[member] -= 1
             if result >= 0:
                 credit_call(request.memory.nbytes)
-                if request.landing is not None:
-                    request.memory[:] = request.landing
+                if request.bounce is not None:
+                    request.memory[:] = request.bounce
             else:
                 problem = _problem(self._devices[member], request, result)
                 gone = isinstance(
                     problem, DeviceLostError | DeviceTimeoutError | AuthenticationError
                 )
                 request.unreadable |= not gone
-                self._read_next_copy(request, problem)
+                request.error = problem
+                self._send(request)
 
     def _has_other_copies(self, member: int) -> bool:
         """Return True if all that a member is asked for may be read from others."""
-        asked = [request for request in self._in_flight.values() if request.member == member]
+        absent = {n for n, queue in enumerate(self._queues) if isinstance(queue, DeviceError)}
         return all(
-            any(
-                request.space.resolve(request.address, copy)[0] not in self._absences
-                for copy in request.copies
-            )
-            for request in asked
+            any(r.space.resolve(r.address, copy)[0] not in absent for copy in r.copies)
+            for r in self._in_flight.values()
+            if r.member == member
         )
 
     def _wait(self, member: int, queue: QueuePair) -> list[tuple[int, int]]:
@@ -341,14 +335,13 @@ class _Fetcher(Closing):
 
     def _drop_queue(self, member: int, queue: QueuePair, error: DeviceError) -> None:
         """Close a failed queue pair and send its requests to other copies."""
-        self._queues[member] = None
-        self._absences[member] = error
+        self._queues[member] = error
         leave(self._devices[member], queue)
         lost = [tag for tag, request in self._in_flight.items() if request.member == member]
         for tag in lost:
             request = self._in_flight.pop(tag)
-            request.target.pending[member] -= 1
-            self._read_next_copy(request, error)
+            request.error = error
+            self._send(request)
 
 
 def _problem(device: BlockDevice, request: _Request, result: int) -> DlfsError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,16 @@ BUFFER_BYTES = 32 * MIB
 WINDOWS_MIN = 3
 
 
-@dataclass(eq=False)
-class _Window:
-    memory: NDArray[np.uint8]
-    pending: list[int] = field(default_factory=list)
-    """Number of writes in flight, by member."""
+Window = NDArray[np.uint8]
+
+
+class _Write(NamedTuple):
+    """A write in flight."""
+
+    window: Window
+    member: int
+    offset_bytes: int
+    length_bytes: int
 
 
 class ChunkWriter(Closing):
@@ -77,21 +82,20 @@ class ChunkWriter(Closing):
         count = max(WINDOWS_MIN, BUFFER_BYTES // window_bytes)
         memory = aligned_buffer(window_bytes * count, max(4096, geometry.block_bytes))
         self._windows = deque(
-            _Window(memory[i * window_bytes : (i + 1) * window_bytes], [0] * len(devices))
-            for i in range(count)
+            memory[i * window_bytes : (i + 1) * window_bytes] for i in range(count)
         )
-        self._in_flight: deque[_Window] = deque()
+        self._in_flight: deque[Window] = deque()
         pieces = count * (window_bytes // geometry.chunk_bytes) * geometry.replicas
         self._queues: list[QueuePair] = []
-        self._written: dict[int, tuple[_Window, int, int]] = {}
+        self._writes: dict[int, _Write] = {}  # in flight, by tag
         self._tag = 0
         for device in devices:
             self._queues.append(device.queue_pair(min(max(pieces // len(devices), 1), 128)))
 
     @property
-    def window(self) -> NDArray[np.uint8]:
+    def window(self) -> Window:
         """Current window, ``uint8[n_bytes]``; the caller fills it from its start."""
-        return self._windows[0].memory
+        return self._windows[0]
 
     @property
     def address(self) -> int:
@@ -112,7 +116,7 @@ class ChunkWriter(Closing):
         window = self._windows.popleft()
         chunk_bytes = self._geometry.chunk_bytes
         count = -(-used_bytes // chunk_bytes)
-        window.memory[used_bytes : count * chunk_bytes] = 0
+        window[used_bytes : count * chunk_bytes] = 0
         self._in_flight.append(window)
         done = 0
         while done < count:
@@ -160,38 +164,35 @@ class ChunkWriter(Closing):
             queue.close()
         self._queues.clear()
 
-    def _write_run(self, window: _Window, start: int, run: ChunkRun) -> None:
+    def _write_run(self, window: Window, start: int, run: ChunkRun) -> None:
         """Write all copies of a run: by one request on a single member, else chunk by chunk."""
         step = run.chunk_count if len(self._devices) == 1 else 1
         bytes_each = step * self._geometry.chunk_bytes
         for i in range(run.chunk_count // step):
-            piece = window.memory[start + i * bytes_each : start + (i + 1) * bytes_each]
+            piece = window[start + i * bytes_each : start + (i + 1) * bytes_each]
             for copy in self._copies:
                 chunk = run.first_chunk + i * step
                 member, offset_bytes = self._geometry.locate(chunk, copy)
                 self._submit(window, member, piece, offset_bytes)
 
     def _submit(
-        self, window: _Window, member: int, piece: NDArray[np.uint8], offset_bytes: int
+        self, window: Window, member: int, piece: NDArray[np.uint8], offset_bytes: int
     ) -> None:
         self._tag += 1
-        self._written[self._tag] = (window, offset_bytes, piece.nbytes)
-        window.pending[member] += 1
+        self._writes[self._tag] = _Write(window, member, offset_bytes, piece.nbytes)
         while not self._queues[member].submit(Kind.WRITE, piece, offset_bytes, self._tag):
             self._collect(member)
 
     def _collect(self, member: int) -> None:
         """Wait for at least one completion of a member."""
         for tag, result in self._queues[member].poll(-1):
-            window, offset_bytes, length_bytes = self._written.pop(tag)
-            window.pending[member] -= 1
+            _, _, offset_bytes, length_bytes = self._writes.pop(tag)
             if result < 0:
                 uri = self._devices[member].uri
                 raise operation_error(uri, Kind.WRITE, offset_bytes, length_bytes, result)
 
     def _reap_oldest(self) -> None:
         window = self._in_flight[0]
-        for member, _ in enumerate(window.pending):
-            while window.pending[member]:
-                self._collect(member)
+        while write := next((w for w in self._writes.values() if w.window is window), None):
+            self._collect(write.member)
         self._windows.append(self._in_flight.popleft())

@@ -16,6 +16,7 @@ nodes overlap.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -40,26 +41,37 @@ REASONS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class FoundNamespace:
-    """A namespace that a discovery controller lists, and the superblock on it.
+class DeviceContent:
+    """The superblock of a device, or the reason why it has none.
 
     Attributes:
-        uri: URI of the device.
-        subsystem: subsystem of the namespace.
-        namespace: number, size and identity of the namespace.
         superblock: newest superblock on it; None if it is no member of a volume.
         problem: reason why it is no member or is unreadable; None if it is a member.
         foreign: True if none of its bytes look like a superblock.
         unknown: its superblock copies that need a feature unknown to this code.
     """
 
+    superblock: Superblock | None
+    problem: str | None = None
+    foreign: bool = False
+    unknown: tuple[SuperblockCopy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNamespace:
+    """A namespace that a discovery controller lists.
+
+    Attributes:
+        uri: URI of the device.
+        subsystem: subsystem of the namespace.
+        namespace: number, size and identity of the namespace.
+        content: the superblock on it.
+    """
+
     uri: str
     subsystem: SubsystemInfo
     namespace: NamespaceInfo
-    superblock: Superblock | None
-    problem: str | None
-    foreign: bool
-    unknown: tuple[SuperblockCopy, ...] = ()
+    content: DeviceContent
 
 
 def find_namespaces(
@@ -158,48 +170,24 @@ def _listed(discoveries: Iterable[tuple[NvmeTcpDiscoverUri, Discovery]]) -> list
 
 
 def _inspect(listed: _Listed, opener: Opener) -> FoundNamespace:
-    uri = str(
-        namespace_uri(
-            listed.controller, listed.subsystem.nqn, listed.paths, nsid=listed.namespace.nsid
-        )
-    )
-    found = _identify_uri(uri, opener)
-    return FoundNamespace(
-        uri,
-        listed.subsystem,
-        listed.namespace,
-        found.superblock,
-        found.problem,
-        found.foreign,
-        found.unknown,
-    )
+    nqn, nsid = listed.subsystem.nqn, listed.namespace.nsid
+    uri = str(namespace_uri(listed.controller, nqn, listed.paths, nsid=nsid))
+    return FoundNamespace(uri, listed.subsystem, listed.namespace, _identify_uri(uri, opener))
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    superblock: Superblock | None
-    problem: str | None = None
-    foreign: bool = False
-    unknown: tuple[SuperblockCopy, ...] = ()
-
-
-def _identify_uri(uri: str, opener: Opener) -> _Content:
+def _identify_uri(uri: str, opener: Opener) -> DeviceContent:
     """Return the newest superblock of a device, or the reason why there is none."""
     try:
-        device = opener(uri, writable=False)
+        with closing(opener(uri, writable=False)) as device:
+            try:
+                return DeviceContent(identify(device).newest)
+            except FormatError as error:
+                copies = read_copies(device)
+                foreign = all(copy.foreign for copy in copies)
+                unknown = tuple(copy for copy in copies if copy.unknown is not None)
+                return DeviceContent(None, str(error), foreign, unknown)
     except Unusable as error:
-        return _Content(None, str(error))
-    try:
-        return _Content(identify(device).newest)
-    except FormatError as error:
-        copies = read_copies(device)
-        foreign = all(copy.foreign for copy in copies)
-        unknown = tuple(copy for copy in copies if copy.unknown is not None)
-        return _Content(None, str(error), foreign, unknown)
-    except Unusable as error:
-        return _Content(None, str(error))
-    finally:
-        device.close()
+        return DeviceContent(None, str(error))
 
 
 def _problems(
@@ -208,21 +196,17 @@ def _problems(
     """Return a text for each controller, subsystem and namespace that was ignored."""
     problems = []
     for result in results:
-        if isinstance(result, DlfsError):
-            problems.append(str(result))
-            continue
-        problems += [
-            f"referral to {referral.address}: {referral.problem}"
-            for referral in result.referrals
-            if referral.problem is not None
-        ]
-        problems += [
-            f"subsystem {subsystem.nqn}: {subsystem.problem}"
-            for subsystem in result.subsystems
-            if subsystem.problem is not None
-        ]
-    problems += [namespace.problem for namespace in found if namespace.problem is not None]
-    return problems
+        problems += [str(result)] if isinstance(result, DlfsError) else discovery_problems(result)
+    return problems + [each.content.problem for each in found if each.content.problem is not None]
+
+
+def discovery_problems(found: Discovery) -> list[str]:
+    """Return a text for each referral and subsystem of a discovery that was ignored."""
+    named = [
+        *((f"referral to {referral.address}", referral.problem) for referral in found.referrals),
+        *((f"subsystem {subsystem.nqn}", subsystem.problem) for subsystem in found.subsystems),
+    ]
+    return [f"{name}: {problem}" for name, problem in named if problem is not None]
 
 
 # ---- choosing ------------------------------------------------------------------------------------
@@ -240,7 +224,7 @@ class _VolumeChoice:
     def choose(self, wanted: set[UUID]) -> list[FoundNamespace]:
         """Return the discovered members of the chosen volume, by number."""
         volumes: dict[UUID, list[Superblock]] = {}
-        for superblock in (*self.given, *(f.superblock for f in self.found)):
+        for superblock in (*self.given, *(f.content.superblock for f in self.found)):
             if superblock is not None:
                 volumes.setdefault(superblock.volume_uuid, []).append(superblock)
         meant = wanted or {superblock.volume_uuid for superblock in self.given} or set(volumes)
@@ -257,7 +241,7 @@ class _VolumeChoice:
         (uuid,) = meant
         newest = max(volumes[uuid], key=lambda superblock: superblock.generation)
         for namespace in self.found:
-            check_known(namespace.unknown, newest)
+            check_known(namespace.content.unknown, newest)
         # A device that was given_uuids may be listed as well.
         given_uuids = {given.member_uuid for given in self.given}
         members = [
@@ -269,7 +253,7 @@ class _VolumeChoice:
     def _members(self, newest: Superblock) -> Iterator[FoundNamespace]:
         """Yield the namespaces of the volume, without members that were replaced."""
         for namespace in self.found:
-            own = namespace.superblock
+            own = namespace.content.superblock
             if own is None or own.volume_uuid != newest.volume_uuid:
                 continue
             if own.member_uuid in newest.member_uuids:
@@ -299,8 +283,8 @@ class _VolumeChoice:
 
 
 def _uuid(namespace: FoundNamespace) -> UUID:
-    assert namespace.superblock is not None
-    return namespace.superblock.member_uuid
+    assert namespace.content.superblock is not None
+    return namespace.content.superblock.member_uuid
 
 
 def _describe(superblocks: Sequence[Superblock]) -> str:

@@ -42,8 +42,8 @@ from dlfs.format.constants import (
     SUPERBLOCK_BYTES,
     SUPERBLOCK_MAGIC,
 )
-from dlfs.format.geometry import ChunkRun, Geometry
-from dlfs.format.superblock import Superblock, superblock_offsets
+from dlfs.format.geometry import ChunkRun, Geometry, superblock_offsets
+from dlfs.format.superblock import Superblock
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.locking import lock_members
@@ -106,15 +106,17 @@ def format_volume(
     devices: list[BlockDevice] = []
     try:
         for uri in uris:
-            if force:
-                _refuse_open(uri)
+            parsed = parse_uri(uri)
+            if force and isinstance(parsed, FileUri) and Path(parsed.path).exists():
+                refuse_open(Path(parsed.path), f"format {uri}")
             prepare_file(uri, size_bytes, force=force, made=made)
         devices = open_devices(uris, writable=True)
-        if not force:
-            _check_all_empty(devices)  # before the lock leaves a record where data may be
+        checked = [] if force else devices
+        for device in checked:  # before the lock leaves a record where data may be
+            check_empty(device, "format")
         lock_members(devices, "dlfs format")
-        if not force:
-            _check_all_empty(devices)
+        for device in checked:
+            check_empty(device, "format")
         sizes = [device.size_bytes for device in devices]
         geometry = Geometry.for_members(sizes, chunk_bytes, block_bytes, replicas)
         info = _format_devices(devices, geometry, label)
@@ -139,17 +141,6 @@ def _check_replicas(uris: Sequence[str], replicas: int) -> None:
             f"format {','.join(uris)}: {replicas} replicas need {replicas} devices or more, got "
             f"{devices}; name them with commas between: a.img,b.img"
         )
-
-
-def _refuse_open(uri: str) -> None:
-    """Refuse a file or a disk that a process has open, such as a mount, a service or a writer.
-
-    Raises:
-        LockedError: a process has it open.
-    """
-    parsed = parse_uri(uri)
-    if isinstance(parsed, FileUri) and Path(parsed.path).exists():
-        refuse_open(Path(parsed.path), f"format {uri}")
 
 
 def prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Path]) -> None:
@@ -207,7 +198,11 @@ def _resize(uri: str, path: Path, size_now: int, size_bytes: int, *, force: bool
 
 def _check_unused(uri: str, path: Path, number: int) -> None:
     """Refuse a disk that is mounted, or for which open(2) with O_EXCL fails."""
-    mounted = _mounted_devices() & _with_partitions(number)
+    name = f"{os.major(number)}:{os.minor(number)}"
+    partitions = Path(f"/sys/dev/block/{name}").glob("*/dev")
+    own = {name, *(path.read_text().strip() for path in partitions)}
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    mounted = own & {line.split()[2] for line in mounts}
     if mounted:
         raise UsageError(
             f"format {uri}: the system uses it: {', '.join(sorted(mounted))} is mounted"
@@ -220,22 +215,6 @@ def _check_unused(uri: str, path: Path, number: int) -> None:
                 f"format {uri}: the system uses it, as swap or part of another device"
             ) from error
         raise DeviceError(f"format {uri}: {error.strerror}", error.errno or errno.EIO) from error
-
-
-def _mounted_devices() -> set[str]:
-    """Return the numbers (``major:minor``) of all devices with a mounted file system."""
-    return {line.split()[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
-
-
-def _with_partitions(number: int) -> set[str]:
-    name = f"{os.major(number)}:{os.minor(number)}"
-    partitions = Path(f"/sys/dev/block/{name}").glob("*/dev")
-    return {name, *(path.read_text().strip() for path in partitions)}
-
-
-def _check_all_empty(devices: Sequence[BlockDevice]) -> None:
-    for device in devices:
-        check_empty(device, "format")
 
 
 def check_empty(device: BlockDevice, action: str) -> None:

@@ -24,14 +24,7 @@ from dlfs.format.constants import (
 )
 from dlfs.format.geometry import Geometry, MemberGroup, usable_bytes
 from dlfs.format.joining import JoiningRecord
-from dlfs.store.formatting import (
-    check_blocks,
-    check_empty,
-    has_other_data,
-    prepare_file,
-    wipe,
-)
-from dlfs.store.located import encode_locations, remember_members, write_locations
+from dlfs.store.formatting import check_blocks, check_empty, has_other_data, prepare_file, wipe
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     Member,
@@ -43,6 +36,7 @@ from dlfs.store.members import (
     read_locations,
     split_uris,
 )
+from dlfs.store.recorded import encode_locations, remember_members, write_locations
 from dlfs.store.transaction import Generation, Transaction, flush_all
 
 
@@ -155,9 +149,9 @@ def _was_left(base: Generation, device: BlockDevice) -> bool:
         member = identify(device)
     except (FormatError, DeviceError):
         joining = JoiningRecord.decode(device.read(JOINING_OFFSET_BYTES, JOINING_BYTES))
-        located = read_locations(device)
+        locations = read_locations(device)
         joins = joining is not None and joining.volume_uuid == superblock.volume_uuid
-        known = joins or (located is not None and located.volume_uuid == superblock.volume_uuid)
+        known = joins or (locations is not None and locations.volume_uuid == superblock.volume_uuid)
         return known and not has_other_data(device, joining=joins)
     same = member.newest.volume_uuid == superblock.volume_uuid
     return same and member.uuid not in superblock.member_uuids

@@ -157,19 +157,8 @@ def time_of(nanoseconds: int) -> datetime:
 
 def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
     """Return the public description of a catalog record."""
-    extent = record.attribute_extent
-    return DatasetInfo(
-        name=display(record.name),
-        version=record.version,
-        uuid=record.uuid,
-        created=time_of(record.created_ns),
-        sample_count=record.sample_count,
-        sample_bytes=record.sample_bytes,
-        stored_bytes=(record.data_chunks + record.directory_chunks) * geometry.chunk_bytes,
-        layout=record.layout,
-        seed=record.seed,
-        attribute_bytes=0 if extent is None else extent.segment_bytes,
-    )
+    catalog = Catalog.of(0, record.uuid, [record], ())
+    return describe_datasets(catalog.records, geometry)[0]
 
 
 def describe_datasets(records: Records, geometry: Geometry) -> list[DatasetInfo]:

@@ -46,23 +46,19 @@ def report_members(generation: Generation) -> None:
             _log.info("volume %s: %s is back", volume, member)
 
 
-def report_loss(generation: Generation, number: int, reason: str) -> None:
-    """Log a member that was lost while it was read."""
+def report_change(generation: Generation, number: int, reason: str | None) -> None:
+    """Log a member that was lost while it was read, and why; or, without a reason, its return."""
     volume, member = generation.superblock.volume_uuid, generation.members[number]
     key = volume, member.uuid
+    if reason is None:
+        if _lost.pop(key, None) is not None and _reported.pop(key, None) is not None:
+            _log.info("volume %s: %s is back", volume, member)
+        return
     _lost[key] = reason
     consequence = (
         "the other copies are read" if generation.geometry.replicas > 1 else "it has no copy"
     )
     _report_once(key, f"volume {volume}: {member} was lost: {reason}; {consequence}")
-
-
-def report_return(generation: Generation, number: int) -> None:
-    """Log a member that can be read again."""
-    volume, member = generation.superblock.volume_uuid, generation.members[number]
-    key = volume, member.uuid
-    if _lost.pop(key, None) is not None and _reported.pop(key, None) is not None:
-        _log.info("volume %s: %s is back", volume, member)
 
 
 def loss_of(volume_uuid: UUID, member_uuid: UUID) -> str | None:

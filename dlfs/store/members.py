@@ -53,7 +53,7 @@ from dlfs.format.constants import (
     SUPERBLOCK_BYTES,
     SUPERBLOCK_MAGIC,
 )
-from dlfs.format.geometry import Geometry, usable_bytes
+from dlfs.format.geometry import superblock_offsets, usable_bytes
 from dlfs.format.locations import LocationRecord
 from dlfs.format.superblock import (
     Superblock,
@@ -61,7 +61,6 @@ from dlfs.format.superblock import (
     decode_superblock,
     decode_unknown,
     slot_for,
-    superblock_offsets,
 )
 
 Members = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -73,7 +72,7 @@ LAG_MAX = 1
 """Generations by which a valid member may lag: a crash between the superblocks of a commit."""
 
 
-class DepartedError(FormatError):
+class RemovedMemberError(FormatError):
     """The device was a member until an earlier generation, or its superblocks are lost."""
 
 
@@ -162,14 +161,13 @@ def split_uris(members: Members) -> tuple[str, ...]:
     """
     if isinstance(members, os.PathLike):
         members = [members]
-    uris = split_members(members) if isinstance(members, str) else tuple(map(_uri, members))
+    if isinstance(members, str):
+        uris = split_members(members)
+    else:
+        uris = tuple(m if isinstance(m, str) else format_path(os.fspath(m)) for m in members)
     if not uris:
         raise UsageError("open a volume: expected the URIs of its members, got none")
     return tuple(_absolute(uri) for uri in uris)
-
-
-def _uri(member: str | os.PathLike[str]) -> str:
-    return member if isinstance(member, str) else format_path(os.fspath(member))
 
 
 def _absolute(uri: str) -> str:
@@ -217,6 +215,18 @@ def read_locations(device: BlockDevice) -> LocationRecord | None:
     return None
 
 
+def reopening_uris(devices: Iterable[BlockDevice]) -> tuple[str, ...]:
+    """Return the URIs that open devices again, without members that were not given.
+
+    A URI that only a record names, and that was refused, is none of them.
+    """
+    return tuple(
+        device.uri
+        for device in devices
+        if not isinstance(device, MissingDevice) or (device.given and not device.refused)
+    )
+
+
 def close_devices(devices: Sequence[BlockDevice]) -> None:
     """Close all devices, also after one has failed to close.
 
@@ -251,7 +261,10 @@ def read_copies(device: BlockDevice) -> tuple[SuperblockCopy, ...]:
     """
     check_superblock_fits(device, "open")
     first, second, _ = superblock_offsets(device.size_bytes)
-    head = _read_head(device, second + SUPERBLOCK_BYTES)
+    head = b""  # or the first bytes at once, if they can all be read
+    if second + SUPERBLOCK_BYTES <= device.size_bytes:
+        with suppress(DeviceError):
+            head = device.read(0, second + SUPERBLOCK_BYTES)
     heads = [
         _read_copy(device, "A", first, head[:SUPERBLOCK_BYTES]),
         _read_copy(device, "B", second, head[second:]),
@@ -264,14 +277,6 @@ def read_copies(device: BlockDevice) -> tuple[SuperblockCopy, ...]:
         )
     tail = superblock_offsets(max(recorded, default=device.size_bytes))[2]
     return (*heads, _read_copy(device, "tail", tail))
-
-
-def _read_head(device: BlockDevice, length_bytes: int) -> bytes:
-    """Read the first bytes of a device at once; return none if they cannot all be read."""
-    with suppress(DeviceError):
-        if length_bytes <= device.size_bytes:
-            return device.read(0, length_bytes)
-    return b""
 
 
 def _read_copy(
@@ -309,7 +314,7 @@ def identify(device: BlockDevice) -> Member:
         check_known(copies, newest)
         return Member(newest.member_number, newest.member_uuid, device, newest.member_bytes, copies)
     if copies[0].foreign and copies[1].foreign and (locations := read_locations(device)):
-        raise DepartedError(
+        raise RemovedMemberError(
             f"open {device.uri}: expected a superblock, got none: it was a member of volume "
             f"{locations.volume_uuid} until that was shrunk, or it is one whose superblocks are "
             f"lost, which 'dlfs repair' restores"
@@ -349,33 +354,22 @@ def check_known(copies: Sequence[SuperblockCopy], newest: Superblock) -> None:
             raise copy.error
 
 
-def find_foreign(devices: Sequence[BlockDevice], volume_uuid: UUID) -> Member | None:
-    """Return the first device that is a member of another volume, or None.
+def describe_swapped(devices: Sequence[BlockDevice], volume_uuid: UUID) -> str | None:
+    """Return an error text if a device holds another volume than expected; None if none does.
 
     Devices that are missing, unreadable or no members are ignored.
     """
     for device in devices:
         if isinstance(device, MissingDevice):
             continue
-        try:
-            with limit_device(share_for(len(devices), 1)):
-                member = identify(device)
-        except (DeviceError, FormatError):
-            continue
-        if member.newest.volume_uuid != volume_uuid:
-            return member
+        with suppress(DeviceError, FormatError), limit_device(share_for(len(devices), 1)):
+            found = identify(device).newest.volume_uuid
+            if found != volume_uuid:
+                return (
+                    f"{device.uri} now holds volume {found}, expected volume {volume_uuid}: it "
+                    "was formatted again, or is another device; open the volume anew"
+                )
     return None
-
-
-def describe_swapped(devices: Sequence[BlockDevice], volume_uuid: UUID) -> str | None:
-    """Return an error text if a device holds another volume than expected; None if none does."""
-    foreign = find_foreign(devices, volume_uuid)
-    if foreign is None:
-        return None
-    return (
-        f"{foreign.device.uri} now holds volume {foreign.newest.volume_uuid}, expected volume "
-        f"{volume_uuid}: it was formatted again, or is another device; open the volume anew"
-    )
 
 
 def assemble(
@@ -447,16 +441,12 @@ def identify_all(
         except (DeviceError, FormatError) as error:
             drop_tracebacks(error)
             refused.append((device, error))
-    if not found:
-        raise _first_reason([reason for _, reason in refused])
+    if not found:  # raise an error like the first, or like the first of a member that stayed
+        reasons = [reason for _, reason in refused]
+        staying = [reason for reason in reasons if not isinstance(reason, RemovedMemberError)]
+        first = (staying or reasons)[0]
+        raise same_kind(first, str(first))
     return found, refused
-
-
-def _first_reason(reasons: Sequence[DlfsError]) -> DlfsError:
-    """Return a new error like the first, or like the first of a member that has not left."""
-    staying = [reason for reason in reasons if not isinstance(reason, DepartedError)]
-    first = (staying or reasons)[0]
-    return same_kind(first, str(first))
 
 
 def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
@@ -477,7 +467,8 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
         )
     older = own.generation < newest.generation
     agrees = older or own == superblock_for(member, newest)
-    if not agrees or not _same_sizes(own.geometry, newest.geometry):
+    # The other sizes never change; members and groups may differ between generations.
+    if not agrees or replace(own.geometry, groups=()) != replace(newest.geometry, groups=()):
         raise FormatError(
             f"open {member.device.uri}: its superblock contradicts that of the volume's newest "
             f"generation, {newest.generation}, in the members, the layout or the catalog: they "
@@ -488,7 +479,7 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
         group = own.geometry.group_of_member(own.member_number)
         if group.first_chunk in [g.first_chunk for g in newest.geometry.groups]:
             return FormatError(f"{text}{own.generation}, and was replaced")
-        return DepartedError(f"{text}{own.generation}, and was removed")
+        return RemovedMemberError(f"{text}{own.generation}, and was removed")
     member = replace(member, number=newest.member_uuids.index(member.uuid))
     rows = newest.geometry.group_of_member(member.number).row_count
     usable = usable_bytes(member.member_bytes, newest.geometry.data_offset_bytes)
@@ -506,11 +497,6 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
     return member
 
 
-def _same_sizes(one: Geometry, other: Geometry) -> bool:
-    """Compare the sizes that never change; members and groups may differ between generations."""
-    return replace(one, groups=()) == replace(other, groups=())
-
-
 def _complete(
     by_number: dict[int, Member],
     refused: Sequence[tuple[BlockDevice, DlfsError]],
@@ -523,8 +509,11 @@ def _complete(
     count = newest.geometry.member_count
     missing = [number for number in range(count) if number not in by_number]
     if len(refused) > len(missing):  # members that were removed are no mistake of the caller
-        refused = [pair for pair in refused if not isinstance(pair[1], DepartedError)]
-    if len(refused) > len(missing) and _is_recorded(by_number.values(), newest):
+        refused = [pair for pair in refused if not isinstance(pair[1], RemovedMemberError)]
+    records = (read_locations(member.device) for member in by_number.values())
+    if len(refused) > len(missing) and any(
+        record is not None and record.volume_uuid == newest.volume_uuid for record in records
+    ):
         # A device that cannot be read may have been removed, too: the others are on record.
         unread = [
             p for p in refused if isinstance(p[0], MissingDevice) or isinstance(p[1], DeviceError)
@@ -547,12 +536,6 @@ def _complete(
         device = MissingDevice(f"member {number}", error, given=False)
         by_number[number] = Member(number, uuid, device, 0, (), error)
     return tuple(by_number[number] for number in range(count))
-
-
-def _is_recorded(members: Iterable[Member], newest: Superblock) -> bool:
-    """Return True if a member has a record of where all members are."""
-    records = (read_locations(member.device) for member in members)
-    return any(r is not None and r.volume_uuid == newest.volume_uuid for r in records)
 
 
 def _too_few(absent: Sequence[Member], newest: Superblock) -> DlfsError:

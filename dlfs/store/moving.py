@@ -22,9 +22,8 @@ from functools import partial
 
 from dlfs.base.units import MIB, format_bytes
 from dlfs.errors import SpaceError
-from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import ChunkRun, DataSpace, MemberGroup, split_runs
-from dlfs.format.run_arrays import to_runs
 from dlfs.store.chunk_reader import CopyOrder, scan_space
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.members import Member
@@ -41,22 +40,8 @@ STEP_BYTES = 512 * MIB
 class Rehearsal(Transaction):
     """A transaction whose commit writes nothing, and returns the generation that it would make."""
 
-    def commit(
-        self,
-        *,
-        removed: Sequence[DatasetRecord] = (),
-        added: Sequence[DatasetRecord] = (),
-        first: Sequence[Member] = (),
-    ) -> Generation:
-        """Return the generation that a transaction would commit."""
-        del first
-        superblock, catalog, _ = self._prepare(removed, added)
-        return Generation(self.base.members, superblock, catalog)
-
-
-def used_runs(catalog: Catalog, group: MemberGroup) -> list[ChunkRun]:
-    """Return the chunks of a group that records have, sorted, each shared chunk once."""
-    return [run for run in to_runs(catalog.used_runs) if group.has(run)]
+    def _write(self, made: Generation, _encoded: bytes, _first: Sequence[Member]) -> Generation:
+        return made
 
 
 @dataclass(slots=True)
@@ -205,17 +190,13 @@ class _Moves:
 
     def __init__(self, old: Sequence[ChunkRun], new: Sequence[ChunkRun]) -> None:
         pieces: list[tuple[ChunkRun, int]] = []
-        remaining = list(new)
+        taken = TakenRuns(new)
         for run in old:
             first = run.first_chunk
             while first < run.end_chunk:
-                target = remaining.pop(0)
-                count = min(run.end_chunk - first, target.chunk_count)
-                pieces.append((ChunkRun(first, count), target.first_chunk))
-                first += count
-                if count < target.chunk_count:
-                    left = ChunkRun(target.first_chunk + count, target.chunk_count - count)
-                    remaining.insert(0, left)
+                target = taken.take(run.end_chunk - first)
+                pieces.append((ChunkRun(first, target.chunk_count), target.first_chunk))
+                first += target.chunk_count
         pieces.sort()
         self._pieces = pieces
         self._starts = [piece.first_chunk for piece, _ in pieces]

@@ -8,13 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from dlfs.base.deadlines import is_over
 from dlfs.block import BlockDevice, MissingDevice
 from dlfs.errors import DeviceError, FormatError, NotFoundError
 from dlfs.format.catalog import DatasetRecord
-from dlfs.store.located import open_located
+from dlfs.format.geometry import MemberGroup
 from dlfs.store.members import Opener, close_devices, identify_all
+from dlfs.store.recorded import open_recorded
 from dlfs.store.transaction import Generation, load_generation
 
 REOPEN_TIMEOUT_S = 15.0
@@ -46,8 +48,8 @@ def load_joined(
         try:
             return load(devices)
         except (DeviceError, FormatError, NotFoundError) as error:
-            located = open_located(devices, writable=False, opener=opener)
-            joined = [device for device in located if not isinstance(device, MissingDevice)]
+            found = open_recorded(devices, writable=False, opener=opener)
+            joined = [device for device in found if not isinstance(device, MissingDevice)]
             # Without any, members may just have left the volume.
             if not joined and (tried or isinstance(error, DeviceError)):
                 raise
@@ -55,7 +57,31 @@ def load_joined(
             devices += joined
 
 
-def without_departed(before: Generation, devices: Sequence[BlockDevice]) -> list[BlockDevice]:
+def load_again(
+    opened: Generation,
+    devices: list[BlockDevice],
+    *,
+    opener: Opener,
+    load: Callable[[Sequence[BlockDevice]], Generation],
+) -> Generation:
+    """Load the newest generation of an open volume, also if it has other members by now.
+
+    Args:
+        opened: generation that was loaded before.
+        devices: its devices; those of other members are added to it, also if this fails.
+        opener: function that opens devices.
+        load: function that loads a generation of devices.
+
+    Raises:
+        DlfsError: as ``load``.
+    """
+    devices += open_recorded(devices, opened.superblock.volume_uuid, writable=False, opener=opener)
+    return load_joined(
+        devices, opener=opener, load=lambda found: load(without_removed(opened, found))
+    )
+
+
+def without_removed(before: Generation, devices: Sequence[BlockDevice]) -> list[BlockDevice]:
     """Return the devices without those of members that the volume no longer has.
 
     Args:
@@ -69,11 +95,11 @@ def without_departed(before: Generation, devices: Sequence[BlockDevice]) -> list
     if len(devices) <= newest.geometry.member_count:
         return list(devices)
     members = [m.device for m in found if m.uuid in newest.member_uuids]  # also under new UUIDs
-    departed = [m.number for m in before.members if m.uuid not in newest.member_uuids]
+    removed = [m.number for m in before.members if m.uuid not in newest.member_uuids]
     return [
         device
         for number, device in enumerate(devices)
-        if number not in departed or device in members
+        if number not in removed or device in members
     ]
 
 
@@ -87,22 +113,20 @@ def newest_generation(opened: Generation, opener: Opener) -> Iterator[Generation
         DlfsError: as ``load_generation``.
     """
     count = len(opened.devices)
-    volume_uuid = opened.superblock.volume_uuid
     deadline = time.monotonic() + REOPEN_TIMEOUT_S
-
-    def load(devices: Sequence[BlockDevice]) -> Generation:
-        return load_generation(without_departed(opened, devices), opened)
-
+    load = partial(load_generation, known=opened)
     while True:
         devices = opened.devices
-        devices += open_located(devices, volume_uuid, writable=False, opener=opener)
         try:
-            newest = load_joined(devices, opener=opener, load=load)
+            newest = load_again(opened, devices, opener=opener, load=load)
             break
         except DeviceError:
             close_devices(devices[count:])
-            waits = any(map(_may_return, devices[count:])) and time.monotonic() < deadline
-            if not waits or is_over():
+            returning = any(
+                isinstance(device, MissingDevice) and device.reason.retryable
+                for device in devices[count:]
+            )
+            if not returning or time.monotonic() >= deadline or is_over():
                 raise
             time.sleep(REOPEN_PAUSE_S)
         except BaseException:
@@ -112,10 +136,6 @@ def newest_generation(opened: Generation, opener: Opener) -> Iterator[Generation
         yield newest
     finally:
         close_devices(devices[count:])
-
-
-def _may_return(device: BlockDevice) -> bool:
-    return isinstance(device, MissingDevice) and device.reason.retryable
 
 
 def is_moved(
@@ -135,14 +155,19 @@ def is_moved(
 
 def have_left(opened: Generation, record: DatasetRecord, newest: Generation) -> bool:
     """Return True if the volume no longer has the members that had a dataset's chunks."""
-    runs = (*record.data_runs, *record.directory_runs)
-    used = [g for g in opened.geometry.groups if any(g.has(run) for run in runs)]
     present = set(newest.superblock.member_uuids)
     uuids = opened.superblock.member_uuids
+    used = groups_of(opened, record)
     return any(present.isdisjoint(uuids[n] for n in group.members) for group in used)
 
 
-def close_departed(generation: Generation, devices: Sequence[BlockDevice]) -> None:
+def groups_of(generation: Generation, record: DatasetRecord) -> list[MemberGroup]:
+    """Return the groups of members that have a dataset's chunks."""
+    runs = (*record.data_runs, *record.directory_runs)
+    return [group for group in generation.geometry.groups if any(map(group.has, runs))]
+
+
+def close_removed(generation: Generation, devices: Sequence[BlockDevice]) -> None:
     """Close the devices that are no member of a generation."""
     members = {id(device) for device in generation.devices}
     close_devices([device for device in devices if id(device) not in members])

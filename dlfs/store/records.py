@@ -1,19 +1,11 @@
-"""Finds datasets in a catalog, and describes those that are not there."""
+"""Describes datasets that are not in a catalog."""
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from dlfs.base.wording import list_names, list_numbers, quote
 from dlfs.errors import NotFoundError
-from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.catalog import Catalog
 from dlfs.format.paths import display
-
-
-def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:
-    """Return the catalog record of a dataset; None if it was removed."""
-    return catalog.find_uuid(uuid)
-
 
 NO_DATASETS = "the volume has none yet; 'dlfs import' makes one"
 

@@ -20,11 +20,11 @@ from dlfs.block import parse_uri
 from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
-from dlfs.format.run_arrays import to_array
+from dlfs.format.run_arrays import to_array, to_runs
 from dlfs.store.formatting import wipe
-from dlfs.store.located import encode_locations, write_locations
 from dlfs.store.members import Member
-from dlfs.store.moving import Progress, Rehearsal, Transfer, move_all, used_runs
+from dlfs.store.moving import Progress, Rehearsal, Transfer, move_all
+from dlfs.store.recorded import encode_locations, write_locations
 from dlfs.store.space import allocatable_runs, count_chunks
 from dlfs.store.transaction import Generation, Transaction, flush_all
 
@@ -78,12 +78,13 @@ def _evacuate(
     """
     if any(not group.evacuating for group in _groups_at(base, leaving)):
         base = _mark(base, leaving, kind)
-    runs = [run for group in _groups_at(base, leaving) for run in _used(base, group)]
-    return move_all(base, [Transfer(tuple(runs))], progress, kind)
+    return move_all(base, [Transfer(_used(base, _groups_at(base, leaving)))], progress, kind)
 
 
-def _used(base: Generation, group: MemberGroup) -> list[ChunkRun]:
-    return used_runs(base.catalog, group)
+def _used(base: Generation, groups: Sequence[MemberGroup]) -> tuple[ChunkRun, ...]:
+    """Return the chunks of some groups that records have, each shared chunk once."""
+    used = to_runs(base.catalog.used_runs)
+    return tuple(run for group in groups for run in used if group.has(run))
 
 
 def _groups_at(base: Generation, first_chunks: set[int]) -> list[MemberGroup]:
@@ -122,7 +123,7 @@ def _check_space(transaction: Transaction, groups: Sequence[MemberGroup]) -> Non
     """
     base = transaction.base
     leaving = {group.first_chunk for group in groups}
-    used = sum(count_chunks(_used(base, group)) for group in groups)
+    used = count_chunks(_used(base, groups))
     free = sum(
         run.chunk_count
         for run in allocatable_runs(base.geometry, base.catalog.free)
@@ -131,17 +132,13 @@ def _check_space(transaction: Transaction, groups: Sequence[MemberGroup]) -> Non
     free -= 2 * transaction.next_catalog_chunks
     remaining = [g for g in base.geometry.groups if g.first_chunk not in leaving]
     if used > free or sum(group.chunk_count for group in remaining) < CHUNKS_MIN:
-        raise _no_space(base, used, free)
-
-
-def _no_space(base: Generation, used: int, free: int) -> SpaceError:
-    chunk_bytes = base.geometry.chunk_bytes
-    needed, available = used * chunk_bytes, max(0, free) * chunk_bytes
-    return SpaceError(
-        f"shrink volume {base.superblock.volume_uuid}: its members have {needed} bytes "
-        f"({format_bytes(needed)}) of data to move, and the others have room for {available} bytes "
-        f"({format_bytes(available)}); remove datasets, or 'dlfs grow' the volume first"
-    )
+        chunk_bytes = base.geometry.chunk_bytes
+        needed, available = used * chunk_bytes, max(0, free) * chunk_bytes
+        raise SpaceError(
+            f"shrink volume {base.superblock.volume_uuid}: its members have {needed} bytes "
+            f"({format_bytes(needed)}) of data to move, and the others have room for {available} "
+            f"bytes ({format_bytes(available)}); remove datasets, or 'dlfs grow' the volume first"
+        )
 
 
 def _mark(base: Generation, leaving: set[int], kind: type[Transaction]) -> Generation:
@@ -185,8 +182,8 @@ def _remove(base: Generation, leaving: set[int]) -> tuple[str, ...]:
     locations = encode_locations(base.superblock, smaller.members)  # fails before the commit
     Transaction.over(smaller).commit()
     write_locations(base.members, locations)
-    departed = _removed(base, leaving)
-    for member in departed:
+    removed = _removed(base, leaving)
+    for member in removed:
         wipe(member.device)
-    flush_all([member.device for member in departed])
-    return tuple(member.device.uri for member in departed)
+    flush_all([member.device for member in removed])
+    return tuple(member.device.uri for member in removed)

@@ -40,14 +40,10 @@ def merge_runs(runs: Iterable[ChunkRun]) -> list[ChunkRun]:
     """
     merged: list[ChunkRun] = []
     for run in sorted(runs, key=lambda run: run.first_chunk):
-        end = merged[-1].end_chunk if merged else 0
-        if merged and run.first_chunk < end:
+        if merged and run.first_chunk < merged[-1].end_chunk:
             raise ValueError(f"chunk {run.first_chunk} is in two runs")
-        if merged and run.first_chunk == end:
-            last = merged[-1]
-            merged[-1] = ChunkRun(last.first_chunk, last.chunk_count + run.chunk_count)
-        elif run.chunk_count:
-            merged.append(run)
+        if run.chunk_count:
+            append_run(merged, run)
     return merged
 
 

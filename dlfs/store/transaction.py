@@ -43,19 +43,12 @@ from dlfs.format.catalog import (
     encode_catalog,
 )
 from dlfs.format.constants import CATALOG_EXTENTS_MAX, DATASET_VERSION_MAX
-from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
+from dlfs.format.geometry import ChunkRun, DataSpace, Geometry, superblock_offsets
 from dlfs.format.paths import display
 from dlfs.format.run_arrays import complement, to_array
-from dlfs.format.superblock import (
-    Superblock,
-    encode_superblock,
-    slot_for,
-    superblock_offsets,
-    with_removed,
-)
+from dlfs.format.superblock import Superblock, encode_superblock, slot_for, with_removed
 from dlfs.store.chunk_reader import copy_orders, read_blocks
 from dlfs.store.chunk_writer import ChunkWriter
-from dlfs.store.located import open_members
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     COPY_NAMES,
@@ -64,14 +57,11 @@ from dlfs.store.members import (
     Opener,
     assemble,
     close_devices,
+    reopening_uris,
     superblock_for,
 )
-from dlfs.store.space import (
-    FreeSpace,
-    TakenRuns,
-    allocatable_runs,
-    count_chunks,
-)
+from dlfs.store.recorded import open_members
+from dlfs.store.space import FreeSpace, TakenRuns, allocatable_runs, count_chunks
 
 CATALOG_GROWTH_BYTES = 4096
 """Bytes that stay free in addition to the size of the catalog: the next commit may have more free
@@ -134,15 +124,8 @@ class Generation:
 
     @property
     def uris(self) -> tuple[str, ...]:
-        """URIs that open the volume again, member 0 first, without members that were not given.
-
-        A URI that only a record names, and that was refused, is none of them.
-        """
-        return tuple(
-            device.uri
-            for device in self.devices
-            if not isinstance(device, MissingDevice) or (device.given and not device.refused)
-        )
+        """URIs that open the volume again, member 0 first."""
+        return reopening_uris(self.devices)
 
 
 def load_generation(
@@ -165,31 +148,21 @@ def load_generation(
         DeviceError: a device failed.
     """
     with limit_call():
-        return _load_generation(devices, known, identified)
-
-
-def _load_generation(
-    devices: Sequence[BlockDevice], known: Generation | None, identified: Identified | None
-) -> Generation:
-    members, newest = assemble(devices, identified)
-    if known is not None and _has_same_catalog(known.superblock, newest):
-        return Generation(members, newest, known.catalog)
-    for _ in range(OPEN_ATTEMPTS):
-        try:
-            return Generation(members, newest, read_catalog(members, newest)[0])
-        except FormatError:
-            # A writer may have committed twice meanwhile, and reused the catalog's chunks.
-            members, again = assemble(devices)
-            if again.generation == newest.generation:
-                raise
-            newest = again
-    return Generation(members, newest, read_catalog(members, newest)[0])
-
-
-def _has_same_catalog(known: Superblock, newest: Superblock) -> bool:
-    """Return True if two superblocks name the same catalog of the same generation."""
-    of_member = replace(known, member_number=newest.member_number, member_bytes=newest.member_bytes)
-    return of_member == newest
+        members, newest = assemble(devices, identified)
+        if known is not None and newest == replace(
+            known.superblock, member_number=newest.member_number, member_bytes=newest.member_bytes
+        ):
+            return Generation(members, newest, known.catalog)
+        for _ in range(OPEN_ATTEMPTS):
+            try:
+                return Generation(members, newest, read_catalog(members, newest)[0])
+            except FormatError:
+                # A writer may have committed twice meanwhile, and reused the catalog's chunks.
+                members, again = assemble(devices)
+                if again.generation == newest.generation:
+                    raise
+                newest = again
+        return Generation(members, newest, read_catalog(members, newest)[0])
 
 
 def read_catalog(
@@ -448,14 +421,12 @@ class Transaction(Closing):
             SpaceError: too few chunks are free; nothing is written.
             DeviceError: a write failed.
         """
-        count = self._chunks(sum(part.nbytes for part in parts))
-        taken = self.space.take_all(count)
+        taken = self.space.take_all(self._chunks(sum(part.nbytes for part in parts)))
         self._write_to(taken, parts)
         return tuple(taken)
 
     def _write_to(self, runs: Sequence[ChunkRun], parts: Sequence[NDArray[np.uint8]]) -> None:
-        taken_runs = TakenRuns(runs)
-        with ChunkWriter(self.devices, self.geometry, taken_runs.take) as writer:
+        with ChunkWriter(self.devices, self.geometry, TakenRuns(runs).take) as writer:
             writer.write_parts(parts)
             writer.drain()
         flush_all(self.devices)
@@ -483,8 +454,14 @@ class Transaction(Closing):
             DeviceError: a device failed; the volume has the old generation or the new one. If it
                 has the new one, or nobody knows, a note of the error says so.
         """
-        self._check_open()
+        if not self._open:
+            raise ClosedError("commit: the writer's hold on the volume has ended")
         superblock, catalog, encoded = self._prepare(removed, added)
+        return self._write(Generation(self.base.members, superblock, catalog), encoded, first)
+
+    def _write(self, made: Generation, encoded: bytes, first: Sequence[Member]) -> Generation:
+        """Write the catalog and the superblocks of a generation, and load it."""
+        superblock = made.superblock
         self._write_to(superblock.catalog_runs, [np.frombuffer(encoded, np.uint8)])
         try:
             if first:
@@ -495,8 +472,7 @@ class Transaction(Closing):
             raise
         with after_commit(superblock):
             self.committed = superblock
-            committed = Generation(self.base.members, superblock, catalog)
-            return load_generation(self.devices, committed)
+            return load_generation(self.devices, made)
 
     def _note_outcome(self, superblock: Superblock, error: BaseException) -> None:
         """Note in the error of a commit that the volume has, or may have, the change all the same.
@@ -557,10 +533,6 @@ class Transaction(Closing):
                 f"got {free_count}"
             )
         return superblock, catalog, encoded
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ClosedError("commit: the writer's hold on the volume has ended")
 
     def close(self) -> None:
         """Unlock and close the members. Idempotent. Uncommitted changes are lost."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dlfs.block import BlockDevice, MissingDevice
 from dlfs.errors import FormatError
 from dlfs.format.geometry import ChunkRun, MemberGroup, usable_bytes
-from dlfs.store.members import DepartedError, Member, identify_all, read_copies
+from dlfs.store.members import Member, RemovedMemberError, identify_all, read_copies
 from dlfs.store.transaction import Generation, read_catalog
 
 
@@ -39,7 +39,7 @@ def adopt(devices: Sequence[BlockDevice]) -> tuple[Generation, int] | None:
     if geometry.replicas > 1 or not agree or len(missing) != 1 or len(refused) != 1:
         return None
     device, reason = refused[0]
-    if isinstance(device, MissingDevice) or type(reason) not in (FormatError, DepartedError):
+    if isinstance(device, MissingDevice) or type(reason) not in (FormatError, RemovedMemberError):
         return None  # missing, truncated, or of another version
     uuid = missing.pop()
     number = newest.member_uuids.index(uuid)

@@ -48,7 +48,6 @@ from dlfs.format.paths import display
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member
-from dlfs.store.located import encode_locations, open_members, write_locations
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     Member,
@@ -60,6 +59,7 @@ from dlfs.store.members import (
     split_uris,
 )
 from dlfs.store.places import opener_for
+from dlfs.store.recorded import encode_locations, open_members, write_locations
 from dlfs.store.segments import read_segment
 from dlfs.store.space import count_chunks
 from dlfs.store.transaction import (

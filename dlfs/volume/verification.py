@@ -29,7 +29,6 @@ from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import CopyOrder, FailedRead, Window, scan_space
 from dlfs.store.info import describe_member
-from dlfs.store.records import find_record
 from dlfs.store.segments import read_segment
 from dlfs.store.transaction import Generation, load_generation, read_catalog
 
@@ -204,7 +203,7 @@ def _verify_superblocks(generation: Generation) -> Iterator[Finding]:
 
 def _is_removed(generation: Generation, record: DatasetRecord) -> bool:
     try:
-        return find_record(load_generation(generation.devices).catalog, record.uuid) is None
+        return load_generation(generation.devices).catalog.find_uuid(record.uuid) is None
     except (DlfsError, OSError):
         return False
 

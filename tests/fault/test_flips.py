@@ -18,8 +18,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice
 from dlfs.connection.segment_loading import load_segment
 from dlfs.directory import DirectoryIdentity, DirectorySizes, load_directory
-from dlfs.format.geometry import DataSpace
-from dlfs.format.superblock import superblock_offsets
+from dlfs.format.geometry import DataSpace, superblock_offsets
 from dlfs.store.chunk_reader import read_blocks
 from dlfs.store.members import close_devices, open_devices
 from dlfs.store.transaction import load_generation

@@ -35,10 +35,10 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.format.catalog import Catalog, DatasetRecord, decode_catalog
-from dlfs.format.geometry import ChunkRun, DataSpace
+from dlfs.format.geometry import ChunkRun, DataSpace, superblock_offsets
 from dlfs.format.location import LOCATION
 from dlfs.format.run_arrays import to_runs
-from dlfs.format.superblock import Superblock, decode_superblock, superblock_offsets
+from dlfs.format.superblock import Superblock, decode_superblock
 from tests.golden import c_reader
 
 HERE = Path(__file__).parent

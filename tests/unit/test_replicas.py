@@ -17,10 +17,9 @@ import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, MemoryDevice, open_device
 from dlfs.connection.connection import LocalConnection, OpenOptions
-from dlfs.format.geometry import DataSpace
-from dlfs.format.superblock import superblock_offsets
-from dlfs.store.located import open_members
+from dlfs.format.geometry import DataSpace, superblock_offsets
 from dlfs.store.members import close_devices
+from dlfs.store.recorded import open_members
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.volume.volume import Volume
 from tests.support.devices import Faults, FaultyDevice

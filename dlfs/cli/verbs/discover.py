@@ -69,7 +69,7 @@ def _table(namespaces: list[FoundNamespace]) -> Table:
     titles = ("size", "block", "volume", "member", "device")
     made = Table(*titles, right=("size", "block", "member"), drop=("block",))
     for found in namespaces:
-        member = found.superblock
+        member = found.content.superblock
         volume, number = "-", "-"
         if member is not None:
             volume = f"{member.volume_uuid} {member.label}".rstrip()
@@ -80,15 +80,13 @@ def _table(namespaces: list[FoundNamespace]) -> Table:
 
 
 def _tell_problems(found: Discovery, namespaces: list[FoundNamespace]) -> None:
-    for referral in found.referrals:
-        if referral.problem is not None:
-            note(f"referral to {referral.address}: {referral.problem}")
-    for subsystem in found.subsystems:
-        if subsystem.problem is not None:
-            note(f"subsystem {subsystem.nqn}: {subsystem.problem}")
+    from dlfs.store.discovered import discovery_problems
+
+    for problem in discovery_problems(found):
+        note(problem)
     for namespace in namespaces:
-        if namespace.problem is not None and not namespace.foreign:
-            note(namespace.problem)
+        if namespace.content.problem is not None and not namespace.content.foreign:
+            note(namespace.content.problem)
 
 
 # ---- JSON ----------------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ def _subsystem_json(subsystem: SubsystemInfo, namespaces: list[FoundNamespace]) 
 
 
 def _namespace_json(found: FoundNamespace) -> dict[str, Any]:
-    member = found.superblock
+    member = found.content.superblock
     return {
         **asdict(found.namespace),
         "uri": found.uri,
@@ -127,5 +125,5 @@ def _namespace_json(found: FoundNamespace) -> dict[str, Any]:
             "member": member.member_number,
             "member_count": member.geometry.member_count,
         },
-        "problem": found.problem,
+        "problem": found.content.problem,
     }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dlfs.service.statistics import MemberActivity
 
 Snapshot = Mapping[str, Any]
-"""Snapshot of a service's statistics; see ``SampleServer.snapshot``."""
+"""Snapshot of a service's statistics; see ``ServerState.snapshot``."""
 
 _DATASETS = ("dataset", "datasets")
 _MEMBERS = ("member", "members")

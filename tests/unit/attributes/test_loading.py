@@ -20,8 +20,8 @@ from dlfs.attributes import (
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, FormatError
 from dlfs.format.geometry import DataSpace
-from dlfs.store.located import open_members
 from dlfs.store.members import close_devices
+from dlfs.store.recorded import open_members
 from dlfs.store.transaction import Generation, load_generation
 
 COUNT = 3000

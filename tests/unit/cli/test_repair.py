@@ -15,8 +15,8 @@ import pytest
 import dlfs
 from dlfs.cli.exits import ExitCode
 from dlfs.format.geometry import DataSpace
-from dlfs.store.located import open_members
 from dlfs.store.members import close_devices
+from dlfs.store.recorded import open_members
 from dlfs.store.transaction import load_generation
 
 Run = Callable[..., Any]

@@ -16,8 +16,8 @@ from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, ClosedError
 from dlfs.format.geometry import DataSpace
 from dlfs.reader import field_readers
-from dlfs.store.located import open_members
 from dlfs.store.members import close_devices
+from dlfs.store.recorded import open_members
 from dlfs.store.transaction import load_generation
 from tests.support.writers import other_writer
 

@@ -125,7 +125,7 @@ def test_a_dataset_is_acquired_while_its_attributes_are_read(
         served.dataset("d", 1) as dataset,
         ThreadPoolExecutor(3) as pool,
     ):
-        waiting = [pool.submit(served.attributes, dataset.uuid) for _ in range(2)]
+        waiting = [pool.submit(cache.attributes, dataset.uuid) for _ in range(2)]
         try:
             assert reading.wait(100)
             pool.submit(lambda: served.acquire(dataset.uuid).close()).result(timeout=100)

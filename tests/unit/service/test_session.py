@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import trio
@@ -29,7 +29,6 @@ from dlfs.service.protocol import (
     ANSWERS,
     HEADER,
     PROTOCOL_VERSION,
-    Attached,
     ChannelState,
     DatasetState,
     Failure,
@@ -51,16 +50,6 @@ from dlfs.service.sockets import Peer
 from dlfs.service.state import ServerState
 from dlfs.store.transaction import load_generation
 from tests.service.serving import make_volume
-
-
-class NoAttachments:
-    """The attachments of a service whose volumes stay; tests/service/test_attach.py has others."""
-
-    async def attach(self, members: Sequence[str]) -> Attached:
-        raise AssertionError(members)
-
-    async def detach(self, volume: UUID, *, force: bool) -> None:
-        raise AssertionError(volume, force)
 
 
 @pytest.fixture
@@ -112,15 +101,19 @@ class Talk:
         return data
 
 
+def state_of(*volumes: ServedVolume) -> ServerState:
+    return ServerState({volume.uuid: volume for volume in volumes}, volumes[0]._cache)
+
+
 @contextmanager
-def session(*volumes: ServedVolume, snapshot: Callable[[], Any] = dict) -> Iterator[Talk]:
+def session(volume: ServedVolume, snapshot: Callable[[], Any] = dict) -> Iterator[Talk]:
     """Talk to a session that has greeted this client; it ends well when this does."""
     ours, theirs = socket.socketpair()
 
     async def run() -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
-        served = {volume.uuid: volume for volume in volumes}
-        state = ServerState(served, snapshot, NoAttachments())
+        state = state_of(volume)
+        state.snapshot = snapshot
         await Session(state, stream, Peer(os.getpid(), os.getuid(), frozenset(), "process 1")).run()
 
     thread = Thread(target=trio.run, args=[run])
@@ -236,8 +229,7 @@ def test_a_volume_that_does_not_answer_leaves_threads_to_others(volume: ServedVo
                 released.set()
 
     async def main() -> None:
-        volumes = {each.uuid: each for each in (hanging, healthy)}
-        await crowd(ServerState(volumes, dict, NoAttachments()))
+        await crowd(state_of(hanging, healthy))
 
     trio.run(main)
 
@@ -287,7 +279,7 @@ def test_volumes_are_kept_current_until_they_are_detached(
         volume.generation()
 
     async def look() -> None:
-        state = ServerState({volume.uuid: volume}, dict, NoAttachments())
+        state = state_of(volume)
         with trio.move_on_after(0.1):
             await state.keep_current()
 

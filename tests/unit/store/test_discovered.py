@@ -18,7 +18,8 @@ from dlfs._native.checksums import crc32c
 from dlfs.block import NvmeTcpDiscoverUri, NvmeTcpUri, parse_uri
 from dlfs.errors import NotFoundError, UsageError, VersionError
 from dlfs.fabric.discovery import discover
-from dlfs.format.superblock import decode_superblock, encode_superblock, superblock_offsets
+from dlfs.format.geometry import superblock_offsets
+from dlfs.format.superblock import decode_superblock, encode_superblock
 from dlfs.store.discovered import find_namespaces, resolve_uris
 from tests.support.nvme import DiscoveryRecord, Namespace, ScriptedTarget
 from tests.unit.store.nodes import (
@@ -363,7 +364,7 @@ def test_subsystems_that_cannot_be_reached_are_listed(changes: dict[int, bytes],
         assert says in str(odd.problem)
         assert (odd.namespaces, odd.nqn.isprintable()) == ((), True)
         (namespace,) = find_namespaces([(asked, found)])
-        assert "no DLFS volume" in str(namespace.problem)
+        assert "no DLFS volume" in str(namespace.content.problem)
 
 
 def test_a_discovery_controller_that_is_none() -> None:

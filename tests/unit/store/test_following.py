@@ -17,7 +17,7 @@ import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, MemoryDevice, open_device
 from dlfs.connection.connection import LocalConnection, OpenOptions
-from dlfs.store import formatting, located
+from dlfs.store import formatting, recorded
 from tests.golden import c_reader
 from tests.support.descriptors import open_names
 from tests.support.devices import WrappingDevice
@@ -521,7 +521,7 @@ def test_idle_readers_find_members_that_came_later(
             batches = dataset.batches(4, seed=1)
             seen = next(batches).to_list()
             run_elsewhere(f"grow({files[1]!r}, size_bytes={SIZE})", files[0])
-            wait_for(lambda: volume.uuid in located._remembered, "the reader to look")
+            wait_for(lambda: volume.uuid in recorded._remembered, "the reader to look")
             run_elsewhere("shrink([0])", files[0])
             os.truncate(files[0], 0)
             wait_for(lambda: dataset.session.members == (files[1],), "the reader to look")

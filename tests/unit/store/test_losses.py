@@ -9,9 +9,9 @@ import pytest
 
 import dlfs
 from dlfs.block import MemoryDevice
-from dlfs.store.located import open_members
-from dlfs.store.losses import loss_of, report_loss, report_members, report_return
+from dlfs.store.losses import loss_of, report_change, report_members
 from dlfs.store.members import close_devices
+from dlfs.store.recorded import open_members
 from dlfs.store.transaction import load_generation
 
 
@@ -24,12 +24,12 @@ def test_each_loss_and_each_return_is_logged_once(caplog: pytest.LogCaptureFixtu
     generation = load_generation(devices)
     key = info.uuid, info.members[1].uuid
     for _ in range(3):
-        report_loss(generation, 1, "device is gone")
+        report_change(generation, 1, "device is gone")
     assert loss_of(*key) == "device is gone"
-    report_return(generation, 1)
-    report_return(generation, 1)
+    report_change(generation, 1, None)
+    report_change(generation, 1, None)
     assert loss_of(*key) is None
-    report_loss(generation, 1, "no answer")
+    report_change(generation, 1, "no answer")
     report_members(generation)
     assert loss_of(*key) is None
     logged = [

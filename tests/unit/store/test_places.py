@@ -19,8 +19,8 @@ from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, MemoryDevice, open_device, parse_uri
 from dlfs.format.constants import LOCATION_RECORD_BYTES_MAX, LOCATION_RECORD_OFFSET_BYTES
 from dlfs.format.locations import LocationRecord
-from dlfs.store.located import RECORDS_MAX, open_members
 from dlfs.store.places import RefusedError, follow
+from dlfs.store.recorded import RECORDS_MAX, open_members
 from tests.golden import c_reader
 from tests.support.devices import WrappingDevice
 from tests.support.nvme import DiscoveryRecord, ScriptedTarget

@@ -12,11 +12,10 @@ import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import BlockDevice, open_device
 from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES
-from dlfs.format.geometry import DataSpace
+from dlfs.format.geometry import DataSpace, superblock_offsets
 from dlfs.format.joining import JoiningRecord
-from dlfs.format.superblock import superblock_offsets
-from dlfs.store.located import open_members
 from dlfs.store.members import close_devices
+from dlfs.store.recorded import open_members
 from dlfs.store.transaction import Generation, load_generation
 from tests.support.devices import Faults, FaultyDevice
 

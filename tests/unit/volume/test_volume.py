@@ -12,7 +12,7 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice
-from dlfs.format.superblock import superblock_offsets
+from dlfs.format.geometry import superblock_offsets
 from dlfs.store import transaction
 from tests.odd_names import old_writer
 from tests.support.descriptors import count_below

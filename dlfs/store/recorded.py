@@ -28,14 +28,15 @@ from dlfs.format.constants import LOCATION_RECORD_OFFSET_BYTES
 from dlfs.format.locations import LocationRecord
 from dlfs.format.superblock import Superblock
 from dlfs.store.members import (
-    DepartedError,
     Identified,
     Member,
     Opener,
+    RemovedMemberError,
     close_devices,
     identify,
     open_devices,
     read_locations,
+    reopening_uris,
     same_kind,
 )
 from dlfs.store.places import RefusedError, follow
@@ -46,7 +47,7 @@ RECORDS_MAX = 256
 _remembered: dict[UUID, LocationRecord] = {}
 """Newest members, and their URIs, of each volume whose members this process has seen to change."""
 
-_departed: dict[UUID, frozenset[str]] = {}
+_removed_uris: dict[UUID, frozenset[str]] = {}
 """URIs of the members that such a volume no longer has."""
 
 
@@ -66,7 +67,7 @@ def remember_members(
     uris = {member.uuid: member.device.uri for member in members if member.reason is None}
     left = {member.device.uri for member in before if member.uuid not in superblock.member_uuids}
     _remembered[uuid] = LocationRecord(uuid, superblock.generation, uris)
-    _departed[uuid] = (_departed.get(uuid, frozenset()) | left) - set(uris.values())
+    _removed_uris[uuid] = (_removed_uris.get(uuid, frozenset()) | left) - set(uris.values())
 
 
 def encode_locations(superblock: Superblock, members: Sequence[Member]) -> bytes:
@@ -119,14 +120,14 @@ def open_members(
             return MissingDevice(uri, error)
 
     if volume_uuid in _remembered:
-        staying = [uri for uri in uris if uri not in _departed[volume_uuid]]
+        staying = [uri for uri in uris if uri not in _removed_uris[volume_uuid]]
         uris = staying or list(_remembered[volume_uuid].uris.values())
     devices = open_devices(uris, writable=writable, opener=tolerant)
     absent = [device for device in devices if isinstance(device, MissingDevice)]
     if len(absent) == len(devices):
         raise same_kind(absent[0].reason, str(absent[0].reason))
     try:
-        located = open_located(
+        opened = open_recorded(
             devices,
             volume_uuid,
             writable=writable,
@@ -136,10 +137,10 @@ def open_members(
     except BaseException:
         close_devices(devices)
         raise
-    return [*devices, *located]
+    return [*devices, *opened]
 
 
-def open_located(
+def open_recorded(
     devices: Sequence[BlockDevice],
     volume_uuid: UUID | None = None,
     *,
@@ -175,35 +176,31 @@ def open_located(
         return []
     record = max(records, key=lambda record: record.generation)
     known = {} if remembered is None else remembered.uris
-    places = [*known.values(), *(device.uri for device in devices if _is_place(device))]
+    # A device is where the caller, or a record that was followed, said.
+    places = [*known.values(), *reopening_uris(devices)]
     if not found:
         record = _newest_record(record, places, opener)
     wanted = set(record.uris if newest is None else newest.member_uuids)
     wanted -= {member.uuid for member in found}
     given = {device.uri for device in devices}
-    located: list[BlockDevice] = []
+    opened: list[BlockDevice] = []
     for uuid, recorded in {**known, **record.uris}.items():
         if uuid not in wanted:
             continue
         try:
             uri, opens = _choose(recorded, known.get(uuid), places, opener)
         except RefusedError as error:
-            located.append(MissingDevice(quote(recorded), error, refused=True))
+            opened.append(MissingDevice(quote(recorded), error, refused=True))
             continue
         if uri not in given:
-            located.append(_open_member(uri, uuid, record, writable, opens))
+            opened.append(_open_member(uri, uuid, record, writable, opens))
     if not found:
-        return located
+        return opened
     # A member that was given and cannot be identified has an error of its own already.
     room = max(0, len(wanted) + len(found) - len(devices))
-    absent = [device for device in located if isinstance(device, MissingDevice)]
-    surplus = absent[max(0, room - (len(located) - len(absent))) :]
-    return [device for device in located if device not in surplus]
-
-
-def _is_place(device: BlockDevice) -> bool:
-    """Return True if a device is where the caller, or a record that was followed, said."""
-    return not isinstance(device, MissingDevice) or (device.given and not device.refused)
+    absent = [device for device in opened if isinstance(device, MissingDevice)]
+    surplus = absent[max(0, room - (len(opened) - len(absent))) :]
+    return [device for device in opened if device not in surplus]
 
 
 def _choose(
@@ -296,7 +293,7 @@ def _identify(devices: Sequence[BlockDevice]) -> tuple[list[Member], bool]:
         try:
             with limit_device(share_for(len(devices), 1)):
                 found.append(identify(device))
-        except DepartedError:
+        except RemovedMemberError:
             grown = True
         except (DeviceError, FormatError):
             continue
