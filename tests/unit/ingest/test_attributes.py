@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pytest
 
-import dlfs
 from dlfs.errors import FormatError, NotFoundError, UsageError
 from dlfs.ingest.attributes import ArrayRule, AttributedSource, PathRule, TableRule, label_rule
 from dlfs.ingest.formats.folder import FolderSource
@@ -20,14 +17,6 @@ from dlfs.volume.volume import Volume
 
 PATHS = [f"{split}/{label}/{i:02}.bin" for split in ("test", "train") for label in ("cat", "dog")
          for i in range(3)]  # fmt: skip
-
-
-@pytest.fixture
-def volume() -> Iterator[Volume]:
-    uri = f"mem:{uuid4().hex}?size=16MiB"
-    dlfs.format_volume(uri)
-    with dlfs.open(uri) as opened:
-        yield opened
 
 
 @pytest.fixture

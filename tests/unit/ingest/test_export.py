@@ -44,14 +44,6 @@ FILES = {
 
 
 @pytest.fixture
-def volume() -> Iterator[Volume]:
-    uri = f"mem:{uuid4().hex}?size=32MiB"
-    dlfs.format_volume(uri)
-    with dlfs.open(uri) as opened:
-        yield opened
-
-
-@pytest.fixture
 def dataset(volume: Volume) -> Iterator[Dataset]:
     with volume.writer("n") as writer:
         for path, data in FILES.items():

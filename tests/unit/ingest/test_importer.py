@@ -6,14 +6,11 @@ import gzip
 import io
 import re
 import tarfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
-import dlfs
 from dlfs.errors import (
     DeviceError,
     ExistsError,
@@ -32,14 +29,6 @@ from dlfs.ingest.source import Layout
 from dlfs.volume.volume import Volume
 
 FILES = {f"d{i % 5}/{i:03d}\n": b"%d" % i * (i * 7) for i in range(150)}
-
-
-@pytest.fixture
-def volume() -> Iterator[Volume]:
-    uri = f"mem:{uuid4().hex}?size=32MiB"
-    dlfs.format_volume(uri)
-    with dlfs.open(uri) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import re
 import tempfile
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import dlfs
 from dlfs.base.extras import install_command
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, UsageError
 from dlfs.ingest.arrays import rows
@@ -35,14 +32,6 @@ ARRAYS = {"images": IMAGES, "labels": LABELS, "inner/pixels": IMAGES[:20].astype
 every_format = pytest.mark.parametrize("kind", WRITERS)
 quick_format = pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "adios2"])
 """Those that are quick to write and to open."""
-
-
-@pytest.fixture
-def volume() -> Iterator[Volume]:
-    uri = f"mem:{uuid4().hex}?size=32MiB"
-    dlfs.format_volume(uri)
-    with dlfs.open(uri) as opened:
-        yield opened
 
 
 def write(folder: Path, kind: str, arrays: Any, name: str = "data", **options: Any) -> Path:
