@@ -39,7 +39,7 @@ from dlfs.ingest.source import (
 from dlfs.ingest.tables.columns import Column, column_values
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.tables.files import open_ipc, open_parquet
-from dlfs.ingest.tables.values import is_scalar
+from dlfs.ingest.tables.plain import is_scalar
 
 Columns = Mapping[str, Array]
 

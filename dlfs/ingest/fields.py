@@ -13,6 +13,10 @@ For a field whose entry has a type, bytes and vectors become arrays of that type
 such as TFRecord has no others. One of the dimensions may vary. Numbers are converted if the type
 can represent them.
 
+The option ``nulls`` of the record formats says what happens where a feature, or a member of a key,
+is absent or empty: an error that names the record, the default of the type (0, False, empty text,
+bytes or vectors; NaN for floats), or the reason to leave the record out.
+
 Threads: one at a time.
 """
 
@@ -31,9 +35,23 @@ from numpy.typing import NDArray
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldEncoder, FieldType
 from dlfs.ingest.records import Record, Value
+from dlfs.ingest.tables.plain import Nulls
 
 Choices = dict[str, FieldType | None]
 """Chosen fields in their order: name or pattern, and the type of its entry if it has one."""
+
+
+AbsentOption = Annotated[
+    Nulls,
+    "features or members that a record lacks: an error, the default of their type, or skip the "
+    "record; a float is NaN",
+]
+
+HINT = "--option nulls=default takes the default of its type, nulls=skip leaves the record out"
+
+
+class AbsentError(FormatError):
+    """A record lacks a value that is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +183,52 @@ class FieldRecords:
         return Record(path, data.data, {**(attributes or {}), **columns})
 
 
+class NamedRecords(FieldRecords):
+    """Makes the records of a source whose records name their values.
+
+    Patterns take names of the first record.
+
+    Args:
+        choices: the entries of the option ``fields``.
+
+    Attributes:
+        fields: the chosen fields, with names for patterns once the first record is known.
+    """
+
+    def __init__(self, choices: Choices) -> None:
+        self.fields = choices
+        self._patterns: Choices = {name: None for name in choices if is_pattern(name)}
+        self._is_chosen = False
+
+    def choose(self, names: Sequence[str]) -> None:
+        """Choose the fields among the names of a record, if it is the first."""
+        if not self._is_chosen:
+            self.fields = choose_fields(self.fields, names)
+            super().__init__(self.fields)
+            self._is_chosen = True
+
+    def find_unused(self, names: Sequence[str], where: str, what: str) -> list[str]:
+        """Return the names of a record that are no fields.
+
+        Args:
+            names: names that could be fields.
+            where: name of the source and the record, for the error.
+            what: the names that were expected, such as ``members of the first key``.
+
+        Raises:
+            FormatError: a pattern would take one that the first record does not have.
+        """
+        self.choose(names)
+        others = [name for name in names if name not in self.fields]
+        missed = sorted(choose_fields(self._patterns, others).keys() & others)
+        if missed:
+            raise FormatError(
+                f"{where}: expected the {what}, {', '.join(self.fields)}, got {', '.join(missed)} "
+                "too; the option fields names those to take"
+            )
+        return others
+
+
 def fit_value(kind: FieldType, value: Any) -> Any:
     """Return a value as one of a declared type, as far as nothing is lost.
 
@@ -224,6 +288,33 @@ def _convert(kind: FieldType, array: NDArray[Any]) -> NDArray[Any]:
             converted < 0, array < 0
         )
     return converted if is_possible else array
+
+
+# ---- absent values -------------------------------------------------------------------------------
+
+
+def default_of_type(kind: FieldType) -> Any:
+    """Return the default of a declared type; dimensions that vary are 0."""
+    if kind.kind != "array":
+        return "" if kind.kind == "text" else b""
+    shape = tuple(length or 0 for length in kind.shape)
+    return _filled(shape, kind.dtype)
+
+
+def default_like(value: Any) -> Any:
+    """Return the default of the type of a value; a vector or array has no elements."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _filled((0,) * value.ndim, value.dtype)
+    if isinstance(value, float):
+        return float("nan")
+    return type(value)() if isinstance(value, bool | int | str) else b""
+
+
+def _filled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    return np.full(shape, np.nan if dtype.kind in "fc" else np.zeros((), dtype), dtype)
+
+
+# ---- arrays as files -----------------------------------------------------------------------------
 
 
 def read_npy(data: bytes | memoryview) -> NDArray[Any]:

@@ -16,7 +16,9 @@ import errno
 import os
 from abc import abstractmethod
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,7 @@ from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
 from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, UsageError
-from dlfs.ingest.order import indexed_blocks
+from dlfs.ingest.order import indexed_blocks, packing_order
 from dlfs.ingest.source import (
     THREADS,
     Array,
@@ -37,7 +39,57 @@ from dlfs.ingest.source import (
     Uint64Array,
     file_errors,
     show,
+    stream_ahead,
 )
+
+DIRECTORIES_MAX = 128
+"""Most directories below one that are open at a time."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Directories:
+    """The directories below another one, opened name by name; those last used stay open.
+
+    Args:
+        root: descriptor of the directory, which stays the caller's.
+        makes_missing: True to make directories that are missing.
+    """
+
+    def __init__(self, root: int, *, makes_missing: bool = False) -> None:
+        self._root = root
+        self._makes_missing = makes_missing
+        self._opened: OrderedDict[bytes, Descriptor] = OrderedDict()  # least recently used first
+
+    def open(self, path: bytes) -> int:
+        """Return a descriptor of a directory, which is valid until the next call.
+
+        Raises:
+            OSError: there is no directory of this path; a name in it may be a symbolic link.
+        """
+        known = path
+        while known and known not in self._opened:
+            known = known.rpartition(b"/")[0]
+        directory = self._root
+        if known:
+            directory = self._opened[known].value
+            self._opened.move_to_end(known)
+        for name in filter(None, path[len(known) :].split(b"/")):
+            if self._makes_missing:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=directory)
+            below = Descriptor()
+            below.fill(os.open, name, _DIRECTORY, dir_fd=directory)
+            known = known + b"/" + name if known else name
+            self._opened[known], directory = below, below.value
+            if len(self._opened) > DIRECTORIES_MAX:
+                self._opened.popitem(last=False)[1].close()
+        return directory
+
+    def close(self) -> None:
+        """Close all. Idempotent."""
+        while self._opened:
+            self._opened.popitem()[1].close()
 
 
 class FileTable:
@@ -152,13 +204,16 @@ class FilesSource(Source):
         Raises:
             DeviceError: a file cannot be read, or has changed since the first stat.
         """
-        return indexed_blocks(
-            self._sizes[self._chosen],
-            self._read,
-            layout=layout,
-            seed=seed,
-            buffer_bytes=self.buffer_bytes,
-        )
+        order = packing_order(len(self._chosen), layout=layout, seed=seed)
+        return stream_ahead(self._in_order(order))
+
+    def _in_order(self, order: Uint64Array) -> Iterator[SampleBlock]:
+        sizes = self._sizes[self._chosen]
+        yield from indexed_blocks(order, sizes, self._read, self.buffer_bytes)
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        """Check, after the last block, what was not checked when a file was read."""
 
     def _read(self, numbers: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
         indices = self._chosen[numbers]

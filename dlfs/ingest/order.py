@@ -6,13 +6,13 @@ come from anywhere in it. Layout ``path`` keeps the order in which the source li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from dlfs._native.permutation import packing_permutation
 from dlfs.base.arguments import Layout
-from dlfs.ingest.source import Bytes, Int64Array, SampleBlock, Uint64Array, read_ahead
+from dlfs.ingest.source import Bytes, Int64Array, SampleBlock, Uint64Array
 
 BLOCK_SAMPLES_MAX = 1 << 17
 """Most samples of one block, however small they are.
@@ -55,41 +55,24 @@ ReadBlock = Callable[[Uint64Array, Int64Array, Bytes], SampleBlock]
 
 
 def indexed_blocks(
-    sizes: Uint64Array,
-    read: ReadBlock,
-    *,
-    layout: Layout,
-    seed: int,
-    buffer_bytes: int,
-    finish: Callable[[], None] | None = None,
-) -> Generator[SampleBlock, None, None]:
-    """Yield the blocks of a source whose samples can be read in any order.
+    order: Uint64Array, sizes: Uint64Array, read: ReadBlock, buffer_bytes: int
+) -> Iterator[SampleBlock]:
+    """Yield the blocks of a source whose samples can be read in any order, in two buffers in turn.
 
     Args:
+        order: ``uint64[n]``, from ``packing_order``.
         sizes: ``uint64[n]``, bytes that each sample takes in the buffer.
-        read: reads the samples of one block, and may leave some out; a thread of this function
-            calls it.
-        layout: ``shuffled`` or ``path``.
-        seed: seed of the order of packing.
+        read: reads the samples of one block, and may leave some out.
         buffer_bytes: size of each of the two buffers; a larger sample gets a buffer of its size.
-        finish: called after the last block, such as to check that no file has changed.
     """
-    order = packing_order(len(sizes), layout=layout, seed=seed)
+    buffers = [np.empty(buffer_bytes, np.uint8) for _ in range(2)]
     position = 0
-
-    def fill(buffer: Bytes) -> SampleBlock | None:
-        nonlocal position
-        while position < len(order):
-            indices, offsets = take_block(order, sizes, position, len(buffer))
-            position += len(indices)
-            needed = int(offsets[-1]) + int(sizes[indices[-1]])
-            if needed > len(buffer):
-                buffer = np.empty(needed, np.uint8)
-            block = read(indices, offsets, buffer)
-            if block.paths:
-                return block
-        if finish is not None:
-            finish()
-        return None
-
-    return read_ahead(fill, buffer_bytes=buffer_bytes)
+    while position < len(order):
+        indices, offsets = take_block(order, sizes, position, buffer_bytes)
+        position += len(indices)
+        needed = int(offsets[-1]) + int(sizes[indices[-1]])
+        large = np.empty(needed, np.uint8) if needed > buffer_bytes else None
+        block = read(indices, offsets, buffers[0] if large is None else large)
+        if block.paths:
+            yield block
+            buffers.reverse()

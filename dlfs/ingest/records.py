@@ -5,10 +5,11 @@ path is ``SHARD/NUMBER``: the shard's file name without its suffix, and the reco
 from 0, with leading zeros to eight digits. So the paths of a shard do not depend on the other
 shards of the import. Two shards of one name are an error.
 
-Shards that cannot be read out of order are streamed: in the given order for layout ``path``, and in
-an order drawn from the seed for ``shuffled``. There the dataset writer shuffles within its window.
-Records are gathered into blocks of at most ``BUFFER_BYTES``, or of one larger record. A thread
-makes the next block while the present one is packed, so that at most three exist.
+If a source has an index of its samples, they are read in the order of packing. Other shards are
+streamed: in the given order for layout ``path``, and in an order drawn from the seed for
+``shuffled``. There the dataset writer shuffles within its window. Records are gathered into blocks
+of at most ``BUFFER_BYTES``, or of one larger record. A thread makes the next block while the
+present one is packed, so that at most three exist.
 """
 
 from __future__ import annotations
@@ -20,26 +21,32 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.order import packing_order
+from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.order import indexed_blocks, packing_order
 from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     BUFFER_BYTES,
+    Bytes,
+    Int64Array,
     SampleBlock,
     Source,
+    Uint64Array,
     check_path,
     clean_path,
     show,
     source_name,
     stream_ahead,
 )
+
+_T = TypeVar("_T")
 
 Value = int | float | bool | str | np.generic
 """Value of one attribute of one sample; numpy's are of reserved columns."""
@@ -55,15 +62,20 @@ class Record:
 
 
 class ShardSource(Source):
-    """A source of shards that are read one after the other.
+    """A source of shards that are read one after the other, or by an index of all samples.
 
     Args:
         shards: paths of the shards.
         noun: name of a shard in the error for an empty list, such as ``a TFRecord file``.
 
+    Attributes:
+        index: where the samples lie in the shards; None if they can only be streamed.
+
     Raises:
         UsageError: the list of shards is empty.
     """
+
+    index: RangeReader | None = None
 
     def __init__(self, shards: Sequence[str], *, noun: str) -> None:
         if not shards:
@@ -75,14 +87,33 @@ class ShardSource(Source):
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Yield the blocks of a shard, each with memory of its own."""
 
+    def read_last(self) -> Iterator[SampleBlock]:
+        """Yield further blocks, after those of all shards."""
+        return iter(())
+
+    def read_indexed(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
+        """Read samples of the index into a buffer, each at its offset; leave some out."""
+        raise NotImplementedError
+
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every shard once; see ``Source.blocks``.
 
         Raises:
-            DlfsError: a shard is damaged, ends early, or cannot be read.
+            DlfsError: a shard is damaged, ends early, cannot be read, or changed meanwhile.
         """
-        order = packing_order(len(self.shards), layout=layout, seed=seed).tolist()
-        return stream_ahead(chain.from_iterable(map(self.read_shard, order)), cancel=self.cancel)
+        count = len(self.shards if self.index is None else self.index.sizes)
+        order = packing_order(count, layout=layout, seed=seed)
+        return stream_ahead(self._in_order(order), cancel=self.cancel)
+
+    def _in_order(self, order: Uint64Array) -> Iterator[SampleBlock]:
+        """Yield the blocks of the samples of the index, or of the shards, in an order."""
+        if self.index is None:
+            yield from chain.from_iterable(map(self.read_shard, order.tolist()))
+            yield from self.read_last()
+        else:
+            sizes = self.index.sizes
+            yield from indexed_blocks(order, sizes, self.read_indexed, self.buffer_bytes)
+            self.index.check_unchanged()
 
     def cancel(self) -> None:
         """End the wait of ``read_shard`` for data; called when not all blocks are taken."""
@@ -102,16 +133,49 @@ def gather(
     Raises:
         FormatError: the values of an attribute are not of one type.
     """
-    waiting: list[Record] = []
-    size_bytes = 0
-    for record in records:
-        size_bytes += len(record.data)
-        if waiting and (size_bytes > buffer_bytes or len(waiting) == BLOCK_SAMPLES_MAX):
-            yield make_block(waiting, where)
-            waiting, size_bytes = [], len(record.data)
-        waiting.append(record)
+    sized = ((record, len(record.data), 1) for record in records)
+    for part in _parts(sized, buffer_bytes):
+        yield make_block(part, where)
+
+
+def join_blocks(blocks: Iterable[SampleBlock], buffer_bytes: int) -> Iterator[SampleBlock]:
+    """Join small blocks that follow each other to blocks of at most ``buffer_bytes``.
+
+    Args:
+        blocks: blocks whose samples lie one after the other, all with the same attributes.
+        buffer_bytes: most bytes of joined blocks.
+    """
+    sized = ((block, len(block.data), len(block.paths)) for block in blocks)
+    for part in _parts(sized, buffer_bytes):
+        if len(part) == 1:
+            yield part[0]
+            continue
+        lengths = np.concatenate([block.lengths for block in part])
+        yield SampleBlock(
+            [path for block in part for path in block.paths],
+            np.concatenate([block.data for block in part]),
+            np.cumsum(lengths) - lengths,
+            lengths,
+            {
+                name: np.concatenate([block.attributes[name] for block in part])
+                for name in part[0].attributes
+            },
+        )
+
+
+def _parts(items: Iterable[tuple[_T, int, int]], buffer_bytes: int) -> Iterator[list[_T]]:
+    """Yield lists of as many items as fit a block; each comes with its bytes and samples."""
+    waiting: list[_T] = []
+    used = samples = 0
+    for item, size_bytes, count in items:
+        full = used + size_bytes > buffer_bytes or samples + count > BLOCK_SAMPLES_MAX
+        if waiting and full:
+            yield waiting
+            waiting, used, samples = [], 0, 0
+        waiting.append(item)
+        used, samples = used + size_bytes, samples + count
     if waiting:
-        yield make_block(waiting, where)
+        yield waiting
 
 
 def make_block(records: Sequence[Record], where: str) -> SampleBlock:

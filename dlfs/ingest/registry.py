@@ -173,7 +173,7 @@ FORMATS = (
     ),
     Format(
         "imagefolder", "a folder of class folders, the class as label",
-        ".image_folder:ImageFolderOptions",
+        ".folder:ImageFolderOptions",
     ),
     Format("folder", "every file under folders, and single files", ".folder:FolderOptions"),
 )  # fmt: skip

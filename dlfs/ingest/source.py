@@ -1,9 +1,9 @@
 """The interface of a source of samples, and what all sources share.
 
 A ``Source`` reports its size, as far as it can know it beforehand, and then yields blocks: whole
-samples in one buffer. ``read_ahead`` fills the next block in a thread while the consumer packs the
-present one. So reading and writing overlap in bounded memory: two buffers of ``BUFFER_BYTES``. A
-sample larger than a buffer gets a block of its own.
+samples in one buffer. ``stream_ahead`` makes the next block in a thread while the consumer packs
+the present one. So reading and writing overlap in bounded memory: blocks of ``BUFFER_BYTES``. A
+sample larger than that gets a block of its own.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Source(Protocol):
     empty_directories: Sequence[bytes] = ()
     """Paths of directories without a sample under them; complete once all blocks were taken."""
     buffer_bytes: int = BUFFER_BYTES
-    """Size of each of the two buffers of ``read_ahead``, in bytes."""
+    """Most bytes of a block of more than one sample, as far as the source can divide them."""
 
     def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
         """Do not read samples that the dataset has already, if the source can avoid it.
@@ -277,47 +277,27 @@ def check_regular(path: str) -> None:
                     pending += [entry.path for entry in entries if not entry.is_file()]
 
 
-def read_ahead(
-    fill: Callable[[Bytes], SampleBlock | None],
-    *,
-    buffer_bytes: int,
-    cancel: Callable[[], None] = lambda: None,
+def stream_ahead(
+    blocks: Iterator[SampleBlock], *, cancel: Callable[[], None] = lambda: None
 ) -> Generator[SampleBlock, None, None]:
-    """Yield the blocks that ``fill`` makes, while a thread makes the next one.
+    """Yield blocks, while a thread makes the next one.
 
     Args:
-        fill: fills a buffer and returns its block, or None at the end; one thread calls it at a
-            time.
-        buffer_bytes: size of each of the two buffers, in bytes.
-        cancel: called before the thread is waited for, when not all blocks were taken: ends a
-            ``fill`` that waits for data.
+        blocks: the blocks; two of them that follow each other share no memory.
+        cancel: called before the thread is waited for, when not all blocks were taken: ends the
+            wait of ``blocks`` for data.
 
-    Threads: one thread runs ``fill``; it has ended when the iterator is closed.
+    Threads: one thread runs ``blocks``; it has ended when the iterator is closed.
     """
-    buffers = [np.empty(buffer_bytes, np.uint8) for _ in range(2)]
     with ThreadPool(1, thread_name_prefix="dlfs-ingest") as executor:
-        turn = 0
-        pending = executor.submit(fill, buffers[turn])
+        pending = executor.submit(next, blocks, None)
         try:
             while (block := pending.result()) is not None:
-                turn ^= 1
-                pending = executor.submit(fill, buffers[turn])
+                pending = executor.submit(next, blocks, None)
                 yield block
         except BaseException:
             cancel()
             raise
-
-
-def stream_ahead(
-    blocks: Iterator[SampleBlock], *, cancel: Callable[[], None] = lambda: None
-) -> Generator[SampleBlock, None, None]:
-    """Yield blocks that have memory of their own, while a thread makes the next one.
-
-    Args:
-        blocks: the blocks.
-        cancel: as for ``read_ahead``.
-    """
-    return read_ahead(lambda _: next(blocks, None), buffer_bytes=0, cancel=cancel)
 
 
 def array_attributes(dtype: npt.DTypeLike, shape: tuple[int, ...], count: int) -> dict[str, Array]:

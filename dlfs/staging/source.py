@@ -22,8 +22,7 @@ import os
 import signal
 import stat
 from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Generator
+from collections import Counter
 from contextlib import closing
 from typing import Any
 
@@ -31,63 +30,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.files import read_files
-from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, LockedError
+from dlfs.ingest.files import Directories
 from dlfs.ingest.formats.folder import FolderSource
-from dlfs.ingest.order import indexed_blocks
-from dlfs.ingest.source import THREADS, LinkPolicy, SampleBlock
-from dlfs.staging.area import DIRECTORY, NO_DIRECTORY
-
-DIRECTORIES_MAX = 128
-"""Most directories that are open at a time."""
+from dlfs.ingest.source import THREADS, LinkPolicy
+from dlfs.staging.area import NO_DIRECTORY
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_LEASES = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP)
 _INT64_MAX = (1 << 63) - 1
 _NUMBERS = 5
 """Numbers of a file's or directory's state: device, inode, size, mtime and ctime."""
-
-
-class Directories:
-    """The directories below another one, opened name by name; the last ones stay open.
-
-    Args:
-        root: descriptor of the directory, which stays the caller's.
-    """
-
-    def __init__(self, root: int) -> None:
-        self._root = root
-        self._opened: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
-
-    def open(self, path: bytes) -> int:
-        """Return a descriptor of a directory, which is valid until the next call.
-
-        Raises:
-            OSError: there is no directory of this path; a name in it may be a symbolic link.
-        """
-        if path in self._opened:
-            self._opened.move_to_end(path)
-            return self._opened[path]
-        above, missing = path, list[bytes]()
-        while above and above not in self._opened:
-            above, _, name = above.rpartition(b"/")
-            missing.append(name)
-        current = self._opened.get(above, self._root)
-        for number, name in enumerate(reversed(missing)):
-            below = os.open(name, DIRECTORY, dir_fd=current)
-            if number:
-                os.close(current)
-            current = below
-        if path:
-            self._opened[path] = current
-            if len(self._opened) > DIRECTORIES_MAX:
-                os.close(self._opened.popitem(last=False)[1])
-        return current
-
-    def close(self) -> None:
-        """Close all. Idempotent."""
-        while self._opened:
-            os.close(self._opened.popitem()[1])
 
 
 class StagedSource(FolderSource):
@@ -119,17 +72,6 @@ class StagedSource(FolderSource):
         """Close the directories."""
         self._directories.close()
         super().close()
-
-    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
-        """Read every file once, then check that nothing has changed; see ``Source.blocks``."""
-        return indexed_blocks(
-            self._sizes,
-            self._read,
-            layout=layout,
-            seed=seed,
-            buffer_bytes=self.buffer_bytes,
-            finish=self._check_unchanged,
-        )
 
     # ---- the walk --------------------------------------------------------------------------------
 

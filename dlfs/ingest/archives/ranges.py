@@ -21,21 +21,10 @@ from dlfs._native.files import CUT_SHORT, FILE_DTYPE, read_ranges
 from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
 from dlfs.errors import DeviceError, DlfsError, TruncatedError
-from dlfs.ingest.source import THREADS, Array, Bytes, Int64Array, check_unchanged
+from dlfs.ingest.source import THREADS, Bytes, Int64Array, Uint64Array, check_unchanged
 
 _OPEN_MAX = 256
 """Most files open at once; by default a process may open 1024."""
-
-
-def make_ranges(
-    positions: npt.ArrayLike, buffer_offsets: npt.ArrayLike, lengths: Array | list[int]
-) -> npt.NDArray[np.void]:
-    """Return ranges for ``RangeReader.read``: where each lies in its file and in the buffer."""
-    ranges = np.zeros(len(lengths), FILE_DTYPE)
-    ranges["position"] = positions
-    ranges["buffer_offset"] = buffer_offsets
-    ranges["length_bytes"] = lengths
-    return ranges
 
 
 class RangeReader:
@@ -43,27 +32,34 @@ class RangeReader:
 
     Args:
         files: paths of the files.
-        states: state of each file, from ``file_state``.
+
+    Attributes:
+        states: state of each file, from ``file_state``; the caller adds them.
+        sizes: ``uint64[n_samples]``, bytes that each sample takes in a buffer; of the caller.
     """
 
-    def __init__(self, files: Sequence[str], states: Sequence[tuple[int, int]]) -> None:
-        self._files = files
-        self._states = states
+    sizes: Uint64Array
 
-    def read(self, numbers: Int64Array, ranges: npt.NDArray[np.void], buffer: Bytes) -> None:
+    def __init__(self, files: Sequence[str]) -> None:
+        self._files = files
+        self.states: list[tuple[int, int]] = []
+
+    def read_ranges(self, places: Int64Array, buffer: Bytes) -> None:
         """Read ranges into a buffer.
 
         Args:
-            numbers: ``int64[n]``, number of the file of each range.
-            ranges: ``FILE_DTYPE[n]``, from ``make_ranges``.
+            places: ``int64[4, n]``: number of the file of each range, its position in the file, its
+                length, and its offset in the buffer, in bytes.
             buffer: ``uint8[n_bytes]``.
 
         Raises:
             TruncatedError: a file has become shorter.
             DeviceError: a file cannot be read.
         """
-        order = np.lexsort((ranges["position"], numbers))
-        numbers, ranges = numbers[order], ranges[order]
+        places = places[:, np.lexsort((places[1], places[0]))]
+        numbers = places[0]
+        ranges = np.zeros(len(numbers), FILE_DTYPE)
+        ranges["position"], ranges["length_bytes"], ranges["buffer_offset"] = places[1:]
         used = np.unique(numbers)
         for first in range(0, len(used), _OPEN_MAX):
             group = used[first : first + _OPEN_MAX]
@@ -73,7 +69,7 @@ class RangeReader:
 
     def check_unchanged(self) -> None:
         """Raise DeviceError if a file has changed since its first state."""
-        for path, state in zip(self._files, self._states, strict=True):
+        for path, state in zip(self._files, self.states, strict=True):
             with _device_errors(path):
                 check_unchanged(f"import {path}", path, state)
 

@@ -24,9 +24,9 @@ array is read from its first row to its last, in windows that end where its chun
 chunk is decompressed once. ``shuffled`` draws the order of the arrays from the seed; the dataset
 writer shuffles their samples.
 
-Memory: the two buffers of ``read_ahead``, and twice ``WINDOW_BYTES_MAX`` for chunks that exceed a
-buffer. A row of chunks larger than that is decompressed again for each window. A larger sample
-takes memory of its own.
+Memory: three blocks, of a buffer's size or ``WINDOW_BYTES_MAX`` for chunks that exceed it. A row of
+chunks larger than that is decompressed again for each window. A larger sample takes memory of its
+own.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ import io
 import math
 import posixpath
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -56,20 +56,19 @@ from dlfs.ingest.arrays.plan import Plan, Unit, row_digits
 from dlfs.ingest.fields import FieldRecords
 from dlfs.ingest.isolation.confines import allow_memory
 from dlfs.ingest.order import packing_order
-from dlfs.ingest.records import attribute_array
+from dlfs.ingest.records import join_blocks, make_block
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     Array,
     Bytes,
-    Int64Array,
     SampleBlock,
     Source,
     array_attributes,
     check_unchanged,
-    read_ahead,
     show,
     source_name,
+    stream_ahead,
 )
 
 WINDOW_BYTES_MAX = 256 * MIB
@@ -85,17 +84,6 @@ _COPIES = 4
 
 GROUP_BYTES_MAX = 2 * GIB
 """Most bytes of a group as one sample: larger NPZ archives have other headers."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """A window of samples that are read together."""
-
-    paths: list[bytes]
-    lengths: Int64Array
-    read: Callable[[Bytes], None]
-    """Function that reads the samples, one after the other, into a buffer of their total size."""
-    attributes: Mapping[str, Array]
 
 
 class ArraySource(Source):
@@ -146,8 +134,8 @@ class ArraySource(Source):
             FormatError: a file is damaged.
             DeviceError: a file cannot be read, or changed meanwhile.
         """
-        with closing(self._all_windows(self._order(layout, seed))) as windows_of_units:
-            yield from read_ahead(_Filler(windows_of_units), buffer_bytes=self.buffer_bytes)
+        with closing(self._all_windows(self._order(layout, seed))) as found:
+            yield from stream_ahead(join_blocks(found, self.buffer_bytes))
 
     def _order(self, layout: Layout, seed: int) -> list[Unit]:
         """Return the units file by file, in path order or in an order drawn from the seed."""
@@ -158,7 +146,7 @@ class ArraySource(Source):
             chosen.sort(key=lambda unit: places[unit.file])
         return chosen
 
-    def _all_windows(self, units: Sequence[Unit]) -> Generator[_Window, None, None]:
+    def _all_windows(self, units: Sequence[Unit]) -> Generator[SampleBlock, None, None]:
         """Yield the windows of all units; a file stays open while units of it follow each other."""
         for index, units_of_file in groupby(units, attrgetter("file")):
             path = self._paths[index]
@@ -215,7 +203,7 @@ class _UnitReader:
                     errno.ESTALE,
                 )
 
-    def windows(self) -> Iterator[_Window]:
+    def windows(self) -> Iterator[SampleBlock]:
         """Yield the windows of an array."""
         array = self._unit.members[0]
         if not self._unit.rows:
@@ -227,25 +215,18 @@ class _UnitReader:
             else:
                 yield self._ragged(array, first, count)
 
-    def groups(self) -> Iterator[_Window]:
+    def groups(self) -> Iterator[SampleBlock]:
         """Yield a group as an NPZ archive."""
-        unit = self._unit
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            for array in self._unit.members:
+                values = self._read(array, 0, array.count)
+                with archive.open(_entry(array), "w") as entry:
+                    entry.write(_npy_header(array))
+                    entry.write(values.reshape(-1).view(np.uint8).data)
+        yield self._block(0, np.frombuffer(out.getbuffer(), np.uint8), [out.tell()], {})
 
-        def read(buffer: Bytes) -> None:
-            out = io.BytesIO()
-            with zipfile.ZipFile(out, "w") as archive:
-                for array in unit.members:
-                    values = np.empty((array.count, *array.row_shape), array.dtype)
-                    self._read(array, 0, values)
-                    with archive.open(_entry(array), "w") as entry:
-                        entry.write(_npy_header(array))
-                        entry.write(values.reshape(-1).view(np.uint8).data)
-            buffer[:] = np.frombuffer(out.getbuffer(), np.uint8)
-
-        lengths = np.array([archive_bytes(unit.members)], np.int64)
-        yield _Window([unit.path], lengths, read, self._columns(0, 1))
-
-    def fields(self, maker: FieldRecords) -> Iterator[_Window]:
+    def fields(self, maker: FieldRecords) -> Iterator[SampleBlock]:
         """Yield the windows of samples whose fields are rows, or whole arrays."""
         unit = self._unit
         parts = _field_windows(unit.members, self._buffer_bytes) if unit.rows else [(0, 1)]
@@ -263,11 +244,8 @@ class _UnitReader:
                 )
                 for i, path in enumerate(self._sample_paths(first, count))
             ]
-            reserved = {
-                name: attribute_array([record.attributes[name] for record in records], name, where)
-                for name in records[0].attributes
-            }
-            yield self._window(first, [record.data for record in records], reserved)
+            block = make_block(records, where)
+            yield replace(block, attributes={**block.attributes, **self._columns(first, count)})
 
     def _field_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[Any]:
         """Return the values of a field: rows of an array, or the whole array as the only one."""
@@ -278,8 +256,7 @@ class _UnitReader:
                 if array.kind == "text":
                     return [_text(value) for value in values]
                 return [np.ascontiguousarray(value, array.dtype).reshape(-1) for value in values]
-        rows = np.empty((count if self._unit.rows else array.count, *array.row_shape), array.dtype)
-        self._read(array, first, rows)
+        rows = self._read(array, first, count if self._unit.rows else array.count)
         if self._unit.rows:
             found = [rows[i : i + 1].reshape(array.row_shape) for i in range(count)]
         else:
@@ -287,29 +264,16 @@ class _UnitReader:
         is_string = not found[0].ndim and array.dtype.kind in "SU"
         return [value.item() for value in found] if is_string else found
 
-    def _fixed(self, array: ArrayInfo, first: int, count: int) -> _Window:
+    def _fixed(self, array: ArrayInfo, first: int, count: int) -> SampleBlock:
         """Return a window of rows of one size, or of the whole array as one sample."""
         shape = array.row_shape if self._unit.rows else array.shape
         samples = count if self._unit.rows else 1
-        size = math.prod(shape) * array.dtype.itemsize
+        rows = self._read(array, first, count)
+        data = rows.reshape(-1).view(np.uint8) if rows.nbytes else np.empty(0, np.uint8)
+        lengths = [rows.nbytes // samples] * samples
+        return self._block(first, data, lengths, _form(array, shape, samples))
 
-        def read(buffer: Bytes) -> None:
-            target = buffer
-            if buffer.ctypes.data % max(1, array.dtype.alignment):
-                target = np.empty(buffer.size, np.uint8)
-            rows = np.ndarray((count, *array.row_shape), array.dtype, target.data)
-            self._read(array, first, rows)
-            if target is not buffer:
-                buffer[:] = target
-
-        return _Window(
-            self._sample_paths(first, samples),
-            np.full(samples, size, np.int64),
-            read,
-            {**_form(array, shape, samples), **self._columns(first, samples)},
-        )
-
-    def _ragged(self, array: ArrayInfo, first: int, count: int) -> _Window:
+    def _ragged(self, array: ArrayInfo, first: int, count: int) -> SampleBlock:
         """Read rows of any length, and return them as a window."""
         where = self._where(array, first, count)
         with reading(where):
@@ -317,26 +281,25 @@ class _UnitReader:
             items = [_item(value, array.dtype) for value in values]
         form = _form(array, (0,), count)
         form[SHAPE_COLUMN][:] = [str(item.size) for item in items]
-        return self._window(first, [item.view(np.uint8) for item in items], form)
+        parts = [item.view(np.uint8) for item in items]
+        return self._block(first, np.concatenate(parts), list(map(len, parts)), form)
 
-    def _window(self, first: int, parts: Sequence[Any], columns: Mapping[str, Array]) -> _Window:
-        """Return the window of samples that are in memory; some columns describe them."""
+    def _block(
+        self, first: int, data: Bytes, lengths: Sequence[int], columns: Mapping[str, Array]
+    ) -> SampleBlock:
+        """Return samples that lie one after the other in memory; some columns describe them."""
+        sizes = np.array(lengths, np.int64)
+        paths = self._sample_paths(first, len(sizes))
+        columns = {**columns, **self._columns(first, len(sizes))}
+        return SampleBlock(paths, data, np.cumsum(sizes) - sizes, sizes, columns)
 
-        def read(buffer: Bytes) -> None:
-            np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=buffer)
-
-        return _Window(
-            self._sample_paths(first, len(parts)),
-            np.array(list(map(len, parts)), np.int64),
-            read,
-            {**columns, **self._columns(first, len(parts))},
-        )
-
-    def _read(self, array: ArrayInfo, first: int, out: Array) -> None:
-        if out.size:
-            with reading(self._where(array, first, len(out))):
-                out.reshape(-1).view(np.uint8).fill(0)  # a library may leave parts as they are
-                self._file.read(array, first, out)
+    def _read(self, array: ArrayInfo, first: int, count: int) -> Array:
+        """Read rows of a fixed array, zeroed before: a library may leave parts as they are."""
+        rows = np.zeros((count, *array.row_shape), array.dtype)
+        if rows.size:
+            with reading(self._where(array, first, count)):
+                self._file.read(array, first, rows)
+        return rows
 
     def _columns(self, first: int, count: int) -> dict[str, Array]:
         return {
@@ -353,9 +316,7 @@ class _UnitReader:
                 texts = [_text(value) for value in self._file.read_values(array, first, rows)]
             values: Array = np.array(texts, object)
         else:
-            read = np.empty((rows, *array.row_shape), array.dtype)
-            self._read(array, first, read)
-            read = read.reshape(rows)
+            read = self._read(array, first, rows).reshape(rows)
             with reading(self._where(array, first, rows)):
                 if dtype.hasobject:
                     values = np.array([_text(value) for value in read.tolist()], object)
@@ -373,47 +334,6 @@ class _UnitReader:
     def _where(self, array: ArrayInfo, first: int, count: int) -> str:
         name = f"{self._path}: {array.name}" if array.name else self._path
         return f"{name}, rows {first}..{first + count - 1}" if array.shape else name
-
-
-class _Filler:
-    """Makes blocks of windows, for ``read_ahead``."""
-
-    def __init__(self, found: Iterator[_Window]) -> None:
-        self._windows = found
-        self._next = next(found, None)
-
-    def __call__(self, buffer: Bytes) -> SampleBlock | None:
-        """Fill a buffer with as many windows as fit; a larger window gets a buffer of its own."""
-        taken: list[_Window] = []
-        used = samples = 0
-        while self._next is not None:
-            window = self._next
-            size = int(window.lengths.sum())
-            full = size > len(buffer) - used or samples + len(window.paths) > BLOCK_SAMPLES_MAX
-            if taken and full:
-                break
-            if size > len(buffer):
-                buffer = np.empty(size, np.uint8)
-            window.read(buffer[used : used + size])
-            taken.append(window)
-            used += size
-            samples += len(window.paths)
-            self._next = next(self._windows, None)
-        return _block(taken, buffer) if taken else None
-
-
-def _block(found: Sequence[_Window], buffer: Bytes) -> SampleBlock:
-    lengths = np.concatenate([window.lengths for window in found])
-    return SampleBlock(
-        [path for window in found for path in window.paths],
-        buffer,
-        np.cumsum(lengths) - lengths,
-        lengths,
-        {
-            name: np.concatenate([window.attributes[name] for window in found])
-            for name in found[0].attributes
-        },
-    )
 
 
 def windows(array: ArrayInfo, buffer_bytes: int) -> Iterator[tuple[int, int]]:

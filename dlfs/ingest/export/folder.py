@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
 from dlfs._native.handle import Descriptor
 from dlfs.errors import ExistsError
 from dlfs.ingest.export.samples import ExportedSamples, export_failure
+from dlfs.ingest.files import Directories
 from dlfs.ingest.source import show
 
-DIRECTORIES_OPEN_MAX = 256
-
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_folder(samples: ExportedSamples, path: str, *, force: bool) -> None:
@@ -35,7 +32,7 @@ def write_folder(samples: ExportedSamples, path: str, *, force: bool) -> None:
     except OSError as error:
         raise export_failure(path, error) from error
     with contextlib.closing(folder):
-        if not force and folder.has_entries():
+        if not force and os.listdir(folder.root.value):
             raise ExistsError(
                 f"export to {path}: expected an empty folder, got one with entries; "
                 "force=True writes into it"
@@ -49,29 +46,24 @@ def write_folder(samples: ExportedSamples, path: str, *, force: bool) -> None:
 class _Folder:
     """A folder to write files into, relative to its descriptor.
 
-    The most recently used descriptors of directories stay open, because in storage order
-    consecutive files may lie anywhere in the tree.
+    In storage order, consecutive files may lie anywhere in the tree.
     """
 
     def __init__(self, path: str, *, force: bool) -> None:
         self._path = path
         self._force = force
-        self._open: OrderedDict[bytes, Descriptor] = OrderedDict()
-        self._root = Descriptor()
-        self._root.fill(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.root = Descriptor()
+        self.root.fill(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directories = Directories(self.root.value, makes_missing=True)
 
     def close(self) -> None:
-        for directory in [*self._open.values(), self._root]:
-            directory.close()
-
-    def has_entries(self) -> bool:
-        with os.scandir(self._root.value) as entries:
-            return next(entries, None) is not None
+        self._directories.close()
+        self.root.close()
 
     def write(self, path: bytes, data: memoryview) -> None:
         folder, _, name = path.rpartition(b"/")
         with self._failures(path):
-            directory = self._directory(folder)
+            directory = self._directories.open(folder)
             with Descriptor() as file:
                 try:
                     self._create(file, name, directory)
@@ -85,7 +77,7 @@ class _Folder:
     def make(self, path: bytes) -> None:
         """Make a directory, unless it is there."""
         with self._failures(path):
-            self._directory(path)
+            self._directories.open(path)
 
     @contextlib.contextmanager
     def _failures(self, path: bytes) -> Iterator[None]:
@@ -107,24 +99,3 @@ class _Folder:
                 raise
             os.unlink(name, dir_fd=directory)  # instead of writing through it: it may be a link
             file.fill(os.open, name, _NEW_FILE, 0o666, dir_fd=directory)
-
-    def _directory(self, path: bytes) -> int:
-        """Return the descriptor of a directory under the root; makes missing directories."""
-        known = path
-        while known and known not in self._open:
-            known = known.rpartition(b"/")[0]
-        directory = self._root
-        if known:
-            directory = self._open[known]
-            self._open.move_to_end(known)
-        folders = path[len(known) :].split(b"/") if path != known else []
-        for name in filter(None, folders):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=directory.value)
-            below = Descriptor()
-            below.fill(os.open, name, _DIRECTORY, dir_fd=directory.value)
-            known = known + b"/" + name if known else name
-            self._open[known] = directory = below
-            if len(self._open) > DIRECTORIES_OPEN_MAX:
-                self._open.popitem(last=False)[1].close()
-        return directory.value

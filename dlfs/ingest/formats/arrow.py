@@ -9,7 +9,7 @@ value of the column ``path``. Files that ``dlfs export`` wrote mark these column
 With ``fields``, a sample has the columns that it names as fields, and other columns of single
 values are attributes. This is so by itself if several columns could be the sample: these are the
 fields then, and all columns of lists. A struct with a child ``bytes`` is a field of bytes, other
-structs are a field for each child. ``tables.values`` gives the types. Values of no such type, such
+structs are a field for each child. ``tables.plain`` gives the types. Values of no such type, such
 as lists of text, are taken as JSON by ``NAME:text``.
 
 A folder that ``datasets`` saved is one dataset, or a folder for each of its splits. The split
@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.fields import ColumnOptions, FieldRecords, parse_choices
+from dlfs.ingest.fields import FieldRecords, parse_choices
 from dlfs.ingest.records import ShardSource, files_of, shard_prefixes
 from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
@@ -49,9 +49,8 @@ from dlfs.ingest.source import (
     file_errors,
     single_path,
 )
-from dlfs.ingest.tables.choosing import choose_columns
+from dlfs.ingest.tables.choosing import TableOptions, choose_columns
 from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
-from dlfs.ingest.tables.nulls import NullsOption
 from dlfs.ingest.tables.schemas import FileSchema, JoinedSchema, join_schemas
 
 _STATE_BYTES_MAX = 16 * MIB
@@ -59,12 +58,7 @@ _STATE_BYTES_MAX = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class _Options(ColumnOptions):
-    nulls: NullsOption = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class ParquetOptions(_Options):
+class ParquetOptions(TableOptions):
     """Options of Parquet files."""
 
     def open(self, paths: Sequence[str]) -> ArrowSource:
@@ -73,7 +67,7 @@ class ParquetOptions(_Options):
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowOptions(_Options):
+class ArrowOptions(TableOptions):
     """Options of Arrow files."""
 
     def open(self, paths: Sequence[str]) -> ArrowSource:
@@ -82,7 +76,7 @@ class ArrowOptions(_Options):
 
 
 @dataclass(frozen=True, slots=True)
-class HuggingFaceOptions(_Options):
+class HuggingFaceOptions(TableOptions):
     """Options of a saved Hugging Face dataset."""
 
     def open(self, paths: Sequence[str]) -> ArrowSource:
@@ -117,7 +111,7 @@ class ArrowSource(ShardSource):
         DlfsError: a file does not exist, is damaged, or cannot be read.
     """
 
-    def __init__(self, shards: Sequence[Shard], options: _Options, opener: Opener) -> None:
+    def __init__(self, shards: Sequence[Shard], options: TableOptions, opener: Opener) -> None:
         super().__init__([shard.path for shard in shards], noun="a file")
         self._shards = shards
         self._opener = opener
@@ -126,20 +120,15 @@ class ArrowSource(ShardSource):
         if wanted is not None:
             wanted = tuple(name for name in wanted if name not in shards[0].constants)
         joined = self._join_schemas(options)
-        self._columns = choose_columns(
-            joined.schema,
-            where=f"import {self.shards[0]}",
-            column=options.column,
-            fields=parse_choices(options.fields, f"import {self.name}"),
-            attributes=wanted,
-            path=options.path,
-            nulls=options.nulls,
-        )
+        fields = parse_choices(options.fields, f"import {self.name}")
+        chosen = dataclasses.replace(options, attributes=wanted)
+        where = f"import {self.shards[0]}"
+        self._columns = choose_columns(joined.schema, chosen, fields, where)
         self._columns.check(joined)
         self.skipped = self._columns.left_out
         self._maker = FieldRecords(self._columns.declared, self._columns.known_types)
 
-    def _join_schemas(self, options: _Options) -> JoinedSchema:
+    def _join_schemas(self, options: TableOptions) -> JoinedSchema:
         """Join the schemas of all files; count their rows, if these are known."""
         counts: list[int | None] = []
         found: list[FileSchema] = []
@@ -174,7 +163,7 @@ class ArrowSource(ShardSource):
 
 
 def _open_files(
-    paths: Sequence[str], options: _Options, name: str, noun: str, opener: Opener
+    paths: Sequence[str], options: TableOptions, name: str, noun: str, opener: Opener
 ) -> ArrowSource:
     files = files_of(paths, name, noun=noun)
     suffixes = [pattern.removeprefix("*") for pattern in find_format(name).names]

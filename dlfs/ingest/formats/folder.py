@@ -1,4 +1,4 @@
-"""Imports folders: every regular file under them is a sample.
+"""Imports folders: every regular file under them is a sample; and folders of class folders.
 
 The paths of one folder's samples begin below it. If several folders or files are imported together,
 each path begins with the base name of its folder or file, as ``tar c`` and ``cp -r`` name them. Two
@@ -8,6 +8,12 @@ Before anything is written, the source walks the tree once. That gives the sizes
 and finds dangling links, loops and files that cannot be read. Names may have any bytes. The walk
 visits entries in the byte order of full paths, so the table of files needs no sorting. A directory
 entry says if it is a regular file; ``files`` stats and reads these together.
+
+The format ``imagefolder`` is the layout of torchvision's ``ImageFolder``: the first folder of a
+file is its class. The names of the top folders, sorted as text, are the classes. The attribute
+``label`` is the number of a sample's class among them, ``class`` its name. Paths begin with the
+class. Hidden files and folders, whose names begin with a dot, are left out and counted with their
+names; all others are imported, and a file outside all class folders is an error.
 """
 
 from __future__ import annotations
@@ -35,8 +41,12 @@ from dlfs.ingest.source import (
     file_errors,
     keep_link,
     show,
+    single_path,
     source_name,
 )
+
+_NAMES_SHOWN = 10
+"""Most names of hidden files that a report has."""
 
 Status = os.stat_result | None
 """Status of an entry; None for a regular file, which is not looked up during the walk."""
@@ -232,7 +242,10 @@ class FoldersSource(FolderSource):
         self._links = links
         self.skipped = Counter()
         self._roots: list[_Root] = []
-        places = [_real_path(path) for path in paths]
+        places: list[str] = []
+        for path in paths:
+            with file_errors(f"import {path}", "file or folder"):
+                places.append(os.path.realpath(path, strict=True))
         common = os.path.commonpath([os.path.dirname(place) for place in places])
         for path, place in zip(paths, places, strict=True):
             is_folder = os.path.isdir(place)
@@ -297,12 +310,52 @@ class FoldersSource(FolderSource):
             known.update(dict.fromkeys(paths, root))
 
 
-def _real_path(path: str) -> str:
-    """Return the absolute path of a folder or file, without symbolic links.
+# ---- class folders -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFolderOptions(FolderOptions):
+    """Options of a folder of classes."""
+
+    def open(self, paths: Sequence[str]) -> ImageFolderSource:
+        """Open one folder; see ``ImageFolderSource``."""
+        return ImageFolderSource(single_path(paths, "folder"), links=self.links)
+
+
+class ImageFolderSource(FolderSource):
+    """The files under the class folders of a folder; see ``FolderSource``.
 
     Raises:
-        NotFoundError: it does not exist.
-        DeviceError: it cannot be looked up.
+        UsageError: a file is in no class folder.
+        DlfsError: as for ``FolderSource``.
     """
-    with file_errors(f"import {path}", "file or folder"):
-        return os.path.realpath(path, strict=True)
+
+    def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return ``label``, ``int64[n_files]``, and ``class``, ``object[n_files]``."""
+        self._hidden: Counter[str] = Counter()
+        super()._find_files()
+        if self._hidden:
+            shown = ", ".join(show(os.fsencode(name)) for name in list(self._hidden)[:_NAMES_SHOWN])
+            more = ", ..." if len(self._hidden) > _NAMES_SHOWN else ""
+            self.skipped[f"hidden file or folder: {shown}{more}"] = self._hidden.total()
+        names: list[str] = []
+        for index in range(len(self._table)):
+            path = self._table.path(index)
+            folder, slash, _ = path.partition(b"/")
+            if not slash:
+                raise UsageError(
+                    f"import {join_shown(self.name, path)}: expected files in class folders only"
+                )
+            names.append(os.fsdecode(folder))
+        numbers = {name: number for number, name in enumerate(sorted(set(names)))}
+        texts = {name: os.fsencode(name).decode("utf-8", "backslashreplace") for name in numbers}
+        classes = np.empty(len(names), object)
+        classes[:] = [texts[name] for name in names]
+        labels = np.array([numbers[name] for name in names], np.int64)
+        return {"label": labels, "class": classes}
+
+    def _is_wanted(self, name: str) -> bool:
+        if name.startswith("."):
+            self._hidden[name] += 1
+            return False
+        return True

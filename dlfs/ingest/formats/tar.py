@@ -18,16 +18,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
-from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.archives.archive import (
     Absolute,
@@ -39,8 +36,7 @@ from dlfs.ingest.archives.archive import (
     compression_of,
 )
 from dlfs.ingest.archives.links import LinkTree
-from dlfs.ingest.archives.ranges import RangeReader, make_ranges
-from dlfs.ingest.order import indexed_blocks, packing_order
+from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.records import Record, ShardSource, gather
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
@@ -54,7 +50,6 @@ from dlfs.ingest.source import (
     keep_link,
     show,
     source_name,
-    stream_ahead,
 )
 from dlfs.ingest.standard_input import open_standard_input
 
@@ -218,36 +213,20 @@ class TarSource(ArchiveShards):
         self._names = _Names(self.shards, options.links)
         self.skipped = self._names.skipped
         self._files: list[bytes] = []
-        self._index = None
         if self.stdin is None and self.compressions == {"none"}:
-            self._index = _Index(self.shards, self.prefixes, self._names, options.absolute)
-            self.sample_count = len(self._index.paths)
-            self.sample_bytes = int(self._index.sizes.sum())
+            self.index = self._find_members()
+            self.sample_count = len(self._files)
+            self.sample_bytes = int(self.index.sizes.sum())
             self.gives_shuffled = True
-            self.empty_directories = self._index.empty_directories
-
-    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
-        """Read every sample once; see ``Source.blocks``.
-
-        Raises:
-            DlfsError: an archive is damaged, ends early, cannot be read, or changed meanwhile.
-        """
-        if self._index is None:
-            order = packing_order(len(self.shards), layout=layout, seed=seed).tolist()
-            found = chain(map(self.read_shard, order), [self._gather(self._stream_links())])
-            return stream_ahead(chain.from_iterable(found), cancel=self.cancel)
-        return indexed_blocks(
-            self._index.sizes,
-            self._index.read,
-            layout=layout,
-            seed=seed,
-            buffer_bytes=self.buffer_bytes,
-            finish=self._index.check_unchanged,
-        )
+            self.empty_directories = self._names.empty_folders(iter(self._files))
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream the members of one archive; see ``ShardSource``."""
         return self._gather(self._stream(number))
+
+    def read_last(self) -> Iterator[SampleBlock]:
+        """Stream what links stand for; see ``ShardSource``."""
+        return self._gather(self._stream_links())
 
     def _gather(self, records: Iterator[Record]) -> Iterator[SampleBlock]:
         return gather(records, where="import", buffer_bytes=self.buffer_bytes)
@@ -274,37 +253,28 @@ class TarSource(ArchiveShards):
                         yield from (Record(alias, data) for alias in aliases)
         self.empty_directories = self._names.empty_folders(iter(self._names.shard_of))
 
+    # ---- plain archives --------------------------------------------------------------------------
 
-class _Index:
-    """The location of each member in plain archives, in path order."""
-
-    def __init__(
-        self,
-        archives: Sequence[str],
-        prefixes: Sequence[bytes],
-        names: _Names,
-        absolute: Absolute,
-    ) -> None:
-        states: list[tuple[int, int]] = []
-        self._ranges = RangeReader(archives, states)
-        self.check_unchanged = self._ranges.check_unchanged
+    def _find_members(self) -> RangeReader:
+        """Find the place of each member, in path order."""
+        index = RangeReader(self.shards)
         self._sparse: dict[tuple[int, int], tuple[Segment, ...]] = {}
         found: dict[bytes, tuple[int, int, int]] = {}
-        for shard, path in enumerate(archives):
-            with Archive(path, absolute=absolute) as archive:
-                states.append(archive.state)
+        for shard, prefix in enumerate(self.prefixes):
+            with self.open_shard(shard) as archive:
+                index.states.append(archive.state)
                 for member in archive.members():
-                    name = names.add(member, shard, prefixes[shard])
+                    name = self._names.add(member, shard, prefix)
                     if name is not None:
                         found[name] = self._place(shard, member)
-        for alias, target in list(names.aliases(list(found))):
+        for alias, target in list(self._names.aliases(list(found))):
             found[alias] = found[target]
-        self.paths = sorted(found)
-        self.empty_directories = names.empty_folders(iter(self.paths))
-        places = [found.pop(path) for path in self.paths]
-        self._shards = np.array([place[0] for place in places], np.int64)
-        self._positions = np.array([place[1] for place in places], np.uint64)
-        self.sizes = np.array([place[2] for place in places], np.uint64)
+        self._files = sorted(found)
+        places = [found.pop(path) for path in self._files]
+        self._places = np.array([place[0] for place in places], np.int64)
+        self._positions = np.array([place[1] for place in places], np.int64)
+        index.sizes = np.array([place[2] for place in places], np.uint64)
+        return index
 
     def _place(self, shard: int, member: Member) -> tuple[int, int, int]:
         position = member.segments[0].position_bytes if member.segments else 0
@@ -312,34 +282,31 @@ class _Index:
             self._sparse[shard, position] = member.segments
         return shard, position, member.size_bytes
 
-    def read(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
-        """Read members by index, and return them as a block."""
-        lengths = self.sizes[indices].astype(np.int64)
-        shards = self._shards[indices]
-        ranges = make_ranges(self._positions[indices], offsets, lengths)
+    def read_indexed(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
+        """Read members by index, and return them as a block; see ``ShardSource``."""
+        assert self.index is not None
+        lengths = self.index.sizes[indices].astype(np.int64)
+        ranges = np.stack([self._places[indices], self._positions[indices], lengths, offsets])
         if self._sparse:
-            shards, ranges = self._split_sparse(shards, ranges, buffer)
-        self._ranges.read(shards, ranges, buffer)
-        return SampleBlock([self.paths[i] for i in indices.tolist()], buffer, offsets, lengths)
+            ranges = self._split_sparse(ranges, buffer)
+        self.index.read_ranges(ranges, buffer)
+        return SampleBlock([self._files[i] for i in indices.tolist()], buffer, offsets, lengths)
 
-    def _split_sparse(
-        self, shards: Int64Array, ranges: npt.NDArray[np.void], buffer: Bytes
-    ) -> tuple[Int64Array, npt.NDArray[np.void]]:
+    def _split_sparse(self, ranges: Int64Array, buffer: Bytes) -> Int64Array:
         """Replace the range of each sparse member by its segments; zero its buffer."""
-        plain = np.ones(len(ranges), bool)
+        plain = np.ones(ranges.shape[1], bool)
         extra: list[tuple[int, int, int, int]] = []
-        for i, (shard, place) in enumerate(zip(shards.tolist(), ranges.tolist(), strict=True)):
-            segments = self._sparse.get((shard, place[0]))
+        for i, (shard, position, size, offset) in enumerate(ranges.T.tolist()):
+            segments = self._sparse.get((shard, position))
             if segments is None:
                 continue
             plain[i] = False
-            buffer[place[1] : place[1] + place[2]] = 0
+            buffer[offset : offset + size] = 0
             for part in segments:
-                target = place[1] + part.offset_bytes
-                extra.append((shard, part.position_bytes, target, part.length_bytes))
-        owners, *columns = np.array(extra, np.int64).reshape(-1, 4).T
-        added = make_ranges(*columns)
-        return np.concatenate([shards[plain], owners]), np.concatenate([ranges[plain], added])
+                target = offset + part.offset_bytes
+                extra.append((shard, part.position_bytes, part.length_bytes, target))
+        added = np.array(extra, np.int64).reshape(-1, 4).T
+        return np.concatenate([ranges[:, plain], added], axis=1)
 
 
 def check_archive(path: str) -> Compression:

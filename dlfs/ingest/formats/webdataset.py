@@ -41,13 +41,14 @@ import numpy as np
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
-from dlfs.ingest.absent import HINT, AbsentError, AbsentOption, default_like, default_of_type
 from dlfs.ingest.archives.archive import AbsoluteOption
 from dlfs.ingest.fields import (
-    Choices,
-    FieldRecords,
-    choose_fields,
-    is_pattern,
+    HINT,
+    AbsentError,
+    AbsentOption,
+    NamedRecords,
+    default_like,
+    default_of_type,
     parse_choices,
     read_npy,
 )
@@ -127,14 +128,13 @@ class WebDatasetSource(ArchiveShards):
         self._used = {name.partition(".")[0].lower() for name in options.attributes}
         self._column = None if options.column is None else options.column.lower().lstrip(".")
         choices = parse_choices(options.fields, f"import {self.name}")
-        self._fields = {name.lower().lstrip("."): kind for name, kind in choices.items()}
-        if self._fields and (self._column or len(self._fields) < len(choices)):
+        fields = {name.lower().lstrip("."): kind for name, kind in choices.items()}
+        if fields and (self._column or len(fields) < len(choices)):
             raise UsageError(
                 f"import {self.name}: expected fields of different extensions and no column, got "
                 f"{', '.join(options.fields)}"
             )
-        self._patterns: Choices = {name: None for name in self._fields if is_pattern(name)}
-        self._field_records: FieldRecords | None = None
+        self._maker = NamedRecords(fields)
         self._defaults: dict[str, Any] = {}
         self.skipped: Counter[str] = Counter()
 
@@ -156,7 +156,7 @@ class WebDatasetSource(ArchiveShards):
                 values = {
                     name: self._value(group, name, where) for name in self._options.attributes
                 }
-                if self._fields:
+                if self._maker.fields:
                     yield self._join(group, prefix, values, where)
                     continue
             except AbsentError as error:
@@ -221,23 +221,13 @@ class WebDatasetSource(ArchiveShards):
         self, group: _Group, prefix: bytes, attributes: dict[str, Value], where: str
     ) -> Record:
         """Return the record of a key whose members are the fields of one sample."""
-        if self._field_records is None:
-            self._fields = choose_fields(
-                self._fields, [name for name in group.members if name not in self._used]
-            )
-            self._field_records = FieldRecords(self._fields)
-        others = group.members.keys() - self._used - self._fields.keys()
-        missed = choose_fields(self._patterns, sorted(others)).keys() & others
-        if missed:
-            raise FormatError(
-                f"{where}: expected the members of the first key, {', '.join(self._fields)}, got "
-                f"{', '.join(sorted(missed))} too; the option fields names those to take"
-            )
+        free = [name for name in group.members if name not in self._used]
+        others = self._maker.find_unused(free, where, "members of the first key")
         self.skipped.update(f"member of extension {name!r}, which is no field" for name in others)
         values = {
-            name: self._field(group, name, kind, where) for name, kind in self._fields.items()
+            name: self._field(group, name, kind, where) for name, kind in self._maker.fields.items()
         }
-        return self._field_records.make(prefix + group.key, values, where, attributes)
+        return self._maker.make(prefix + group.key, values, where, attributes)
 
     def _groups(self, number: int) -> Iterator[_Group]:
         group: _Group | None = None

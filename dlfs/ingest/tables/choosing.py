@@ -8,18 +8,24 @@ counted with their names.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
-from dlfs.ingest.fields import Choices, choose_fields, is_pattern
+from dlfs.ingest.fields import Choices, ColumnOptions, choose_fields, is_pattern
 from dlfs.ingest.source import check_attribute_names, left_out_names
 from dlfs.ingest.tables.arrow import types
 from dlfs.ingest.tables.columns import Column, Columns, look_up
-from dlfs.ingest.tables.nulls import Nulls
-from dlfs.ingest.tables.values import field_type, is_bytes, is_scalar, is_text, is_vector
+from dlfs.ingest.tables.plain import (
+    NullsOption,
+    field_type,
+    is_bytes,
+    is_scalar,
+    is_text,
+    is_vector,
+)
 
 EXPORT_MARK = b"dlfs:dataset"
 """Key of the schema metadata with the dataset's name, which ``dlfs export`` writes."""
@@ -27,16 +33,14 @@ EXPORT_PATH, EXPORT_BYTES = "path", "bytes"
 """Names of the columns of paths and bytes that ``dlfs export`` writes; others are attributes."""
 
 
-def choose_columns(
-    schema: Any,
-    *,
-    where: str,
-    column: str | None,
-    fields: Choices,
-    attributes: Sequence[str] | None,
-    path: str | None,
-    nulls: Nulls = "error",
-) -> Columns:
+@dataclass(frozen=True, slots=True)
+class TableOptions(ColumnOptions):
+    """Options of Arrow tables."""
+
+    nulls: NullsOption = "error"
+
+
+def choose_columns(schema: Any, options: TableOptions, fields: Choices, where: str) -> Columns:
     """Choose the columns of samples, fields, paths and attributes in a file.
 
     Without ``column`` and ``fields``, the only column of bytes is the sample, else the only one of
@@ -44,17 +48,15 @@ def choose_columns(
 
     Args:
         schema: schema of the file.
+        options: the columns that the caller names; for others, see ``ColumnOptions``.
+        fields: columns of the fields, and patterns of them: ``options.fields``, parsed.
         where: name of the file, for errors.
-        column: column of the samples' bytes.
-        fields: columns of the fields, and patterns of them.
-        attributes: columns to store as attributes; None for all that are possible.
-        path: column of the samples' paths; None for row numbers.
-        nulls: what a null is.
 
     Raises:
         UsageError: a column does not exist, does not fit, or has to be named.
         FormatError: columns that could be chosen have equal names.
     """
+    column, path, attributes = options.column, options.path, options.attributes
     exported = EXPORT_MARK in (schema.metadata or {})
     if exported:
         column, path = column or (None if fields else EXPORT_BYTES), path or EXPORT_PATH
@@ -91,7 +93,7 @@ def choose_columns(
         declared=choose_fields(fields, list(chosen)),
         path=found_path,
         attributes=tuple(wanted),
-        nulls=nulls,
+        nulls=options.nulls,
         left_out=left_out_names("column", _unused(schema, used)),
     )
 
@@ -183,12 +185,13 @@ def _chosen_fields(
             )
         column = columns.get(name) or _find(schema, where, name)
         column = replace(_bytes_child(column) or column, name=name)
-        if field_type(column.type) is None and declared != FieldType("text"):
+        is_text_field = declared == FieldType("text")
+        if field_type(column.type) is None and not is_text_field:
             raise UsageError(
                 f"{where}: expected bytes, text, numbers or lists of numbers in field {name}, got "
                 f"{column.type}; {name}:text stores its values as JSON"
             )
-        found[name] = column
+        found[name] = replace(column, is_json=is_text_field and not is_bytes(column.type))
     return found
 
 

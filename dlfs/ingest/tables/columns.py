@@ -2,9 +2,9 @@
 
 ``tables.choosing`` finds the ``Columns`` of the samples or of their fields, their paths and their
 attributes in the joined schema of all files (``tables.schemas``). Of each batch, ``tables.plain``
-makes arrays of few types, ``tables.nulls`` finds nulls, and ``tables.values`` makes the values of
-fields. Bytes of samples without fields are not copied: the data of a block is the values buffer of
-its record batch. The caller has validated the batch, so that its offsets lie in the buffer.
+makes arrays of few types, finds nulls, and makes the values of fields. Bytes of samples without
+fields are not copied: the data of a block is the values buffer of its record batch. The caller has
+validated the batch, so that its offsets lie in the buffer.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from dlfs.ingest.fields import Choices, FieldRecords
 from dlfs.ingest.records import Record, gather, number_path, text_path
 from dlfs.ingest.source import BLOCK_SAMPLES_MAX, Array, Int64Array, SampleBlock
 from dlfs.ingest.tables.arrow import compute, pyarrow, types
-from dlfs.ingest.tables.nulls import ROW_WITH_NULL, Nulls, rows_with_null, without_nulls
-from dlfs.ingest.tables.plain import is_one_of, plain_array, plain_type
-from dlfs.ingest.tables.schemas import JoinedSchema
-from dlfs.ingest.tables.times import ValueProblem
-from dlfs.ingest.tables.values import (
+from dlfs.ingest.tables.plain import (
     NUMBERS,
+    ROW_WITH_NULL,
     Locate,
+    Nulls,
     field_type,
     field_values,
-    is_bytes,
+    is_one_of,
     is_vector,
     json_texts,
+    plain_array,
+    plain_type,
+    rows_with_null,
     spans,
     texts,
+    without_nulls,
 )
-
-_TEXT = FieldType("text")
+from dlfs.ingest.tables.schemas import JoinedSchema
+from dlfs.ingest.tables.times import ValueProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Column:
     name: str
     steps: tuple[str, ...]
     type: Any
+    is_json: bool = False
+    """True for a field whose values are taken as JSON."""
 
     def take(self, batch: Any, locate: Locate) -> Any:
         """Return the column's array in a record batch, in its plain type; nulls if it lacks it.
@@ -142,7 +146,8 @@ class Columns:
                 column and nulls are errors.
         """
         for column in self.used:
-            joined.check(column.steps[0])
+            if column.steps[0] in joined.conflicts:
+                raise FormatError(joined.conflicts[column.steps[0]])
             has = {file.file: look_up(file.schema, column.steps) for file in joined.files}
             lacking = [file for file, kind in has.items() if kind is None]
             if lacking and (self.nulls == "error" or column is self.path):
@@ -193,7 +198,7 @@ class Columns:
         keep = np.ones(len(part.rows), np.bool_)
         for column, array in part.arrays.items():
             nulls = rows_with_null(array)
-            if self._is_json(column) or not nulls.any():
+            if column.is_json or not nulls.any():
                 continue
             if self.nulls == "skip":
                 keep &= ~nulls
@@ -210,14 +215,6 @@ class Columns:
             return part
         self.left_out[ROW_WITH_NULL] = self.left_out.get(ROW_WITH_NULL, 0) + int((~keep).sum())
         return part.take(np.flatnonzero(keep))
-
-    def _is_json(self, column: Column) -> bool:
-        """Return True for a field whose values are taken as JSON."""
-        return (
-            self.declared.get(column.name) == _TEXT
-            and not is_bytes(column.type)
-            and (column in self.fields)
-        )
 
     def _records(self, part: _Part, prefix: bytes, maker: FieldRecords) -> Iterator[Record]:
         paths = self._paths(part, prefix)
@@ -255,10 +252,10 @@ class Columns:
         def locate(index: int) -> str:
             return f"{part.where}: row {part.rows[index]}: field {column.name!r}"
 
-        if not self._is_json(column):
+        if not column.is_json:
             assert kind is not None  # choose_columns checks it
             return field_values(array, kind, locate)
-        if kind == _TEXT:  # times and decimals
+        if kind == FieldType("text"):  # times and decimals
             return ["null" if text is None else text for text in texts(array, locate)]
         return json_texts(array, locate)
 

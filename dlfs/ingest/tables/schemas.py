@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlfs.errors import FormatError
 from dlfs.ingest.tables.arrow import pyarrow
 from dlfs.ingest.tables.plain import LISTS, is_one_of
 
@@ -37,11 +36,6 @@ class JoinedSchema:
     files: tuple[FileSchema, ...]
     conflicts: dict[str, str]
     """Error for each column whose types do not go together, by name."""
-
-    def check(self, name: str) -> None:
-        """Raise FormatError if a column has types that do not go together."""
-        if name in self.conflicts:
-            raise FormatError(self.conflicts[name])
 
 
 def join_schemas(files: Sequence[FileSchema]) -> JoinedSchema:

@@ -27,7 +27,8 @@ from dlfs.errors import (
     SpaceError,
     UsageError,
 )
-from dlfs.ingest.export import folder, samples
+from dlfs.ingest import files
+from dlfs.ingest.export import samples
 from dlfs.ingest.export.targets import export_dataset, export_kind, export_stream
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
@@ -73,7 +74,7 @@ def test_a_folder_gets_every_sample(dataset: Dataset, tmp_path: Path) -> None:
 def test_few_open_directories_are_enough(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "DIRECTORIES_OPEN_MAX", 2)
+    monkeypatch.setattr(files, "DIRECTORIES_MAX", 2)
     monkeypatch.setattr(samples, "BATCH_SAMPLES_MAX", 1)
     before = len(os.listdir("/proc/self/fd"))
     export_dataset(dataset, tmp_path, kind="folder")

@@ -11,8 +11,7 @@ import pytest
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
 from dlfs.ingest.fields import FieldRecords, choose_fields, fit_value, parse_choices
-from dlfs.ingest.tables.plain import plain_array
-from dlfs.ingest.tables.values import field_type, field_values
+from dlfs.ingest.tables.plain import field_type, field_values, plain_array
 
 
 def test_entries_are_names_or_names_with_types() -> None:

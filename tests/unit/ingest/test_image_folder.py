@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlfs.errors import UsageError
-from dlfs.ingest.formats.image_folder import ImageFolderOptions
+from dlfs.ingest.formats.folder import ImageFolderOptions
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import import_by_command, take

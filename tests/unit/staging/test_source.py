@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from dlfs.errors import DeviceError, LimitError, LockedError, UsageError
+from dlfs.ingest import files
+from dlfs.ingest.files import Directories
 from dlfs.ingest.source import SampleBlock
 from dlfs.staging import source as sources
-from dlfs.staging.source import Directories, StagedSource
+from dlfs.staging.source import StagedSource
 
 FILES = {
     "a": b"aa",
@@ -57,7 +59,7 @@ def read_all(
 
 
 def test_it_reads_what_is_there(directory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "DIRECTORIES_MAX", 2)
+    monkeypatch.setattr(files, "DIRECTORIES_MAX", 2)
     source = StagedSource("top", directory)
     assert (source.sample_count, source.sample_bytes) == (
         len(FILES),
@@ -75,7 +77,7 @@ def test_directories_are_opened_again(top: Path, directory: int) -> None:
         assert inode == os.stat(os.path.join(os.fsencode(top), path)).st_ino
     before = len(os.listdir("/proc/self/fd"))
     opened.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 3
+    assert len(os.listdir("/proc/self/fd")) == before - 4
 
 
 def test_a_file_open_for_writing(top: Path, directory: int) -> None:

@@ -177,8 +177,8 @@ class _Decoder:
             return _unshuffle(data, self._item_bytes)
         if code in _PLUGINS:
             if number not in self._plugins:
-                made = Plugin(self._dataset, number, self._item_bytes)
-                self._plugins[number] = self._stack.enter_context(made)
+                self._plugins[number] = Plugin(self._dataset, number, self._item_bytes)
+                self._stack.callback(self._plugins[number].close)
             return self._plugins[number].undo(data)
         before = [each for n, (each, _) in enumerate(self._filters[:number]) if not mask >> n & 1]
         bound = self._size + before.count(_FLETCHER32) * _CHECKSUM_BYTES

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +27,7 @@ MORE_BYTES = 1 << 16
 
 
 class Plugin:
-    """One filter of one dataset; a context manager.
+    """One filter of one dataset.
 
     Args:
         dataset: the dataset.
@@ -60,15 +59,8 @@ class Plugin:
             self._file.close()
             raise
 
-    def __enter__(self) -> Plugin:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the dataset in memory."""
         del self._chunk
         self._file.close()
 

@@ -10,8 +10,9 @@ dataset's fill value.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,7 @@ from dlfs.ingest.formats.hdf5.chunks import (
     is_decoded,
     read_chunks,
 )
-from dlfs.ingest.formats.hdf5.external import read_external
-from dlfs.ingest.formats.hdf5.parts import find_missing, segments_of
+from dlfs.ingest.formats.hdf5.parts import Segment, find_missing, segments_of
 
 if TYPE_CHECKING:
     import h5py
@@ -107,28 +107,11 @@ class Hdf5File(ArrayFile):
                 return
             described = _describe(name, item, item.dtype, item.shape, missing)
             self.arrays[name] = replace(described, packing=packing)
-            if item.shape is not None:
-                self._add_members(name, item, item.dtype, missing)
-
-    def _add_members(
-        self,
-        name: str,
-        dataset: h5py.Dataset,
-        dtype: np.dtype[Any],
-        missing: Missing | None,
-        outer: tuple[str, ...] = (),
-    ) -> None:
-        """Add the members of a compound type as arrays."""
-        for member in dtype.names or ():
-            kind = dtype[member]
-            steps = (*outer, member)
-            if kind.names:
-                self._add_members(name, dataset, kind, missing, steps)
-                continue
-            array = f"{name}/{'.'.join(steps)}"
-            shape = (*dataset.shape, *kind.shape)
-            self.members[array] = _describe(array, dataset, kind.base, shape, missing)
-            self._steps[array] = name, steps
+            for steps, kind in _members(item.dtype) if item.shape is not None else ():
+                array = f"{name}/{'.'.join(steps)}"
+                shape = (*item.shape, *kind.shape)
+                self.members[array] = _describe(array, item, kind.base, shape, missing)
+                self._steps[array] = name, steps
 
     def _note_link(self, name: str, link: object) -> None:
         import h5py
@@ -149,6 +132,15 @@ class Hdf5Options(FileOptions):
     file_class = Hdf5File
     packages = ("h5py",)
     extra = "hdf5"
+
+
+def _members(dtype: np.dtype[Any]) -> Iterator[tuple[tuple[str, ...], np.dtype[Any]]]:
+    """Yield the names and the type of each member of a compound type, nested ones by steps."""
+    for member in dtype.names or ():
+        if dtype[member].names:
+            yield from (((member, *steps), kind) for steps, kind in _members(dtype[member]))
+        else:
+            yield (member,), dtype[member]
 
 
 def read_rows(
@@ -174,7 +166,7 @@ def read_rows(
         if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype, logical=True):
             raise ValueError(f"external data of the type {dataset.dtype}, which h5py converts")
         row_bytes = out.nbytes // len(out)
-        read_external(segments_of(dataset, path), first * row_bytes, out)
+        _read_external(segments_of(dataset, path), first * row_bytes, out)
     elif not dataset.shape:
         if array.missing is None:
             value = dataset[()]
@@ -185,6 +177,37 @@ def read_rows(
         if is_checked(dataset):
             check_chunks(dataset, first, len(out), lacks_some=array.missing is not None)
         _read(dataset, first, out)
+
+
+def _read_external(segments: Sequence[Segment], first_byte: int, out: npt.NDArray[Any]) -> None:
+    """Read rows of raw data in external files; elements that no file has wholly keep their values.
+
+    The library looks for such a file in the working directory, and takes zeros for what a short one
+    lacks. Here the files are those that ``parts`` found in the folder of the HDF5 file.
+
+    Args:
+        segments: parts of the dataset in files.
+        first_byte: number of the first byte of the rows in the dataset.
+        out: the rows.
+    """
+    flat = out.reshape(-1)
+    filled = flat.copy()
+    target = flat.view(np.uint8)
+    there = np.zeros(target.size, np.bool_)
+    for segment in segments:
+        low = max(segment.start, first_byte)
+        high = min(segment.start + segment.there_bytes, first_byte + target.size)
+        if low >= high or segment.file is None:
+            continue
+        part = slice(low - first_byte, high - first_byte)
+        with open(segment.file, "rb") as file:
+            data = os.pread(file.fileno(), high - low, segment.offset + low - segment.start)
+        if len(data) != high - low:
+            raise EOFError(f"expected {high - low} bytes of {segment.name!r}, got {len(data)}")
+        target[part] = np.frombuffer(data, np.uint8)
+        there[part] = True
+    lacks = ~there.reshape(-1, out.dtype.itemsize).all(axis=1)
+    flat[lacks] = filled[lacks]
 
 
 def _read(dataset: h5py.Dataset, first: int, out: npt.NDArray[Any]) -> None:

@@ -8,7 +8,7 @@ blosc.h).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dlfs._native.abi import Szip
@@ -56,9 +56,22 @@ def check_stream(code: int, stream: Stream) -> None:
         code: number of the filter; of others than those above, nothing is checked.
         stream: the stream.
     """
-    check = _CHECKS.get(code)
-    if check is not None:
-        check(stream)
+    data = stream.data
+    if code == SZIP:
+        _check_szip(stream)
+    elif code == NBIT:
+        _check_nbit(stream)
+    elif code == SCALEOFFSET:
+        bits, wide = int.from_bytes(data[:4], "little"), 8 * stream.item_bytes
+        _expect(_SCALEOFFSET_BYTES + -(-stream.size * min(bits, wide) // wide), data)
+    elif code == BLOSC:
+        _expect(_BLOSC_BYTES, data)
+        _expect(int.from_bytes(data[12:_BLOSC_BYTES], "little"), data)
+    elif code == LZ4:
+        total, block = _blocks_header(data)
+        _check_blocks(data, -(-total // block))
+    elif code == BITSHUFFLE:
+        _check_bitshuffle(stream)
 
 
 def _expect(expected: int, data: bytes) -> None:
@@ -84,12 +97,6 @@ def _check_szip(stream: Stream) -> None:
         raise ValueError(
             f"expected {size} bytes, of szip with {padded} samples, got {samples}, cut off"
         )
-
-
-def _check_scaleoffset(stream: Stream) -> None:
-    bits = int.from_bytes(stream.data[:4], "little")
-    wide = 8 * stream.item_bytes
-    _expect(_SCALEOFFSET_BYTES + -(-stream.size * min(bits, wide) // wide), stream.data)
 
 
 def _check_nbit(stream: Stream) -> None:
@@ -124,16 +131,6 @@ def _nbit_element(numbers: Iterator[int], depth: int = 0) -> tuple[int, int]:
     return 8 * size, size
 
 
-def _check_blosc(stream: Stream) -> None:
-    _expect(_BLOSC_BYTES, stream.data)
-    _expect(int.from_bytes(stream.data[12:_BLOSC_BYTES], "little"), stream.data)
-
-
-def _check_lz4(stream: Stream) -> None:
-    total, block = _blocks_header(stream.data)
-    _check_blocks(stream.data, -(-total // block))
-
-
 def _check_bitshuffle(stream: Stream) -> None:
     is_compressed = len(stream.values) > 4 and stream.values[4]
     if not is_compressed:
@@ -161,13 +158,3 @@ def _check_blocks(data: bytes, count: int, remainder: int = 0) -> None:
         _expect(at + 4, data)
         at += 4 + int.from_bytes(data[at : at + 4], "big")
     _expect(at + remainder, data)
-
-
-_CHECKS: Mapping[int, Callable[[Stream], None]] = {
-    SZIP: _check_szip,
-    NBIT: _check_nbit,
-    SCALEOFFSET: _check_scaleoffset,
-    BLOSC: _check_blosc,
-    LZ4: _check_lz4,
-    BITSHUFFLE: _check_bitshuffle,
-}

@@ -57,9 +57,31 @@ class NetcdfFile(ArrayFile):
         """Read rows; see ``ArrayFile``."""
         variable, dataset = self._variables[array.name], self._dataset(array.name)
         if dataset is not None and (array.missing is not None or is_checked(dataset)):
-            _read_stored(variable, dataset, array, first, out, self._path)
+            self._read_stored(array, first, out)
         else:
             out[...] = variable[first : first + len(out)] if array.shape else variable[...]
+
+    def _read_stored(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
+        """Read rows as they are stored; what is missing is the variable's fill value.
+
+        The library leaves memory as it is where a variable without a fill value has no chunk.
+        """
+        variable, dataset = self._variables[array.name], self._dataset(array.name)
+        assert dataset is not None
+        if array.missing is not None:
+            if variable.get_fill_value() is None:
+                raise ValueError("missing parts of a variable that has no fill value")
+            out[...] = variable.get_fill_value()
+        if not dataset.shape:
+            return
+        whole = (first + len(out), *array.row_shape)
+        shape = tuple(map(min, dataset.shape, whole))
+        if shape[0] <= first or not all(shape):
+            return
+        stored = np.zeros((shape[0] - first, *dataset.shape[1:]), out.dtype)
+        read_rows(dataset, replace(array, shape=dataset.shape), first, stored, self._path)
+        inner = tuple(slice(0, length) for length in shape[1:])
+        out[(slice(0, len(stored)), *inner)] = stored[(slice(None), *inner)]
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
         """Read values; see ``ArrayFile``."""
@@ -108,34 +130,6 @@ class NetcdfOptions(FileOptions):
     file_class = NetcdfFile
     packages = ("netCDF4", "h5py")
     extra = "netcdf"
-
-
-def _read_stored(
-    variable: netCDF4.Variable[Any],
-    dataset: h5py.Dataset,
-    array: ArrayInfo,
-    first: int,
-    out: npt.NDArray[Any],
-    path: str,
-) -> None:
-    """Read rows as they are stored; what is missing is the variable's fill value.
-
-    The library leaves memory as it is where a variable without a fill value has no chunk.
-    """
-    if array.missing is not None:
-        if variable.get_fill_value() is None:
-            raise ValueError("missing parts of a variable that has no fill value")
-        out[...] = variable.get_fill_value()
-    if not dataset.shape:
-        return
-    whole = (first + len(out), *array.row_shape)
-    shape = tuple(map(min, dataset.shape, whole))
-    if shape[0] <= first or not all(shape):
-        return
-    stored = np.zeros((shape[0] - first, *dataset.shape[1:]), out.dtype)
-    read_rows(dataset, replace(array, shape=dataset.shape), first, stored, path)
-    inner = tuple(slice(0, length) for length in shape[1:])
-    out[(slice(0, len(stored)), *inner)] = stored[(slice(None), *inner)]
 
 
 def _walk(group: netCDF4.Dataset, prefix: str) -> Iterator[tuple[str, netCDF4.Variable[Any]]]:

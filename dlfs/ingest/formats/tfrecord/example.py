@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dlfs.errors import FormatError
 from dlfs.fields import FieldType
-from dlfs.ingest.absent import AbsentError
+from dlfs.ingest.fields import AbsentError
 from dlfs.ingest.registry import load_package
 
 _LIST = "FeatureList"

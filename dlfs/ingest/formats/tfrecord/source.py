@@ -37,7 +37,7 @@ import struct
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +47,6 @@ from typing import IO, Annotated, Any, Literal, cast
 import numpy as np
 
 from dlfs._native.checksums import crc32c
-from dlfs.base.arguments import Layout
 from dlfs.base.units import GIB
 from dlfs.errors import (
     ChecksumError,
@@ -57,9 +56,15 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.ingest.absent import HINT, AbsentOption, default_like, default_of_type
-from dlfs.ingest.archives.ranges import RangeReader, make_ranges
-from dlfs.ingest.fields import Choices, FieldRecords, choose_fields, is_pattern, parse_choices
+from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.fields import (
+    HINT,
+    AbsentOption,
+    NamedRecords,
+    default_like,
+    default_of_type,
+    parse_choices,
+)
 from dlfs.ingest.formats.tfrecord.example import (
     AbsentFeatureError,
     ExampleError,
@@ -68,7 +73,6 @@ from dlfs.ingest.formats.tfrecord.example import (
     field_value,
     scalar,
 )
-from dlfs.ingest.order import indexed_blocks
 from dlfs.ingest.records import (
     Record,
     ShardSource,
@@ -161,13 +165,11 @@ class TfRecordSource(ShardSource):
         super().__init__(shards, noun="a TFRecord file")
         self._options = options
         self._prefixes = shard_prefixes(shards, _SUFFIXES)
-        self._fields = parse_choices(options.fields, f"import {self.name}")
-        self._patterns: Choices = {name: None for name in self._fields if is_pattern(name)}
+        self._maker = NamedRecords(parse_choices(options.fields, f"import {self.name}"))
         check_attribute_names(options.attributes, f"import {self.name}")
         self.skipped: Counter[str] = Counter()
-        self._maker: FieldRecords | None = None
         self._defaults: dict[str, Any] | None = None
-        has_examples = options.column is not None or bool(self._fields)
+        has_examples = options.column is not None or bool(options.fields)
         self._examples = ExampleReader(f"import {self.name}") if has_examples else None
         endings = {".gz": "gzip", ".zlib": "zlib"}
         self._compressions = [
@@ -176,34 +178,31 @@ class TfRecordSource(ShardSource):
             else options.compression
             for shard in shards
         ]
-        self._index = None
         if set(self._compressions) == {"none"}:
-            self._index = _Index(self.shards, options.index)
+            self.index = self._find_records()
             self.gives_shuffled = True
-            self.sample_count = len(self._index.sizes) if options.nulls != "skip" else None
+            self.sample_count = len(self.index.sizes) if options.nulls != "skip" else None
             if not has_examples:
-                data_bytes = self._index.sizes - np.uint64(_OVERHEAD_BYTES)
+                data_bytes = self.index.sizes - np.uint64(_OVERHEAD_BYTES)
                 self.sample_bytes = int(data_bytes.sum())
 
-    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
-        """Read every record once; see ``Source.blocks``.
-
-        Raises:
-            ChecksumError: a checksum is wrong.
-            TruncatedError: a file ends within a record.
-            FormatError: a record is no tf.train.Example, or lacks a feature.
-            DeviceError: a file cannot be read, or changed meanwhile.
-        """
-        if self._index is None:
-            return super().blocks(layout=layout, seed=seed)
-        return indexed_blocks(
-            self._index.sizes,
-            partial(self._read, self._index),
-            layout=layout,
-            seed=seed,
-            buffer_bytes=self.buffer_bytes,
-            finish=self._index.check_unchanged,
-        )
+    def _find_records(self) -> RangeReader:
+        """Find the place of each record in plain files, with its header and checksums."""
+        index = RangeReader(self.shards)
+        sizes: list[Uint64Array] = []
+        for shard in self.shards:
+            with file_errors(f"import {shard}"), open(shard, "rb") as file:
+                index.states.append(file_state(file.fileno()))
+                size_bytes = index.states[-1][0]
+                found = _find_index(shard, self._options.index)
+                if found is None:
+                    sizes.append(_scan(shard, file, size_bytes))
+                else:
+                    sizes.append(_read_index(found, shard, size_bytes))
+        self._firsts = np.cumsum([0, *map(len, sizes)])
+        self._positions = np.concatenate([np.cumsum(part) - part for part in sizes])
+        index.sizes = np.concatenate(sizes)
+        return index
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one file; see ``ShardSource``."""
@@ -215,16 +214,19 @@ class TfRecordSource(ShardSource):
         found = (record for record in records if record is not None)
         return gather(found, where=f"import {shard}", buffer_bytes=self.buffer_bytes)
 
-    def _read(
-        self, index: _Index, indices: Uint64Array, offsets: Int64Array, buffer: Bytes
-    ) -> SampleBlock:
+    def read_indexed(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
         """Read and check whole records; make a block of the samples in them."""
-        shards, numbers = index.read(indices, offsets, buffer)
+        assert self.index is not None
+        sizes = self.index.sizes[indices].astype(np.int64)
+        shards = np.searchsorted(self._firsts, indices, side="right") - 1
+        positions = self._positions[indices].astype(np.int64)
+        self.index.read_ranges(np.stack([shards, positions, sizes, offsets]), buffer)
+        numbers = indices.astype(np.int64) - self._firsts[shards]
         memory = buffer.data
         records: list[Record] = []
         firsts: list[int] = []
-        sizes = index.sizes[indices].tolist()
-        for shard, number, at, size in zip(shards, numbers, offsets.tolist(), sizes, strict=True):
+        places = np.stack([shards, numbers, offsets, sizes], axis=1)
+        for shard, number, at, size in places.tolist():
             where = f"import {self.shards[shard]}: record {number}"
             _check_record(memory[at : at + size], where)
             first = at + _HEADER.size
@@ -239,7 +241,7 @@ class TfRecordSource(ShardSource):
             records.append(record)
             firsts.append(first)
         where = f"import {self.name}"
-        if self._fields and records:
+        if self._options.fields and records:
             return make_block(records, where)
         columns = {
             name: attribute_array([record.attributes[name] for record in records], name, where)
@@ -263,7 +265,6 @@ class TfRecordSource(ShardSource):
             found = self._examples.features(record)
             if self._options.nulls == "default" and self._defaults is None:
                 self._defaults = self._find_defaults()
-            self._choose(found)
             return self._make(found, path, where)
         except AbsentFeatureError as error:
             if self._options.nulls == "skip":
@@ -274,18 +275,20 @@ class TfRecordSource(ShardSource):
         except ExampleError as error:
             raise FormatError(f"{where}: {error}") from error
 
-    def _choose(self, found: Mapping[str, Any]) -> None:
-        """Choose the fields among the features of the first record."""
-        if self._maker is None:
-            others = (*self._options.attributes, self._options.path)
-            able = [name for name in sorted(found) if name not in others]
-            self._fields = choose_fields(self._fields, able)
-            self._maker = FieldRecords(self._fields)
+    def _free(self, found: Mapping[str, Any]) -> list[str]:
+        """Return the features of a record that can be fields."""
+        others = (self._options.column, *self._options.attributes, self._options.path)
+        return [name for name in sorted(found) if name not in others]
 
     def _make(self, found: Mapping[str, Any], path: bytes, where: str) -> Record:
-        """Return the sample of a record with some features."""
+        """Return the sample of a record with some features; count those that are not used.
+
+        Raises:
+            FormatError: it has others than the first, which a pattern would take.
+        """
         options = self._options
-        self._check_features(found)
+        unused = self._maker.find_unused(self._free(found), where, "features of the first record")
+        self.skipped.update(f"feature that is not used: {name}" for name in unused)
         if options.path is not None:
             path = text_path(_read(found, options.path, bytes_value), where)
         attributes: dict[str, Value] = {
@@ -295,9 +298,8 @@ class TfRecordSource(ShardSource):
             return Record(path, self._value(found, options.column, bytes_value), attributes)
         fields = {
             name: self._value(found, name, partial(field_value, declared=kind))
-            for name, kind in self._fields.items()
+            for name, kind in self._maker.fields.items()
         }
-        assert self._maker is not None
         return self._maker.make(path, fields, where, attributes)
 
     def _value(self, found: Mapping[str, Any], name: str, read: _Reader) -> Any:
@@ -320,11 +322,11 @@ class TfRecordSource(ShardSource):
             for data in _stream(shard, self._compressions[number]):
                 assert self._examples is not None
                 features = self._examples.features(data)
-                self._choose(features)
+                self._maker.choose(self._free(features))
                 readers: dict[str, _Reader] = dict.fromkeys(options.attributes, scalar)
                 if options.column is not None:
                     readers[options.column] = bytes_value
-                for name, kind in self._fields.items():
+                for name, kind in self._maker.fields.items():
                     readers[name] = partial(field_value, declared=kind)
                     if kind is not None:
                         found[name] = default_of_type(kind)
@@ -335,23 +337,6 @@ class TfRecordSource(ShardSource):
                     return found
         missing = ", ".join(sorted(readers.keys() - found.keys()))
         raise ExampleError(f"expected feature {missing} in a record, got none in all of them")
-
-    def _check_features(self, found: Mapping[str, Any]) -> None:
-        """Count the features of a record that are not used.
-
-        Raises:
-            ExampleError: it has others than the first, which a pattern would take.
-        """
-        options = self._options
-        used = [options.column, *self._fields, *options.attributes, options.path]
-        others = [name for name in found if name not in used]
-        missed = sorted(choose_fields(self._patterns, others).keys() & others)
-        if missed:
-            raise ExampleError(
-                f"expected the features of the first record, {', '.join(self._fields)}, got "
-                f"{', '.join(missed)} too; the option fields names those to take"
-            )
-        self.skipped.update(f"feature that is not used: {name}" for name in others)
 
 
 _Reader = Callable[[Any, str], Any]
@@ -368,37 +353,6 @@ def _read(found: Mapping[str, Any], name: str, read: _Reader) -> Any:
         known = ", ".join(sorted(found)) or "none"
         raise AbsentFeatureError(f"expected feature {name}, got {known}")
     return read(found[name], name)
-
-
-class _Index:
-    """The location of each record in plain files, with its header and checksums."""
-
-    def __init__(self, shards: Sequence[str], index: str) -> None:
-        states: list[tuple[int, int]] = []
-        sizes: list[Uint64Array] = []
-        for shard in shards:
-            with file_errors(f"import {shard}"), open(shard, "rb") as file:
-                states.append(file_state(file.fileno()))
-                found = _find_index(shard, index)
-                if found is None:
-                    sizes.append(_scan(shard, file, states[-1][0]))
-                else:
-                    sizes.append(_read_index(found, shard, states[-1][0]))
-        self._ranges = RangeReader(shards, states)
-        self._firsts = np.cumsum([0, *map(len, sizes)])
-        self._positions = np.concatenate([np.cumsum(part) - part for part in sizes])
-        self.sizes = np.concatenate(sizes)
-        self.check_unchanged = self._ranges.check_unchanged
-
-    def read(
-        self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes
-    ) -> tuple[list[int], list[int]]:
-        """Read records into the buffer; return the file of each, and its number in the file."""
-        shards = np.searchsorted(self._firsts, indices, side="right") - 1
-        ranges = make_ranges(self._positions[indices], offsets, self.sizes[indices])
-        self._ranges.read(shards, ranges, buffer)
-        numbers = indices.astype(np.int64) - self._firsts[shards]
-        return shards.tolist(), numbers.tolist()
 
 
 def masked_crc32c(data: Any) -> int:
