@@ -1,5 +1,7 @@
 """The base class of objects that a ``with`` statement closes at its end, and counted uses.
 
+``closed_on_error`` closes an object that could not be made whole.
+
 ``Uses`` counts the calls that are using a resource, so that another thread may close it meanwhile.
 ``LiveObjects`` remembers objects that are in use, such as those that a forked child must close, and
 ``LiveValues`` finds them by a key.
@@ -12,8 +14,8 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Generic, Self, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Generic, Protocol, Self, TypeVar
 
 from dlfs.errors import ClosedError, DlfsError
 
@@ -35,6 +37,23 @@ class Closing:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+class Closable(Protocol):
+    """An object with a method ``close``."""
+
+    def close(self) -> None:
+        """Release what the object owns."""
+
+
+@contextmanager
+def closed_on_error(opened: Closable) -> Iterator[None]:
+    """Close an object if the block raises, also by Ctrl-C."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
 
 
 def close_all(closes: Sequence[Callable[[], None]]) -> None:

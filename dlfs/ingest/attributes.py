@@ -275,12 +275,12 @@ class TableRule(Rule):
 def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, Array]:
     """Read the columns of a CSV file; the columns named in ``text`` stay text."""
     where = f"attributes of {path}"
-    table = read_csv(path, delimiter, where=where)
+    columns, _ = read_csv(path, delimiter, where=where)
     return {
         name: text_column(values)
         if name in text
         else typed_column(values, where=f"{where}: column {name}")
-        for name, values in table.columns.items()
+        for name, values in columns.items()
     }
 
 

@@ -129,6 +129,23 @@ def choose_fields(choices: Choices, known: Sequence[str]) -> Choices:
     return found
 
 
+def only_sample(candidates: Sequence[str], names: Sequence[str], where: str) -> str:
+    """Return the only column that can be the sample.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    shown = ", ".join(names) or "no columns"
+    if not candidates and names:
+        raise UsageError(
+            f"{where}: expected a column of bytes or text as the samples, got the columns {shown}; "
+            "option fields=* makes all columns the fields of samples"
+        )
+    raise UsageError(f"{where}: expected option column to name one of {shown}")
+
+
 class FieldRecords:
     """Makes the records of one source, which all have the same fields.
 
@@ -220,6 +237,8 @@ class NamedRecords(FieldRecords):
         """
         self.choose(names)
         others = [name for name in names if name not in self.fields]
+        if not self._patterns:
+            return others
         missed = sorted(choose_fields(self._patterns, others).keys() & others)
         if missed:
             raise FormatError(

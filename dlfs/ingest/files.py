@@ -27,6 +27,7 @@ from dlfs._native.files import FILE_DTYPE, read_files, stat_files
 from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
 from dlfs.base.arguments import Layout
+from dlfs.base.closing import closed_on_error
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.ingest.order import indexed_blocks, packing_order
 from dlfs.ingest.source import (
@@ -161,17 +162,25 @@ class FilesSource(Source):
         self._table = FileTable()
         self._opened = Descriptor()
         if directory is None:
-            open_folder(folder, self._opened)
+            self._open_folder()
         else:
             self._opened.fill(os.dup, directory)
-        try:
+        with closed_on_error(self):
             self._attributes = self._find_files()
             self._stat()
-        except BaseException:
-            self.close()
-            raise
         self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
         self._choose(np.arange(len(self._sizes), dtype=np.uint64))
+
+    def _open_folder(self) -> None:
+        """Open the folder, so that files can be opened relative to it."""
+        where, flags = f"import {self._folder}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            with file_errors(where, "folder"):
+                self._opened.fill(os.open, self._folder, flags)
+        except DeviceError as error:
+            if error.errno == errno.ENOTDIR:
+                raise UsageError(f"{where}: expected a folder") from error
+            raise
 
     def _choose(self, indices: Uint64Array) -> None:
         """Read only some files of the table."""
@@ -263,24 +272,3 @@ class FilesSource(Source):
 def join_shown(folder: str, path: bytes) -> str:
     """Return the path of a file in a folder, for a message."""
     return show(os.fsencode(folder).rstrip(b"/") + b"/" + path)
-
-
-def open_folder(folder: str, descriptor: Descriptor) -> None:
-    """Open a folder, so that files can be opened relative to it.
-
-    Args:
-        folder: path of the folder.
-        descriptor: gets the descriptor.
-
-    Raises:
-        NotFoundError: the folder does not exist.
-        UsageError: the path is no folder.
-        DeviceError: the folder cannot be opened.
-    """
-    try:
-        with file_errors(f"import {folder}", "folder"):
-            descriptor.fill(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except DeviceError as error:
-        if error.errno == errno.ENOTDIR:
-            raise UsageError(f"import {folder}: expected a folder") from error
-        raise

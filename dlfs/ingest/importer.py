@@ -19,6 +19,7 @@ from uuid import UUID
 from numpy.typing import NDArray
 
 from dlfs.base.arguments import Layout
+from dlfs.base.closing import closed_on_error
 from dlfs.base.wording import join_words
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import NotFoundError, UsageError
@@ -99,7 +100,7 @@ def open_source(
     if not urls:
         return _open_local(texts, format_name, options or {})
     copies = Spool(urls, None if spool is None else os.fspath(spool))
-    try:
+    with closed_on_error(copies):
         with copies.note_on_error(), copies.named():
             copies.fetch(fetch_progress)
         with copies.named():
@@ -107,9 +108,6 @@ def open_source(
             source = _open_local(
                 [*chain.from_iterable(local)], format_name, options or {}, are_copies=True
             )
-    except BaseException:
-        copies.close()
-        raise
     return SpooledSource(source, copies)
 
 

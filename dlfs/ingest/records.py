@@ -168,12 +168,14 @@ def _parts(items: Iterable[tuple[_T, int, int]], buffer_bytes: int) -> Iterator[
     waiting: list[_T] = []
     used = samples = 0
     for item, size_bytes, count in items:
-        full = used + size_bytes > buffer_bytes or samples + count > BLOCK_SAMPLES_MAX
-        if waiting and full:
+        used, samples = used + size_bytes, samples + count
+        if waiting and (used > buffer_bytes or samples > BLOCK_SAMPLES_MAX):
+            yield waiting
+            waiting, used, samples = [], size_bytes, count
+        waiting.append(item)
+        if used >= buffer_bytes:  # full: so the next item is not made before this block is taken
             yield waiting
             waiting, used, samples = [], 0, 0
-        waiting.append(item)
-        used, samples = used + size_bytes, samples + count
     if waiting:
         yield waiting
 
@@ -232,7 +234,7 @@ def attribute_array(values: Sequence[Value], name: str, where: str) -> npt.NDArr
 # ---- paths ---------------------------------------------------------------------------------------
 
 
-def shard_prefixes(shards: Sequence[str], suffixes: Iterable[str] = ()) -> list[bytes]:
+def shard_prefixes(shards: Sequence[str], suffixes: Iterable[str]) -> list[bytes]:
     """Return the first path component of each shard's samples: its name without its suffix.
 
     Args:
@@ -296,30 +298,22 @@ def files_of(paths: Sequence[str], format_name: str, *, noun: str) -> list[str]:
         if not Path(path).is_dir():
             found.append(path)
             continue
-        inside = sorted(
-            str(entry)
-            for entry in Path(path).iterdir()
-            if entry.is_file()
-            and any(fnmatchcase(entry.name.lower(), pattern) for pattern in patterns)
-        )
-        below = _first_below(path, patterns)
-        if below is not None:
-            raise UsageError(
-                f"import {path}: expected {noun} in the folder itself, got {below} in a folder "
-                f"below; name the folders, or the files by a pattern"
-            )
+        inside: list[str] = []
+        for parent, folders, names in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            fitting = [
+                str(Path(parent, name))
+                for name in sorted(names)
+                if any(fnmatchcase(name.lower(), pattern) for pattern in patterns)
+            ]
+            if parent == path:
+                inside = list(filter(os.path.isfile, fitting))
+            elif fitting:
+                raise UsageError(
+                    f"import {path}: expected {noun} in the folder itself, got {fitting[0]} in a "
+                    "folder below; name the folders, or the files by a pattern"
+                )
         if not inside:
             raise UsageError(f"import {path}: expected {noun} in the folder, got none")
         found.extend(inside)
     return found
-
-
-def _first_below(folder: str, patterns: Sequence[str]) -> str | None:
-    """Return the first file in folders below one whose name fits; hidden folders do not count."""
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if parent != folder:
-            for name in sorted(names):
-                if any(fnmatchcase(name.lower(), pattern) for pattern in patterns):
-                    return os.path.join(parent, name)
-    return None

@@ -97,6 +97,11 @@ class Format:
     isolated: bool = False
     """True if it is read in a separate process, because damaged files can crash its library."""
 
+    @property
+    def suffixes(self) -> list[str]:
+        """Endings of the names of files, in lower case."""
+        return [pattern.removeprefix("*") for pattern in self.names]
+
 
 FORMATS = (
     Format(
@@ -135,7 +140,7 @@ FORMATS = (
         names=("*.h5", "*.hdf5", "*.he5"), magic=((0, b"\x89HDF\r\n\x1a\n"),),
     ),
     Format(
-        "netcdf", "NetCDF files, classic and 4", ".netcdf.source:NetcdfOptions", extra="netcdf",
+        "netcdf", "NetCDF files, classic and 4", ".netcdf:NetcdfOptions", extra="netcdf",
         isolated=True,
         names=("*.nc", "*.nc4", "*.cdf", "*.netcdf"),
         magic=((0, b"CDF\1"), (0, b"CDF\2"), (0, b"CDF\5")),
@@ -156,11 +161,11 @@ FORMATS = (
     ),
     Format("npz", "NumPy's NPZ archives", ".npy:NpzOptions", names=("*.npz",)),
     Format(
-        "lmdb", "an LMDB environment, a key a sample", ".lmdb.source:LmdbOptions",
+        "lmdb", "an LMDB environment, a key a sample", ".lmdb:LmdbOptions",
         names=("*.lmdb", "*.mdb"), magic=((16, b"\xde\xc0\xef\xbe"),), marks=("data.mdb",),
     ),
     Format(
-        "mds", "MosaicML MDS shards, in the folder of their index.json", ".mds.source:MdsOptions",
+        "mds", "MosaicML MDS shards, in the folder of their index.json", ".mds:MdsOptions",
         marks=("index.json", "*.mds|*.mds.*"),
     ),
     Format(

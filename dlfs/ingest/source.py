@@ -219,6 +219,17 @@ def single_path(paths: Sequence[str], noun: str) -> str:
 
 
 @contextmanager
+def device_errors(where: str) -> Iterator[None]:
+    """Turn the errors of the system into DeviceError; ``where`` is the action and the file."""
+    try:
+        yield
+    except DlfsError:
+        raise
+    except OSError as error:
+        raise DeviceError(f"{where}: {error.strerror or error}", error.errno or EIO) from error
+
+
+@contextmanager
 def file_errors(where: str, noun: str = "file") -> Iterator[None]:
     """Turn the errors of opening or reading a file into typed errors.
 
@@ -230,14 +241,11 @@ def file_errors(where: str, noun: str = "file") -> Iterator[None]:
         NotFoundError: the file does not exist.
         DeviceError: it cannot be read.
     """
-    try:
-        yield
-    except DlfsError:
-        raise
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{where}: there is no such {noun}") from error
-    except OSError as error:
-        raise DeviceError(f"{where}: {error.strerror or error}", error.errno or EIO) from error
+    with device_errors(where):
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFoundError(f"{where}: there is no such {noun}") from error
 
 
 _IRREGULAR = {

@@ -23,6 +23,7 @@ from typing import IO, Annotated, Any, Literal, cast
 import numpy as np
 import zstandard
 
+from dlfs.base.closing import Closing
 from dlfs.base.units import MIB
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, TruncatedError
 from dlfs.ingest.source import (
@@ -161,7 +162,7 @@ def compression_of(path: str) -> Compression | None:
     return None
 
 
-class Archive:
+class Archive(Closing):
     """One archive, read once from its start to its end.
 
     Args:
@@ -205,12 +206,6 @@ class Archive:
         else:
             with suppress(ValueError):  # detached already
                 self._file.detach()
-
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def members(self) -> Iterator[Member]:
         """Yield the members in the archive's order; ``read`` reads the latest of them.

@@ -26,22 +26,15 @@ class LinkTree:
         files: paths of all samples that are no links.
         folders: paths of the folders that are members themselves.
         links: target text of each symbolic link, by its path.
-        where: names of the archives, for errors.
     """
 
     def __init__(
-        self,
-        files: Collection[bytes],
-        folders: Collection[bytes],
-        links: Mapping[bytes, bytes],
-        *,
-        where: str,
+        self, files: Collection[bytes], folders: Collection[bytes], links: Mapping[bytes, bytes]
     ) -> None:
         self._files = frozenset(files)
         self._folders = frozenset([b"", *folders])
         self._links = dict(links)
         self._all = sorted([*files, *links])
-        self._where = where
         self._expansions = 0
 
     def aliases(self) -> Iterator[tuple[bytes, bytes]]:
@@ -60,27 +53,25 @@ class LinkTree:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the aliases of the link at ``link``, which was reached by the path ``seen``."""
         target = self._resolve(link)
-        check_path(seen, self._where)
+        check_path(seen, "import")
         if target in self._files:
             yield seen, target
             return
         if target in above:
-            raise UsageError(
-                f"{self._where}: {show(link)}: the symbolic link leads to a folder above it"
-            )
+            raise UsageError(f"import: {show(link)}: the symbolic link leads to a folder above it")
         self._expansions += 1
         if self._expansions > EXPANSIONS_MAX:
-            raise LimitError(f"{self._where}: {show(link)}: expected fewer nested symbolic links")
+            raise LimitError(f"import: {show(link)}: expected fewer nested symbolic links")
         found = list(self._under(target))
         if not found and target not in self._folders:
-            raise UsageError(f"{self._where}: {show(link)}: the symbolic link leads to nothing")
+            raise UsageError(f"import: {show(link)}: the symbolic link leads to nothing")
         for path in found:
             inside = seen + b"/" + path[len(target) :].lstrip(b"/")
             if path in self._links:
                 between = frozenset(p for p in _parents(path) if len(p) >= len(target))
                 yield from self._follow(inside, path, above | between)
             else:
-                check_path(inside, self._where)
+                check_path(inside, "import")
                 yield inside, path
 
     def _under(self, folder: bytes) -> Iterable[bytes]:
@@ -108,18 +99,14 @@ class LinkTree:
                 continue
             hops += 1
             if hops > HOPS_MAX:
-                raise UsageError(
-                    f"{self._where}: {show(link)}: the symbolic link leads back to itself"
-                )
+                raise UsageError(f"import: {show(link)}: the symbolic link leads back to itself")
             if text.startswith(b"/"):
                 raise self._outside(link)
             pending.extend(text.split(b"/")[::-1])
         return b"/".join(done)
 
     def _outside(self, link: bytes) -> FormatError:
-        return FormatError(
-            f"{self._where}: {show(link)}: the symbolic link leads out of the archive"
-        )
+        return FormatError(f"import: {show(link)}: the symbolic link leads out of the archive")
 
 
 def _parents(path: bytes) -> Iterator[bytes]:

@@ -9,10 +9,8 @@ Threads: one at a time.
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +19,14 @@ from dlfs._native.files import CUT_SHORT, FILE_DTYPE, read_ranges
 from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
 from dlfs.errors import DeviceError, DlfsError, TruncatedError
-from dlfs.ingest.source import THREADS, Bytes, Int64Array, Uint64Array, check_unchanged
+from dlfs.ingest.source import (
+    THREADS,
+    Bytes,
+    Int64Array,
+    Uint64Array,
+    check_unchanged,
+    device_errors,
+)
 
 _OPEN_MAX = 256
 """Most files open at once; by default a process may open 1024."""
@@ -70,7 +75,7 @@ class RangeReader:
     def check_unchanged(self) -> None:
         """Raise DeviceError if a file has changed since its first state."""
         for path, state in zip(self._files, self.states, strict=True):
-            with _device_errors(path):
+            with device_errors(f"import {path}"):
                 check_unchanged(f"import {path}", path, state)
 
     def _read_group(
@@ -79,7 +84,7 @@ class RangeReader:
         files: list[Descriptor] = []
         try:
             for number in group.tolist():
-                with _device_errors(self._files[number]):
+                with device_errors(f"import {self._files[number]}"):
                     files.append(Descriptor())
                     files[-1].fill(os.open, self._files[number], os.O_RDONLY | os.O_CLOEXEC)
             opened = np.array([file.value for file in files], np.int32)
@@ -97,14 +102,3 @@ class RangeReader:
         if code == CUT_SHORT:
             return TruncatedError(f"{what}: the file has become shorter")
         return DeviceError(f"{what}: {describe(code)}", -code)
-
-
-@contextmanager
-def _device_errors(path: str) -> Iterator[None]:
-    """Turn the errors of opening a file that has been seen into DeviceError."""
-    try:
-        yield
-    except DlfsError:
-        raise
-    except OSError as error:
-        raise DeviceError(f"import {path}: {error.strerror}", error.errno or errno.EIO) from error

@@ -9,7 +9,7 @@ The option ``samples`` says what makes a sample:
   that ``numpy.load`` reads.
 
 With ``fields``, samples have several arrays as fields: the rows of one number, by the name of the
-group and this number, or the whole arrays of a group. See ``arrays.fields``.
+group and this number, or the whole arrays of a group. See ``arrays.plan``.
 
 If there are several files, each path begins with the file's name without suffix,
 ``run7/images/00000042``. So does the path of an array or a group without a name. The bytes are
@@ -24,9 +24,9 @@ array is read from its first row to its last, in windows that end where its chun
 chunk is decompressed once. ``shuffled`` draws the order of the arrays from the seed; the dataset
 writer shuffles their samples.
 
-Memory: three blocks, of a buffer's size or ``WINDOW_BYTES_MAX`` for chunks that exceed it. A row of
-chunks larger than that is decompressed again for each window. A larger sample takes memory of its
-own.
+Memory: three blocks of a buffer's size, or two of ``WINDOW_BYTES_MAX`` for chunks that exceed it. A
+row of chunks larger than that is decompressed again for each window. A larger sample takes memory
+of its own.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.closing import closed_on_error
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
 from dlfs.ingest.arrays.rows import FileOptions
 
@@ -42,12 +43,9 @@ class AdiosFile(ArrayFile):
         self._file = adios2.FileReader(path)
         self.arrays: dict[str, ArrayInfo] = {}
         self.skipped: Counter[str] = Counter()
-        try:
+        with closed_on_error(self):
             for name in sorted(self._file.available_variables()):
                 self._add(name)
-        except BaseException:
-            self.close()
-            raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""

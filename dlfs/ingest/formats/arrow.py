@@ -166,8 +166,7 @@ def _open_files(
     paths: Sequence[str], options: TableOptions, name: str, noun: str, opener: Opener
 ) -> ArrowSource:
     files = files_of(paths, name, noun=noun)
-    suffixes = [pattern.removeprefix("*") for pattern in find_format(name).names]
-    prefixes = shard_prefixes(files, suffixes)
+    prefixes = shard_prefixes(files, find_format(name).suffixes)
     return ArrowSource(list(map(Shard, files, prefixes)), options, opener)
 
 

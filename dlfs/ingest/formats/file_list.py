@@ -115,8 +115,8 @@ def _read_columns(
     path: str, delimiter: str, options: ListOptions
 ) -> tuple[list[bytes], dict[str, Array]]:
     where = f"import {path}"
-    table = read_csv(path, delimiter, where=where)
-    names = list(table.columns)
+    columns, lines = read_csv(path, delimiter, where=where)
+    names = list(columns)
     if not names:
         raise FormatError(f"{where}: line 1: expected names of columns, got none")
     column = options.path or next((name for name in PATH_COLUMNS if name in names), names[0])
@@ -127,11 +127,11 @@ def _read_columns(
         if name not in names:
             raise UsageError(f"{where}: expected column {name}, got {', '.join(names)}")
     check_attribute_names(wanted, where)
-    paths = _paths(zip(table.lines, table.columns[column], strict=True), path)
+    paths = _paths(zip(lines, columns[column], strict=True), path)
     if options.path is None and column not in PATH_COLUMNS:
         _check_first_column(paths, column, options.root or str(Path(path).parent), where)
     return paths, {
-        name: typed_column(table.columns[name], where=f"{where}: column {name}") for name in wanted
+        name: typed_column(columns[name], where=f"{where}: column {name}") for name in wanted
     }
 
 

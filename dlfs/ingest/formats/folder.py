@@ -349,8 +349,7 @@ class ImageFolderSource(FolderSource):
             names.append(os.fsdecode(folder))
         numbers = {name: number for number, name in enumerate(sorted(set(names)))}
         texts = {name: os.fsencode(name).decode("utf-8", "backslashreplace") for name in numbers}
-        classes = np.empty(len(names), object)
-        classes[:] = [texts[name] for name in names]
+        classes = np.array([texts[name] for name in names], object)
         labels = np.array([numbers[name] for name in names], np.int64)
         return {"label": labels, "class": classes}
 

@@ -23,13 +23,14 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.closing import closed_on_error
 from dlfs.errors import FormatError, TruncatedError
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind
 from dlfs.ingest.arrays.rows import FileOptions
 from dlfs.ingest.fields import read_npy_header
 
-_SKIP_BYTES = 1 << 20
-"""Bytes read at once to skip rows."""
+_READ_BYTES = 1 << 20
+"""Bytes read at once."""
 
 
 class NpyFile(ArrayFile):
@@ -37,7 +38,7 @@ class NpyFile(ArrayFile):
 
     def __init__(self, path: str) -> None:
         self._folder = Path(path).parent
-        self._open: dict[str, _Npy] = {"": _Npy(path)}
+        self._open = {"": _open_npy(path)}
         self.arrays = {"": self._open[""].describe("")}
         self.skipped: Mapping[str, int] = {}
 
@@ -51,15 +52,15 @@ class NpyFile(ArrayFile):
 
     def close(self) -> None:
         """Close the files; see ``ArrayFile``."""
-        for file in self._open.values():
-            file.close()
+        for npy in self._open.values():
+            npy.file.close()
 
     def _at(self, name: str) -> _Npy:
         if name not in self._open:
             path = self._folder / name
             if not path.is_file():
                 raise KeyError(name)
-            self._open[name] = _Npy(str(path))
+            self._open[name] = _open_npy(str(path))
         return self._open[name]
 
 
@@ -69,52 +70,6 @@ class NpyOptions(FileOptions):
     file_class = NpyFile
 
 
-class _Npy:
-    """One array in a file."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file = io.FileIO(path)
-        try:
-            self._header = _Header(self._file)
-            self._start = self._file.tell()
-            expected = self._start + self._header.describe("").size_bytes
-            actual = os.fstat(self._file.fileno()).st_size
-            if self._header.has_bytes and actual < expected:
-                raise TruncatedError(f"import {path}: expected {expected} bytes, got {actual}")
-        except BaseException:
-            self.close()
-            raise
-
-    def describe(self, name: str) -> ArrayInfo:
-        return self._header.describe(name)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def read(self, first: int, out: npt.NDArray[Any]) -> None:
-        array = self.describe("")
-        if not self._header.fortran:
-            self._read_at(self._start + first * array.row_bytes, out)
-            return
-        columns = np.empty(self._header.stored(len(out)), array.dtype)
-        if len(out) == array.count:
-            self._read_at(self._start, columns)
-        else:
-            size, stride = array.dtype.itemsize, array.count * array.dtype.itemsize
-            for number, column in enumerate(columns.reshape(-1, len(out))):
-                self._read_at(self._start + number * stride + first * size, column)
-        out[...] = columns.transpose()
-
-    def _read_at(self, position: int, out: npt.NDArray[Any]) -> None:
-        view = out.reshape(-1).view(np.uint8).data
-        while len(view):
-            got = os.preadv(self._file.fileno(), [view], position)
-            if got == 0:
-                raise EOFError(f"expected {len(view)} more bytes at byte {position}, got none")
-            view, position = view[got:], position + got
-
-
 class NpzFile(ArrayFile):
     """One open NPZ archive; see ``ArrayFile``."""
 
@@ -122,33 +77,33 @@ class NpzFile(ArrayFile):
         self._path = path
         self._archive = zipfile.ZipFile(path)
         self._members: dict[str, zipfile.ZipInfo] = {}
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, _Member] = {}
         self.arrays: dict[str, ArrayInfo] = {}
         skipped = 0
-        try:
+        with closed_on_error(self):
             for member in self._archive.infolist():
                 if member.filename.endswith(".npy"):
                     self._add(member, member.filename.removesuffix(".npy"))
                 else:
                     skipped += 1
-        except BaseException:
-            self.close()
-            raise
         self.skipped: Mapping[str, int] = {"member that is no array": skipped} if skipped else {}
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""
         stream = self._streams.get(array.name)
         if stream is None or stream.row > first:
-            stream = self._open(array.name)
+            if stream is not None:
+                stream.file.close()
+            stream = _Member(self._archive.open(self._members[array.name]))
+            self._streams[array.name] = stream
         stream.read(first, out)
         if stream.row == array.count:
-            self._streams.pop(array.name).close()
+            self._streams.pop(array.name).file.close()
 
     def close(self) -> None:
         """Close the archive; see ``ArrayFile``."""
         for stream in self._streams.values():
-            stream.close()
+            stream.file.close()
         self._streams.clear()
         self._archive.close()
 
@@ -157,20 +112,14 @@ class NpzFile(ArrayFile):
             raise FormatError(f"import {self._path}: expected each member once, got {name!r} twice")
         self._members[name] = member
         with self._archive.open(member) as file:
-            header = _Header(file)
-            self.arrays[name] = header.describe(name)
-            data_bytes = member.file_size - file.tell()
+            npy = _Npy(file)
+            self.arrays[name] = npy.describe(name)
+            data_bytes = member.file_size - npy.start
         size = self.arrays[name].size_bytes
-        if header.has_bytes and data_bytes != size:
+        if npy.has_bytes and data_bytes != size:
             raise FormatError(
                 f"import {self._path}: {name}: expected {size} bytes, got {data_bytes}"
             )
-
-    def _open(self, name: str) -> _Stream:
-        if name in self._streams:
-            self._streams.pop(name).close()
-        self._streams[name] = _Stream(self._archive.open(self._members[name]), self.arrays[name])
-        return self._streams[name]
 
 
 class NpzOptions(FileOptions):
@@ -179,61 +128,78 @@ class NpzOptions(FileOptions):
     file_class = NpzFile
 
 
-class _Stream:
-    """A member of an archive, read from its first row to its last."""
-
-    def __init__(self, file: IO[bytes], array: ArrayInfo) -> None:
-        self._file = file
-        self._array = array
-        self._header = _Header(file)
-        self._start = file.tell()
-        self._columns: npt.NDArray[Any] | None = None
-        self.row = 0
-
-    def close(self) -> None:
-        self._file.close()
-
-    def read(self, first: int, out: npt.NDArray[Any]) -> None:
-        if self._header.fortran:
-            if self._columns is None:
-                self._columns = np.empty(self._header.stored(self._array.count), out.dtype)
-                self._read(self._columns)
-            out[...] = self._columns.transpose()[first : first + len(out)]
-        else:
-            if first > self.row:
-                self._file.seek(self._start + first * self._array.row_bytes)
-            self._read(out)
-        self.row = first + len(out)
-        if self.row == self._array.count and self._file.read(1):  # reading the end checks the CRC
-            raise ValueError("more bytes than the array has")
-
-    def _read(self, out: npt.NDArray[Any]) -> None:
-        view = out.reshape(-1).view(np.uint8).data
-        for at in range(0, len(view), _SKIP_BYTES):
-            part = view[at : at + _SKIP_BYTES]
-            data = self._file.read(len(part))
-            if len(data) < len(part):
-                raise EOFError(f"expected {len(part)} more bytes, got {len(data)}")
-            part[:] = data
+def _open_npy(path: str) -> _Npy:
+    """Open a file, and check that it has the whole array."""
+    file = io.FileIO(path)
+    with closed_on_error(file):
+        npy = _Npy(file)
+        expected = npy.start + npy.describe("").size_bytes
+        actual = os.fstat(file.fileno()).st_size
+        if npy.has_bytes and actual < expected:
+            raise TruncatedError(f"import {path}: expected {expected} bytes, got {actual}")
+    return npy
 
 
-class _Header:
-    """The header of an array: NPY format 1, 2 or 3."""
+class _Npy:
+    """An array of NPY format 1, 2 or 3, in a file that is open at its header."""
 
     def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
         self._shape, fortran, self._dtype = read_npy_header(file)
-        self.fortran = fortran and len(self._shape) > 1
-
-    @property
-    def has_bytes(self) -> bool:
-        return not self._dtype.hasobject
+        self._fortran = fortran and len(self._shape) > 1
+        self.has_bytes = not self._dtype.hasobject
+        self.start = file.tell()
 
     def describe(self, name: str) -> ArrayInfo:
-        return ArrayInfo(
-            name, self._dtype, self._shape, kind="fixed" if self.has_bytes else "other"
-        )
+        kind: Kind = "fixed" if self.has_bytes else "other"
+        return ArrayInfo(name, self._dtype, self._shape, kind=kind)
 
-    def stored(self, rows: int) -> tuple[int, ...]:
-        """Return the shape of some rows as they lie in the file, the last axis densest."""
-        shape = (rows, *self._shape[1:])
-        return shape[::-1] if self.fortran else shape
+    def read(self, first: int, out: npt.NDArray[Any]) -> None:
+        array = self.describe("")
+        if self._fortran:
+            out[...] = self._columns(first, len(out)).transpose()
+        else:
+            self._read_at(first * array.row_bytes, out)
+
+    def _columns(self, first: int, count: int) -> npt.NDArray[Any]:
+        """Return rows of an array in Fortran order as they lie in the file."""
+        array = self.describe("")
+        columns = np.empty((count, *array.row_shape)[::-1], array.dtype)
+        size, stride = array.dtype.itemsize, array.count * array.dtype.itemsize
+        if count == array.count:
+            self._read_at(0, columns)
+        else:
+            for number, column in enumerate(columns.reshape(-1, count)):
+                self._read_at(number * stride + first * size, column)
+        return columns
+
+    def _read_at(self, position: int, out: npt.NDArray[Any]) -> None:
+        """Read what lies at a position behind the header."""
+        view = out.reshape(-1).view(np.uint8).data
+        position += self.start
+        self.file.seek(position)
+        while len(view):
+            got = self.file.readinto(view[:_READ_BYTES])  # type: ignore[attr-defined]
+            if not got:
+                raise EOFError(f"expected {len(view)} more bytes at byte {position}, got none")
+            view, position = view[got:], position + got
+
+
+class _Member(_Npy):
+    """A member of an archive, read from its first row to its last."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._whole: npt.NDArray[Any] | None = None
+        self.row = 0
+
+    def read(self, first: int, out: npt.NDArray[Any]) -> None:
+        super().read(first, out)
+        self.row = first + len(out)
+        if self.row == self.describe("").count and self.file.read(1):  # the end checks the CRC
+            raise ValueError("more bytes than the array has")
+
+    def _columns(self, first: int, count: int) -> npt.NDArray[Any]:
+        if self._whole is None:
+            self._whole = super()._columns(0, self.describe("").count)
+        return self._whole[..., first : first + count]

@@ -99,7 +99,7 @@ class _Names:
         yield from self.hard.items()
         if not self.symbolic:
             return
-        tree = LinkTree([*files, *self.hard], self.folders, self.symbolic, where="import")
+        tree = LinkTree([*files, *self.hard], self.folders, self.symbolic)
         for path, target in tree.aliases():
             if path not in self.symbolic:
                 self._claim(path, self.shard_of[target])

@@ -23,6 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from dlfs.base.arguments import Layout
+from dlfs.base.closing import closed_on_error
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.ingest.isolation.confines import read_note
 from dlfs.ingest.isolation.messages import Block, End, Facts, Failure, decode
@@ -53,12 +54,9 @@ class IsolatedSource(Source):
         self._reader = take_process()
         self._note, self._buffers = self._reader.note, self._reader.buffers
         self._connection, self._process = self._reader.connection, self._reader.process
-        try:
+        with closed_on_error(self):
             self._send(options, list(paths))
             self._receive(Facts).take(self)
-        except BaseException:
-            self.close()
-            raise
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Take every block from the process; see ``Source.blocks``.

@@ -29,22 +29,19 @@ from dlfs.ingest.isolation.messages import (
 from dlfs.ingest.source import SampleBlock
 
 
-class _Peer:
-    """The other process; if it is gone, this one ends at once."""
+class _Peer(Connection):
+    """The socket to the other process; if that is gone, this one ends at once."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def send(self, message: Message) -> None:
+    def tell(self, message: Message) -> None:
         data = encode(message)
         try:
-            self._connection.send_bytes(data)
+            self.send_bytes(data)
         except OSError:
             os._exit(0)
 
     def receive(self) -> Any:
         try:
-            return self._connection.recv()
+            return self.recv()
         except (EOFError, OSError):
             os._exit(0)
 
@@ -54,16 +51,16 @@ def serve(peer: _Peer, note: SharedMemory, buffers: Sequence[SharedMemory]) -> N
     options, paths = peer.receive()
     try:
         with closing(options.open(paths)) as source:
-            peer.send(Facts.of(source))
+            peer.tell(Facts.of(source))
             while True:
                 layout, seed, source.buffer_bytes = peer.receive()
                 with closing(source.blocks(layout=layout, seed=seed)) as blocks:
                     _send_blocks(peer, buffers, blocks)
-                peer.send(End())
-                peer.send(Facts.of(source))
+                peer.tell(End())
+                peer.tell(Facts.of(source))
     except Exception as error:  # noqa: BLE001 - of any library
         where = read_note(note.view())[1] or f"import {paths[0]}"
-        peer.send(Failure.of(error, where))
+        peer.tell(Failure.of(error, where))
         while True:  # the other process closes the socket when it has read the error
             peer.receive()
 
@@ -76,22 +73,15 @@ def _send_blocks(
         while not free:
             free += peer.receive()
         number = free.pop(0)
-        first, size_bytes = _extent(block)
+        used = block.lengths > 0
+        first = int(block.offsets[used].min()) if used.any() else 0
+        size_bytes = int((block.offsets + block.lengths)[used].max(initial=first)) - first
         buffers[number].grow(size_bytes)
         buffers[number].array(size_bytes)[:] = block.data[first : first + size_bytes]
         offsets = (block.offsets - first).clip(0, size_bytes)  # of an empty sample, any
-        peer.send(block_message(number, size_bytes, offsets, block))
+        peer.tell(block_message(number, size_bytes, offsets, block))
     while len(free) < len(buffers):
         free += peer.receive()
-
-
-def _extent(block: SampleBlock) -> tuple[int, int]:
-    """Return the offset and size of the bytes that the samples of a block use."""
-    used = block.lengths > 0
-    if not used.any():
-        return 0, 0
-    first = int(block.offsets[used].min())
-    return first, int((block.offsets[used] + block.lengths[used]).max()) - first
 
 
 def main() -> None:
@@ -101,7 +91,7 @@ def main() -> None:
     socket, *memories = map(int, sys.argv[1:])
     note, *buffers = map(SharedMemory, memories)
     confine(note.view())
-    serve(_Peer(Connection(socket)), note, buffers)
+    serve(_Peer(socket), note, buffers)
 
 
 if __name__ == "__main__":

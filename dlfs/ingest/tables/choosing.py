@@ -14,7 +14,7 @@ from typing import Any
 
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
-from dlfs.ingest.fields import Choices, ColumnOptions, choose_fields, is_pattern
+from dlfs.ingest.fields import Choices, ColumnOptions, choose_fields, is_pattern, only_sample
 from dlfs.ingest.source import check_attribute_names, left_out_names
 from dlfs.ingest.tables.arrow import types
 from dlfs.ingest.tables.columns import Column, Columns, look_up
@@ -208,17 +208,9 @@ def _sample_column(schema: Any, where: str, name: str | None) -> Column:
         if inner is None:
             raise UsageError(f"{where}: expected bytes or text in column {name}, got {found.type}")
         return inner
-    candidates = list(_candidates(schema).values())
-    if len(candidates) != 1:
-        columns = _columns(schema)
-        names = ", ".join(column.name for column in columns) or "no columns"
-        if not candidates and columns:
-            raise UsageError(
-                f"{where}: expected a column of bytes or text as the samples, got the columns "
-                f"{names}; option fields=* makes all columns the fields of samples"
-            )
-        raise UsageError(f"{where}: expected option column to name one of {names}")
-    return candidates[0]
+    candidates = _candidates(schema)
+    names = [column.name for column in _columns(schema)]
+    return candidates[only_sample(list(candidates), names, where)]
 
 
 def _candidates(schema: Any) -> dict[str, Column]:

@@ -276,12 +276,9 @@ def attribute_values(array: Any, locate: Locate) -> Array:
     if is_vector(array.type):
         numbers: Array = array.flatten().to_numpy(zero_copy_only=False)
         return numbers.reshape(-1, array.type.list_size)
-    found: Array
-    if is_one_of(array.type, NUMBERS):
-        found = array.to_numpy(zero_copy_only=False)
-    else:
-        found = np.empty(len(array), object)
-        found[:] = texts(array, locate)
+    if not is_one_of(array.type, NUMBERS):
+        return np.array(texts(array, locate), object)
+    found: Array = array.to_numpy(zero_copy_only=False)
     return found
 
 

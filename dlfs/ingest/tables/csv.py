@@ -18,7 +18,6 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,16 +38,11 @@ _EXACT_DIGITS = 16
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 
 
-@dataclass(frozen=True, slots=True)
-class CsvTable:
-    """The fields of a table: columns by name, and the number of the last line of each row."""
-
-    columns: dict[str, list[str]]
-    lines: list[int]
-
-
-def read_csv(path: str, delimiter: str, *, where: str) -> CsvTable:
+def read_csv(path: str, delimiter: str, *, where: str) -> tuple[dict[str, list[str]], list[int]]:
     """Read a table; empty lines are ignored.
+
+    Returns:
+        The columns by name, and the number of the last line of each row.
 
     Raises:
         NotFoundError: the file does not exist.
@@ -80,7 +74,7 @@ def read_csv(path: str, delimiter: str, *, where: str) -> CsvTable:
         raise FormatError(f"{where}: line {rows.line_num}: {error}") from error
     if len(set(header)) != len(header):
         raise FormatError(f"{where}: expected columns of different names, got {header}")
-    return CsvTable(dict(zip(header, columns, strict=True)), lines)
+    return dict(zip(header, columns, strict=True)), lines
 
 
 def typed_column(values: Sequence[str], *, where: str) -> npt.NDArray[Any]:
@@ -118,6 +112,4 @@ def _is_float(text: str) -> bool:
 
 def text_column(values: Sequence[str]) -> npt.NDArray[Any]:
     """Return fields as text, ``object[n_values]``."""
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+    return np.array(values, object)

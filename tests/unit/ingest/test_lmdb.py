@@ -22,7 +22,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.ingest.formats.lmdb.source import LmdbOptions, key_path
+from dlfs.ingest.formats.lmdb import LmdbOptions, key_path
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take

@@ -29,7 +29,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.ingest.formats.mds.source import MdsOptions
+from dlfs.ingest.formats.mds import MdsOptions
 from dlfs.ingest.importer import open_source
 from dlfs.volume.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take

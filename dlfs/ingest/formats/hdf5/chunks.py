@@ -11,31 +11,55 @@ checked.
 from __future__ import annotations
 
 import bz2
+import functools
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlfs._native.abi import Szip
+from dlfs._native.filter_probe import FILTER, FilterProbe, filter_probe
 from dlfs._native.lzf import decompress_lzf
-from dlfs.ingest.formats.hdf5.plugins import MORE_BYTES, Plugin
-from dlfs.ingest.formats.hdf5.streams import BITSHUFFLE, BLOSC, LZ4, Stream, check_stream
+from dlfs._native.szip import count_samples
+from dlfs.base.closing import closed_on_error
 from dlfs.ingest.source import Array
 
 if TYPE_CHECKING:
     import h5py
 
 _DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
-_BZIP2, _ZSTANDARD, _BLOSC2 = 307, 32015, 32026
-_PLUGINS = {BLOSC, LZ4, BITSHUFFLE, _ZSTANDARD, _BLOSC2}
+_SZIP, _NBIT, _SCALEOFFSET = 4, 5, 6
+_BZIP2, _BLOSC, _LZ4, _BITSHUFFLE, _ZSTANDARD, _BLOSC2 = 307, 32001, 32004, 32008, 32015, 32026
+_PLUGINS = {_BLOSC, _LZ4, _BITSHUFFLE, _ZSTANDARD, _BLOSC2}
 _DECODED = {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF, _BZIP2, *_PLUGINS}
 _CHECKSUM_BYTES = 4
 _COUNTS_BYTES = 8
 """Size of the length and the index in the reference to a value of any length, in bytes."""
 _SUMMED_WORDS = 1 << 20
+_SCALEOFFSET_BYTES = 21
+"""Size of the header of scale-offset, in bytes."""
+
+_SZIP_BYTES = 4
+_SZIP_PREDICTS = 32
+_NBIT_ATOMIC, _NBIT_ARRAY, _NBIT_COMPOUND = 1, 2, 3
+_DEPTH_MAX = 64
+_BLOSC_BYTES = 16
+_BLOCKS_BYTES = 12
+"""Size of the header of LZ4 and bitshuffle: the size of the data and of its blocks."""
+
+_SHUFFLED_TOGETHER = 8
+"""Elements that bitshuffle takes together; those of a smaller rest follow as they are."""
+
+_BITSHUFFLE_OWN = 3
+"""Values that bitshuffle puts before those of the caller when a dataset is made."""
+
+_MORE_BYTES = 1 << 16
+"""Bytes by which other filters may lengthen a chunk, beside its size."""
 
 
 def is_decoded(dataset: h5py.Dataset) -> bool:
@@ -143,7 +167,7 @@ class _Decoder:
         self._filters = [(code, values) for code, _, values, _ in found]
         self._item_bytes = _item_bytes(dataset)
         self._size = math.prod(dataset.chunks) * self._item_bytes
-        self._plugins: dict[int, Plugin] = {}
+        self._plugins: dict[int, _Plugin] = {}
 
     def decode(self, data: bytes, mask: int) -> bytes:
         """Return the bytes of a chunk; as far as they are decoded before a filter that is not.
@@ -160,7 +184,7 @@ class _Decoder:
             if mask >> number & 1:
                 continue
             code, values = self._filters[number]
-            check_stream(code, Stream(values, data, size, self._item_bytes))
+            _check_stream(code, _Stream(values, data, size, self._item_bytes))
             if code not in _DECODED:
                 return data
             data = self._undo(number, data, mask)
@@ -177,18 +201,90 @@ class _Decoder:
             return _unshuffle(data, self._item_bytes)
         if code in _PLUGINS:
             if number not in self._plugins:
-                self._plugins[number] = Plugin(self._dataset, number, self._item_bytes)
+                self._plugins[number] = _Plugin(self._dataset, number, self._item_bytes)
                 self._stack.callback(self._plugins[number].close)
             return self._plugins[number].undo(data)
         before = [each for n, (each, _) in enumerate(self._filters[:number]) if not mask >> n & 1]
         bound = self._size + before.count(_FLETCHER32) * _CHECKSUM_BYTES
         if not set(before) <= {_SHUFFLE, _FLETCHER32}:
-            bound = 2 * bound + MORE_BYTES
+            bound = 2 * bound + _MORE_BYTES
         if code == _LZF:
             return decompress_lzf(data, bound)
         if code == _BZIP2:
             return _unpack(bz2.BZ2Decompressor(), data, bound, "bzip2")
         return _unpack(zlib.decompressobj(), data, bound, "deflate")
+
+
+class _Plugin:
+    """One filter of one dataset, such as Zstandard, that a plug-in undoes.
+
+    The library gives what a filter made of a chunk to the next filter, but does not compare its
+    size with the chunk's. So a dataset in a file in memory has the filter, and one before it that
+    copies its input.
+
+    Args:
+        dataset: the dataset.
+        number: number of the filter in the order of writing.
+        item_bytes: size of an element in the file, in bytes.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, number: int, item_bytes: int) -> None:
+        import h5py
+
+        self._probe = _registered_probe()
+        code, flags, values, name = dataset.id.get_create_plist().get_filter(number)
+        self._name = f"{code} ({name.decode(errors='replace')})"
+        self._origin = (0,) * len(dataset.chunks)
+        self._room = np.empty(math.prod(dataset.chunks) * item_bytes, np.uint8)
+        self._kind = dataset.id.get_type()
+        if dataset.dtype.hasobject:  # the elements are references, which would be followed
+            self._kind = h5py.h5t.create(h5py.h5t.OPAQUE, item_bytes)
+        self._file = h5py.File("chunk", "w", driver="core", backing_store=False)
+        with closed_on_error(self._file):
+            plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plan.set_chunk(dataset.chunks)
+            plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            plan.set_filter(FILTER, 0)
+            plan.set_filter(code, flags, values[_BITSHUFFLE_OWN if code == _BITSHUFFLE else 0 :])
+            space = h5py.h5s.create_simple(dataset.chunks)
+            self._chunk = h5py.h5d.create(self._file.id, b"x", self._kind, space, plan)
+
+    def close(self) -> None:
+        """Close the dataset in memory."""
+        del self._chunk
+        self._file.close()
+
+    def undo(self, data: bytes) -> bytes:
+        """Return what the filter makes of the stored bytes of a chunk.
+
+        Raises:
+            ValueError: the filter fails, or gives a size that is none.
+        """
+        import h5py
+
+        self._probe.reset()
+        self._probe.size_max = 2 * len(self._room) + _MORE_BYTES
+        reason = ""
+        self._chunk.write_direct_chunk(self._origin, data)
+        try:
+            self._chunk.read(h5py.h5s.ALL, h5py.h5s.ALL, self._room, self._kind)
+        except OSError as error:  # always: the probe fails
+            reason = " ".join(str(error).split())
+        probe = self._probe
+        if len(probe.data) == probe.size_bytes:
+            return probe.data
+        if probe.size_bytes >= 0:
+            reason = f"it says that the chunk has {probe.size_bytes} bytes"
+        raise ValueError(f"the HDF5 filter {self._name} failed: {reason}")
+
+
+@functools.cache
+def _registered_probe() -> FilterProbe:
+    import h5py
+
+    probe = filter_probe()
+    h5py.h5z.register_filter(probe.address)
+    return probe
 
 
 def _unshuffle(data: bytes, item_bytes: int) -> bytes:
@@ -237,3 +333,139 @@ def fletcher32(data: bytes) -> int:
 def _fold(total: int) -> int:
     """Return a sum in ones' complement of 16 bits: 65535, not 0, for other sums than 0."""
     return (total - 1) % 0xFFFF + 1 if total else 0
+
+
+# ---- whole streams -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """The stored bytes of a chunk behind one filter.
+
+    Attributes:
+        values: the filter's values in the file.
+        data: the stored bytes.
+        size: size of the chunk, in bytes.
+        item_bytes: size of an element, in bytes.
+    """
+
+    values: Sequence[int]
+    data: bytes
+    size: int
+    item_bytes: int
+
+
+def _check_stream(code: int, stream: _Stream) -> None:
+    """Raise ValueError if a stream has fewer bytes than its filter takes.
+
+    The library and some plug-ins decode a stream that is cut without an error, and take what lies
+    behind it in memory, or leave memory as it was. Source of each form: the filters of HDF5 2.0
+    (H5Znbit.c, H5Zscaleoffset.c, H5Zszip.c), and of hdf5plugin 7.1 (H5Zlz4.c, bshuf_h5filter.c,
+    blosc.h).
+
+    Args:
+        code: number of the filter; of others than those above, nothing is checked.
+        stream: the stream.
+    """
+    data = stream.data
+    if code == _SZIP:
+        _check_szip(stream)
+    elif code == _NBIT:
+        _check_nbit(stream)
+    elif code == _SCALEOFFSET:
+        bits, wide = int.from_bytes(data[:4], "little"), 8 * stream.item_bytes
+        _expect(_SCALEOFFSET_BYTES + -(-stream.size * min(bits, wide) // wide), data)
+    elif code == _BLOSC:
+        _expect(_BLOSC_BYTES, data)
+        _expect(int.from_bytes(data[12:_BLOSC_BYTES], "little"), data)
+    elif code == _LZ4:
+        total, block = _blocks_header(data)
+        _check_blocks(data, -(-total // block))
+    elif code == _BITSHUFFLE:
+        _check_bitshuffle(stream)
+
+
+def _expect(expected: int, data: bytes) -> None:
+    if len(data) < expected:
+        raise ValueError(f"expected {expected} bytes, got {len(data)}")
+
+
+def _check_szip(stream: _Stream) -> None:
+    data, size, values = stream.data, stream.size, stream.values
+    found = int.from_bytes(data[:_SZIP_BYTES], "little")
+    if len(data) < _SZIP_BYTES or found != size:
+        raise ValueError(f"expected {size} bytes, got {found}")
+    if len(values) < 4 or not all(values[1:4]):
+        raise ValueError(f"expected the values of szip, got {tuple(values)}")
+    options, block, bits, line = values[:4]
+    bits = 8 if bits in (32, 64) else bits  # their bytes are separate samples
+    intervals = -(-line // block)
+    form = Szip(bits, block, intervals, options & _SZIP_PREDICTS != 0)
+    count = size // (4 if bits > 16 else 2 if bits > 8 else 1)
+    padded = count // line * intervals * block + count % line
+    samples = count_samples(data[_SZIP_BYTES:], form, padded)
+    if samples < padded:
+        raise ValueError(
+            f"expected {size} bytes, of szip with {padded} samples, got {samples}, cut off"
+        )
+
+
+def _check_nbit(stream: _Stream) -> None:
+    numbers = iter(stream.values[2:])
+    try:
+        is_stored_as_it_is, count = bool(stream.values[1]), next(numbers)
+        bits, found = (0, stream.item_bytes) if is_stored_as_it_is else _nbit_element(numbers)
+    except (StopIteration, IndexError, ZeroDivisionError) as error:
+        raise ValueError(f"expected the values of N-bit, got {tuple(stream.values)}") from error
+    if count * found != stream.size:
+        raise ValueError(f"expected {stream.size} bytes, got {count * found}")
+    _expect(stream.size if is_stored_as_it_is else -(-bits * count // 8), stream.data)
+
+
+def _nbit_element(numbers: Iterator[int], depth: int = 0) -> tuple[int, int]:
+    """Return the bits of an element that N-bit stores, and the element's size in bytes."""
+    kind, size = next(numbers), next(numbers)
+    if depth > _DEPTH_MAX:
+        raise ValueError(f"expected at most {_DEPTH_MAX} types within each other, got more")
+    if kind == _NBIT_ATOMIC:
+        _, precision, _ = next(numbers), next(numbers), next(numbers)
+        return precision, size
+    if kind == _NBIT_ARRAY:
+        bits, base_bytes = _nbit_element(numbers, depth + 1)
+        return bits * (size // base_bytes), size
+    if kind == _NBIT_COMPOUND:
+        total = 0
+        for _ in range(next(numbers)):
+            next(numbers)  # where the member lies
+            total += _nbit_element(numbers, depth + 1)[0]
+        return total, size
+    return 8 * size, size
+
+
+def _check_bitshuffle(stream: _Stream) -> None:
+    is_compressed = len(stream.values) > 4 and stream.values[4]
+    if not is_compressed:
+        _expect(stream.size, stream.data)
+        return
+    total, block = _blocks_header(stream.data)
+    remainder = total % block
+    packed = remainder - remainder % (_SHUFFLED_TOGETHER * stream.item_bytes)
+    _check_blocks(stream.data, total // block + (packed > 0), remainder - packed)
+
+
+def _blocks_header(data: bytes) -> tuple[int, int]:
+    """Return the size of the data, and of its blocks."""
+    _expect(_BLOCKS_BYTES, data)
+    total, block = int.from_bytes(data[:8], "big"), int.from_bytes(data[8:_BLOCKS_BYTES], "big")
+    if not block:
+        raise ValueError("expected blocks of some bytes, got a block size of 0")
+    return total, block
+
+
+def _check_blocks(data: bytes, count: int, remainder: int = 0) -> None:
+    """Check that a stream has some blocks, each behind its size, and bytes after them."""
+    at = _BLOCKS_BYTES
+    for _ in range(count):
+        _expect(at + 4, data)
+        at += 4 + int.from_bytes(data[at : at + 4], "big")
+    _expect(at + remainder, data)

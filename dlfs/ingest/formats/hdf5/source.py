@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.closing import closed_on_error
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind, Missing, packing_of
 from dlfs.ingest.arrays.rows import FileOptions
 from dlfs.ingest.formats.hdf5.chunks import (
@@ -48,12 +49,9 @@ class Hdf5File(ArrayFile):
         self.members: dict[str, ArrayInfo] = {}
         self._steps: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.skipped: Counter[str] = Counter()
-        try:
+        with closed_on_error(self):
             self._file.visititems(self._add)
             self._file.visititems_links(self._note_link)
-        except BaseException:
-            self.close()
-            raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""

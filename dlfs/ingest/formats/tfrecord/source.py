@@ -85,6 +85,7 @@ from dlfs.ingest.records import (
     shard_prefixes,
     text_path,
 )
+from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
     Bytes,
     Int64Array,
@@ -105,11 +106,6 @@ _FOOTER = struct.Struct("<I")
 _OVERHEAD_BYTES = _HEADER.size + _FOOTER.size
 _MASK_DELTA = 0xA282EAD8
 """Constant of the checksum mask. Source: tensorflow/core/lib/hash/crc32c.h."""
-_SUFFIXES = tuple(
-    stem + ending
-    for stem in (".tfrecords", ".tfrecord", ".tfrec")
-    for ending in (".gz", ".zlib", "")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +160,7 @@ class TfRecordSource(ShardSource):
     def __init__(self, shards: Sequence[str], options: TfRecordOptions) -> None:
         super().__init__(shards, noun="a TFRecord file")
         self._options = options
-        self._prefixes = shard_prefixes(shards, _SUFFIXES)
+        self._prefixes = shard_prefixes(shards, find_format("tfrecord").suffixes)
         self._maker = NamedRecords(parse_choices(options.fields, f"import {self.name}"))
         check_attribute_names(options.attributes, f"import {self.name}")
         self.skipped: Counter[str] = Counter()
@@ -464,7 +460,7 @@ def _stream(shard: str, compression: str) -> Iterator[bytes]:
         try:
             with _decompress(file, compression) as stream:
                 position = 0
-                while header := _read_up_to(stream, _HEADER.size):
+                while header := stream.read(_HEADER.size):
                     data = _read_record(stream, header, f"import {shard}: record {count}", position)
                     yield data
                     count += 1
@@ -486,20 +482,11 @@ def _read_record(stream: IO[bytes], header: bytes, where: str, position: int) ->
         raise LimitError(
             f"{where}: expected at most {RECORD_BYTES_MAX} bytes in a compressed file, got {length}"
         )
-    data = _read_up_to(stream, length + _FOOTER.size)
+    data = stream.read(length + _FOOTER.size)
     if len(data) < length + _FOOTER.size:
         raise _cut(where, position)
     _check_data(data[:length], data[length:], where)
     return data[:length]
-
-
-def _read_up_to(stream: IO[bytes], count: int) -> bytes:
-    """Read bytes of a stream; fewer only at its end."""
-    parts = []
-    while count and (part := stream.read(count)):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 class _ZlibReader(io.RawIOBase):
@@ -526,6 +513,7 @@ class _ZlibReader(io.RawIOBase):
 
 
 def _decompress(file: IO[bytes], compression: str) -> IO[bytes]:
+    """Return a buffered stream of a file; it reads fewer bytes than asked for only at its end."""
     if compression == "gzip":
         return cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
     if compression == "zlib":

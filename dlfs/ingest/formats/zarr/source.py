@@ -7,6 +7,8 @@ error, or has the array's fill value; see ``chunks``. ``listing`` says which cod
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.closing import closed_on_error
 from dlfs.errors import DlfsError
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, packing_of
 from dlfs.ingest.arrays.rows import FileOptions
-from dlfs.ingest.formats.zarr.blosc import check_sizes
 from dlfs.ingest.formats.zarr.chunks import find_damaged, find_missing
 from dlfs.ingest.formats.zarr.listing import list_store
 
 if TYPE_CHECKING:
     import zarr
     from zarr.abc.store import Store
+
+
+_BLOSC_BYTES = 16
+"""Size of the header of a chunk of Blosc."""
 
 
 class ZarrFile(ArrayFile):
@@ -34,12 +40,12 @@ class ZarrFile(ArrayFile):
         import zarr
         from zarr.storage import LocalStore, ZipStore
 
-        check_sizes()
+        _check_blosc_sizes()
         self._listing = list_store(path)
         store = LocalStore(path, read_only=True) if Path(path).is_dir() else ZipStore(path)
         self._store = _checked(store, self._listing.keys)
         self.skipped: Mapping[str, int] = {}
-        try:
+        with closed_on_error(self):
             self._arrays: dict[str, zarr.Array[Any]] = {}
             if "" not in self._listing.arrays:
                 zarr.open_group(self._store, mode="r", use_consolidated=False)
@@ -47,9 +53,6 @@ class ZarrFile(ArrayFile):
                 self._arrays[name] = zarr.open_array(self._store, mode="r", path=name)
             self._add_consolidated()
             self.arrays = {name: self._describe(name, item) for name, item in self._arrays.items()}
-        except BaseException:
-            self.close()
-            raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""
@@ -121,6 +124,27 @@ def _checked(store: Store, keys: Container[str]) -> Store:
             return data
 
     return Checked(store)
+
+
+@functools.cache
+def _check_blosc_sizes() -> None:
+    """Let ``numcodecs.Blosc`` compare the size of each chunk with the chunk's header.
+
+    The package decompresses a shorter chunk, also one in a shard, into what lies behind it in
+    memory. Blosc of every version of Zarr's codecs, and of shards, ends in this class. Source: the
+    header of a chunk in the Blosc format; bytes 12..15 are the chunk's size.
+    """
+    blosc: Any = importlib.import_module("numcodecs.blosc")
+    decode = blosc.Blosc.decode
+
+    def checked(codec: Any, buf: Any, out: Any = None) -> Any:
+        data = np.frombuffer(buf, np.uint8)
+        size = int.from_bytes(data[12:_BLOSC_BYTES].tobytes(), "little")
+        if len(data) < _BLOSC_BYTES or len(data) < size:
+            raise EOFError(f"{len(data)} bytes of a chunk that is {size} bytes of Blosc's")
+        return decode(codec, buf, out)
+
+    blosc.Blosc.decode = checked
 
 
 def _describe(name: str, array: zarr.Array[Any]) -> ArrayInfo:

@@ -1,7 +1,17 @@
-"""Reads the B+tree of an LMDB file page by page, and checks every number in it.
+"""Imports an LMDB environment: every key is a sample's path, its value the sample.
 
-Pages are read with ``pread``. Each page must have its own number and kind, every offset must lie in
-its page and every page in the file, keys must rise, and their count must be the tree's.
+A key that is a valid path is the path. Other keys are escaped, so that no two keys give one path:
+``%`` becomes ``%25`` in any key. In a key that is no valid path, the slash becomes ``%2F`` and NUL
+``%00``; the keys ``.`` and ``..`` become ``%2E`` and ``%2E%2E``. ``select`` leaves out keys with
+other content, such as a count of all keys.
+
+LMDB has no checksums: damage to the tree is found, damage to a value is not. Values are read in the
+order of the keys, without a lock. So no program may write meanwhile; if the file has changed at the
+end, the import fails.
+
+``PageFile`` reads the B+tree page by page with ``pread``, and checks every number in it. Each page
+must have its own number and kind, every offset must lie in its page and every page in the file,
+keys must rise, and their count must be the tree's.
 
 liblmdb does not check these: it maps the file, and reads beyond a damaged page or dies of SIGBUS in
 a truncated file. We compared this reader with py-lmdb in a separate process, on a file of 150 keys.
@@ -24,12 +34,30 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated
 
 from dlfs._native.handle import Descriptor
+from dlfs.base.closing import closed_on_error
 from dlfs.base.wording import quote
-from dlfs.errors import DeviceError, FormatError, TruncatedError, VersionError
+from dlfs.errors import DeviceError, FormatError, TruncatedError, UsageError, VersionError
+from dlfs.format.paths import path_problem
+from dlfs.ingest.records import Record, ShardSource, gather
+from dlfs.ingest.source import (
+    SampleBlock,
+    check_path,
+    check_unchanged,
+    device_errors,
+    file_state,
+    left_out_names,
+    show,
+    single_path,
+)
 
 _PAGE = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")
@@ -51,28 +79,109 @@ _PAGE_BYTES = range(512, 65536 + 1)
 
 
 @dataclass(frozen=True, slots=True)
+class LmdbOptions:
+    """Options of an LMDB environment."""
+
+    select: Annotated[str, "pattern of the keys to import"] = "*"
+    database: Annotated[str | None, "named database in the environment; none: the main one"] = None
+
+    def open(self, paths: Sequence[str]) -> LmdbSource:
+        """Open one environment; see ``LmdbSource``."""
+        return LmdbSource(single_path(paths, "environment"), self)
+
+
+class LmdbSource(ShardSource):
+    """The keys and values of an environment.
+
+    Args:
+        path: path of the folder with ``data.mdb``, or of the file.
+        options: options of the format.
+
+    Raises:
+        UsageError: the database does not exist, or has several values for a key.
+        FormatError: the file is no environment, or is damaged.
+        TruncatedError: the file ends too early.
+        DeviceError: the file cannot be read.
+    """
+
+    def __init__(self, path: str, options: LmdbOptions) -> None:
+        super().__init__([path], noun="an environment")
+        self._select = options.select
+        self._where = f"import {path}"
+        self.skipped: Counter[str] = Counter()
+        file = Path(path) / "data.mdb" if Path(path).is_dir() else Path(path)
+        self._pages = PageFile(str(file), self._where)
+        self._state = file_state(self._pages.file.value)
+        with closed_on_error(self):
+            self._tree = self._find_tree(options.database)
+            if options.database is None:
+                self._check_named()
+        if self._select == "*":
+            self.sample_count = self._tree.entries
+
+    def close(self) -> None:
+        """Close the file."""
+        self._pages.close()
+
+    def read_shard(self, _number: int) -> Iterator[SampleBlock]:
+        """Read the database; see ``ShardSource``."""
+        yield from gather(self._records(), where=self._where)
+        check_unchanged(self._where, self._pages.file.value, self._state)
+
+    def _records(self) -> Iterator[Record]:
+        named: list[str] = []
+        for key, is_tree, value in self._pages.items(self._tree):
+            if is_tree:
+                named.append(show(key))
+                continue
+            if not fnmatchcase(show(key), self._select):
+                self.skipped["key that select leaves out"] += 1
+                continue
+            path = key_path(key)
+            check_path(path, f"{self._where}: key {show(key)!r}")
+            yield Record(path, value)
+        self.skipped.update(left_out_names("database", named))
+
+    def _check_named(self) -> None:
+        """Raise UsageError if the main database has nothing but the names of others."""
+        names = self._pages.only_named()
+        if names:
+            raise UsageError(
+                f"{self._where}: expected keys and values in the main database, got only named "
+                f"databases: the option database names one of {', '.join(map(show, names))}"
+            )
+
+    def _find_tree(self, database: str | None) -> Tree:
+        tree = self._pages.main if database is None else self._pages.find_tree(database.encode())
+        if tree is None:
+            names = ", ".join(map(show, self._pages.only_named())) or "none"
+            raise UsageError(f"{self._where}: expected a database {database!r}, got {names}")
+        if tree.flags & _DUPSORT:
+            raise UsageError(f"{self._where}: expected one value for each key, got a multimap")
+        return tree
+
+
+def key_path(key: bytes) -> bytes:
+    """Return the path that a key gives (see the module); different keys give different paths."""
+    text = key.replace(b"%", b"%25")
+    if path_problem(text) is None:
+        return text
+    text = text.replace(b"\0", b"%00").replace(b"/", b"%2F")
+    return text.replace(b".", b"%2E") if text in (b".", b"..") else text
+
+
+# ---- pages ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
 class Tree:
     """One database: its number of keys, and its root page."""
 
     flags: int
+    """``_DUPSORT`` if a key may have several values; see there for others."""
     depth: int
     entries: int
     root: int
-
-    @property
-    def has_duplicates(self) -> bool:
-        """True if a key may have several values."""
-        return bool(self.flags & _DUPSORT)
-
-
-@dataclass(frozen=True, slots=True)
-class _Meta:
-    """The fields of a meta page that are used."""
-
-    page_bytes: int
-    main: bytes
-    last_page: int
-    transaction: int
 
 
 class PageFile:
@@ -92,60 +201,40 @@ class PageFile:
 
     def __init__(self, path: str, where: str) -> None:
         self._where = where
-        self._file = Descriptor()
-        try:
-            self._file.fill(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise DeviceError(f"{where}: {error.strerror}", error.errno or errno.EIO) from error
-        try:
-            self.size_bytes = os.fstat(self.descriptor).st_size
-            self._page_bytes = 0
-            self._page_count = 0
+        self.file = Descriptor()
+        with device_errors(where):
+            self.file.fill(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        with closed_on_error(self):
             self.main = self._read_metas()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def descriptor(self) -> int:
-        """Descriptor of the open file; -1 after ``close``."""
-        return self._file.value
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
-        self._file.close()
+        self.file.close()
 
     def find_tree(self, name: bytes) -> Tree | None:
         """Return a named database, or None if it does not exist."""
-        for key, flags, value in self._nodes(self.main):
-            if key == name and flags & _TREE_IN_NODE:
+        for key, is_tree, value in self.items(self.main):
+            if key == name and is_tree:
                 return self._tree(value, f"{self._where}: database {quote(name)}")
         return None
 
     def only_named(self) -> list[bytes]:
         """Return the names of the databases if the main one has nothing else, else nothing."""
         names: list[bytes] = []
-        for key, flags, _ in self._nodes(self.main):
-            if not flags & _TREE_IN_NODE:
+        for key, is_tree, _ in self.items(self.main):
+            if not is_tree:
                 return []
             names.append(key)
         return names
 
-    def items(self, tree: Tree) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield every key and value of a database, in the order of the keys.
-
-        A key that names another database has None for its value.
+    def items(self, tree: Tree) -> Iterator[tuple[bytes, bool, bytes]]:
+        """Yield every key of a database, in order: True if it names another one, and its value.
 
         Raises:
             FormatError: a page, a node or the number of keys is wrong; the message names the last
                 good key.
             DeviceError: the file cannot be read.
         """
-        for key, flags, value in self._nodes(tree):
-            yield key, None if flags & _TREE_IN_NODE else value
-
-    def _nodes(self, tree: Tree) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield every node of the leaves: its key, its flags and its value."""
         count, last = 0, b""
         for number in self._leaves(tree):
             where = f"{self._where}: behind key {quote(last)}" if count else self._where
@@ -157,7 +246,8 @@ class PageFile:
                 last = key
                 if count > tree.entries:
                     raise FormatError(f"{self._at(key)}: expected {tree.entries} keys, got more")
-                yield key, flags, self._value(page, position, flags, key)
+                is_tree = bool(flags & _TREE_IN_NODE)
+                yield key, is_tree, self._value(page, position, flags, key)
         if count != tree.entries:
             raise FormatError(f"{self._where}: expected {tree.entries} keys, got {count}")
 
@@ -226,7 +316,7 @@ class PageFile:
     def _read(self, offset: int, size: int, where: str) -> bytes:
         parts = []
         try:
-            while size and (part := os.pread(self.descriptor, size, offset)):
+            while size and (part := os.pread(self.file.value, size, offset)):
                 parts.append(part)
                 offset, size = offset + len(part), size - len(part)
         except OSError as error:
@@ -243,22 +333,21 @@ class PageFile:
     def _read_metas(self) -> Tree:
         """Choose the later meta page; return the main database."""
         first = self._meta(0)
-        if first.page_bytes not in _PAGE_BYTES or first.page_bytes & (first.page_bytes - 1):
-            raise FormatError(
-                f"{self._where}: expected pages of 512..65536 bytes, got {first.page_bytes}"
-            )
-        self._page_bytes = first.page_bytes
-        later = max(first, self._meta(first.page_bytes), key=lambda meta: meta.transaction)
-        self._page_count = later.last_page + 1
-        expected = self._page_count * self._page_bytes
-        if expected > self.size_bytes:
+        _, size, _, _ = first
+        if size not in _PAGE_BYTES or size & (size - 1):
+            raise FormatError(f"{self._where}: expected pages of 512..65536 bytes, got {size}")
+        self._page_bytes = size
+        _, _, last_page, main = max(first, self._meta(size), key=itemgetter(0))
+        self._page_count = last_page + 1
+        expected, got = self._page_count * size, os.fstat(self.file.value).st_size
+        if expected > got:
             raise TruncatedError(
-                f"{self._where}: expected {expected} bytes in {self._page_count} pages, "
-                f"got {self.size_bytes}"
+                f"{self._where}: expected {expected} bytes in {self._page_count} pages, got {got}"
             )
-        return self._tree(later.main, self._where)
+        return self._tree(main, self._where)
 
-    def _meta(self, offset: int) -> _Meta:
+    def _meta(self, offset: int) -> tuple[int, int, int, bytes]:
+        """Return the transaction of a meta page, the size of pages, the last one, and the tree."""
         where = f"{self._where}: the meta page at byte {offset}"
         page = self._read(offset, _META_BYTES, where)
         magic, version, _, _ = _META.unpack_from(page, _PAGE.size)
@@ -270,7 +359,7 @@ class PageFile:
         main = free + _TREE.size
         (page_bytes, *_) = _TREE.unpack_from(page, free)
         last_page, transaction = _META_END.unpack_from(page, main + _TREE.size)
-        return _Meta(page_bytes, page[main : main + _TREE.size], last_page, transaction)
+        return transaction, page_bytes, last_page, page[main : main + _TREE.size]
 
     def _tree(self, record: bytes, where: str) -> Tree:
         if len(record) != _TREE.size:

@@ -12,8 +12,12 @@ nor JSON, else the only one of text. Columns of numbers and of text become attri
 the column ``path``. A sample that is an array of fixed type and shape (``ndarray:float32:3,4``) is
 recorded as an array.
 
-With ``fields``, a sample has the columns that it names as fields, with their values decoded; see
-``values``. This is so by itself if several columns could be the sample: these are the fields then.
+With ``fields``, a sample has the columns that it names as fields, with their values decoded. This
+is so by itself if several columns could be the sample: these are the fields then. A number is a
+scalar, and text and JSON are text. An array (``ndarray``) names the type of its elements, its
+shape, both or neither in its encoding; the bytes begin with what is missing. Images and pickled
+objects (``jpeg``, ``png``, ``pil``, ``pkl``) and all others are bytes, as stored. Nothing is
+unpickled.
 
 Sizes are always checked; hashes are checked if the index has any, unless ``hashes=no``.
 
@@ -27,18 +31,20 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import zstandard
 
 from dlfs.base.json_records import parse_json, to_record
 from dlfs.base.units import GIB, MIB
+from dlfs.base.wording import quote
 from dlfs.errors import (
     ChecksumError,
     FormatError,
@@ -49,15 +55,13 @@ from dlfs.errors import (
 )
 from dlfs.fields import FieldType
 from dlfs.ingest.archives.archive import Compression, decompressed
-from dlfs.ingest.fields import Choices, ColumnOptions, FieldRecords, choose_fields, parse_choices
-from dlfs.ingest.formats.mds.values import (
-    JSON,
-    NUMBERS,
-    TEXTS,
-    array_form,
-    column_value,
-    field_type,
-    field_value,
+from dlfs.ingest.fields import (
+    Choices,
+    ColumnOptions,
+    FieldRecords,
+    choose_fields,
+    only_sample,
+    parse_choices,
 )
 from dlfs.ingest.records import (
     Record,
@@ -74,6 +78,7 @@ from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     Int64Array,
     SampleBlock,
+    array_attributes,
     check_attribute_names,
     file_errors,
     left_out_names,
@@ -84,6 +89,29 @@ SHARD_BYTES_MAX = 4 * GIB
 """Most bytes of a shard, whose offsets have 32 bits."""
 _INDEX_BYTES_MAX = 512 * MIB
 _VERSION = 2
+
+NUMBERS = {
+    "int": np.dtype("<i8"),
+    **{
+        name: np.dtype(name).newbyteorder("<")
+        for name in (
+            "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16",
+            "float32", "float64",
+        )
+    },
+}  # fmt: skip
+TEXTS: dict[str, Callable[[str], Value]] = {
+    "str": str,
+    "str_int": int,
+    "str_float": float,
+    "str_decimal": str,
+}
+JSON = "json"
+_ELEMENTS = {
+    8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32",
+    34: "float32", 64: "uint64", 65: "int64", 66: "float64",
+}  # fmt: skip
+"""Types of elements by the number that arrays begin with."""
 
 _COMPRESSIONS: dict[str, Compression] = {
     "zstd": "zstd",
@@ -169,12 +197,13 @@ class MdsSource(ShardSource):
         where = f"import {folder}"
         chosen = parse_choices(options.fields, where)
         self._fields = _choose_fields(first, options, chosen, where)
-        self._column = None if self._fields else _choose_sample(first, options.column, where)
+        _check_known(first, filter(None, (options.column, options.path)), where)
+        self._column = options.column
+        if not self._column and not self._fields:
+            self._column = only_sample(_candidates(first), first.names, where)
         taken = {self._column, options.path, *self._fields}
         self._attributes = _choose_attributes(first, options, taken, where)
         check_attribute_names(self._attributes, where)
-        if options.path is not None:
-            _check_known(first, [options.path], where)
         types = {
             name: field_type(first.kinds[name], f"{where}: column {name}") for name in self._fields
         }
@@ -247,7 +276,7 @@ class MdsSource(ShardSource):
                 name: column_value(*columns[name], name, where) for name in self._attributes
             }
             values = {
-                name: _field_value(*columns[name], name, kind, where)
+                name: field_value(*columns[name], name, kind, where)
                 for name, kind in self._fields.items()
             }
             yield self._maker.make(path, values, where, attributes)
@@ -298,21 +327,6 @@ def _check_known(shard: _Shard, names: Iterable[str], where: str) -> None:
             raise UsageError(f"{where}: expected column {name}, got {', '.join(shard.names)}")
 
 
-def _choose_sample(shard: _Shard, name: str | None, where: str) -> str:
-    if name is not None:
-        _check_known(shard, [name], where)
-        return name
-    candidates, names = _candidates(shard), ", ".join(shard.names)
-    if not candidates:
-        raise UsageError(
-            f"{where}: expected a column of bytes or text as the samples, got the columns "
-            f"{names}; option fields=* makes all columns the fields of samples"
-        )
-    if len(candidates) > 1:
-        raise UsageError(f"{where}: expected option column to name one of {names}")
-    return candidates[0]
-
-
 def _candidates(shard: _Shard) -> list[str]:
     """Return the columns that are neither number, text nor JSON, else those of text."""
     kinds = shard.kinds.items()
@@ -332,18 +346,6 @@ def _choose_fields(shard: _Shard, options: MdsOptions, chosen: Choices, where: s
     candidates = [] if options.column is not None else _candidates(shard)
     free = [name for name in candidates if name not in others]
     return dict.fromkeys(free) if len(free) > 1 else {}
-
-
-def _field_value(
-    encoding: str, data: bytes, name: str, declared: FieldType | None, where: str
-) -> Any:
-    """Return the value of a field; one declared as bytes or text is not decoded."""
-    if declared is not None and declared.kind != "array":
-        return data
-    try:
-        return field_value(encoding, data)
-    except (ValueError, OverflowError) as error:
-        raise FormatError(f"{where}: field {name!r}: expected {encoding}: {error}") from error
 
 
 def _choose_attributes(
@@ -484,3 +486,111 @@ def _digest(name: str, data: bytes, where: str) -> str:
     xxhash = load_package("xxhash", extra="mds", what=where)
     found: str = getattr(xxhash, name)(data).hexdigest()
     return found
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def column_value(encoding: str, data: bytes, name: str, where: str) -> Value:
+    """Return a number of the encoding's type, or text, as the value of an attribute.
+
+    Raises:
+        FormatError: the bytes are no such value.
+    """
+    dtype = NUMBERS.get(encoding)
+    try:
+        if dtype is None:
+            return TEXTS[encoding](data.decode())
+        (value,) = np.frombuffer(data, dtype)
+    except ValueError as error:
+        raise FormatError(
+            f"{where}: column {name}: expected {encoding}, got {quote(bytes(data))}"
+        ) from error
+    return cast(Value, value)
+
+
+def array_form(encoding: str, count: int, where: str) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns for type and shape if the encoding fixes both, else none.
+
+    Raises:
+        FormatError: the encoding is malformed.
+    """
+    form = _array_type(encoding, where)
+    if form is None:
+        return {}
+    return array_attributes(form.dtype, cast(tuple[int, ...], form.shape), count)
+
+
+def field_type(encoding: str, where: str) -> FieldType | None:
+    """Return the type of a field; None for arrays without a shape in their encoding.
+
+    Raises:
+        FormatError: the encoding is malformed.
+    """
+    if encoding in NUMBERS:
+        return FieldType.array(NUMBERS[encoding].str, ())
+    if encoding == JSON or TEXTS.get(encoding) is str:
+        return FieldType("text")
+    if encoding in TEXTS:
+        return FieldType.array("<i8" if TEXTS[encoding] is int else "<f8", ())
+    if encoding.partition(":")[0] != "ndarray":
+        return FieldType("bytes")
+    return _array_type(encoding, where)
+
+
+def field_value(
+    encoding: str, data: bytes, name: str, declared: FieldType | None, where: str
+) -> Any:
+    """Return the value of a field: a number, text, an array or bytes.
+
+    One that is declared as bytes or text is not decoded.
+
+    Raises:
+        FormatError: the bytes are no such value, or a whole number has more than 64 bits.
+    """
+    if declared is not None and declared.kind != "array":
+        return data
+    try:
+        if encoding in NUMBERS:
+            return np.frombuffer(data, NUMBERS[encoding]).reshape(())
+        if encoding == JSON or TEXTS.get(encoding) is str:
+            return data.decode()
+        if encoding in TEXTS:
+            value = TEXTS[encoding](data.decode())
+            return np.array(value, np.int64 if isinstance(value, int) else np.float64)
+        return _array(encoding, data) if encoding.partition(":")[0] == "ndarray" else data
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{where}: field {name!r}: expected {encoding}: {error}") from error
+
+
+def _array(encoding: str, data: bytes) -> npt.NDArray[Any]:
+    """Return the array in some bytes, which begin with what the encoding does not say."""
+    _, name, form = (encoding + "::").split(":")[:3]
+    at = 0
+    if not name:
+        if not data or data[0] not in _ELEMENTS:
+            raise ValueError(f"expected the number of a type, got {data[:1]!r}")
+        name, at = _ELEMENTS[data[0]], 1
+    if form:
+        shape = [int(length) for length in form.split(",")]
+    else:
+        dimensions, size = divmod(data[at], 4) if at < len(data) else (0, 0)
+        end = at + 1 + dimensions * (1 << size)
+        shape = np.frombuffer(data[at + 1 : end], f"<u{1 << size}").tolist()
+        at = end
+        if len(shape) < dimensions:
+            raise ValueError(f"expected a shape of {dimensions} lengths, got {len(shape)}")
+    return np.frombuffer(data[at:], np.dtype(name).newbyteorder("<")).reshape(shape)
+
+
+def _array_type(encoding: str, where: str) -> FieldType | None:
+    """Return the type of an array whose encoding fixes element and shape, else None."""
+    kind, _, form = encoding.partition(":")
+    name, _, shape = form.partition(":")
+    if kind != "ndarray" or not shape:
+        return None
+    try:
+        sizes = tuple(int(size) for size in shape.split(","))
+        return FieldType.array(np.dtype(name).newbyteorder("<").str, sizes)
+    except (ValueError, TypeError, UsageError) as error:
+        raise FormatError(f"{where}s: expected an array's form, got {encoding!r}") from error

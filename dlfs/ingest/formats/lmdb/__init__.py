@@ -1,1 +1,0 @@
-"""The format ``lmdb``: ``source`` turns keys into samples, ``pages`` reads the file's B+tree."""

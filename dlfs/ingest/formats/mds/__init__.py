@@ -1,1 +1,0 @@
-"""The format ``mds``: ``source`` reads the shards, ``values`` decodes their columns."""
