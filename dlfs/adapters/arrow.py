@@ -30,12 +30,12 @@ import numpy as np
 from dlfs import Batch, Dataset, DatasetView, Shuffle
 from dlfs.attributes.arrow import arrow_type, column_to_arrow
 from dlfs.base.arguments import check_integer
+from dlfs.base.extras import load_package
 from dlfs.base.units import MIB
 from dlfs.base.wording import quote, show_value
 from dlfs.epoch.options import EpochOptions, make_options
 from dlfs.errors import UsageError
 from dlfs.fields import FieldType
-from dlfs.ingest.registry import load_package
 
 if TYPE_CHECKING:
     import pyarrow

@@ -27,8 +27,8 @@ import numpy as np
 from dlfs import Dataset, DatasetView
 from dlfs.adapters.arrow import INDEX, Part, TableFormat, divide
 from dlfs.adapters.grain import as_bytes
+from dlfs.base.extras import load_package
 from dlfs.epoch.options import EpochOptions
-from dlfs.ingest.registry import load_package
 
 if TYPE_CHECKING:
     import dask.bag

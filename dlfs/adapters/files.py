@@ -34,10 +34,6 @@ class OpenVolume:
         )
         self._datasets: dict[str, dlfs.Dataset] = {}
 
-    def names(self) -> list[str]:
-        """Return the names of the datasets."""
-        return sorted({info.name for info in self.volume.datasets()})
-
     def dataset(self, name: str) -> dlfs.Dataset | None:
         """Return the newest version of a dataset, or ``NAME@VERSION``; None if there is none."""
         dataset = self._datasets.get(name)
@@ -85,6 +81,9 @@ class PathEntry:
         base: path of the dataset's directory.
         inner: path within the dataset.
         index: sample index of a file; -1 for a directory.
+
+    Raises:
+        FileNotFoundError: the dataset has neither a file nor a directory of this path.
     """
 
     def __init__(
@@ -101,6 +100,10 @@ class PathEntry:
         self.base = base
         self.inner = inner
         self.index = -1
+        if dataset is not None and inner:
+            self.index = int(dataset.index_of([inner])[0])
+            if self.index < 0 and not dataset.directory.is_directory(inner):
+                raise not_found(path)
 
     @property
     def is_directory(self) -> bool:
@@ -112,11 +115,6 @@ class PathEntry:
         """Creation time of the dataset or, for the root directory, of the volume; UTC."""
         described = self.dataset.info if self.dataset is not None else self.volume.volume.info()
         return described.created
-
-    def range(self) -> tuple[int, int]:
-        """Return the range of indices first..last-1 below a directory of a dataset."""
-        assert self.dataset is not None
-        return self.dataset.directory.subtree_range(self.inner)
 
     def describe_directory(self, path: str) -> dict[str, Any]:
         """Return fsspec's info of a directory in the same dataset."""
@@ -161,7 +159,7 @@ class PathEntry:
     def describe_tree(self, with_directories: bool) -> list[dict[str, Any]]:
         """Return fsspec's info of all files below a directory, and of directories on request."""
         assert self.dataset is not None
-        first, last = self.range()
+        first, last = self.dataset.directory.subtree_range(self.inner)
         raw = self.dataset.paths(first, last - first)
         paths = [f"{self.base}/{text_path(one)}" for one in raw]
         found = self.describe_files(paths, np.arange(first, last))
@@ -170,20 +168,6 @@ class PathEntry:
             paths += [f"{self.base}/{text_path(one)}/" for one in empty]
             found += [self.describe_directory(path) for path in directories(paths, self.path)]
         return found
-
-
-def find_inside(entry: PathEntry) -> PathEntry:
-    """Find out whether a path of a dataset is a file or a directory.
-
-    Raises:
-        FileNotFoundError: it is neither.
-    """
-    assert entry.dataset is not None
-    if entry.inner:
-        entry.index = int(entry.dataset.index_of([entry.inner])[0])
-        if entry.index < 0 and not entry.dataset.directory.is_directory(entry.inner):
-            raise not_found(entry.path)
-    return entry
 
 
 def directories(names: Iterable[str], root: str) -> Iterator[str]:

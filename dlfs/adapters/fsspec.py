@@ -34,8 +34,7 @@ import errno
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -45,11 +44,11 @@ from dlfs.adapters.callers import find_caller
 from dlfs.adapters.files import (
     OpenVolume,
     PathEntry,
-    find_inside,
     not_found,
     raw_path,
     shared_volume,
 )
+from dlfs.adapters.grouping import group_by_bytes
 from dlfs.adapters.new_files import NewSample, NewSampleFile
 from dlfs.base.arguments import check_choice, check_integer
 from dlfs.base.extras import install_command
@@ -170,9 +169,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         dataset = volume.dataset(name)
         if dataset is None:
             raise not_found(path)
-        return find_inside(
-            PathEntry(prefix + remainder, volume, dataset, prefix + name, raw_path(inner))
-        )
+        return PathEntry(prefix + remainder, volume, dataset, prefix + name, raw_path(inner))
 
     def invalidate_cache(self, path: str | None = None) -> None:
         """Look for newer versions of volumes and datasets from now on, in every thread.
@@ -213,7 +210,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             found = [self.info(path)]
         elif entry.dataset is None:
             base = entry.path + "/" if entry.path else ""
-            found = [entry.describe_directory(base + name) for name in entry.volume.names()]
+            names = sorted({info.name for info in entry.volume.volume.datasets()})
+            found = [entry.describe_directory(base + name) for name in names]
         else:
             found = entry.describe_children()
         return found if detail else [one["name"] for one in found]
@@ -431,7 +429,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             _, positions = by_dataset.setdefault(id(entry.dataset), (entry.dataset, []))
             positions.append((position, entry.index))
         for dataset, positions in by_dataset.values():
-            for group in _groups(dataset, positions):
+            lengths = dataset.lengths([index for _, index in positions])
+            for group in group_by_bytes(positions, lengths, BATCH_BYTES):
                 _read_group(dataset, group, out, on_error)
         return out
 
@@ -540,10 +539,6 @@ class SampleFile(io.BufferedReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.fs, self.path, self.tell())
 
-    def writable(self) -> bool:
-        """Return False."""
-        return False
-
     def write(self, _data: object) -> NoReturn:
         """Refuse to write.
 
@@ -562,16 +557,6 @@ def _reopen(fs: DlfsFileSystem, path: str, position: int) -> SampleFile:
     opened = SampleFile(fs, path)
     opened.seek(position)
     return opened
-
-
-def _groups(
-    dataset: dlfs.Dataset, positions: Sequence[tuple[int, int]]
-) -> Iterator[Sequence[tuple[int, int]]]:
-    """Yield groups of (position, index) pairs with about ``BATCH_BYTES`` each."""
-    ends = np.cumsum(dataset.lengths([index for _, index in positions])) // BATCH_BYTES
-    cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(positions)]
-    for first, last in pairwise(cuts):
-        yield positions[first:last]
 
 
 def _read_group(

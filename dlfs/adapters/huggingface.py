@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from dlfs import Dataset, DatasetView
 from dlfs.adapters.arrow import Part, TableFormat, TableKeywords, divide, order_of
-from dlfs.ingest.registry import load_package
+from dlfs.base.extras import load_package
 
 if TYPE_CHECKING:
     import datasets

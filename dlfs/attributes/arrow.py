@@ -11,30 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlfs.base.extras import install_command
-from dlfs.errors import FormatError, UsageError
+from dlfs.base.extras import load_package
+from dlfs.errors import FormatError
 from dlfs.format.attributes import ColumnValues
 
 if TYPE_CHECKING:
     import pyarrow
-
-
-def import_arrow(what: str) -> Any:
-    """Import the module ``pyarrow``.
-
-    Args:
-        what: the purpose, for the error.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise UsageError(
-            f"{what}: expected pyarrow to be installed: {install_command('arrow')}"
-        ) from error
-    return pyarrow
 
 
 def to_arrow(columns: Mapping[str, ColumnValues | NDArray[Any]], where: str) -> pyarrow.Table:
@@ -48,7 +30,7 @@ def to_arrow(columns: Mapping[str, ColumnValues | NDArray[Any]], where: str) -> 
         UsageError: pyarrow is not installed.
         FormatError: text is not UTF-8.
     """
-    arrow = import_arrow("read attributes as an Arrow table")
+    arrow = load_package("pyarrow", extra="arrow", what="read attributes as an Arrow table")
     arrays = [_array(arrow, values) for values in columns.values()]
     table: pyarrow.Table = arrow.table(arrays, names=list(columns))
     try:

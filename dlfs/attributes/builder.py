@@ -54,7 +54,6 @@ FIELD_PREFIX = "dlfs:field:"
 FIELD_DTYPES = {"bytes": np.dtype(np.int64), "shape": None, "crc32c": np.dtype(np.uint32)}
 """Dtype of each column of a field by the end of its name; None for strings."""
 
-_ROWS_AT_FIRST = 1024
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -62,22 +61,19 @@ class _Growing:
     """An array that grows at its end."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._memory: NDArray[Any] = np.empty(_ROWS_AT_FIRST, dtype)
+        self._memory = bytearray()
         self.dtype = dtype
-        self.count = 0
+
+    def __len__(self) -> int:
+        return len(self._memory) // self.dtype.itemsize
 
     def append(self, values: NDArray[Any]) -> None:
-        end = self.count + len(values)
-        if end > len(self._memory):
-            grown: NDArray[Any] = np.empty(max(end, 2 * len(self._memory)), self.dtype)
-            grown[: self.count] = self.values
-            self._memory = grown
-        self._memory[self.count : end] = values
-        self.count = end
+        self._memory += np.ascontiguousarray(values, self.dtype).view(np.uint8).data
 
     @property
     def values(self) -> NDArray[Any]:
-        return self._memory[: self.count]
+        """The elements; they must be released before the next ``append``."""
+        return np.frombuffer(self._memory, self.dtype)
 
 
 class _FixedColumn:
@@ -88,11 +84,11 @@ class _FixedColumn:
         self.dtype = dtype
 
     def __len__(self) -> int:
-        return self._rows.count
+        return len(self._rows)
 
     @property
     def size_bytes(self) -> int:
-        return self._rows.count * self.dtype.itemsize
+        return len(self._rows) * self.dtype.itemsize
 
     def append(self, values: NDArray[Any]) -> None:
         self._rows.append(values)
@@ -117,13 +113,13 @@ class _StringColumn:
         self._lengths = _Growing(np.dtype(np.uint64))
 
     def __len__(self) -> int:
-        return self._codes.count if self._text is None else self._lengths.count
+        return len(self._codes) if self._text is None else len(self._lengths)
 
     @property
     def size_bytes(self) -> int:
         if self._text is None:
-            return 2 * self._codes.count + 8 * len(self._values) + self._value_bytes
-        return 8 * self._lengths.count + len(self._text)
+            return 2 * len(self._codes) + 8 * len(self._values) + self._value_bytes
+        return 8 * len(self._lengths) + len(self._text)
 
     def append(self, values: Sequence[str]) -> None:
         if self._text is None:

@@ -8,9 +8,8 @@ wrong in one copy is read from the next.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from uuid import UUID
 
@@ -65,10 +64,31 @@ def load_attributes(
     segment = _Segment(sources, geometry, record, extent, diagnose)
     used = uses or nullcontext()
     with used, limit_call():
-        head, raw = segment.read_head()
+        raw = aligned_buffer(extent.head_bytes, ATTRIBUTE_BLOCK_BYTES)
+        head = segment.fill_head(raw)
     digest = hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()
-    columns = _Columns(segment, head, f"{volume_uuid.hex}-{record.uuid.hex}-{digest}", root, used)
-    return AttributeTable(head, columns.load, where=segment.where, release=columns.release)
+    key = f"{volume_uuid.hex}-{record.uuid.hex}-{digest}"
+    parts: list[Part] = []
+
+    def load(number: int) -> Bytes:
+        """Load a column into memory; called by one thread at a time."""
+        _, length = head.extent(number)
+        if not length:
+            return np.empty(0, np.uint8)
+
+        def fill(memory: memoryview) -> None:
+            segment.fill_column(head, number, np.frombuffer(memory, np.uint8))
+
+        with used, limit_call():
+            part = open_part(root, f"{key}-column{number}", length, fill, LOADER_WAIT_S)
+        parts.append(part)
+        return part.memory
+
+    def release() -> None:
+        while parts:
+            parts.pop().release()
+
+    return AttributeTable(head, load, where=segment.where, release=release)
 
 
 def read_attributes(
@@ -156,20 +176,26 @@ class _Segment:
         for choice in copy_orders(self.space.geometry):
             self._read(0, memory, choice)
             try:
-                return self.check_head(memory)
+                return self._check_head(memory)
             except FormatError as error:
                 problem = problem or error
         assert problem is not None
         raise self._diagnose() or problem
 
-    def _read(self, address: int, memory: Bytes, choice: CopyOrder) -> None:
+    @contextmanager
+    def _diagnosed(self) -> Iterator[None]:
+        """Raise a better error, if there is one, for what was read in the block."""
         try:
-            read_into(self._sources, self.space, address, memory, choice)
+            yield
         except (DeviceError, FormatError) as error:
             cause = self._diagnose()
             if cause is None:
                 raise
             raise cause from error
+
+    def _read(self, address: int, memory: Bytes, choice: CopyOrder) -> None:
+        with self._diagnosed():
+            read_into(self._sources, self.space, address, memory, choice)
 
     def fill_whole(self, memory: Bytes) -> None:
         """Read the whole segment, each part from the first copies that have it intact."""
@@ -196,19 +222,10 @@ class _Segment:
             wrong = still
             if not len(wrong):
                 return
-        try:
+        with self._diagnosed():
             head.verify(number, memory, self.where)
-        except FormatError as error:
-            cause = self._diagnose()
-            if cause is None:
-                raise
-            raise cause from error
 
-    def read_head(self) -> tuple[AttributeHead, Bytes]:
-        memory = aligned_buffer(self._extent.head_bytes, ATTRIBUTE_BLOCK_BYTES)
-        return self.fill_head(memory), memory
-
-    def check_head(self, memory: Bytes) -> AttributeHead:
+    def _check_head(self, memory: Bytes) -> AttributeHead:
         """Decode the head, and check that it belongs to the dataset."""
         head = decode_head(memory, self.where)
         got = head.dataset_uuid, head.sample_count, head.segment_bytes
@@ -220,36 +237,6 @@ class _Segment:
                 f"{expected[2]} bytes, got {got[0]} with {got[1]} in {got[2]}"
             )
         return head
-
-
-@dataclass(eq=False)
-class _Columns:
-    """Loads columns into memory, and releases them."""
-
-    segment: _Segment
-    head: AttributeHead
-    key: str
-    root: Path | None
-    used: AbstractContextManager[None]
-    parts: list[Part] = field(default_factory=list)
-
-    def load(self, number: int) -> Bytes:
-        _, length = self.head.extent(number)
-        if not length:
-            return np.empty(0, np.uint8)
-
-        def fill(memory: memoryview) -> None:
-            self.segment.fill_column(self.head, number, np.frombuffer(memory, np.uint8))
-
-        name = f"{self.key}-column{number}"
-        with self.used, limit_call():
-            part = open_part(self.root, name, length, fill, LOADER_WAIT_S)
-        self.parts.append(part)
-        return part.memory
-
-    def release(self) -> None:
-        while self.parts:
-            self.parts.pop().release()
 
 
 def _blocks(memory: Bytes) -> Bytes:

@@ -188,9 +188,7 @@ class AttributeTable:
             UsageError: the column is of numbers; or as ``column``.
             NotFoundError, FormatError, DeviceError: as ``column``.
         """
-        values = self.values(name)
-        if values.fixed is not None:
-            raise self._no_strings(name, values.fixed.dtype)
+        values = self._strings(name)
         chosen = self._chosen(indices)
         if values.codes is None:
             found, places = number_distinct(self.column(name, chosen))
@@ -215,9 +213,7 @@ class AttributeTable:
             UsageError: the column is of numbers; or as ``column``.
             NotFoundError, FormatError, DeviceError: as ``column``.
         """
-        values = self.values(name)
-        if values.fixed is not None:
-            raise self._no_strings(name, values.fixed.dtype)
+        values = self._strings(name)
         if values.codes is None:
             return parse(self.column(name, indices).tolist())
         rows = self._parsed.get(name)
@@ -226,8 +222,18 @@ class AttributeTable:
         found: NDArray[Any] = rows[values.codes[self._chosen(indices)]]
         return found
 
-    def _no_strings(self, name: str, dtype: np.dtype[Any]) -> UsageError:
-        return UsageError(f"read column {name!r} of {self._where}: expected strings, got {dtype}")
+    def _strings(self, name: str) -> ColumnValues:
+        """Return the values of a column of strings.
+
+        Raises:
+            UsageError: the column is of numbers.
+        """
+        values = self.values(name)
+        if values.fixed is not None:
+            raise UsageError(
+                f"read column {name!r} of {self._where}: expected strings, got {values.fixed.dtype}"
+            )
+        return values
 
     def values(self, name: str) -> ColumnValues:
         """Return a column's values as they are stored: read-only views.

@@ -1,4 +1,4 @@
-"""The shell command that installs the optional packages of an extra.
+"""Imports the optional packages of an extra, and gives the shell command that installs them.
 
 The command names the packages themselves, with the versions in the metadata of this installation.
 It is therefore right for a wheel, a checkout and an installation from an index, and it neither
@@ -7,9 +7,13 @@ fetches nor changes DLFS.
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from pathlib import Path
+from typing import Any
+
+from dlfs.errors import UsageError
 
 DISTRIBUTION = "dlfs-storage"
 """Name of the distribution; in the public index, ``dlfs`` is another project."""
@@ -33,6 +37,27 @@ def install_command(extra: str) -> str:
     pip = "uv pip" if (distribution.read_text("INSTALLER") or "").strip() == "uv" else "pip"
     packages = _packages(distribution.requires or [], extra)
     return f"{pip} install {shlex.join(dict.fromkeys(packages))}"
+
+
+def load_package(name: str, *, extra: str, what: str, package: str | None = None) -> Any:
+    """Import an optional package, or a module of it.
+
+    Args:
+        name: name of the module.
+        extra: extra of dlfs that installs the package.
+        what: action that needs it, for the error, such as ``import x.parquet``.
+        package: name of the package; by default that of the top module.
+
+    Raises:
+        UsageError: the package is not installed, or cannot be loaded.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"{what}: expected {package or name.partition('.')[0]} to be installed ({error}): "
+            f"{install_command(extra)}"
+        ) from error
 
 
 def _packages(requirements: list[str], extra: str) -> list[str]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlfs.base.extras import install_command
+from dlfs.base.extras import load_package
 from dlfs.base.units import MIB
 from dlfs.base.wording import join_words, quote
 from dlfs.errors import UsageError, write_error
@@ -82,12 +82,7 @@ def check_plot(path: Path) -> None:
         )
     if not path.absolute().parent.is_dir():
         raise UsageError(f"plot {quote(str(path))}: expected a folder that exists")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"plot: expected matplotlib to be installed: {install_command('plot')}"
-        ) from error
+    load_package("matplotlib", extra="plot", what="plot")
 
 
 def draw(picture: Picture, path: Path) -> None:

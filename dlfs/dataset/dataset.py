@@ -135,8 +135,10 @@ class Dataset(Closing):
             session = self._session
             if session is None or session.is_lost():
                 # A lost session is not closed: another thread may be in one of its calls.
-                known = self._known_directory()
-                self._session = session = self._connection.open_dataset(self._identity, known)
+                # The directory that this process or its parent has open is used on.
+                known = [*self._inherited, *filter(None, [session])]
+                directory = known[-1].directory if known else None
+                self._session = session = self._connection.open_dataset(self._identity, directory)
                 try:
                     self._check_open()
                 except ClosedError:  # closed by another thread, which did not see this session
@@ -165,11 +167,6 @@ class Dataset(Closing):
         session = self._session
         usable = session is not None and owner.is_current() and not session.is_lost()
         return session if usable else None
-
-    def _known_directory(self) -> FrozenDirectory | None:
-        """Return the directory that this process or its parent has open already, or None."""
-        known = [*self._inherited, *filter(None, [self._session])]
-        return known[-1].directory if known else None
 
     def _leave_to_parent(self) -> None:
         """Set the parent's session aside in a forked child; its directory is used on."""

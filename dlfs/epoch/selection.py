@@ -107,7 +107,8 @@ def select(
             raise UsageError(
                 "order an epoch: expected order alone, got where, weights or draws too"
             )
-        return Selection("list", _indices(order, count, "order"))
+        listed = check_indices(order, count, option="order", action="order an epoch")  # a copy
+        return Selection("list", listed)
     if draws is not None and weights is None:
         raise UsageError("order an epoch: expected weights with draws, got none")
     if shuffle == "chunk" or (shuffle is None and weights is not None):
@@ -126,11 +127,6 @@ def select(
         stored = samples.order()
         return Selection("list", np.ascontiguousarray(stored[mask[stored]]))
     return Selection("selected", chosen)
-
-
-def _indices(values: ArrayLike, count: int, name: str) -> NDArray[np.uint64]:
-    # A copy, because the caller may change its array later.
-    return check_indices(values, count, option=name, action="order an epoch")
 
 
 def choose_samples(

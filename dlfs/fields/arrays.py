@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dlfs.base.distinct import number_distinct
 from dlfs.errors import FormatError, UsageError
+from dlfs.fields.layout import FieldColumns
 from dlfs.fields.types import DIMENSIONS_MAX, KINDS
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 
@@ -99,17 +100,9 @@ def is_element(dtype: np.dtype[Any]) -> bool:
     return (dtype.kind in KINDS or is_opaque) and dtype.itemsize > 0
 
 
-class FormColumns(Protocol):
-    """The columns of a dataset or view, as far as the forms of arrays need them."""
-
-    def __contains__(self, name: object) -> bool:
-        """Return True if there is a column of this name."""
-
-    def distinct(self, name: str, indices: ArrayLike) -> tuple[list[str], NDArray[np.intp]]:
-        """Return the distinct strings among some values of a column, and each sample's number."""
-
-
-def forms_of(table: FormColumns, indices: NDArray[Any]) -> tuple[list[ArrayForm], NDArray[np.intp]]:
+def forms_of(
+    table: FieldColumns, indices: NDArray[Any]
+) -> tuple[list[ArrayForm], NDArray[np.intp]]:
     """Return the forms of some samples' arrays.
 
     Args:

@@ -26,12 +26,12 @@ _SMALL_BYTES = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartMemory:
-    """A part of each sample of a batch, in the memory of the batch.
+    """A part of each sample of a batch, or the whole samples, with what ``Batch`` uses of them.
 
     Attributes:
-        memory: memory of the batch.
+        memory: memory of the parts.
         offsets: offset of each part in the memory, in bytes, ``int64[n]``.
-        lengths: length of each part in bytes, ``int64[n]``.
+        lengths: length of each part in bytes, ``int64[n]``; -1 for one that failed.
         indices: index of each sample, ``uint64[n]``.
     """
 
@@ -45,7 +45,8 @@ class PartMemory:
         source = np.frombuffer(self.memory, np.uint8)
         ranges = zip(self.offsets.tolist(), self.lengths.tolist(), offsets.tolist(), strict=True)
         for start, size, to in ranges:
-            destination[to : to + size] = source[start : start + size]
+            if size > 0:
+                destination[to : to + size] = source[start : start + size]
 
     def stack(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Copy parts of equal length to one array, ``dtype[n, *shape]``."""

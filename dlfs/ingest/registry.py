@@ -42,7 +42,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from dlfs.base.extras import install_command
 from dlfs.errors import DeviceError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -387,27 +386,3 @@ def describe_options(row: Format) -> list[OptionHelp]:
         option_type, text = typing.get_args(hints[field.name])
         options.append(OptionHelp(field.name, show_type(option_type), field.default, text))
     return options
-
-
-# ---- packages ------------------------------------------------------------------------------------
-
-
-def load_package(name: str, *, extra: str, what: str, package: str | None = None) -> Any:
-    """Import an optional package.
-
-    Args:
-        name: name of the module.
-        extra: extra of dlfs that installs the package.
-        what: action that needs it, for the error, such as ``import x.parquet``.
-        package: name of the package; by default that of the top module.
-
-    Raises:
-        UsageError: the package is not installed, or cannot be loaded.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UsageError(
-            f"{what}: expected {package or name.partition('.')[0]} to be installed ({error}): "
-            f"{install_command(extra)}"
-        ) from error

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.base.extras import install_command
-from dlfs.errors import LimitError, UsageError
+from dlfs.base.extras import load_package
+from dlfs.errors import LimitError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -47,12 +47,7 @@ def binary_views(
         UsageError: pyarrow is not installed.
         LimitError: a sample is longer than 2 GiB - 1.
     """
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise UsageError(
-            f"make an Arrow array: pyarrow cannot be loaded ({error}); {install_command('arrow')}"
-        ) from error
+    pyarrow = load_package("pyarrow", extra="arrow", what="make an Arrow array")
     longest = int(lengths.max(initial=0))
     if longest > LENGTH_BYTES_MAX:
         raise LimitError(

@@ -14,7 +14,7 @@ window.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any, Unpack
 from uuid import UUID, uuid5
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from dlfs._native.permutation import Permutation
 from dlfs._native.reader import StreamOptions
-from dlfs.base.arguments import OnError, check_integer
+from dlfs.base.arguments import check_integer
 from dlfs.base.wording import quote
 from dlfs.epoch.options import EpochKeywords, EpochOptions, make_options
 from dlfs.epoch.selection import Selection
 from dlfs.errors import UsageError
 from dlfs.reader import Epoch, EpochReader
-from dlfs.views.lists import ListStream, Readable, describe_order, open_reader
+from dlfs.views.lists import LastOrder, ListStream, Readable, describe_order, open_reader
 from dlfs.views.order import hash_numbers
 
 WINDOW_SAMPLES = 1 << 14
@@ -122,44 +122,13 @@ class LengthPlan:
             yield first, len(lengths)
 
 
-class _Plans:
-    """Makes the plans of epochs and keeps the last one.
-
-    Args:
-        dataset: dataset or view.
-        limits: arguments of ``LengthPlan`` that are the same in all epochs.
-        fields: names of the fields that are read; None for all.
-    """
-
-    def __init__(
-        self, dataset: Readable, limits: dict[str, int], fields: Sequence[str] | None
-    ) -> None:
-        self._dataset = dataset
-        self._limits = limits
-        self._fields = fields
-        self._last: tuple[tuple[Any, ...], LengthPlan] | None = None
-
-    def make(self, options: EpochOptions) -> LengthPlan:
-        """Return the plan of an epoch with these options.
-
-        Raises:
-            UsageError: a sample is longer than the budget.
-        """
-        if self._last is None or self._last[0] != options.order_key:
-            self._last = options.order_key, LengthPlan(self._dataset, options, **self._limits)
-        return self._last[1]
-
-    def open_reader(self) -> _LengthReader:
-        """Return the reader of this process."""
-        return _LengthReader(open_reader(self._dataset, self._fields), self)
-
-
 class _LengthReader:
     """Reads the batches of a plan; the positions of an epoch are the numbers of its batches."""
 
-    def __init__(self, reader: EpochReader, plans: _Plans) -> None:
+    def __init__(self, reader: EpochReader, plan: Callable[[EpochOptions], LengthPlan]) -> None:
         self._reader = reader
-        self._plans = plans
+        self._plan = plan
+        self.build_batch = reader.build_batch
 
     @property
     def closing(self) -> bool:
@@ -168,11 +137,8 @@ class _LengthReader:
     def stream(
         self, options: EpochOptions, _selection: Selection | None, part: StreamOptions
     ) -> _LengthStream:
-        batch = self._plans.make(options).batch
+        batch = self._plan(options).batch
         return _LengthStream(self._reader, map(batch, part.positions().tolist()), part.plan)
-
-    def build_batch(self, native: Any, on_error: OnError) -> Any:
-        return self._reader.build_batch(native, on_error)
 
 
 class _LengthStream(ListStream):
@@ -222,11 +188,11 @@ def length_batches(
         "window_samples": check(window_samples, 1, None, option="window_samples"),
     }
     made = make_options(length_batches, EpochKeywords, options, batch_size=1).with_copies()
-    plans = _Plans(dataset, limits, made.fields)
+    plan = LastOrder(partial(LengthPlan, dataset, **limits))
     return Epoch(
-        plans.open_reader,
+        lambda: _LengthReader(open_reader(dataset, made.fields), plan),
         made,
         dataset=f"{dataset.name}, by length",
         dataset_uuid=uuid5(_NAMESPACE, f"{describe_order(dataset, made)} {limits}"),
-        sample_count=lambda options: len(plans.make(options)),
+        sample_count=lambda options: len(plan(options)),
     )

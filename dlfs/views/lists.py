@@ -6,9 +6,9 @@ Threads: one at a time. Memory: the indices of two segments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,31 @@ def describe_order(dataset: Readable, options: EpochOptions) -> str:
     """
     state = dataset.start_epoch(options.whole()).state()
     return f"{dataset.uuid} {state.get('selection')}"
+
+
+T = TypeVar("T")
+
+
+class LastOrder(Generic[T]):
+    """What is made of the order of an epoch, of which the last one is kept.
+
+    Args:
+        make: makes it of the options of an epoch.
+    """
+
+    def __init__(self, make: Callable[[EpochOptions], T]) -> None:
+        self._make = make
+        self._last: tuple[EpochOptions, T] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LastOrder, (self._make,)
+
+    def __call__(self, options: EpochOptions) -> T:
+        """Return it for an epoch with these options."""
+        last = self._last
+        if last is None or not last[0].has_order_of(options):
+            self._last = last = options, self._make(options)
+        return last[1]
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ from dlfs.epoch.options import EpochOptions
 from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError
 from dlfs.fields import FieldSpan
+from dlfs.fields.batch_fields import PartMemory
 from dlfs.reader import Batch, EpochStream, SampleReader
 from dlfs.views.order import ViewOrder
 from dlfs.views.sources import Part, Sources, ViewColumns
@@ -40,30 +41,6 @@ AHEAD_SAMPLES = 1 << 12
 
 ALIGNMENT_BYTES = 16
 """Alignment of each sample in a merged batch: enough for every type of elements."""
-
-
-@dataclass
-class MergedSamples:
-    """The memory of a merged batch, with the attributes that ``Batch`` uses of a native one.
-
-    Attributes:
-        memory: bytes of all samples, ``uint8[...]``.
-        offsets: offset of each sample in ``memory``, ``int64[n]``.
-        lengths: length of each sample in bytes, ``int64[n]``; -1 for one that failed.
-        indices: index of each sample in the view, ``uint64[n]``.
-    """
-
-    memory: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    indices: NDArray[np.uint64]
-
-    def gather(self, destination: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
-        """Copy every sample to its offset in ``destination``."""
-        ranges = zip(self.offsets.tolist(), self.lengths.tolist(), offsets.tolist(), strict=True)
-        for start, length, to in ranges:
-            if length > 0:
-                destination[to : to + length] = self.memory[start : start + length]
 
 
 def merge_batches(
@@ -101,7 +78,7 @@ def merge_batches(
         for part, batch in parts
         for failure in batch.failures
     ]
-    merged = MergedSamples(memory, offsets[order], lengths[order], indices[order])
+    merged = PartMemory(memory.data, offsets[order], lengths[order], indices[order])
     failures.sort(key=lambda failure: failure.position)
     return Batch(merged, None, tuple(failures), lambda: columns, dataset=name, span=span)
 

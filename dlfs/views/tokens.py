@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Unpack
 from uuid import UUID, uuid5
 
@@ -35,7 +35,7 @@ from dlfs.epoch.selection import Selection
 from dlfs.errors import UsageError
 from dlfs.fields import FieldType
 from dlfs.reader import Epoch, EpochReader, SampleFailure, follow, pick_fields
-from dlfs.views.lists import ListStream, Readable, describe_order, open_reader
+from dlfs.views.lists import LastOrder, ListStream, Readable, describe_order, open_reader
 
 BLOCK_DOCUMENTS = 1 << 12
 """Documents of the order for which one token count is stored."""
@@ -116,14 +116,14 @@ class _TokenLine:
 
     Args:
         documents: the documents.
-        options: options of the epoch's order.
         form: tokens of documents and sequences.
+        options: options of the epoch's order.
 
     Raises:
         UsageError: a document has no whole number of tokens; the message names it.
     """
 
-    def __init__(self, documents: _Documents, options: EpochOptions, form: _Format) -> None:
+    def __init__(self, documents: _Documents, form: _Format, options: EpochOptions) -> None:
         self._documents = documents
         self._order = documents.dataset.order_epoch(options)
         self.form = form
@@ -310,14 +310,12 @@ class TokenSequences:
         self.name = f"{dataset.name}, packed"
         self.documents = _Documents(dataset, field)
         self._form = _Format(kind, count, separator)
-        self._last: tuple[EpochOptions, _TokenLine] | None = None
+        self.line = LastOrder(partial(_TokenLine, self.documents, self._form))
+        """Returns the tokens of an epoch by its options."""
 
     def __repr__(self) -> str:
         form = self._form
         return f"<TokenSequences of {form.length} tokens of {form.dtype}: {self.name!r}>"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
 
     @property
     def fields(self) -> dict[str, str]:
@@ -370,13 +368,6 @@ class TokenSequences:
                 return stream.next(len(wanted))
 
         return follow(self.open_reader, take)
-
-    def line(self, options: EpochOptions) -> _TokenLine:
-        """Return the tokens of an epoch with these options; the last one is kept."""
-        last = self._last
-        if last is None or not last[0].has_order_of(options):
-            self._last = last = options, _TokenLine(self.documents, options, self._form)
-        return last[1]
 
     def open_reader(self) -> _TokenReader:
         """Return the reader of this process."""

@@ -158,7 +158,8 @@ class _SpaceRepair:
         for start in range(0, memory.nbytes, chunk_bytes):
             address = base + start
             failure = None
-            for copy in sorted(self._copies, key=lambda copy: self._is_stale(address, copy)):
+            members = [self._space.resolve(address, copy)[0] for copy in self._copies]
+            for copy in sorted(self._copies, key=lambda copy: members[copy] in self._state.stale):
                 failure = windows[copy].failure_at(address, chunk_bytes)
                 if failure is None:
                     memory[start : start + chunk_bytes] = windows[copy].memory[start:][:chunk_bytes]
@@ -166,9 +167,6 @@ class _SpaceRepair:
             if failure is not None:
                 yield FailedRead(address, chunk_bytes, failure.error)
                 self._state.damaged.append(f"no copy can be read: {failure.error}")
-
-    def _is_stale(self, address: int, copy: int) -> bool:
-        return self._space.resolve(address, copy)[0] in self._state.stale
 
     def _write(self, part: Window, windows: Sequence[Window], unverified: Spans) -> None:
         chunk_bytes = self._geometry.chunk_bytes

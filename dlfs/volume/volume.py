@@ -534,15 +534,9 @@ class Volume(Closing):
             SpaceError: the volume has no room for another catalog.
             DeviceError: a device failed.
         """
-        options = self._local("change").options
+        opener = self._local("change").options.opener
         with self._transaction("dlfs grow") as transaction:
-            grow_volume(
-                transaction,
-                members,
-                size_bytes=size_bytes,
-                force=force,
-                opener=options.opener,
-            )
+            grow_volume(transaction, members, size_bytes=size_bytes, force=force, opener=opener)
         self.refresh()
         return self.info()
 
@@ -565,7 +559,6 @@ class Volume(Closing):
             LockedError: a writer has locked the volume.
             DeviceError: a device failed.
         """
-        self._local("change")
         with self._transaction("dlfs rebalance") as transaction:
             report = rebalance_volume(transaction, progress)
         self.refresh()
@@ -599,7 +592,6 @@ class Volume(Closing):
         chosen = [
             member if isinstance(member, int) else split_uris(member)[0] for member in members
         ]
-        self._local("change")
         with self._transaction("dlfs shrink") as transaction:
             report = shrink_volume(transaction, chosen, progress)
         self.refresh()
@@ -647,11 +639,8 @@ class Volume(Closing):
             DeviceError: no member can be opened for writing.
         """
         connection = self._local("write to").connection
-        check_writable(
-            connection.uris,
-            volume_uuid=self.uuid,
-            opener=connection.options.opener,
-        )
+        opener = connection.options.opener
+        check_writable(connection.uris, volume_uuid=self.uuid, opener=opener)
 
     def _transaction(self, holder: str) -> Transaction:
         session = self._local("change")

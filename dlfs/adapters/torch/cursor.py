@@ -98,7 +98,9 @@ class Cursor:
             own: state that was loaded in the worker; None to begin at the cursor.
         """
         tag = (hash((seed, iteration)) % _UINT64) | 1
-        first = max(0, _process_number() - worker)
+        # The numbers that multiprocessing gave the workers are consecutive.
+        identity: tuple[int, ...] = getattr(multiprocessing.current_process(), "_identity", ())
+        first = max(0, (identity[-1] if identity else 0) - worker)
         words = self._words
         begin = _RECORDS_AT + (tag >> 1) % RECORDS * _RECORD_WORDS
         record = words[begin : begin + _RECORD_WORDS]
@@ -129,12 +131,6 @@ class Cursor:
 
 def _pack(state: State) -> list[int]:
     return [_SHUFFLES.index(state[name]) if name == "shuffle" else state[name] for name in _FIELDS]
-
-
-def _process_number() -> int:
-    """Return the number that multiprocessing gave this child process."""
-    identity: tuple[int, ...] = getattr(multiprocessing.current_process(), "_identity", ())
-    return identity[-1] if identity else 0
 
 
 def start_cursor(dataset: Source, options: EpochOptions) -> tuple[int, Cursor]:

@@ -245,7 +245,7 @@ class FolderLabels(DatasetLabels):
         if level < 0:
             raise UsageError(f"label samples by folder: expected level >= 0, got {level}")
         super().__init__(dataset)
-        folders = {one.uuid: _folders(one, depth=level + 1) for one in _datasets(dataset)}
+        folders = {one.uuid: list(_folders(one, depth=level + 1)) for one in _datasets(dataset)}
         names = sorted({name for listed in folders.values() for name, _ in listed})
         found = [_text(name) for name in names]
         self._number(_check_classes(classes, found, "folders", dataset.name))
@@ -362,18 +362,14 @@ def _title(dataset: Dataset) -> str:
     return f"dataset {quote(dataset.name)} version {dataset.version}"
 
 
-def _folders(dataset: Dataset, *, depth: int) -> list[tuple[bytes, int]]:
-    """Return name and first index of the folders at a depth."""
-    return list(_walk_folders(dataset, b"", depth=depth))
-
-
-def _walk_folders(
-    dataset: Dataset, prefix: bytes, *, depth: int, above: int = 0
+def _folders(
+    dataset: Dataset, prefix: bytes = b"", *, depth: int, above: int = 0
 ) -> Iterator[tuple[bytes, int]]:
     """Yield name and first index of the folders at a depth; ``above`` is the prefix's depth."""
     for entry in dataset.children(prefix):
         path = prefix + b"/" + entry.name if prefix else entry.name
-        if dataset.directory.empty_at(path) >= 0 and _has_no_samples(dataset, path):
+        first, last = dataset.directory.subtree_range(path)
+        if first == last and dataset.directory.empty_at(path) >= 0:
             continue
         if not entry.is_directory:
             raise UsageError(
@@ -383,12 +379,7 @@ def _walk_folders(
         if above + 1 == depth:
             yield entry.name, entry.first_index
         else:
-            yield from _walk_folders(dataset, path, depth=depth, above=above + 1)
-
-
-def _has_no_samples(dataset: Dataset, folder: bytes) -> bool:
-    first, last = dataset.directory.subtree_range(folder)
-    return first == last
+            yield from _folders(dataset, path, depth=depth, above=above + 1)
 
 
 def _text(name: bytes) -> str:

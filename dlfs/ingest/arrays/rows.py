@@ -46,6 +46,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlfs.base.arguments import Layout
+from dlfs.base.extras import load_package
 from dlfs.base.units import GIB, MIB
 from dlfs.errors import DeviceError, LimitError
 from dlfs.fields import FieldType
@@ -57,7 +58,6 @@ from dlfs.ingest.fields import FieldRecords
 from dlfs.ingest.isolation.confines import allow_memory
 from dlfs.ingest.order import packing_order
 from dlfs.ingest.records import join_blocks, make_block
-from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     Array,

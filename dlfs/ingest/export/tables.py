@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.attributes.arrow import arrow_type, column_to_arrow
+from dlfs.base.extras import load_package
 from dlfs.dataset.dataset import Dataset
 from dlfs.errors import FormatError, LimitError, UsageError
 from dlfs.ingest.export.samples import ExportedSamples, whole_file
-from dlfs.ingest.registry import load_package
 from dlfs.ingest.tables.arrow import pyarrow
 from dlfs.ingest.tables.choosing import EXPORT_BYTES, EXPORT_MARK, EXPORT_PATH
 from dlfs.reader.batch import Batch

@@ -42,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from dlfs.base.extras import load_package
 from dlfs.base.json_records import parse_json, to_record
 from dlfs.base.units import GIB, MIB
 from dlfs.base.wording import quote
@@ -73,7 +74,6 @@ from dlfs.ingest.records import (
     shard_prefixes,
     text_path,
 )
-from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     Int64Array,

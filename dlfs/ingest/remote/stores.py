@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from dlfs.base.extras import install_command
+from dlfs.base.extras import install_command, load_package
 from dlfs.base.units import MIB
 from dlfs.base.wording import redact
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
-from dlfs.ingest.registry import load_package
 from dlfs.ingest.remote.digests import Digests, etag_digests, find_digests
 from dlfs.ingest.remote.failures import cause_of, is_temporary, status_of, typed, with_retries
 from dlfs.ingest.remote.urls import is_http, plain_path

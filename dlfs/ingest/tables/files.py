@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from dlfs.base.extras import load_package
 from dlfs.base.units import MIB
 from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError, UsageError
 from dlfs.ingest.isolation.confines import allow_memory, note_location
-from dlfs.ingest.registry import load_package
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     BUFFER_BYTES,

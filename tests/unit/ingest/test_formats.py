@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import pytest
 
+from dlfs.base.extras import load_package
 from dlfs.errors import DeviceError, NotFoundError, UsageError
 from dlfs.ingest import registry as formats
 from dlfs.ingest.archives import archive
@@ -17,7 +18,6 @@ from dlfs.ingest.registry import (
     Format,
     describe_options,
     find_format,
-    load_package,
     make_options,
     options_class,
     parse_settings,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +38,7 @@ from dlfs._native.checksums import crc32c
 from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, check_stored, open_source
 from dlfs.adapters.torch.checkpoint.metadata import Piece
+from dlfs.adapters.torch.lookahead import take_ahead
 from dlfs.base.units import MIB, format_bytes
 from dlfs.errors import DlfsError, SpaceError
 
@@ -45,10 +46,7 @@ PIECES_AHEAD = 8
 """Pieces whose CRC32C is computed ahead of the writer."""
 
 SMALL_BYTES = 1 * MIB
-"""Pieces below this length are added to the dataset together, in bytes."""
-
-SMALL_BATCH_BYTES = 8 * MIB
-"""Total length at which small pieces are added to the dataset, in bytes."""
+"""Pieces below this length are copied to the writer's stage, in bytes."""
 
 SHARED_MIN = 0.5
 """Smallest part of an earlier dataset that is worth a reference to it."""
@@ -85,16 +83,12 @@ def tensor_bytes(tensor: Any) -> Bytes:
 def _cut(
     items: Iterable[Item], pool: ThreadPoolExecutor
 ) -> Iterator[tuple[Item, int, Bytes, Future[int]]]:
-    """Yield the pieces of items: item, offset in it, bytes, and CRC32C, which is computed ahead."""
-    ahead: deque[tuple[Item, int, Bytes, Future[int]]] = deque()
+    """Yield the pieces of items: item, offset in it, bytes, and their future CRC32C."""
     for item in items:
         data = item.load()
         for start in range(0, max(data.nbytes, 1), PIECE_BYTES):
             part = data[start : start + PIECE_BYTES]
-            ahead.append((item, start, part, pool.submit(crc32c, part.data)))
-            if len(ahead) > PIECES_AHEAD:
-                yield ahead.popleft()
-    yield from ahead
+            yield item, start, part, pool.submit(crc32c, part.data)
 
 
 class _ShardsVersion:
@@ -105,29 +99,22 @@ class _ShardsVersion:
         self._dataset = dataset
         self._timeout_s = timeout_s
         self._writer: dlfs.DatasetWriter | None = None
-        self._samples = 0
-        self._waiting: list[Bytes] = []
-        self._waiting_bytes = 0
 
     def append(self, data: Bytes, crc: int) -> Piece:
-        """Add a piece, without a digest; its memory must not change before the seal."""
+        """Add a piece, without a digest."""
         writer = self._writer or self._lock()
-        piece = Piece(writer.uuid, self._samples, data.nbytes, crc, b"")
-        self._samples += 1
-        if data.nbytes >= SMALL_BYTES:
-            self._add_waiting(self._samples - 1)
-            self._add(self._samples - 1, [data])
-            return piece
-        self._waiting.append(data)
-        self._waiting_bytes += data.nbytes
-        if self._waiting_bytes >= SMALL_BATCH_BYTES:
-            self._add_waiting(self._samples)
+        piece = Piece(writer.uuid, writer.sample_count, data.nbytes, crc, b"")
+        path = b"%08d" % piece.sample
+        if data.nbytes < SMALL_BYTES:  # the writer packs many of them by one call
+            writer.add(path, data)
+        else:
+            lengths = np.array([data.nbytes], np.int64)
+            writer.add_batch([path], data, np.zeros(1, np.int64), lengths)
         return piece
 
     def seal(self) -> None:
         """Commit the version, if there is a piece in it, and unlock the volume."""
         if self._writer is not None:
-            self._add_waiting(self._samples)
             self._writer.seal()
 
     def abort(self) -> None:
@@ -140,19 +127,6 @@ class _ShardsVersion:
             lambda: self._volume.writer(self._dataset, layout="path"), self._timeout_s
         )
         return self._writer
-
-    def _add_waiting(self, end: int) -> None:
-        """Add the small pieces, the last of which has the number ``end - 1``."""
-        if self._waiting:
-            self._add(end - len(self._waiting), self._waiting)
-            self._waiting, self._waiting_bytes = [], 0
-
-    def _add(self, first: int, pieces: Sequence[Bytes]) -> None:
-        assert self._writer is not None
-        lengths = np.array([piece.nbytes for piece in pieces], np.int64)
-        data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        paths = [b"%08d" % (first + i) for i in range(len(pieces))]
-        self._writer.add_batch(paths, data, np.cumsum(lengths) - lengths, lengths)
 
 
 class ShardWriter:
@@ -213,7 +187,7 @@ class ShardWriter:
         version = _ShardsVersion(self._volume, self._dataset, self._timeout_s)
         pool = ThreadPoolExecutor(1, thread_name_prefix="dlfs-crc")
         try:
-            for item, start, data, crc in _cut(items, pool):
+            for item, start, data, crc in take_ahead(_cut(items, pool), PIECES_AHEAD):
                 pieces = self._found.setdefault(item.key, [])
                 piece = self._find_equal(item.key, len(pieces), data, crc.result())
                 if piece is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 import dlfs
+from dlfs.adapters.grouping import group_by_bytes
 from dlfs.adapters.torch.checkpoint.layout import (
     Checkpoint,
     HasCheckpointId,
@@ -125,7 +126,7 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
         Raises:
             DlfsError: as ``dlfs.open``.
         """
-        with self._open() as volume:
+        with open_volume(self.volume) as volume:
             return list_checkpoints(volume, self.name)
 
     # ---- the steps of a load, in the order of torch's calls --------------------------------------
@@ -148,7 +149,7 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
             NotFoundError: there is no such checkpoint.
             DlfsError: as ``dlfs.open``.
         """
-        with self._open() as volume:
+        with open_volume(self.volume) as volume:
             self._checkpoint = find_checkpoint(volume, self.name, self._step)
             metadata = read_metadata(volume, self._checkpoint.dataset)
         meta = metadata.storage_meta or StorageMeta()
@@ -189,7 +190,7 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
             FormatError: the metadata does not describe the stored bytes.
             DlfsError: as ``Dataset.read``.
         """
-        with self._open() as volume, ThreadPoolExecutor(READ_THREADS) as pool:
+        with open_volume(self.volume) as volume, ThreadPoolExecutor(READ_THREADS) as pool:
             room = {info.uuid: info.sample_bytes for info in volume.datasets()}
             pending: list[_Load] = []
             buffers_bytes = 0
@@ -205,9 +206,6 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
         return done
 
     # ---- items -----------------------------------------------------------------------------------
-
-    def _open(self) -> dlfs.Volume:
-        return open_volume(self.volume)
 
     def _load(self, item: Any, planner: Any, room: Mapping[UUID, int]) -> _Load:
         index = item.storage_index
@@ -344,7 +342,9 @@ def _read_from(dataset: dlfs.Dataset, reads: Sequence[_Read], pool: ThreadPoolEx
     check_stored(dataset, [read.piece for read in reads])
     large = [read for read in reads if read.piece.length_bytes >= SMALL_BYTES]
     started = [pool.submit(_read_large, dataset, read) for read in large]
-    for batch in _small_batches(reads):
+    small = [read for read in reads if read.piece.length_bytes < SMALL_BYTES]
+    lengths = [read.piece.length_bytes for read in small]
+    for batch in group_by_bytes(small, lengths, BATCH_BYTES):
         views = dataset.read([read.piece.sample for read in batch])
         for read, view in zip(batch, views, strict=True):
             part = np.frombuffer(view, np.uint8)[read.skipped_bytes :]
@@ -360,19 +360,3 @@ def _read_large(dataset: dlfs.Dataset, read: _Read) -> None:
     whole = np.empty(read.piece.length_bytes, np.uint8)  # a checksum covers the whole piece
     dataset.read_into(read.piece.sample, whole.data)
     read.target[:] = whole[read.skipped_bytes : read.skipped_bytes + read.target.nbytes]
-
-
-def _small_batches(reads: Sequence[_Read]) -> Iterator[list[_Read]]:
-    """Yield the small reads in groups of about ``BATCH_BYTES``."""
-    batch: list[_Read] = []
-    total = 0
-    for read in reads:
-        if read.piece.length_bytes >= SMALL_BYTES:
-            continue
-        batch.append(read)
-        total += read.piece.length_bytes
-        if total >= BATCH_BYTES:
-            yield batch
-            batch, total = [], 0
-    if batch:
-        yield batch

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.base.extras import load_package
 from dlfs.errors import FormatError
 from dlfs.fields import FieldType
 from dlfs.ingest.fields import AbsentError
-from dlfs.ingest.registry import load_package
 
 _LIST = "FeatureList"
 _NUMBERS = {"int64_list": np.int64, "float_list": np.float32}
